@@ -1,0 +1,69 @@
+"""How an engine is set up. Frozen; every field is checked when it is made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from pilotfish.errors import ParameterError
+
+Mode = Literal["off", "sync"]
+DrafterKind = Literal["lm", "ngram", "lm+ngram"]
+DType = Literal["float32", "bfloat16"]
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One target, maybe a draft, and how they run.
+
+    `mode` off decodes plainly; sync verifies a token tree in every step. The tree has at most `nodes`
+    nodes; the draft grows it in `levels` forwards of `width` leaves. `kv_slots` tokens fit into the
+    target's KV pool (and into the draft's), `max_rows` rows into one forward, `max_requests` sequences
+    run at a time. `eager` runs plain torch operations without torch.compile and without C++ kernels.
+    """
+
+    target: Path
+    draft: Path | None = None
+    mode: Mode = "off"
+    drafter: DrafterKind = "lm+ngram"
+    nodes: int = 16
+    levels: int = 5
+    width: int = 4
+    dtype: DType = "bfloat16"
+    device: str = "cpu"
+    threads: int = 0  # 0: the cores that the process may use
+    kv_slots: int = 16384
+    max_rows: int = 256
+    max_requests: int = 32
+    eager: bool = False
+
+    def __post_init__(self) -> None:
+        for field, kind in (("mode", Mode), ("drafter", DrafterKind), ("dtype", DType)):
+            if getattr(self, field) not in get_args(kind):
+                raise ParameterError(field, getattr(self, field), " or ".join(get_args(kind)))
+        limits = (
+            ("nodes", 1, 1024),
+            ("levels", 1, 64),
+            ("width", 1, 256),
+            ("threads", 0, 1024),
+            ("kv_slots", 64, 1 << 26),
+            ("max_rows", 1, 1 << 16),
+            ("max_requests", 1, 1 << 12),
+        )
+        for field, low, high in limits:
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise ParameterError(field, value, f"an integer {low} to {high}")
+        if self.mode == "sync" and "lm" in self.drafter and self.draft is None:
+            raise ParameterError("draft", None, f"a model directory for drafter {self.drafter}, or drafter ngram")
+
+    @property
+    def num_threads(self) -> int:
+        return self.threads or available_cores()

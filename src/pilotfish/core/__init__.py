@@ -1,0 +1,1 @@
+"""Policy without I/O, clock or torch: trees, requests, scheduling, slots, noise."""

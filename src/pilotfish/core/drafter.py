@@ -1,0 +1,35 @@
+"""The one protocol that a target knows of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pilotfish.core.request import Request
+from pilotfish.core.tree import TokenTree
+
+
+class Drafter(Protocol):
+    """Guesses what comes next. Whatever it answers, no output changes."""
+
+    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+        """A tree below each request's last committed token; an empty tree is always right."""
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+        """`tokens` were just added to `request`: re-root."""
+
+    def close(self, request: Request) -> None:
+        """Free what is held for `request`. Called once, for requests never proposed for as well."""
+
+
+class NoDrafter:
+    """Mode `off`: every tree is empty, every step is plain decoding."""
+
+    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+        return [TokenTree() for _ in requests]
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+        """Nothing is held."""
+
+    def close(self, request: Request) -> None:
+        """Nothing is held."""

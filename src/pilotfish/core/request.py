@@ -1,0 +1,109 @@
+"""One sequence that is being generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass
+class RequestStats:
+    """Counts of one request. Depth d is at index d - 1 of the two lists."""
+
+    verify_steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    offered_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+
+    def count(self, depths: Sequence[int], accepted: int) -> None:
+        """One verify step over nodes of these depths, of which a path of `accepted` was accepted."""
+        self.verify_steps += 1
+        self.draft_tokens += len(depths)
+        self.accepted_tokens += accepted
+        deepest = max(depths, default=0)
+        for counts in (self.offered_by_depth, self.accepted_by_depth):
+            counts.extend([0] * (deepest - len(counts)))
+        for depth in range(deepest):
+            self.offered_by_depth[depth] += 1
+            self.accepted_by_depth[depth] += depth < accepted
+
+
+class Request:
+    """Committed tokens, the slots of those that have KV, and why it ended.
+
+        tokens   [ prompt ........ | output ...... ]
+        slots    [ ============================ ]      0 <= num_computed < len(tokens) while it runs
+
+    There is no prefill and no decode phase: a request whose last tokens lack KV brings them as rows.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        stop_ids: frozenset[int],
+        room: int,
+    ) -> None:
+        """`room` is what the model's context leaves for output; it may be less than `max_tokens`."""
+        self.id = request_id
+        self.params = params
+        self.seed = seed
+        self.stop_ids = stop_ids
+        self.num_prompt_tokens = len(prompt)
+        #: Tokens that it can reach, prompt included; its slots are reserved on admission.
+        self.max_length = len(prompt) + min(params.max_tokens, room)
+        self.tokens = list(prompt)
+        self.num_computed = 0
+        self.slots: NDArray[np.int32] = np.zeros(self.max_length, dtype=np.int32)
+        self.finish_reason: FinishReason | None = None
+        self.stats = RequestStats()
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens without KV."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that it may still produce."""
+        return self.max_length - len(self.tokens)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt_tokens :]
+
+    def extend(self, tokens: Sequence[int]) -> list[int]:
+        """Commit tokens one by one up to the one that ends it; return those committed."""
+        committed: list[int] = []
+        for token in tokens:
+            self.tokens.append(token)
+            committed.append(token)
+            self.finish_reason = self._reason_to_finish(token)
+            if self.finish_reason is not None:
+                break
+        return committed
+
+    def _reason_to_finish(self, token: int) -> FinishReason | None:
+        if token in self.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_remaining == 0 else None
+
+    def add_slots(self, slots: Sequence[int]) -> None:
+        """The next tokens without KV have it now, in these slots."""
+        self.slots[self.num_computed : self.num_computed + len(slots)] = slots
+        self.num_computed += len(slots)

@@ -1,0 +1,203 @@
+"""Which rows go into the next forward, and what its outcome commits.
+
+There is no prefill, decode or speculative phase. Each request has committed tokens without KV (a prompt,
+or its last token) and a tree of guesses below the last one, maybe empty. A step gives rows to both.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.slots import SlotPool
+from pilotfish.core.tree import TokenTree, walk
+from pilotfish.errors import PromptError
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Committed tokens [num_computed, num_computed + count) of a request, chosen for a step."""
+
+    request: Request
+    count: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether it reaches the last committed token, so that the step samples what follows."""
+        return self.count == self.request.num_pending
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One request's rows in a forward: a chunk of committed tokens, then the nodes of its tree."""
+
+    request: Request
+    count: int  # committed tokens
+    tree: TokenTree  # empty unless `samples`
+    samples: bool  # the last committed row and every node give a token
+    slots: list[int]  # [count + len(tree)]
+
+    @property
+    def num_samples(self) -> int:
+        return 1 + len(self.tree) if self.samples else 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward."""
+
+    rows: list[Rows]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(rows.slots) for rows in self.rows)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(rows.num_samples for rows in self.rows)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a step added to one request. All tokens but the last were guessed by the draft."""
+
+    request: Request
+    tokens: list[int]
+    accepted: int
+
+
+class Scheduler:
+    """Continuous batching in arrival order over one slot pool; the only place that changes requests.
+
+    A request is admitted when the slots of its longest possible sequence can be reserved, so an admitted
+    request always ends. Trees take only slots that nobody has reserved.
+    """
+
+    def __init__(self, pool: SlotPool, max_rows: int, max_requests: int) -> None:
+        self.pool = pool
+        self.max_rows = max_rows
+        self.max_requests = min(max_requests, max_rows)  # so that each running request gets a row
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._reserved = 0  # slots promised to running requests and not yet allocated
+
+    def add(self, request: Request) -> None:
+        """Queue a request; PromptError when the pool could never hold it."""
+        if request.max_length > self.pool.capacity:
+            raise PromptError(
+                f"prompt: {request.num_prompt_tokens} tokens and max_tokens {request.params.max_tokens} "
+                f"need {request.max_length} KV slots; the pool has {self.pool.capacity}"
+            )
+        self.waiting.append(request)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- what goes into the next forward
+
+    def plan(self) -> list[Chunk]:
+        """Admit, then split the row budget over committed tokens: one row for each request first (so
+        that a long prompt delays nobody's next token), the rest in order of arrival."""
+        self._admit()
+        left = self.max_rows - len(self.running)
+        chunks = []
+        for request in self.running:
+            extra = min(request.num_pending - 1, left)
+            left -= extra
+            chunks.append(Chunk(request, 1 + extra))
+        return chunks
+
+    def schedule(self, chunks: Sequence[Chunk], trees: Sequence[TokenTree]) -> Step:
+        """Give the rows that chunks leave over to the best nodes of all trees, and slots to all rows.
+
+        `trees` holds one tree for each chunk that is complete, in order.
+        """
+        proposed = iter(trees)
+        offers = [_useful(next(proposed), chunk.request) if chunk.complete else TokenTree() for chunk in chunks]
+        for chunk in chunks:
+            self._reserved -= chunk.count
+        spare_slots = self.pool.num_free - self._reserved - sum(chunk.count for chunk in chunks)
+        budget = min(self.max_rows - sum(chunk.count for chunk in chunks), spare_slots)
+        return Step([self._rows(chunk, tree) for chunk, tree in zip(chunks, share(offers, budget), strict=True)])
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.max_requests:
+            need = self.waiting[0].max_length
+            if self._reserved + need > self.pool.num_free:
+                return
+            self._reserved += need
+            self.running.append(self.waiting.popleft())
+
+    def _rows(self, chunk: Chunk, tree: TokenTree) -> Rows:
+        slots = self.pool.allocate(chunk.count + len(tree))
+        return Rows(chunk.request, chunk.count, tree, chunk.complete, slots)
+
+    # -- what its outcome commits
+
+    def commit(self, step: Step, sampled: Sequence[int]) -> list[Commit]:
+        """Walk every tree; `sampled` [step.num_samples] holds the target's token after each sampling row."""
+        commits, start = [], 0
+        for rows in step.rows:
+            row_tokens = sampled[start : start + rows.num_samples]
+            start += rows.num_samples
+            commit = self._commit_rows(rows, row_tokens)
+            if rows.samples:
+                commits.append(commit)
+            if rows.request.finish_reason is not None:
+                self._retire(rows.request)
+        return commits
+
+    def _commit_rows(self, rows: Rows, sampled: Sequence[int]) -> Commit:
+        request, tree = rows.request, rows.tree
+        tokens = walk(tree, sampled) if rows.samples else []
+        path = tree.follow(tokens)
+        kept = rows.slots[: rows.count] + [rows.slots[rows.count + node - 1] for node in path]
+        request.add_slots(kept)
+        self.pool.release(set(rows.slots) - set(kept))
+        self._reserved -= len(path)
+        committed = request.extend(tokens)
+        accepted = min(len(path), len(committed))
+        if rows.samples:
+            request.stats.count(tree.depths[1:], accepted)
+        return Commit(request, committed, accepted)
+
+    def abort(self, request: Request) -> None:
+        """End a request between two steps and free all it held; one that has ended stays as it is."""
+        if request.finish_reason is not None:
+            return
+        request.finish_reason = FinishReason.ABORT
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            self._retire(request)
+
+    def _retire(self, request: Request) -> None:
+        self.running.remove(request)
+        self.pool.release(request.slots[: request.num_computed].tolist())
+        self._reserved -= request.max_length - request.num_computed
+
+    def check(self) -> None:
+        """EngineError unless every slot is free or belongs to exactly one running request."""
+        self.pool.check([slot for r in self.running for slot in r.slots[: r.num_computed].tolist()])
+
+
+def _useful(tree: TokenTree, request: Request) -> TokenTree:
+    """Without the nodes that lie too deep to be committed before `max_tokens`."""
+    if max(tree.depths) < request.num_remaining:
+        return tree
+    return tree.subtree([node for node in tree.nodes() if tree.depths[node] < request.num_remaining])
+
+
+def share(trees: Sequence[TokenTree], budget: int) -> list[TokenTree]:
+    """The best `budget` nodes of all trees together, as a subtree of each; ties to the older request."""
+    if sum(len(tree) for tree in trees) <= budget:
+        return list(trees)
+    ranked = ((-tree.scores[node], i, node) for i, tree in enumerate(trees) for node in tree.nodes())
+    chosen: list[list[int]] = [[] for _ in trees]
+    for _, i, node in heapq.nsmallest(max(budget, 0), ranked):
+        chosen[i].append(node)
+    return [tree.subtree(sorted(nodes)) for tree, nodes in zip(trees, chosen, strict=True)]

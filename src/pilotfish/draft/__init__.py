@@ -1,0 +1,1 @@
+"""Drafters: whatever they propose, the target's output stays the same."""

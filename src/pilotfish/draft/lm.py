@@ -1,0 +1,190 @@
+"""A causal LM that grows a token tree best-first, one forward a level for all requests."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pilotfish.core.request import Request
+from pilotfish.core.slots import SlotPool
+from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.sampling import RowSampling, filtered, perturbed_topk
+
+#: Rows of a prompt that one forward takes.
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """How a tree is grown: `levels` forwards, each over the best `width` leaves of a request; an
+    expanded node gets `children`; the best `max_nodes` are proposed."""
+
+    max_nodes: int = 16
+    levels: int = 5
+    width: int = 4
+    children: int = 4
+
+
+@dataclass
+class _Session:
+    """A request as the draft sees it: which committed tokens have KV here, and the tree that it grew."""
+
+    slots: NDArray[np.int32]  # [num_computed]
+    tree: TokenTree = field(default_factory=TokenTree)
+    node_slots: dict[int, int] = field(default_factory=dict)  # of expanded nodes
+
+
+class LMDrafter:
+    """Mirrors the shared noise: a node's children are the top of draft logits / T + g, so it guesses
+    what the target will *sample*. A child's chance is softmax((log q / T + g) / b) over its siblings'
+    scores, at T = 0 its draft probability; a path's is the product.
+
+    Slots run out gracefully: a request that gets none proposes an empty tree.
+    """
+
+    #: b: spread of the target's log-probabilities about the draft's, in units of the noise.
+    NOISE_SCALE = 1.0
+
+    def __init__(self, runner: Runner, shape: TreeShape, vocab_size: int) -> None:
+        """`vocab_size` is the target's: models of one tokenizer may pad their vocabularies differently."""
+        self.runner = runner
+        self.vocab_size = min(vocab_size, runner.model.shape.vocab_size)
+        self.shape = shape
+        self.pool = SlotPool(runner.num_slots)
+        self._sessions: dict[int, _Session] = {}
+
+    # -- the protocol
+
+    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+        served = self._affordable(requests)
+        for request in served:
+            self._catch_up(request)
+        if served:
+            self._grow(served)
+        grown = {request.id for request in served}
+        return [
+            self._sessions[r.id].tree.best(self.shape.max_nodes) if r.id in grown else TokenTree() for r in requests
+        ]
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+        """Accepted nodes that were expanded keep their KV; the rest of the tree is freed. The last token
+        stays without KV whatever the tree holds: the next tree needs its logits."""
+        session = self._sessions.get(request.id)
+        if session is None:
+            return
+        path = [node for node in session.tree.follow(tokens[:-1]) if node in session.node_slots]
+        kept = [session.node_slots.pop(node) for node in path]
+        session.slots = np.append(session.slots, np.array(kept, np.int32))
+        self._drop_tree(session)
+
+    def close(self, request: Request) -> None:
+        session = self._sessions.pop(request.id, None)
+        if session is not None:
+            self._drop_tree(session)
+            self.pool.release(session.slots.tolist())
+
+    def check(self) -> None:
+        """EngineError unless every slot is free or belongs to exactly one session."""
+        owned = [s for x in self._sessions.values() for s in (*x.slots.tolist(), *x.node_slots.values())]
+        self.pool.check(owned)
+
+    def _drop_tree(self, session: _Session) -> None:
+        self.pool.release(session.node_slots.values())
+        session.tree, session.node_slots = TokenTree(), {}
+
+    # -- the draft's own KV of committed tokens
+
+    def _affordable(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests, in order, whose missing tokens and whose tree fit into the free slots."""
+        served, left = [], self.pool.num_free
+        for request in requests:
+            session = self._sessions.setdefault(request.id, _Session(np.zeros(0, np.int32)))
+            missing = request.tokens[len(session.slots) :]
+            need = len(missing) + self.shape.levels * self.shape.width
+            if need <= left and max(missing) < self.runner.model.shape.vocab_size:
+                left -= need
+                served.append(request)
+        return served
+
+    def _catch_up(self, request: Request) -> None:
+        """Compute KV of committed tokens up to the last chunk, which `_grow` takes for its logits."""
+        session = self._sessions[request.id]
+        while len(request.tokens) - len(session.slots) > CHUNK:
+            self.runner.forward([self._committed_rows(request, session, CHUNK, sampled=False)])
+
+    def _committed_rows(self, request: Request, session: _Session, count: int, *, sampled: bool) -> SequenceRows:
+        start = len(session.slots)
+        session.slots = np.append(session.slots, np.array(self.pool.allocate(count), np.int32))
+        tokens = request.tokens[start : start + count]
+        return SequenceRows(start, tokens, session.slots, session.tree, [], {}, sampled)
+
+    # -- growth
+
+    def _grow(self, requests: Sequence[Request]) -> None:
+        rows = []
+        for request in requests:
+            session = self._sessions[request.id]
+            count = len(request.tokens) - len(session.slots)
+            rows.append(self._committed_rows(request, session, count, sampled=True))
+        self._expand(requests, [[ROOT]] * len(requests), rows)
+        for _ in range(self.shape.levels - 1):
+            leaves = [self._best_leaves(request) for request in requests]
+            if not any(leaves):
+                return
+            rows = [self._leaf_rows(r, nodes) for r, nodes in zip(requests, leaves, strict=True)]
+            self._expand(requests, leaves, rows)
+
+    def _best_leaves(self, request: Request) -> list[int]:
+        """The best nodes not yet expanded that could still be among the proposed."""
+        session = self._sessions[request.id]
+        tree = session.tree
+        free = [n for n in tree.nodes() if n not in session.node_slots and tree.depths[n] < request.num_remaining]
+        return sorted(heapq.nsmallest(self.shape.width, free, key=lambda n: (-tree.scores[n], n)))
+
+    def _leaf_rows(self, request: Request, nodes: list[int]) -> SequenceRows:
+        session = self._sessions[request.id]
+        session.node_slots.update(zip(nodes, self.pool.allocate(len(nodes)), strict=True))
+        return SequenceRows(
+            len(session.slots), [], session.slots, session.tree, nodes, session.node_slots, sampled=False
+        )
+
+    def _expand(
+        self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows]
+    ) -> None:
+        """One forward; each expanded node gets its children."""
+        logits = self.runner.forward(rows)
+        targets = [(request, node) for request, expanded in zip(requests, nodes, strict=True) for node in expanded]
+        tokens, log_chances = self._children(logits, targets)
+        for (request, node), node_tokens, chances in zip(targets, tokens, log_chances, strict=True):
+            tree = self._sessions[request.id].tree
+            for token, chance in zip(node_tokens, chances, strict=True):
+                tree.add(node, token, tree.scores[node] + chance)
+
+    def _children(
+        self, logits: torch.Tensor, targets: Sequence[tuple[Request, int]]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens and log-chances of the best children of each row. logits [rows, vocab]."""
+        logits = logits[:, : self.vocab_size]
+        k = min(self.shape.children, self.vocab_size)
+        greedy = [request.params.greedy for request, _ in targets]
+        if all(greedy):
+            chances, tokens = logits.log_softmax(dim=-1).topk(k, dim=-1)
+            return tokens.tolist(), chances.tolist()
+        rows = [self._row_sampling(request, node) for request, node in targets]
+        scores, tokens = perturbed_topk(filtered(logits, [row.params for row in rows]), rows, k)
+        chances = (scores / self.NOISE_SCALE).log_softmax(dim=-1)
+        if any(greedy):
+            plain, plain_tokens = logits.double().log_softmax(dim=-1).topk(k, dim=-1)
+            chosen = torch.tensor(greedy)[:, None]
+            chances, tokens = torch.where(chosen, plain, chances), torch.where(chosen, plain_tokens, tokens)
+        return tokens.tolist(), chances.tolist()
+
+    def _row_sampling(self, request: Request, node: int) -> RowSampling:
+        depth = self._sessions[request.id].tree.depths[node]
+        return RowSampling(request.params, request.seed, len(request.tokens) + depth)

@@ -1,0 +1,68 @@
+"""Prompt lookup: what followed the last n tokens the time before (Saxena 2023; free, and good at copying)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pilotfish.core.request import Request
+from pilotfish.core.tree import TokenTree
+
+#: Chance, guessed, that a continuation's next token is right after a match of the key's length.
+CONFIDENCE = {1: 0.35, 2: 0.55, 3: 0.75, 4: 0.85}
+
+
+class NgramIndex:
+    """Where each n-gram of a growing sequence last ended."""
+
+    def __init__(self, max_n: int) -> None:
+        self.max_n = max_n
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def update(self, tokens: Sequence[int]) -> None:
+        """Index the n-grams that end before the last token (the last one has no continuation yet)."""
+        for end in range(max(self._indexed, 1), len(tokens)):
+            for n in range(1, min(self.max_n, end) + 1):
+                self._ends[tuple(tokens[end - n : end])] = end
+        self._indexed = max(self._indexed, len(tokens))
+
+    def lookup(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """(n, index of the token that followed) for the longest suffix seen before."""
+        for n in range(min(self.max_n, len(tokens) - 1), 0, -1):
+            end = self._ends.get(tuple(tokens[-n:]))
+            if end is not None:
+                return n, end
+        return None
+
+
+class NgramDrafter:
+    """Proposes, as a chain, what followed the longest suffix of prompt and output seen before."""
+
+    def __init__(self, max_nodes: int, max_n: int = max(CONFIDENCE)) -> None:
+        self.max_nodes = max_nodes
+        self.max_n = max_n
+        self._indexes: dict[int, NgramIndex] = {}
+
+    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: Request) -> TokenTree:
+        index = self._indexes.setdefault(request.id, NgramIndex(self.max_n))
+        index.update(request.tokens)
+        tree = TokenTree()
+        found = index.lookup(request.tokens)
+        if found is None:
+            return tree
+        n, start = found
+        node, score = 0, 0.0
+        for token in request.tokens[start : start + self.max_nodes]:
+            score += math.log(CONFIDENCE[n])
+            node = tree.add(node, token, score)
+        return tree
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+        """The index catches up in `propose`."""
+
+    def close(self, request: Request) -> None:
+        self._indexes.pop(request.id, None)

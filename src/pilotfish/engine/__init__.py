@@ -1,0 +1,1 @@
+"""Requests in, tokens and text out."""

@@ -1,0 +1,187 @@
+"""The engine: submits requests to the target worker and turns what it commits into text."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pilotfish.config import EngineConfig
+from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.noise import sample_seed
+from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.scheduler import Commit, Scheduler
+from pilotfish.core.slots import SlotPool
+from pilotfish.draft.combined import CombinedDrafter
+from pilotfish.draft.lm import LMDrafter, TreeShape
+from pilotfish.draft.ngram import NgramDrafter
+from pilotfish.engine.text import TextStream, tokenizer_digest
+from pilotfish.errors import ModelError, ParameterError, PromptError
+from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer
+from pilotfish.model.runner import Runner
+from pilotfish.target.worker import TargetWorker
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to one sample."""
+
+    sample: Sample
+    tokens: list[int]
+    accepted: int  # the first `accepted` of `tokens` were guessed by the draft
+    text: str
+
+
+class Sample:
+    """One output of one prompt: its request, its text so far, when it began and ended."""
+
+    def __init__(self, index: int, request: Request, text: TextStream, started: float) -> None:
+        self.index = index
+        self.request = request
+        self.stream = text
+        self.started = started
+        self.ended: float | None = None
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        return self.stream.text
+
+    @property
+    def seconds(self) -> float:
+        """From submission to the last token."""
+        return (self.ended or self.started) - self.started
+
+    def stats(self) -> dict[str, float]:
+        """The counts of design.md, section 9."""
+        stats, tokens = self.request.stats, len(self.token_ids)
+        return {
+            "seconds": self.seconds,
+            "tokens_per_second": tokens / self.seconds if self.seconds else 0.0,
+            "verify_steps": stats.verify_steps,
+            "draft_tokens": stats.draft_tokens,
+            "accepted_tokens": stats.accepted_tokens,
+            "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
+        }
+
+
+class Engine:
+    """One process, one target, maybe a draft. `submit`, then `step` until nothing is `busy`."""
+
+    def __init__(self, config: EngineConfig, drafter: Drafter | None = None) -> None:
+        """`drafter` replaces the one that `config` describes."""
+        self.config = config
+        torch.set_num_threads(config.num_threads)
+        self.tokenizer = load_tokenizer(config.target)
+        self.model = load(config, config.target)
+        runner = Runner(self.model, config.kv_slots, compiled=not config.eager)
+        self.drafter = drafter or self._make_drafter()
+        scheduler = Scheduler(SlotPool(config.kv_slots), config.max_rows, config.max_requests)
+        self.worker = TargetWorker(runner, scheduler, self.drafter)
+        self._samples: dict[int, Sample] = {}
+        self._next_id = 0
+
+    def _make_drafter(self) -> Drafter:
+        config = self.config
+        if config.mode == "off":
+            return NoDrafter()
+        ngram = NgramDrafter(config.nodes)
+        if config.drafter == "ngram":
+            return ngram
+        lm = self._make_lm_drafter()
+        return lm if config.drafter == "lm" else CombinedDrafter([lm, ngram], config.nodes)
+
+    def _make_lm_drafter(self) -> LMDrafter:
+        config = self.config
+        assert config.draft is not None  # EngineConfig checks it
+        if tokenizer_digest(load_tokenizer(config.draft)) != tokenizer_digest(self.tokenizer):
+            raise ModelError(f"draft: {config.draft} and target {config.target} have unequal tokenizers")
+        runner = Runner(load(config, config.draft), config.kv_slots, compiled=not config.eager)
+        shape = TreeShape(max_nodes=config.nodes, levels=config.levels, width=config.width)
+        return LMDrafter(runner, shape, self.model.shape.vocab_size)
+
+    # -- requests
+
+    def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> list[Sample]:
+        """Queue one prompt; its `params.n` samples. PromptError or ParameterError affect nothing else."""
+        tokens = self.check_prompt(prompt)
+        limit = self.model.shape.context - len(tokens)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        stop_ids = self.model.eos_ids | set(params.stop_token_ids)
+        samples = []
+        for index in range(params.n):
+            request = Request(self._next_id, tokens, params, sample_seed(seed, index), stop_ids, limit)
+            self.worker.scheduler.add(request)
+            self._next_id += 1
+            sample = Sample(index, request, TextStream(self.tokenizer, params.stop), time.perf_counter())
+            self._samples[request.id] = sample
+            samples.append(sample)
+        return samples
+
+    def check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a prompt that can be served; PromptError or ParameterError otherwise."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise PromptError("prompt: it is empty; at least one token is needed")
+        context = self.model.shape.context
+        if len(tokens) >= context:
+            raise PromptError(f"prompt: {len(tokens)} tokens; the model's context allows {context - 1} and one to come")
+        for token in tokens:
+            if not isinstance(token, int) or not 0 <= token < self.model.shape.vocab_size:
+                raise ParameterError("prompt", token, f"token ids 0 to {self.model.shape.vocab_size - 1}")
+        return tokens
+
+    def abort(self, sample: Sample) -> None:
+        """End a sample between two steps; what it held is free when this returns."""
+        if sample.finish_reason is None:
+            self.worker.abort(sample.request)
+            self._finish(sample, FinishReason.ABORT)
+
+    @property
+    def busy(self) -> bool:
+        return self.worker.scheduler.busy
+
+    def step(self) -> list[Delta]:
+        """One forward; what it added to each sample."""
+        return [self._deliver(commit) for commit in self.worker.step()]
+
+    def _deliver(self, commit: Commit) -> Delta:
+        """Text, token by token: a stop string ends the sample at the token that completes it."""
+        sample = self._samples[commit.request.id]
+        tokens: list[int] = []
+        reason = commit.request.finish_reason
+        for token in commit.tokens:
+            tokens.append(token)
+            if sample.stream.add(token):
+                reason = FinishReason.STOP
+                self.worker.abort(commit.request)
+                break
+        sample.token_ids.extend(tokens)
+        if reason is not None:
+            self._finish(sample, reason)
+        return Delta(sample, tokens, min(commit.accepted, len(tokens)), sample.stream.take())
+
+    def _finish(self, sample: Sample, reason: FinishReason) -> None:
+        sample.stream.finish()
+        sample.finish_reason = reason
+        sample.ended = time.perf_counter()
+        del self._samples[sample.request.id]
+
+
+def load(config: EngineConfig, directory: Path) -> LoadedModel:
+    """Load one of the configured models on the configured device."""
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ParameterError("device", config.device, "cpu or cuda") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise ParameterError("device", config.device, "cpu, or cuda where there is one")
+    return load_model(directory, DTYPES[config.dtype], device, eager=config.eager)
+
+

@@ -1,0 +1,97 @@
+"""The offline interface: prompts in, finished outputs back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pilotfish.config import EngineConfig
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine, Sample
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished sample of one prompt."""
+
+    index: int
+    token_ids: list[int]
+    text: str
+    finish_reason: str  # stop, length or abort
+    seed: int
+    stats: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """All samples of one prompt, in order of their index."""
+
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+
+
+class LLM:
+    """A target, maybe with a draft that speculates for it.
+
+    >>> llm = LLM(target, draft=draft)
+    >>> llm.generate(["def main():"], SamplingParams(temperature=0.0))[0].outputs[0].text
+
+    `config` takes the fields of `EngineConfig`; with a draft the mode is sync unless it says otherwise.
+    """
+
+    def __init__(self, target: str | Path, draft: str | Path | None = None, **config: Any) -> None:
+        config.setdefault("mode", "off" if draft is None else "sync")
+        self.engine = Engine(EngineConfig(target=Path(target), draft=Path(draft) if draft else None, **config))
+
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Run all prompts, batched, to their end. `params`: one for all, or one for each prompt.
+
+        A prompt is text or token ids. An input that cannot be served raises a ValueError subclass before
+        anything runs.
+        """
+        batch = _prompt_list(prompts)
+        each = _params_list(params, len(batch))
+        for prompt in batch:
+            self.engine.check_prompt(prompt)
+        submitted = [self.engine.submit(prompt, p) for prompt, p in zip(batch, each, strict=True)]
+        while self.engine.busy:
+            self.engine.step()
+        return [_output(samples) for samples in submitted]
+
+
+def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    batch = list(prompts)
+    return [batch] if batch and all(isinstance(p, int) for p in batch) else batch  # type: ignore[list-item]
+
+
+def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ValueError(f"params: {len(params)} given for {count} prompts")
+    return list(params)
+
+
+def _output(samples: Sequence[Sample]) -> RequestOutput:
+    first = samples[0].request
+    return RequestOutput(first.tokens[: first.num_prompt_tokens], [completion(s) for s in samples])
+
+
+def completion(sample: Sample) -> Completion:
+    """The record of a finished sample."""
+    return Completion(
+        index=sample.index,
+        token_ids=sample.token_ids,
+        text=sample.text,
+        finish_reason=str(sample.finish_reason),
+        seed=sample.request.seed,
+        stats=sample.stats(),
+    )

@@ -1,0 +1,75 @@
+"""Token ids to text, a piece at a time: never half a character, never part of a stop string."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+
+class TextStream:
+    """The text of one growing output.
+
+        text     print("a")\\nif __na        `text` holds what was decoded so far,
+        safe     print("a")\\n               `take` gives it up to where a stop string may have begun
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._pending: list[int] = []  # ids whose bytes do not end on a character yet
+        self._stops = tuple(stops)
+        self._taken = 0
+        self.text = ""
+        self.stopped = False
+
+    def add(self, token: int) -> bool:
+        """Decode one more token; True when that completes a stop string, which is cut off `text`."""
+        piece = self._stream.step(self._tokenizer.backend_tokenizer, token)
+        self._pending.append(token)
+        if not piece:
+            return False
+        self._pending.clear()
+        before, self.text = len(self.text), self.text + piece
+        return self._cut(before)
+
+    def _cut(self, before: int) -> bool:
+        longest = max(map(len, self._stops), default=0)
+        found = [at for stop in self._stops if (at := self.text.find(stop, max(0, before - longest + 1))) >= 0]
+        if found:
+            self.text, self.stopped = self.text[: min(found)], True
+        return self.stopped
+
+    def finish(self) -> None:
+        """No more tokens: bytes that never became a character show as the replacement character."""
+        if not self.stopped and self._pending:
+            self.text += self._tokenizer.decode(self._pending, skip_special_tokens=True)
+        self._pending.clear()
+        self.stopped = True
+
+    def take(self) -> str:
+        """The text not yet taken that no stop string can still swallow."""
+        end = len(self.text) if self.stopped else len(self.text) - self._held_back()
+        piece = self.text[self._taken : end]
+        self._taken += len(piece)
+        return piece
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for size in range(min(len(stop) - 1, len(self.text)), longest, -1):
+                if self.text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Equal for tokenizers that map the same text to the same ids; sha256 in hex."""
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    relevant = {key: parts.get(key) for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()

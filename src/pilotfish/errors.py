@@ -1,0 +1,39 @@
+"""Every exception that Pilotfish raises on purpose.
+
+    PilotfishError
+    ├── InputError (also ValueError)     what the caller gave cannot be used: CLI exit code 2
+    │   ├── ParameterError               a sampling or engine parameter out of range
+    │   ├── PromptError                  empty, too long, or ids outside the vocabulary
+    │   └── ModelError                   weights, architecture or tokenizer that cannot be served
+    └── EngineError (also RuntimeError)  the engine itself failed: CLI exit code 1
+
+Messages are one line: the field, the value, and what is allowed.
+"""
+
+
+class PilotfishError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class InputError(PilotfishError, ValueError):
+    """The caller's input cannot be used; nothing else is affected."""
+
+
+class ParameterError(InputError):
+    """A parameter's value is outside what is allowed."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}: {value!r} is not allowed; expected {allowed}")
+        self.field = field
+
+
+class PromptError(InputError):
+    """A prompt that cannot be served: empty, too long, or not of this vocabulary."""
+
+
+class ModelError(InputError):
+    """A model directory or pair that cannot be served."""
+
+
+class EngineError(PilotfishError, RuntimeError):
+    """The engine failed in a way that no input explains."""

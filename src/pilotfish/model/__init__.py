@@ -1,0 +1,1 @@
+"""All device code: loading, the forward, attention over slots, sampling."""

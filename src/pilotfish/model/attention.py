@@ -1,0 +1,130 @@
+"""Attention of flattened tree rows over KV slots, as a transformers attention implementation.
+
+The model is called on one flat batch: `input_ids` [1, rows], `position_ids` [1, rows], no cache of its
+own, and a `Placement` that says where each row's keys lie. Registered under the name `pilotfish`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import AttentionInterface
+
+BLOCK = 64  # kBlock in kernels.cpp
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where rows write their KV and which slots they attend to. All int32, on the model's device.
+
+    A row at position p attends to positions 0 .. p along its path: those below `row_trunks` lie in its
+    sequence's trunk (committed tokens), the others in its own path (tree ancestors and itself).
+    Padding rows have position -1 and write to the pool's scratch slot.
+    """
+
+    row_slots: torch.Tensor  # [rows]
+    row_sequences: torch.Tensor  # [rows]
+    row_positions: torch.Tensor  # [rows]
+    row_trunks: torch.Tensor  # [rows]
+    trunk_slots: torch.Tensor  # [sequences, longest trunk]
+    path_slots: torch.Tensor  # [rows, longest path]
+    native: bool = False
+
+
+@dataclass(frozen=True)
+class KVPool:
+    """Keys and values of every layer, a token a slot; the last slot is scratch for padding rows."""
+
+    keys: list[torch.Tensor]  # layers x [slots + 1, kv_heads, head_dim]
+    values: list[torch.Tensor]  # layers x [slots + 1, kv_heads, head_dim]
+
+    @classmethod
+    def zeros(
+        cls, layers: int, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> KVPool:
+        def pool() -> list[torch.Tensor]:
+            return [torch.zeros(slots + 1, kv_heads, head_dim, dtype=dtype, device=device) for _ in range(layers)]
+
+        return cls(pool(), pool())
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, rows, head_dim]
+    key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
+    value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  # None: the placement says who sees whom
+    scaling: float,
+    placement: Placement,
+    kv: KVPool,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in each layer. Returns [1, rows, heads, head_dim]."""
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    attend = torch.ops.pilotfish.tree_attention if placement.native else dense_tree_attention
+    out = attend(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        kv.keys[layer],
+        kv.values[layer],
+        placement.row_slots,
+        placement.row_sequences,
+        placement.row_positions,
+        placement.row_trunks,
+        placement.trunk_slots,
+        placement.path_slots,
+        scaling,
+    )
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register("pilotfish", slot_attention)
+
+
+def dense_tree_attention(
+    q: torch.Tensor,  # [rows, heads, head_dim]
+    k: torch.Tensor,  # [rows, kv_heads, head_dim]
+    v: torch.Tensor,  # [rows, kv_heads, head_dim]
+    k_pool: torch.Tensor,  # [slots + 1, kv_heads, head_dim]
+    v_pool: torch.Tensor,  # [slots + 1, kv_heads, head_dim]
+    row_slots: torch.Tensor,
+    row_sequences: torch.Tensor,
+    row_positions: torch.Tensor,
+    row_trunks: torch.Tensor,
+    trunk_slots: torch.Tensor,
+    path_slots: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """The reference: every row gathers its own keys in position order. Same signature as the kernel.
+
+    Products and sums run in float64 and are rounded once at the end, so that a row's result does not
+    depend on how many rows or padded positions share the call. Works on any device.
+    """
+    k_pool[row_slots.long()] = k
+    v_pool[row_slots.long()] = v
+    slots = key_slots(row_sequences, row_positions, row_trunks, trunk_slots, path_slots)
+    groups = q.shape[1] // k.shape[1]
+    keys = k_pool[slots].double().repeat_interleave(groups, dim=2)  # [rows, positions, heads, head_dim]
+    values = v_pool[slots].double().repeat_interleave(groups, dim=2)
+    scores = torch.einsum("rhd,rphd->rhp", q.double(), keys) * scale
+    visible = torch.arange(slots.shape[1], device=q.device) <= row_positions[:, None]
+    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
+    weights = weights.nan_to_num(0.0)  # padding rows see nothing
+    return torch.einsum("rhp,rphd->rhd", weights, values).to(q.dtype)
+
+
+def key_slots(
+    row_sequences: torch.Tensor,
+    row_positions: torch.Tensor,
+    row_trunks: torch.Tensor,
+    trunk_slots: torch.Tensor,
+    path_slots: torch.Tensor,
+) -> torch.Tensor:
+    """Slot of each row's key at each position, int64 [rows, positions]; positions after the row's are any."""
+    length = int(row_positions.max()) + 1
+    positions = torch.arange(max(length, 1), device=row_positions.device)
+    trunk = trunk_slots[row_sequences.long()][:, positions.clamp(max=trunk_slots.shape[1] - 1)]
+    below = (positions - row_trunks[:, None]).clamp(0, path_slots.shape[1] - 1).long()
+    return torch.where(positions < row_trunks[:, None], trunk, path_slots.gather(1, below)).long()

@@ -1,0 +1,143 @@
+"""From a model directory in Hugging Face format to a module ready to run, or one line that says why not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from pilotfish.errors import ModelError
+from pilotfish.model import attention as _attention  # registers the attention implementation
+from pilotfish.model import native
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+assert _attention.slot_attention is not None
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the runtime needs to know of an architecture."""
+
+    vocab_size: int
+    context: int  # positions
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    module: torch.nn.Module
+    shape: ModelShape
+    eos_ids: frozenset[int]
+    num_parameters: int
+    dtype: torch.dtype
+    device: torch.device
+    native: bool  # whether the C++ kernels run it
+
+
+def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool) -> LoadedModel:
+    """Load weights for inference. ModelError for what is missing, corrupt or not supported."""
+    config = load_config(directory)
+    shape = _shape(config, directory)
+    config._attn_implementation = "pilotfish"
+    module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
+    parameters = sum(p.numel() for p in module.parameters())
+    use_native = not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
+    if use_native:
+        pack_linears(module)
+    return LoadedModel(module, shape, _eos_ids(config, directory), parameters, dtype, device, use_native)
+
+
+def load_config(directory: Path) -> Any:
+    """The model's configuration; ModelError unless its architecture is one that we serve."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
+    try:
+        config = AutoConfig.from_pretrained(directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model: {path} cannot be read: {_one_line(error)}") from error
+    names = config.architectures or ["none"]
+    if names[0] not in ARCHITECTURES:
+        raise ModelError(
+            f"model: {directory} is a {names[0]}; supported are {', '.join(ARCHITECTURES)} "
+            "(others need attention features that are not implemented)"
+        )
+    _refuse_sliding_window(config, directory)
+    return config
+
+
+def _refuse_sliding_window(config: Any, directory: Path) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ModelError(f"model: {directory} has layers of {', '.join(sorted(kinds))}; only full attention is supported")
+
+
+def _shape(config: Any, directory: Path) -> ModelShape:
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if heads % kv_heads:
+        raise ModelError(f"model: {directory}: {heads} attention heads do not divide into {kv_heads} KV heads")
+    return ModelShape(
+        vocab_size=config.vocab_size,
+        context=config.max_position_embeddings,
+        layers=config.num_hidden_layers,
+        kv_heads=kv_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
+
+
+def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
+    if not any(directory.glob("*.safetensors")):
+        raise ModelError(f"model: {directory} has no safetensors weights")
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        module, info = AutoModelForCausalLM.from_pretrained(
+            directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # safetensors, torch and OS errors have no common base
+        raise ModelError(f"model: weights in {directory} cannot be loaded: {_one_line(error)}") from error
+    missing = sorted(set(info["missing_keys"]) | {str(m) for m in info["mismatched_keys"]})
+    if missing:
+        raise ModelError(f"model: {directory} lacks {len(missing)} tensors of its architecture, {missing[0]} first")
+    return module  # type: ignore[no-any-return]
+
+
+def _eos_ids(config: Any, directory: Path) -> frozenset[int]:
+    path = directory / "generation_config.json"
+    value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    if value is None:
+        value = config.eos_token_id
+    if value is None:
+        return frozenset()
+    return frozenset(value if isinstance(value, list) else [value])
+
+
+def pack_linears(module: torch.nn.Module) -> None:
+    """Replace every `nn.Linear` by its packed twin, freeing the original weights unless they are tied."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, torch.nn.Linear):
+            setattr(module, name, native.PackedLinear(child))
+        else:
+            pack_linears(child)
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The model's tokenizer; ModelError when the directory has none."""
+    try:
+        return AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"tokenizer: {directory} has none that can be loaded: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:300]

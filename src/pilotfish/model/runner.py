@@ -1,0 +1,149 @@
+"""One forward over the rows of many sequences. Anything that runs on a device runs from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pilotfish.core.tree import TokenTree
+from pilotfish.model.attention import KVPool, Placement
+from pilotfish.model.loader import LoadedModel
+
+#: Library matrix products give a row the same bits at every row count from 16 up; below, others.
+LIBRARY_BUCKETS = (16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True)
+class SequenceRows:
+    """One sequence's rows: committed tokens [start, start + len(tokens)), then nodes of a tree.
+
+        position   0 ...... start ...... trunk - 1 | trunk ......
+        slots      trunk_slots                     | node_slots
+        rows                [ tokens ............. | tree ...... ]
+
+    Nodes of `tree` without a row here (the draft's, computed earlier) have slots all the same.
+    """
+
+    start: int
+    tokens: Sequence[int]
+    trunk_slots: NDArray[np.int32]  # [start + len(tokens)]
+    tree: TokenTree
+    nodes: Sequence[int]  # nodes that get a row, each after its ancestors
+    node_slots: dict[int, int]  # slot of every node on a path to one of `nodes`
+    sampled: bool  # whether the last committed row's logits are wanted; those of nodes always are
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens) + len(self.nodes)
+
+
+class Runner:
+    """Runs a loaded model over a pool of KV slots.
+
+    A row's logits do not depend on the rows that share its forward: with the C++ kernels by how they
+    reduce, otherwise because rows are padded to a few fixed counts (`LIBRARY_BUCKETS`).
+    """
+
+    def __init__(self, model: LoadedModel, num_slots: int, *, compiled: bool) -> None:
+        shape = model.shape
+        self.model = model
+        self.num_slots = num_slots
+        self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
+        self._forward: Callable[..., torch.Tensor] = self._module_logits
+        if compiled:
+            self._forward = torch.compile(self._module_logits, dynamic=True)
+
+    @torch.inference_mode()
+    def forward(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
+        """Write KV and return logits, float32 [sampled rows, vocab]: of each sequence in order the last
+        committed row (if `sampled`), then its nodes."""
+        batch = _Batch.build(sequences, self._padding, self.num_slots, native=self.model.native)
+        inputs = batch.to(self.model.device)
+        logits = self._forward(inputs.input_ids, inputs.position_ids, inputs.keep, inputs.placement, self.kv)
+        return logits[: batch.num_kept].float()
+
+    def _module_logits(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        keep: torch.Tensor,
+        placement: Placement,
+        kv: KVPool,
+    ) -> torch.Tensor:
+        output = self.model.module(
+            input_ids=input_ids[None],
+            position_ids=position_ids[None],
+            logits_to_keep=keep,
+            use_cache=False,
+            placement=placement,
+            kv=kv,
+        )
+        return output.logits[0]  # type: ignore[no-any-return]
+
+    def _padding(self, rows: int) -> int:
+        """Rows to add to `rows`."""
+        if self.model.native:
+            return 0
+        return next((bucket for bucket in LIBRARY_BUCKETS if bucket >= rows), -(-rows // 1024) * 1024) - rows
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Sequences flattened into the tensors of one forward."""
+
+    input_ids: torch.Tensor  # int64 [rows]
+    position_ids: torch.Tensor  # int64 [rows]
+    keep: torch.Tensor  # int64 [kept rows], padded like rows
+    num_kept: int
+    placement: Placement
+
+    @classmethod
+    def build(
+        cls, sequences: Sequence[SequenceRows], padding: Callable[[int], int], scratch: int, *, native: bool
+    ) -> _Batch:
+        rows = sum(s.num_rows for s in sequences)
+        padded = rows + padding(rows)
+        ids, slots = np.zeros(padded, np.int64), np.full(padded, scratch, np.int32)
+        positions, trunks = np.full(padded, -1, np.int32), np.zeros(padded, np.int32)
+        owners = np.zeros(padded, np.int32)
+        trunk_slots = np.zeros((len(sequences), max(len(s.trunk_slots) for s in sequences)), np.int32)
+        width = max((s.tree.depths[node] for s in sequences for node in s.nodes), default=1)
+        path_slots = np.zeros((padded, width), np.int32)
+        keep: list[int] = []
+        row = 0
+        for i, s in enumerate(sequences):
+            trunk, chunk = len(s.trunk_slots), slice(row, row + len(s.tokens))
+            trunk_slots[i, :trunk] = s.trunk_slots
+            ids[chunk], slots[chunk] = s.tokens, s.trunk_slots[s.start :]
+            positions[chunk] = np.arange(s.start, trunk)
+            owners[row : row + s.num_rows] = i
+            trunks[row : row + s.num_rows] = trunk
+            row += len(s.tokens)
+            keep.extend([row - 1] if s.sampled else [])
+            for node in s.nodes:
+                path = s.tree.path(node)
+                ids[row], slots[row] = s.tree.tokens[node], s.node_slots[node]
+                positions[row] = trunk + len(path) - 1
+                path_slots[row, : len(path)] = [s.node_slots[n] for n in path]
+                keep.append(row)
+                row += 1
+        kept = np.array(keep + [0] * padding(len(keep)), np.int64)
+        placement = Placement(
+            *(torch.from_numpy(a) for a in (slots, owners, positions, trunks, trunk_slots, path_slots)), native=native
+        )
+        position_ids = torch.from_numpy(np.maximum(positions, 0).astype(np.int64))
+        return cls(torch.from_numpy(ids), position_ids, torch.from_numpy(kept), len(keep), placement)
+
+    def to(self, device: torch.device) -> _Batch:
+        if device.type == "cpu":
+            return self
+        p = self.placement
+        tensors = (p.row_slots, p.row_sequences, p.row_positions, p.row_trunks, p.trunk_slots, p.path_slots)
+        placement = Placement(*(t.to(device) for t in tensors), native=p.native)
+        return _Batch(
+            self.input_ids.to(device), self.position_ids.to(device), self.keep.to(device), self.num_kept, placement
+        )

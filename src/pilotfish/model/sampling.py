@@ -1,0 +1,120 @@
+"""Shared-noise sampling on tensors (design: y = argmax(l + g), core/noise.py for g).
+
+Order of filters: softmax(logits / T), min-p, top-k, top-p, as vLLM and transformers have it. All in
+float64 and row by row, so that a row's token does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.model import native
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """How one row's token is drawn: the request's parameters and seed, the index of the token."""
+
+    params: SamplingParams
+    seed: int
+    position: int  # index in the sequence, prompt included, of the token that the row gives
+
+
+def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
+    """The target's token after each row. logits [rows, vocab], any float dtype."""
+    if all(row.params.greedy for row in rows):
+        return greedy(logits).tolist()  # type: ignore[no-any-return]
+    scores = filtered(logits, [row.params for row in rows])
+    _, tokens = perturbed_topk(scores, rows, 1)
+    chosen = tokens[:, 0].tolist()
+    if any(row.params.greedy for row in rows):
+        best = greedy(logits).tolist()
+        chosen = [b if row.params.greedy else c for row, b, c in zip(rows, best, chosen, strict=True)]
+    return chosen  # type: ignore[no-any-return]
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """Arg max, the lowest id on ties (which torch.argmax documents). int64 [rows]."""
+    return logits.argmax(dim=-1)
+
+
+def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """l of the module's docstring up to a constant per row; -inf where a filter excludes. float64."""
+    temperatures = _column([p.temperature or 1.0 for p in params], logits)
+    scores = logits.double() / temperatures
+    if any(p.min_p > 0 for p in params):
+        floor = _column([p.min_p for p in params], logits).log()  # log 0 = -inf keeps all
+        scores = scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + floor, -torch.inf)
+    if any(p.top_k > 0 for p in params):
+        scores = _keep_top_k(scores, params)
+    if any(p.top_p < 1 for p in params):
+        scores = _keep_top_p(scores, _column([p.top_p for p in params], logits))
+    return scores
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+
+
+def _keep_top_k(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    vocab = scores.shape[-1]
+    kept = torch.tensor([min(p.top_k or vocab, vocab) for p in params], device=scores.device)
+    ranked = scores.topk(int(kept.max()), dim=-1).values
+    smallest = ranked.gather(1, kept[:, None] - 1)
+    return scores.masked_fill(scores < smallest, -torch.inf)  # equals of the k-th stay
+
+
+def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    ranked, order = scores.sort(dim=-1, descending=True, stable=True)
+    probs = ranked.softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs  # mass above each token: the first always stays
+    drop = (before >= top_p) & (top_p < 1)
+    return scores.masked_fill(drop.scatter(1, order, drop), -torch.inf)
+
+
+def perturbed_topk(scores: torch.Tensor, rows: Sequence[RowSampling], k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k best tokens of each row by score + noise: values float64 [rows, k] descending, ids int64."""
+    seeds = torch.tensor([_signed(row.seed) for row in rows])
+    positions = torch.tensor([row.position for row in rows])
+    if scores.device.type == "cpu" and native.load_kernels():
+        values, tokens = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k)
+        return values, tokens
+    return perturbed_topk_reference(scores, seeds.to(scores.device), positions.to(scores.device), k)
+
+
+def _signed(seed: int) -> int:
+    """The int64 of the same bits."""
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+def perturbed_topk_reference(
+    scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in torch operations, for any device. Ties go to the lower id (a stable sort)."""
+    perturbed = scores + gumbel(seeds, positions, scores.shape[-1])
+    values, tokens = perturbed.sort(dim=-1, descending=True, stable=True)
+    return values[:, :k], tokens[:, :k]
+
+
+def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """core.noise.gumbel for many (seed, position) at once. int64 [rows] each -> float64 [rows, vocab]."""
+    low = 0xFFFFFFFF
+    block = torch.arange((vocab_size + 3) // 4, device=seeds.device)[None, :]
+    zero = torch.zeros_like(block)
+    c0, c1, c2, c3 = (positions[:, None] & low) + zero, (positions[:, None] >> 32) + zero, block, zero
+    key0, key1 = seeds[:, None] & low, (seeds[:, None] >> 32) & low
+    for _ in range(10):
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps: the low 64 bits are right
+        c0, c1, c2, c3 = (
+            ((product1 >> 32) & low) ^ c1 ^ key0,
+            product1 & low,
+            ((product0 >> 32) & low) ^ c3 ^ key1,
+            product0 & low,
+        )
+        key0, key1 = (key0 + 0x9E3779B9) & low, (key1 + 0xBB67AE85) & low
+    words = torch.stack((c0, c1, c2, c3), dim=-1).flatten(1)[:, :vocab_size]
+    return -torch.log(-torch.log((words.double() + 0.5) / 2.0**32))

@@ -1,0 +1,1 @@
+"""The target worker: verifies trees, samples, owns the truth."""
