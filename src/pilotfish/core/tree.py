@@ -1,8 +1,8 @@
 """Token trees: what a draft proposes and a target verifies.
 
-    root ─┬─ def ─┬─ main      The root is the last committed token; it is node 0.
-          │       └─ test      A node's path is the tokens from below the root down to the node.
-          └─ class             A node's score is the log-probability that its path is accepted.
+root ─┬─ def ─┬─ main      The root is the last committed token; it is node 0.
+      │       └─ test      A node's path is the tokens from below the root down to the node.
+      └─ class             A node's score is the log-probability that its path is accepted.
 """
 
 from __future__ import annotations
@@ -85,12 +85,11 @@ class TokenTree:
     def follow(self, tokens: Sequence[int]) -> list[int]:
         """Nodes along `tokens` from the root, as far as the tree goes."""
         nodes: list[int] = []
-        node: int | None = ROOT
         for token in tokens:
-            node = self._children[node].get(token)
-            if node is None:
+            child = self.child(nodes[-1] if nodes else ROOT, token)
+            if child is None:
                 break
-            nodes.append(node)
+            nodes.append(child)
         return nodes
 
     def merge(self, other: TokenTree) -> None:

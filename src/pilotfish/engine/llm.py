@@ -68,8 +68,8 @@ class LLM:
 def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    batch = list(prompts)
-    return [batch] if batch and all(isinstance(p, int) for p in batch) else batch  # type: ignore[list-item]
+    batch: list[Any] = list(prompts)
+    return [batch] if batch and all(isinstance(p, int) for p in batch) else batch
 
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -13,8 +13,8 @@ from tokenizers.decoders import DecodeStream
 class TextStream:
     """The text of one growing output.
 
-        text     print("a")\\nif __na        `text` holds what was decoded so far,
-        safe     print("a")\\n               `take` gives it up to where a stop string may have begun
+    text     print("a")\\nif __na        `text` holds what was decoded so far,
+    safe     print("a")\\n               `take` gives it up to where a stop string may have begun
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:

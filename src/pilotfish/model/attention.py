@@ -23,13 +23,13 @@ class Placement:
     Padding rows have position -1 and write to the pool's scratch slot.
     """
 
+    native: bool  # whether the C++ kernel attends, or the dense reference
     row_slots: torch.Tensor  # [rows]
     row_sequences: torch.Tensor  # [rows]
     row_positions: torch.Tensor  # [rows]
     row_trunks: torch.Tensor  # [rows]
     trunk_slots: torch.Tensor  # [sequences, longest trunk]
     path_slots: torch.Tensor  # [rows, longest path]
-    native: bool = False
 
 
 @dataclass(frozen=True)

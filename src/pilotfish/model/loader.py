@@ -78,7 +78,9 @@ def load_config(directory: Path) -> Any:
 def _refuse_sliding_window(config: Any, directory: Path) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
-        raise ModelError(f"model: {directory} has layers of {', '.join(sorted(kinds))}; only full attention is supported")
+        raise ModelError(
+            f"model: {directory} has layers of {', '.join(sorted(kinds))}; only full attention is supported"
+        )
 
 
 def _shape(config: Any, directory: Path) -> ModelShape:
@@ -98,7 +100,7 @@ def _shape(config: Any, directory: Path) -> ModelShape:
 def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
     if not any(directory.glob("*.safetensors")):
         raise ModelError(f"model: {directory} has no safetensors weights")
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     try:
         module, info = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True

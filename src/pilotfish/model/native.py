@@ -56,7 +56,9 @@ def load_kernels() -> bool:
 def _digest() -> str:
     """Names a build: the source, the flags, the torch it links to and the processor it is tuned for."""
     cpu = Path("/proc/cpuinfo")
-    flags = next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
+    flags = (
+        next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
+    )
     parts = (_SOURCE.read_text(), " ".join(_FLAGS), torch.__version__, flags)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -64,13 +66,14 @@ def _digest() -> str:
 def _register_shapes() -> None:
     """Tell torch.compile the shapes of what the kernels return."""
 
-    @torch.library.register_fake("pilotfish::linear")
-    def _(x: torch.Tensor, packed: torch.Tensor, outputs: int) -> torch.Tensor:  # noqa: ARG001
+    def linear(x: torch.Tensor, packed: torch.Tensor, outputs: int) -> torch.Tensor:  # noqa: ARG001
         return x.new_empty(x.shape[0], outputs)
 
-    @torch.library.register_fake("pilotfish::tree_attention")
-    def _(q: torch.Tensor, *_: object) -> torch.Tensor:
+    def tree_attention(q: torch.Tensor, *_: object) -> torch.Tensor:
         return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+    torch.library.register_fake("pilotfish::linear", linear)
+    torch.library.register_fake("pilotfish::tree_attention", tree_attention)
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:

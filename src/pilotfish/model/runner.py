@@ -132,9 +132,8 @@ class _Batch:
                 keep.append(row)
                 row += 1
         kept = np.array(keep + [0] * padding(len(keep)), np.int64)
-        placement = Placement(
-            *(torch.from_numpy(a) for a in (slots, owners, positions, trunks, trunk_slots, path_slots)), native=native
-        )
+        arrays = (slots, owners, positions, trunks, trunk_slots, path_slots)
+        placement = Placement(native, *(torch.from_numpy(array) for array in arrays))
         position_ids = torch.from_numpy(np.maximum(positions, 0).astype(np.int64))
         return cls(torch.from_numpy(ids), position_ids, torch.from_numpy(kept), len(keep), placement)
 
@@ -143,7 +142,7 @@ class _Batch:
             return self
         p = self.placement
         tensors = (p.row_slots, p.row_sequences, p.row_positions, p.row_trunks, p.trunk_slots, p.path_slots)
-        placement = Placement(*(t.to(device) for t in tensors), native=p.native)
+        placement = Placement(p.native, *(t.to(device) for t in tensors))
         return _Batch(
             self.input_ids.to(device), self.position_ids.to(device), self.keep.to(device), self.num_kept, placement
         )

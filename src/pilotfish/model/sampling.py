@@ -27,14 +27,14 @@ class RowSampling:
 def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     """The target's token after each row. logits [rows, vocab], any float dtype."""
     if all(row.params.greedy for row in rows):
-        return greedy(logits).tolist()  # type: ignore[no-any-return]
+        return greedy(logits).tolist()
     scores = filtered(logits, [row.params for row in rows])
     _, tokens = perturbed_topk(scores, rows, 1)
     chosen = tokens[:, 0].tolist()
     if any(row.params.greedy for row in rows):
         best = greedy(logits).tolist()
         chosen = [b if row.params.greedy else c for row, b, c in zip(rows, best, chosen, strict=True)]
-    return chosen  # type: ignore[no-any-return]
+    return chosen
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
