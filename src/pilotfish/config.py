@@ -26,7 +26,7 @@ class EngineConfig:
     `mode` off decodes plainly; sync verifies a token tree in every step. The tree has at most `nodes`
     nodes; the draft grows it in `levels` forwards of `width` leaves. `kv_slots` tokens fit into the
     target's KV pool (and into the draft's), `max_rows` rows into one forward, `max_requests` sequences
-    run at a time. `eager` runs plain torch operations without torch.compile and without C++ kernels.
+    run at a time. `eager` runs transformers' own torch operations instead of the C++ kernels: the reference.
     """
 
     target: Path

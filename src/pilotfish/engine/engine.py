@@ -80,7 +80,7 @@ class Engine:
         torch.set_num_threads(config.num_threads)
         self.tokenizer = load_tokenizer(config.target)
         self.model = load(config, config.target)
-        runner = Runner(self.model, config.kv_slots, compiled=not config.eager)
+        runner = Runner(self.model, config.kv_slots)
         self.drafter = drafter or self._make_drafter()
         scheduler = Scheduler(SlotPool(config.kv_slots), config.max_rows, config.max_requests)
         self.worker = TargetWorker(runner, scheduler, self.drafter)
@@ -102,7 +102,7 @@ class Engine:
         assert config.draft is not None  # EngineConfig checks it
         if tokenizer_digest(load_tokenizer(config.draft)) != tokenizer_digest(self.tokenizer):
             raise ModelError(f"draft: {config.draft} and target {config.target} have unequal tokenizers")
-        runner = Runner(load(config, config.draft), config.kv_slots, compiled=not config.eager)
+        runner = Runner(load(config, config.draft), config.kv_slots)
         shape = TreeShape(max_nodes=config.nodes, levels=config.levels, width=config.width)
         return LMDrafter(runner, shape, self.model.shape.vocab_size)
 

@@ -42,6 +42,26 @@ inline Pair load_pair(const BFloat16* p) {
   return {reinterpret_cast<Vec>(words << 16), reinterpret_cast<Vec>(words & 0xffff0000u)};
 }
 
+inline float sum_lanes(Vec v) {
+  v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  return v[0];
+}
+
+// exp(x) for x <= 0, in about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2, e^r by its series. exp(-inf) = 0.
+inline Vec exp_negative(Vec x) {
+  x = x < -87.0f ? splat(-87.0f) : x;
+  const Vec shifted = x * 1.44269504f + 12582912.0f;  // rounds to an integer in the low mantissa bits
+  const Vec n = shifted - 12582912.0f;
+  const Vec r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+  Vec poly = splat(1.0f / 5040);
+  for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f}) poly = poly * r + c;
+  const Words exponent = (reinterpret_cast<Words>(shifted) + 127u) << 23;
+  return poly * reinterpret_cast<Vec>(exponent);
+}
+
 // ---------------------------------------------------------------------------------------------------
 // Linear: y[r, n] = sum over k of x[r, k] * w[n, k], in float32, k ascending.
 //
@@ -124,60 +144,160 @@ std::vector<float> pack_inputs(const T* x, int64_t depth, const std::vector<Tile
   return packed;
 }
 
-// Panels [first, last) of one thread. A block of panels shares each chunk of inputs while that is in cache.
+// Inputs of one call, packed, and the sums of one thread over a block of panels: [panels, rows, kPanel].
+struct Inputs {
+  std::vector<Tile> tiles;
+  std::vector<float> packed;
+  int64_t rows, depth;
+
+  template <typename T>
+  Inputs(const T* x, int64_t rows, int64_t depth)
+      : tiles(tiles_of(rows)), packed(pack_inputs(x, depth, tiles, rows)), rows(rows), depth(depth) {}
+};
+
+// Sums of panels [first, first + count). A block of panels shares each chunk of inputs while that is in cache.
 template <typename T>
-void linear_panels(const T* w, const float* x, T* y, const std::vector<Tile>& tiles, int64_t rows, int64_t depth,
-                   int64_t outputs, int64_t first, int64_t last) {
-  const int64_t group = tiles.size() == 1 ? panels_for(rows) : 1;
-  const int64_t panel_stride = depth * kPanel, acc_stride = rows * kPanel;
-  std::vector<float> acc(kBlockPanels * acc_stride);
-  for (int64_t block = first; block < last; block += kBlockPanels) {
-    const int64_t count = std::min(kBlockPanels, last - block);
-    std::fill(acc.begin(), acc.end(), 0.0f);
-    for (int64_t k = 0; k < depth; k += kChunk) {
-      const int64_t size = std::min(kChunk, depth - k);
-      for (int64_t p = 0; p < count;) {
-        const bool single = count - p < group;
-        for (const Tile& tile : tiles) {
-          const auto kernel = single ? kernel_for<T, true>(tile.rows) : kernel_for<T, false>(tile.rows);
-          kernel(size, x + tile.first * depth + k * tile.rows, w + (block + p) * panel_stride + k * kPanel, panel_stride,
-                 acc.data() + p * acc_stride + tile.first * kPanel, acc_stride);
-        }
-        p += single ? 1 : group;
+void sum_panels(const T* w, const Inputs& in, int64_t first, int64_t count, std::vector<float>& acc) {
+  const int64_t group = in.tiles.size() == 1 ? panels_for(in.rows) : 1;
+  const int64_t panel_stride = in.depth * kPanel, acc_stride = in.rows * kPanel;
+  std::fill(acc.begin(), acc.end(), 0.0f);
+  for (int64_t k = 0; k < in.depth; k += kChunk) {
+    const int64_t size = std::min(kChunk, in.depth - k);
+    for (int64_t p = 0; p < count;) {
+      const bool single = count - p < group;
+      for (const Tile& tile : in.tiles) {
+        const auto kernel = single ? kernel_for<T, true>(tile.rows) : kernel_for<T, false>(tile.rows);
+        kernel(size, in.packed.data() + tile.first * in.depth + k * tile.rows,
+               w + (first + p) * panel_stride + k * kPanel, panel_stride,
+               acc.data() + p * acc_stride + tile.first * kPanel, acc_stride);
       }
+      p += single ? 1 : group;
     }
-    for (int64_t p = 0; p < count; ++p) {
-      const int64_t column = (block + p) * kPanel, width = std::min<int64_t>(kPanel, outputs - column);
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t n = 0; n < width; ++n)
-          y[r * outputs + column + n] = static_cast<T>(acc[p * acc_stride + r * kPanel + n]);
-    }
+  }
+}
+
+// Calls block(first, count) for blocks of at most kBlockPanels of all panels, on the threads of the pool.
+template <typename F>
+void for_each_block(int64_t panels, int64_t depth, const F& block) {
+  const int64_t grain = std::max<int64_t>(1, 65536 / (depth * kPanel));
+  at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += kBlockPanels) block(first, std::min(kBlockPanels, end - first));
+  });
+}
+
+// Writes value(index into the sums) of `count` panels to y [rows, outputs] from column `first * kPanel` on.
+template <typename T, typename F>
+void write_block(T* y, int64_t rows, int64_t outputs, int64_t first, int64_t count, const F& value) {
+  for (int64_t p = 0; p < count; ++p) {
+    const int64_t column = (first + p) * kPanel, width = std::min<int64_t>(kPanel, outputs - column);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t n = 0; n < width; ++n)
+        y[r * outputs + column + n] = static_cast<T>(value((p * rows + r) * kPanel + n));
   }
 }
 
 template <typename T>
 void linear_typed(const Tensor& x, const Tensor& packed, Tensor& y) {
-  const int64_t rows = x.size(0), depth = x.size(1), panels = packed.size(0);
-  const auto tiles = tiles_of(rows);
-  const auto inputs = pack_inputs(x.const_data_ptr<T>(), depth, tiles, rows);
-  const int64_t grain = std::max<int64_t>(1, 65536 / (depth * kPanel));
-  at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
-    linear_panels<T>(packed.const_data_ptr<T>(), inputs.data(), y.mutable_data_ptr<T>(), tiles, rows, depth, y.size(1),
-                     begin, end);
+  const Inputs in(x.const_data_ptr<T>(), x.size(0), x.size(1));
+  for_each_block(packed.size(0), in.depth, [&](int64_t first, int64_t count) {
+    std::vector<float> acc(count * in.rows * kPanel);
+    sum_panels(packed.const_data_ptr<T>(), in, first, count, acc);
+    write_block(y.mutable_data_ptr<T>(), in.rows, y.size(1), first, count, [&](int64_t i) { return acc[i]; });
   });
 }
 
-// x [rows, K], packed [ceil(N / kPanel), K, kPanel] of the same dtype -> [rows, N].
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t outputs) {
+// silu(gate) * up in place of gate, 16 at a time. silu(z) = z * sigmoid(z), by exp(-|z|) for either sign.
+void gate_sums(std::vector<float>& gate, const std::vector<float>& up) {
+  for (size_t i = 0; i < gate.size(); i += kLanes) {
+    const Vec z = load(gate.data() + i);
+    const Vec e = exp_negative(z < 0.0f ? z : -z);
+    const Vec sigmoid = (z < 0.0f ? e : splat(1.0f)) / (1.0f + e);
+    store(gate.data() + i, z * sigmoid * load(up.data() + i));
+  }
+}
+
+template <typename T>
+void gated_linear_typed(const Tensor& x, const Tensor& gate, const Tensor& up, Tensor& y) {
+  const Inputs in(x.const_data_ptr<T>(), x.size(0), x.size(1));
+  for_each_block(gate.size(0), in.depth, [&](int64_t first, int64_t count) {
+    std::vector<float> gates(count * in.rows * kPanel), ups(gates.size());
+    sum_panels(gate.const_data_ptr<T>(), in, first, count, gates);
+    sum_panels(up.const_data_ptr<T>(), in, first, count, ups);
+    gate_sums(gates, ups);
+    write_block(y.mutable_data_ptr<T>(), in.rows, y.size(1), first, count, [&](int64_t i) { return gates[i]; });
+  });
+}
+
+void check_linear(const Tensor& x, const Tensor& packed, int64_t outputs) {
   TORCH_CHECK(x.dim() == 2 && packed.dim() == 3 && packed.size(2) == kPanel, "linear: x [rows, K], packed [panels, K, ",
               kPanel, "]");
   TORCH_CHECK(x.size(1) == packed.size(1) && x.scalar_type() == packed.scalar_type(), "linear: x does not match packed");
   TORCH_CHECK(outputs <= packed.size(0) * kPanel, "linear: more outputs than packed");
+}
+
+// Calls run(T{}) for the element type of x.
+template <typename F>
+void dispatch(const Tensor& x, const F& run) {
+  if (x.scalar_type() == at::kFloat) run(float{});
+  else if (x.scalar_type() == at::kBFloat16) run(BFloat16{});
+  else TORCH_CHECK(false, "pilotfish kernels take float32 or bfloat16, not ", x.scalar_type());
+}
+
+// x [rows, K], packed [ceil(N / kPanel), K, kPanel] of the same dtype -> [rows, N].
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t outputs) {
+  check_linear(x, packed, outputs);
   const Tensor rows = x.contiguous();
   Tensor y = at::empty({x.size(0), outputs}, x.options());
-  if (x.scalar_type() == at::kFloat) linear_typed<float>(rows, packed, y);
-  else if (x.scalar_type() == at::kBFloat16) linear_typed<BFloat16>(rows, packed, y);
-  else TORCH_CHECK(false, "linear: float32 or bfloat16, not ", x.scalar_type());
+  dispatch(x, [&]<typename T>(T) { linear_typed<T>(rows, packed, y); });
+  return y;
+}
+
+// silu(x @ gate) * (x @ up), rounded once at the end. Shapes as in `linear`.
+Tensor gated_linear(const Tensor& x, const Tensor& gate, const Tensor& up, int64_t outputs) {
+  check_linear(x, gate, outputs);
+  check_linear(x, up, outputs);
+  const Tensor rows = x.contiguous();
+  Tensor y = at::empty({x.size(0), outputs}, x.options());
+  dispatch(x, [&]<typename T>(T) { gated_linear_typed<T>(rows, gate, up, y); });
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------------
+// RMS norm: x / sqrt(mean(x^2) + eps), rounded to x's type as transformers does, times weight.
+
+template <typename T>
+void rms_norm_rows(const T* x, const T* weight, T* y, int64_t rows, int64_t size, float eps) {
+  at::parallel_for(0, rows, 1 + 32768 / size, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* in = x + r * size;
+      Vec squares{};
+      int64_t i = 0;
+      for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+        const Pair pair = load_pair(in + i);
+        squares += pair.low * pair.low;
+        squares += pair.high * pair.high;
+      }
+      float total = sum_lanes(squares);
+      for (; i < size; ++i) total += static_cast<float>(in[i]) * static_cast<float>(in[i]);
+      const float scale = 1.0f / std::sqrt(total / size + eps);
+      for (i = 0; i < size; ++i)
+        y[r * size + i] = static_cast<T>(static_cast<float>(static_cast<T>(static_cast<float>(in[i]) * scale)) *
+                                         static_cast<float>(weight[i]));
+    }
+  });
+}
+
+// x [..., size], weight [size] of the same dtype -> like x.
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  TORCH_CHECK(weight.dim() == 1 && x.size(-1) == weight.size(0) && x.scalar_type() == weight.scalar_type(),
+              "rms_norm: weight does not match x");
+  const Tensor rows = x.contiguous();
+  Tensor y = at::empty(rows.sizes(), rows.options());
+  const int64_t size = weight.size(0);
+  dispatch(x, [&]<typename T>(T) {
+    rms_norm_rows<T>(rows.const_data_ptr<T>(), weight.const_data_ptr<T>(), y.mutable_data_ptr<T>(), x.numel() / size,
+                     size, static_cast<float>(eps));
+  });
   return y;
 }
 
@@ -207,26 +327,6 @@ struct AttentionInputs {
   }
 };
 
-inline float sum_lanes(Vec v) {
-  float width[kLanes];
-  store(width, v);
-  for (int step = kLanes / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) width[i] += width[i + step];
-  return width[0];
-}
-
-// exp(x) for x <= 0, in about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2, e^r by its series. exp(-inf) = 0.
-inline Vec exp_negative(Vec x) {
-  x = x < -87.0f ? splat(-87.0f) : x;
-  const Vec shifted = x * 1.44269504f + 12582912.0f;  // rounds to an integer in the low mantissa bits
-  const Vec n = shifted - 12582912.0f;
-  const Vec r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
-  Vec poly = splat(1.0f / 5040);
-  for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f}) poly = poly * r + c;
-  const Words exponent = (reinterpret_cast<Words>(shifted) + 127u) << 23;
-  return poly * reinterpret_cast<Vec>(exponent);
-}
-
 // The query heads that share one KV head, for one row. Vectors keep the lane order of load_pair.
 template <typename T>
 struct HeadGroup {
@@ -250,21 +350,34 @@ struct HeadGroup {
   }
 
   void add_block(const T* const* keys, const T* const* values, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) score(keys[j], j);
+    for_head_tiles([&](auto tile, int64_t h) { score<tile()>(keys, count, h); });
     for (int64_t h = 0; h < heads; ++h) rescale(h, count);
-    for (int64_t j = 0; j < count; ++j) accumulate(values[j], j);
+    for_head_tiles([&](auto tile, int64_t h) { accumulate<tile()>(values, count, h); });
   }
 
-  void score(const T* key, int64_t j) {
-    for (int64_t h = 0; h < heads; ++h) {
-      const float* q = query.data() + h * pairs * 2 * kLanes;
-      Vec sum{};
-      for (int64_t i = 0; i < pairs; ++i) {
-        const Pair pair = load_pair(key + i * 2 * kLanes);
-        sum += load(q + i * 2 * kLanes) * pair.low;
-        sum += load(q + i * 2 * kLanes + kLanes) * pair.high;
+  // Heads in tiles of four, then singly, so that a key is unpacked once a tile and sums stay in registers.
+  template <typename F>
+  void for_head_tiles(const F& run) {
+    int64_t h = 0;
+    for (; h + 4 <= heads; h += 4) run(std::integral_constant<int, 4>{}, h);
+    for (; h + 2 <= heads; h += 2) run(std::integral_constant<int, 2>{}, h);
+    for (; h < heads; ++h) run(std::integral_constant<int, 1>{}, h);
+  }
+
+  template <int Heads>
+  void score(const T* const* keys, int64_t count, int64_t first) {
+    const int64_t size = pairs * 2 * kLanes;
+    const float* q = query.data() + first * size;
+    for (int64_t j = 0; j < count; ++j) {
+      Vec sum[Heads] = {};
+      for (int64_t i = 0; i < size; i += 2 * kLanes) {
+        const Pair pair = load_pair(keys[j] + i);
+        for (int h = 0; h < Heads; ++h) {
+          sum[h] += load(q + h * size + i) * pair.low;
+          sum[h] += load(q + h * size + i + kLanes) * pair.high;
+        }
       }
-      scores[h * kBlock + j] = sum_lanes(sum);
+      for (int h = 0; h < Heads; ++h) scores[(first + h) * kBlock + j] = sum_lanes(sum[h]);
     }
   }
 
@@ -287,14 +400,24 @@ struct HeadGroup {
     largest[h] = top;
   }
 
-  void accumulate(const T* value, int64_t j) {
-    for (int64_t i = 0; i < pairs; ++i) {
-      const Pair pair = load_pair(value + i * 2 * kLanes);
-      for (int64_t h = 0; h < heads; ++h) {
-        float* o = out.data() + (h * pairs + i) * 2 * kLanes;
-        const Vec weight = splat(scores[h * kBlock + j]);
-        store(o, load(o) + weight * pair.low);
-        store(o + kLanes, load(o + kLanes) + weight * pair.high);
+  template <int Heads>
+  void accumulate(const T* const* values, int64_t count, int64_t first) {
+    const int64_t size = pairs * 2 * kLanes;
+    for (int64_t i = 0; i < size; i += 2 * kLanes) {
+      float* o = out.data() + first * size + i;
+      Pair sum[Heads];
+      for (int h = 0; h < Heads; ++h) sum[h] = {load(o + h * size), load(o + h * size + kLanes)};
+      for (int64_t j = 0; j < count; ++j) {
+        const Pair pair = load_pair(values[j] + i);
+        for (int h = 0; h < Heads; ++h) {
+          const Vec weight = splat(scores[(first + h) * kBlock + j]);
+          sum[h].low += weight * pair.low;
+          sum[h].high += weight * pair.high;
+        }
+      }
+      for (int h = 0; h < Heads; ++h) {
+        store(o + h * size, sum[h].low);
+        store(o + h * size + kLanes, sum[h].high);
       }
     }
   }
@@ -365,15 +488,12 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
                            row_trunks.const_data_ptr<int32_t>(), trunk_slots.const_data_ptr<int32_t>(),
                            path_slots.const_data_ptr<int32_t>(), trunk_slots.size(1), path_slots.size(1),
                            q.size(1), k.size(1), q.size(2), static_cast<float>(scale)};
-  const auto run = [&]<typename T>(T) {
+  dispatch(q, [&]<typename T>(T) {
     write_rows<T>(keys, k_pool, row_slots.const_data_ptr<int32_t>());
     write_rows<T>(values, v_pool, row_slots.const_data_ptr<int32_t>());
     attend<T>(in, queries.const_data_ptr<T>(), k_pool.const_data_ptr<T>(), v_pool.const_data_ptr<T>(),
               y.mutable_data_ptr<T>(), q.size(0));
-  };
-  if (q.scalar_type() == at::kFloat) run(float{});
-  else if (q.scalar_type() == at::kBFloat16) run(BFloat16{});
-  else TORCH_CHECK(false, "tree_attention: float32 or bfloat16, not ", q.scalar_type());
+  });
   return y;
 }
 
@@ -465,6 +585,8 @@ std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& logits, const Tensor& se
 
 TORCH_LIBRARY(pilotfish, m) {
   m.def("linear(Tensor x, Tensor packed, int outputs) -> Tensor");
+  m.def("gated_linear(Tensor x, Tensor gate, Tensor up, int outputs) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, Tensor row_slots, "
       "Tensor row_sequences, Tensor row_positions, Tensor row_trunks, Tensor trunk_slots, Tensor path_slots, "
@@ -474,6 +596,8 @@ TORCH_LIBRARY(pilotfish, m) {
 
 TORCH_LIBRARY_IMPL(pilotfish, CPU, m) {
   m.impl("linear", linear);
+  m.impl("gated_linear", gated_linear);
+  m.impl("rms_norm", rms_norm);
   m.impl("tree_attention", tree_attention);
   m.impl("perturbed_topk", perturbed_topk);
 }

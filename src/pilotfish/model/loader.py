@@ -52,7 +52,7 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eag
     parameters = sum(p.numel() for p in module.parameters())
     use_native = not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
     if use_native:
-        pack_linears(module)
+        native.use_kernels(module)
     return LoadedModel(module, shape, _eos_ids(config, directory), parameters, dtype, device, use_native)
 
 
@@ -121,15 +121,6 @@ def _eos_ids(config: Any, directory: Path) -> frozenset[int]:
     if value is None:
         return frozenset()
     return frozenset(value if isinstance(value, list) else [value])
-
-
-def pack_linears(module: torch.nn.Module) -> None:
-    """Replace every `nn.Linear` by its packed twin, freeing the original weights unless they are tied."""
-    for name, child in list(module.named_children()):
-        if isinstance(child, torch.nn.Linear):
-            setattr(module, name, native.PackedLinear(child))
-        else:
-            pack_linears(child)
 
 
 def load_tokenizer(directory: Path) -> Any:

@@ -1,11 +1,13 @@
-"""The C++ kernels: built once a machine with the compiler that torch.compile needs as well, then cached.
+"""The C++ kernels: built once a machine with its own compiler, then cached.
 
     torch.ops.pilotfish.linear          rows @ packed weights, a row's bits independent of the other rows
-    torch.ops.pilotfish.tree_attention  attention of tree rows over slots, likewise
+    torch.ops.pilotfish.gated_linear    silu(rows @ gate) * (rows @ up), likewise
+    torch.ops.pilotfish.rms_norm        one call instead of six
+    torch.ops.pilotfish.tree_attention  attention of tree rows over slots
     torch.ops.pilotfish.perturbed_topk  the best tokens by logit + shared noise
 
-`kernels.cpp` documents each. The references beside them are `attention.dense_tree_attention`,
-`sampling.perturbed_topk_reference` and `torch.nn.functional.linear`.
+`kernels.cpp` documents each. The references beside them are transformers' own modules,
+`attention.dense_tree_attention` and `sampling.perturbed_topk_reference`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,13 +30,13 @@ PANEL = 32  # kPanel in kernels.cpp
 
 
 def cache_dir() -> Path:
-    """Where built kernels and built pairs are kept: $PILOTFISH_CACHE, else the user's cache directory."""
+    """Where built kernels are kept: $PILOTFISH_CACHE, else the user's cache directory."""
     return Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish")
 
 
 @functools.cache
 def load_kernels() -> bool:
-    """Build (about 40 s, once) and load the kernels. False, with one logged line, without a compiler."""
+    """Build (under a minute, once) and load the kernels. False, with one logged line, where that fails."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
@@ -42,38 +45,27 @@ def load_kernels() -> bool:
 
     directory = cache_dir() / "kernels" / _digest()
     directory.mkdir(parents=True, exist_ok=True)
-    cpp_extension.load(
-        "pilotfish_kernels",
-        [str(_SOURCE)],
-        extra_cflags=_FLAGS,
-        build_directory=str(directory),
-        is_python_module=False,
-    )
-    _register_shapes()
+    try:
+        cpp_extension.load(
+            "pilotfish_kernels",
+            [str(_SOURCE)],
+            extra_cflags=_FLAGS,
+            build_directory=str(directory),
+            is_python_module=False,
+        )
+    except (RuntimeError, OSError) as error:
+        logger.warning("kernels do not build (%s): slower reference kernels are used", str(error).splitlines()[0])
+        return False
     return True
 
 
 def _digest() -> str:
     """Names a build: the source, the flags, the torch it links to and the processor it is tuned for."""
     cpu = Path("/proc/cpuinfo")
-    flags = (
-        next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
-    )
-    parts = (_SOURCE.read_text(), " ".join(_FLAGS), torch.__version__, flags)
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    features = next((line for line in lines if line.startswith("flags")), "")
+    parts = (_SOURCE.read_text(), " ".join(_FLAGS), torch.__version__, features)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _register_shapes() -> None:
-    """Tell torch.compile the shapes of what the kernels return."""
-
-    def linear(x: torch.Tensor, packed: torch.Tensor, outputs: int) -> torch.Tensor:  # noqa: ARG001
-        return x.new_empty(x.shape[0], outputs)
-
-    def tree_attention(q: torch.Tensor, *_: object) -> torch.Tensor:
-        return torch.empty_like(q, memory_format=torch.contiguous_format)
-
-    torch.library.register_fake("pilotfish::linear", linear)
-    torch.library.register_fake("pilotfish::tree_attention", tree_attention)
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
@@ -87,7 +79,7 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
 
 
 class PackedLinear(torch.nn.Module):
-    """`nn.Linear` on packed weights. Inference only."""
+    """`nn.Linear` on packed weights."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -100,3 +92,59 @@ class PackedLinear(torch.nn.Module):
         y: torch.Tensor = torch.ops.pilotfish.linear(x.reshape(-1, x.shape[-1]), self.packed, self.out_features)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
+
+
+class PackedGatedMLP(torch.nn.Module):
+    """The gated feed-forward of Llama and its kin: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.inner_features = mlp.gate_proj.out_features
+        self.gate = pack_weight(mlp.gate_proj.weight.detach())
+        self.up = pack_weight(mlp.up_proj.weight.detach())
+        self.down = PackedLinear(mlp.down_proj)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., K] -> [..., K]."""
+        rows = x.reshape(-1, x.shape[-1])
+        inner = torch.ops.pilotfish.gated_linear(rows, self.gate, self.up, self.inner_features)
+        y: torch.Tensor = self.down(inner)
+        return y.view_as(x)
+
+
+class FusedRMSNorm(torch.nn.Module):
+    """An RMS norm in one call."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight = norm.weight.detach()
+        self.eps = float(norm.variance_epsilon)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> [..., size]."""
+        return torch.ops.pilotfish.rms_norm(x, self.weight, self.eps)  # type: ignore[no-any-return]
+
+
+def use_kernels(module: torch.nn.Module) -> None:
+    """Replace, in place, every part of a transformers model that a kernel computes."""
+    for name, child in list(module.named_children()):
+        fused = _fused(child)
+        if fused is None:
+            use_kernels(child)
+        else:
+            setattr(module, name, fused)
+
+
+def _fused(module: torch.nn.Module) -> torch.nn.Module | None:
+    kind = type(module).__name__
+    if isinstance(module, torch.nn.Linear):
+        return PackedLinear(module)
+    if kind in ("LlamaRMSNorm", "Qwen3RMSNorm"):
+        return FusedRMSNorm(module)
+    if kind in ("LlamaMLP", "Qwen3MLP") and _is_plain_silu(module):
+        return PackedGatedMLP(module)
+    return None
+
+
+def _is_plain_silu(mlp: Any) -> bool:
+    return mlp.config.hidden_act == "silu" and mlp.gate_proj.bias is None and mlp.up_proj.bias is None

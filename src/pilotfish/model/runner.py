@@ -48,14 +48,11 @@ class Runner:
     reduce, otherwise because rows are padded to a few fixed counts (`LIBRARY_BUCKETS`).
     """
 
-    def __init__(self, model: LoadedModel, num_slots: int, *, compiled: bool) -> None:
+    def __init__(self, model: LoadedModel, num_slots: int) -> None:
         shape = model.shape
         self.model = model
         self.num_slots = num_slots
         self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
-        self._forward: Callable[..., torch.Tensor] = self._module_logits
-        if compiled:
-            self._forward = torch.compile(self._module_logits, dynamic=True)
 
     @torch.inference_mode()
     def forward(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
@@ -63,26 +60,15 @@ class Runner:
         committed row (if `sampled`), then its nodes."""
         batch = _Batch.build(sequences, self._padding, self.num_slots, native=self.model.native)
         inputs = batch.to(self.model.device)
-        logits = self._forward(inputs.input_ids, inputs.position_ids, inputs.keep, inputs.placement, self.kv)
-        return logits[: batch.num_kept].float()
-
-    def _module_logits(
-        self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        keep: torch.Tensor,
-        placement: Placement,
-        kv: KVPool,
-    ) -> torch.Tensor:
         output = self.model.module(
-            input_ids=input_ids[None],
-            position_ids=position_ids[None],
-            logits_to_keep=keep,
+            input_ids=inputs.input_ids[None],
+            position_ids=inputs.position_ids[None],
+            logits_to_keep=inputs.keep,
             use_cache=False,
-            placement=placement,
-            kv=kv,
+            placement=inputs.placement,
+            kv=self.kv,
         )
-        return output.logits[0]  # type: ignore[no-any-return]
+        return output.logits[0, : batch.num_kept].float()  # type: ignore[no-any-return]
 
     def _padding(self, rows: int) -> int:
         """Rows to add to `rows`."""
