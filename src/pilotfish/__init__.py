@@ -1,6 +1,21 @@
 """Pilotfish: asynchronous, disaggregated, lossless speculative decoding."""
 
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.llm import LLM, Completion, RequestOutput
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pilotfish.core.sampling_params import SamplingParams
+    from pilotfish.engine.llm import LLM, Completion, RequestOutput
 
 __all__ = ["LLM", "Completion", "RequestOutput", "SamplingParams"]
+
+_MODULES = {"SamplingParams": "pilotfish.core.sampling_params"}
+
+
+def __getattr__(name: str) -> object:
+    """Load public names on first use: `pilotfish --help` must not wait for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES.get(name, "pilotfish.engine.llm")), name)

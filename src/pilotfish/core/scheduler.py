@@ -165,6 +165,14 @@ class Scheduler:
             request.stats.count(tree.depths[1:], accepted)
         return Commit(request, committed, accepted)
 
+    def cancel(self, step: Step) -> list[Request]:
+        """The forward of `step` failed: end its requests, free their slots and the step's; return them."""
+        for rows in step.rows:
+            self.pool.release(rows.slots)
+            self._reserved += rows.count
+            self.abort(rows.request)
+        return [rows.request for rows in step.rows]
+
     def abort(self, request: Request) -> None:
         """End a request between two steps and free all it held; one that has ended stays as it is."""
         if request.finish_reason is not None:

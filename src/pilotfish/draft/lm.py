@@ -181,7 +181,7 @@ class LMDrafter:
         chances = (scores / self.NOISE_SCALE).log_softmax(dim=-1)
         if any(greedy):
             plain, plain_tokens = logits.double().log_softmax(dim=-1).topk(k, dim=-1)
-            chosen = torch.tensor(greedy)[:, None]
+            chosen = torch.tensor(greedy, device=logits.device)[:, None]
             chances, tokens = torch.where(chosen, plain, chances), torch.where(chosen, plain_tokens, tokens)
         return tokens.tolist(), chances.tolist()
 

@@ -21,7 +21,7 @@ from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.engine.text import TextStream, tokenizer_digest
-from pilotfish.errors import ModelError, ParameterError, PromptError
+from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer
 from pilotfish.model.runner import Runner
 from pilotfish.target.worker import TargetWorker
@@ -148,8 +148,16 @@ class Engine:
         return self.worker.scheduler.busy
 
     def step(self) -> list[Delta]:
-        """One forward; what it added to each sample."""
-        return [self._deliver(commit) for commit in self.worker.step()]
+        """One forward; what it added to each sample. EngineError when it fails: the samples that were in
+        it end as aborted, those still waiting stay."""
+        try:
+            commits = self.worker.step()
+        except Exception as error:
+            for sample in list(self._samples.values()):
+                if sample.request.finish_reason is not None:
+                    self._finish(sample, FinishReason.ABORT)
+            raise EngineError(f"step failed: {type(error).__name__}: {error}") from error
+        return [self._deliver(commit) for commit in commits]
 
     def _deliver(self, commit: Commit) -> Delta:
         """Text, token by token: a stop string ends the sample at the token that completes it."""

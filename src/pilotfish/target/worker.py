@@ -11,6 +11,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.scheduler import Commit, Rows, Scheduler, Step
 from pilotfish.model.runner import Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling, sample
+from pilotfish.target.guard import GuardedDrafter
 
 
 @dataclass
@@ -41,12 +42,13 @@ class TargetWorker:
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self.drafter = drafter
+        self.drafter = GuardedDrafter(drafter, runner.model.shape.vocab_size)
         self.times = StepTimes()
         self._clock = clock
 
     def step(self) -> list[Commit]:
-        """One forward over every running request; what it committed."""
+        """One forward over every running request; what it committed. A forward that fails ends the
+        requests that were in it, frees all they held, and raises."""
         began = self._clock()
         chunks = self.scheduler.plan()
         planned = self._clock()
@@ -54,9 +56,14 @@ class TargetWorker:
         drafted = self._clock()
         step = self.scheduler.schedule(chunks, trees)
         scheduled = self._clock()
-        logits = self.runner.forward([_sequence_rows(rows) for rows in step.rows])
-        computed = self._clock()
-        sampled = sample(logits, _row_sampling(step)) if step.num_samples else []
+        try:
+            logits = self.runner.forward([_sequence_rows(rows) for rows in step.rows])
+            computed = self._clock()
+            sampled = sample(logits, _row_sampling(step)) if step.num_samples else []
+        except Exception:
+            for request in self.scheduler.cancel(step):
+                self.drafter.close(request)
+            raise
         verified = self._clock()
         commits = self.scheduler.commit(step, sampled)
         for commit in commits:
