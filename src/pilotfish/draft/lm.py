@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -141,11 +142,15 @@ class LMDrafter:
             self._expand(requests, leaves, rows)
 
     def _best_leaves(self, request: Request) -> list[int]:
-        """The best nodes not yet expanded that could still be among the proposed."""
+        """The best nodes to expand next: not yet expanded, not too deep to be committed, and good enough
+        that a child (whose score is no higher) could be among the proposed."""
         session = self._sessions[request.id]
         tree = session.tree
-        free = [n for n in tree.nodes() if n not in session.node_slots and tree.depths[n] < request.num_remaining]
-        return sorted(heapq.nsmallest(self.shape.width, free, key=lambda n: (-tree.scores[n], n)))
+        ranked = heapq.nlargest(self.shape.max_nodes, tree.scores[1:])
+        floor = ranked[-1] if len(ranked) == self.shape.max_nodes else -math.inf
+        open_nodes = (n for n in tree.nodes() if n not in session.node_slots and tree.scores[n] > floor)
+        leaves = [n for n in open_nodes if tree.depths[n] < request.num_remaining]
+        return sorted(heapq.nsmallest(self.shape.width, leaves, key=lambda n: (-tree.scores[n], n)))
 
     def _leaf_rows(self, request: Request, nodes: list[int]) -> SequenceRows:
         session = self._sessions[request.id]
@@ -164,7 +169,8 @@ class LMDrafter:
         for (request, node), node_tokens, chances in zip(targets, tokens, log_chances, strict=True):
             tree = self._sessions[request.id].tree
             for token, chance in zip(node_tokens, chances, strict=True):
-                tree.add(node, token, tree.scores[node] + chance)
+                if chance > -math.inf:  # fewer tokens than children may survive the filters
+                    tree.add(node, token, tree.scores[node] + chance)
 
     def _children(
         self, logits: torch.Tensor, targets: Sequence[tuple[Request, int]]

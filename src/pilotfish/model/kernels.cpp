@@ -50,7 +50,8 @@ inline float sum_lanes(Vec v) {
   return v[0];
 }
 
-// exp(x) for x <= 0, in about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2, e^r by its series. exp(-inf) = 0.
+// exp(x) for x <= 0, in about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2, e^r by its series. Below -87 it is
+// e^-87, which vanishes beside the 1 that the largest score adds to a sum.
 inline Vec exp_negative(Vec x) {
   x = x < -87.0f ? splat(-87.0f) : x;
   const Vec shifted = x * 1.44269504f + 12582912.0f;  // rounds to an integer in the low mantissa bits
