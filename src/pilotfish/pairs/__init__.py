@@ -1,0 +1,31 @@
+"""The bundled pair, by name: `pycode`, and `pycode@<N>m`, the same function at a larger model's cost."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.errors import ParameterError
+from pilotfish.pairs.inflate import inflated
+
+BUNDLED = Path(__file__).parent
+ALLOWED = "pycode, or pycode@<N>m for a target inflated to N million parameters"
+
+
+@dataclass(frozen=True)
+class PairDirs:
+    """A target's and its draft's model directories."""
+
+    target: Path
+    draft: Path
+
+
+def resolve_pair(name: str) -> PairDirs:
+    """The directories of a named pair; an inflated target is written to the cache on first use."""
+    match = re.fullmatch(r"(pycode)(?:@([1-9][0-9]{0,5})m)?", name)
+    if match is None:
+        raise ParameterError("pair", name, ALLOWED)
+    folder = BUNDLED / match[1]
+    target, draft = folder / "target", folder / "draft"
+    if match[2] is not None:
+        target = inflated(target, int(match[2]))
+    return PairDirs(target, draft)

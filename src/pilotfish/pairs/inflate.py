@@ -1,0 +1,120 @@
+"""A model made as costly as a larger one without changing what it computes.
+
+Every layer's FFN gets neurons whose inputs are random and whose outputs are multiplied by zero:
+
+    down · (silu(gate · x) * up · x)        gate, up [+n, hidden] random     down [hidden, +n] zero
+
+In real arithmetic the added terms are exactly 0; the work and the bytes read are those of the larger model.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pilotfish.errors import ParameterError
+
+SEED = 0
+MULTIPLE = 128  # of FFN neurons, so that matrix kernels meet no ragged edges
+MEBIBYTE = 2**20
+SHARD_BYTES = 1024 * MEBIBYTE
+
+
+def inflated(directory: Path, millions: int) -> Path:
+    """The cached directory of the model inflated to about `millions` parameters, written on first use."""
+    config = json.loads((directory / "config.json").read_text())
+    weights = _load(directory)
+    parameters = sum(tensor.numel() for tensor in weights.values())
+    ffn = _ffn(config, parameters, millions)
+    cached = _cache() / f"{directory.parent.name}-{millions}m-{_digest(directory)}"
+    if not cached.exists():
+        _write(cached, directory, config | {"intermediate_size": ffn, "dtype": "bfloat16"}, weights)
+    return cached
+
+
+def _ffn(config: Mapping[str, int], parameters: int, millions: int) -> int:
+    """Neurons per layer that bring the model to the wanted size, a multiple of 128."""
+    per_neuron = 3 * config["hidden_size"] * config["num_hidden_layers"]
+    missing = (millions * 1_000_000 - parameters) / per_neuron
+    ffn = MULTIPLE * round((config["intermediate_size"] + missing) / MULTIPLE)
+    if missing < 0 or ffn < config["intermediate_size"]:
+        raise ParameterError("pair", f"@{millions}m", f"{math.ceil(parameters / 1_000_000)}m or more")
+    return ffn
+
+
+def _write(cached: Path, directory: Path, config: Mapping[str, int], weights: dict[str, Tensor]) -> None:
+    """Write the whole directory beside its place, then move it there: readers never see half of one."""
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cached.parent) as temporary:
+        partial = Path(temporary) / cached.name
+        shutil.copytree(directory, partial, ignore=shutil.ignore_patterns("*.safetensors*", "README.md"))
+        (partial / "config.json").write_text(json.dumps(config, indent=2))
+        _save(partial, _grown(weights, config["intermediate_size"]))
+        if not cached.exists():
+            partial.rename(cached)
+
+
+def _grown(weights: dict[str, Tensor], ffn: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    return {name: _grow(name, tensor, ffn, generator) for name, tensor in sorted(weights.items())}
+
+
+def _grow(name: str, tensor: Tensor, ffn: int, generator: torch.Generator) -> Tensor:
+    if name.endswith(("gate_proj.weight", "up_proj.weight")):
+        std = tensor.float().std().item()
+        rows = torch.empty(ffn - tensor.shape[0], tensor.shape[1], dtype=torch.bfloat16)
+        return torch.cat([tensor.bfloat16(), rows.normal_(0, std, generator=generator)])
+    if name.endswith("down_proj.weight"):
+        zeros = torch.zeros(tensor.shape[0], ffn - tensor.shape[1], dtype=torch.bfloat16)
+        return torch.cat([tensor.bfloat16(), zeros], dim=1)
+    return tensor.bfloat16()
+
+
+def _save(directory: Path, weights: dict[str, Tensor]) -> None:
+    """Hugging Face's sharded layout: numbered files of at most a gibibyte, and an index."""
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in weights.items():
+        if shards[-1] and sum(map(_bytes, shards[-1].values())) + _bytes(tensor) > SHARD_BYTES:
+            shards.append({})
+        shards[-1][name] = tensor.contiguous()
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, directory / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": sum(map(_bytes, weights.values()))}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _load(directory: Path) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            weights |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return weights
+
+
+def _digest(directory: Path) -> str:
+    """Digest of everything the inflated directory is made from."""
+    digest = hashlib.sha256(f"{SEED} {MULTIPLE}".encode())
+    for path in sorted(directory.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cache() -> Path:
+    chosen = os.environ.get("PILOTFISH_CACHE")
+    return (Path(chosen) if chosen else Path.home() / ".cache" / "pilotfish") / "pairs"

@@ -1,0 +1,145 @@
+"""The finished pair as two Hugging Face model directories: weights, configuration, tokenizer, model card."""
+
+import dataclasses
+import json
+import platform
+import shutil
+from pathlib import Path
+from string import Template
+
+import torch
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from pilotfish.train.corpus import FALLBACK_HELD_OUT
+from pilotfish.train.evaluate import Evaluation
+from pilotfish.train.recipe import PairRecipe
+
+SHARD_SIZE = "15MB"
+
+CARD = Template("""\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [code, python, speculative-decoding]
+---
+
+# The $role of a pair made by `pilotfish train pair`
+
+$purpose
+
+| | |
+|---|---|
+| architecture | Llama: $layers layers, width $hidden, $heads heads ($kv_heads for keys, values), FFN $ffn |
+| parameters | $parameters, stored in bfloat16 |
+| vocabulary | $vocab_size tokens, byte-level BPE, trained on the same text |
+| context | $context tokens; trained on rows of $sequence_length with position jumps |
+
+## Data
+
+$data
+
+## Recipe
+
+$method Muon for the layers' matrices, AdamW for the rest; peak learning rate $rate, seed $seed.
+
+```json
+$recipe
+```
+
+## Held-out figures
+
+| | |
+|---|---|
+| loss of the target, nats a token | $target_loss |
+| loss of the draft, nats a token | $draft_loss |
+| KL(target ‖ draft), nats a token | $divergence |
+| both find the same token likeliest | $agreement |
+| acceptance on the target's own text, greedy | $greedy_acceptance |
+| acceptance on the target's own text, temperature 1 | $sampled_acceptance |
+
+Acceptance is per token, for one proposed token, on continuations of held-out prompts.
+
+It continues Python source text. It follows no instructions, and what it writes need not be correct.
+""")
+
+
+def export_pair(
+    out: Path,
+    recipe: PairRecipe,
+    tokenizer: PreTrainedTokenizerFast,
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    result: Evaluation,
+) -> None:
+    """Write `out/target` and `out/draft`, replacing what is there."""
+    for role, model in (("target", target), ("draft", draft)):
+        directory = out / role
+        shutil.rmtree(directory, ignore_errors=True)
+        _save_model(model, directory)
+        tokenizer.save_pretrained(directory)
+        (directory / "README.md").write_text(_card(role, model, recipe, result))
+
+
+def _save_model(model: LlamaForCausalLM, directory: Path) -> None:
+    """Bfloat16 shards under 16 MiB."""
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    copy = LlamaForCausalLM(model.config).to(torch.bfloat16)
+    copy.load_state_dict(model.state_dict())
+    copy.generation_config = model.generation_config
+    copy.save_pretrained(directory, max_shard_size=SHARD_SIZE)
+    for path in directory.glob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes files for their owner alone
+
+
+def _card(role: str, model: LlamaForCausalLM, recipe: PairRecipe, result: Evaluation) -> str:
+    figures = {name: f"{value:.3f}" for name, value in dataclasses.asdict(result).items()}
+    shape = recipe.target if role == "target" else recipe.draft
+    return CARD.substitute(
+        figures,
+        role=role,
+        purpose=_purpose(role),
+        method=_method(role, recipe),
+        data=_data(recipe),
+        rate=recipe.learning_rate if role == "target" else recipe.draft_learning_rate,
+        parameters=f"{model.num_parameters():,}",
+        recipe=_shown(recipe),
+        seed=recipe.seed,
+        vocab_size=recipe.vocab_size,
+        context=recipe.context,
+        sequence_length=recipe.sequence_length,
+        **dataclasses.asdict(shape),
+    )
+
+
+def _purpose(role: str) -> str:
+    if role == "target":
+        return "The model whose output counts. Its draft, beside it, guesses what it will say next."
+    return "A small model that guesses what the target beside it will say next."
+
+
+def _data(recipe: PairRecipe) -> str:
+    packages = ", ".join(f"`{name}`" for name in recipe.held_out)
+    if recipe.sources:
+        return (
+            f"The `.py` files given to the recipe. Held out, and never trained on: the packages {packages}, "
+            f"or one file in {FALLBACK_HELD_OUT} where none of these is among them."
+        )
+    return (
+        f"The standard-library sources of Python {platform.python_version()}, without tests and generated "
+        f"tables. Held out, and never trained on: the packages {packages}."
+    )
+
+
+def _method(role: str, recipe: PairRecipe) -> str:
+    if role == "target":
+        return f"Next-token prediction on {recipe.target_tokens:,} tokens."
+    start = "the target's embeddings and layers" if recipe.shares_width else "random weights"
+    return (
+        f"Started from {start}, then taught the target's whole distribution (forward KL, temperature 1) on "
+        f"{recipe.draft_tokens:,} tokens, half of them out of {recipe.sampled_tokens:,} the target wrote."
+    )
+
+
+def _shown(recipe: PairRecipe) -> str:
+    """The recipe without its sources: paths on someone's machine are not for a model card."""
+    return json.dumps({k: v for k, v in json.loads(recipe.to_json()).items() if k != "sources"}, indent=2)

@@ -1,0 +1,72 @@
+"""What `pilotfish train pair` does, as one value: data, sizes, budgets, rates, seed."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.errors import ParameterError
+from pilotfish.train.models import HEAD_DIM, ModelShape
+
+BYTES_AND_END = 257  # the smallest byte-level vocabulary: every byte, and the end of a text
+TARGET = ModelShape(layers=4, hidden=256, heads=4, kv_heads=2, ffn=768)
+DRAFT = ModelShape(layers=2, hidden=256, heads=4, kv_heads=2, ffn=768)
+
+
+@dataclass(frozen=True)
+class PairRecipe:
+    """The defaults make `pycode`. Equal recipes and equal sources make equal pairs on equal machines."""
+
+    sources: tuple[Path, ...] = ()  # files or directories; none: the running Python's standard library
+    held_out: tuple[str, ...] = ("asyncio", "email", "http", "unittest")  # packages
+    seed: int = 0
+    vocab_size: int = 4096
+    context: int = 8192  # tokens that the models may attend to
+    target: ModelShape = TARGET
+    draft: ModelShape = DRAFT
+    sequence_length: int = 512  # tokens of a training row
+    batch_rows: int = 8  # rows of an optimizer step
+    target_tokens: int = 3_891_200
+    draft_tokens: int = 1_024_000
+    sampled_tokens: int = 131_072  # of the target's own text, for the draft to learn from
+    learning_rate: float = 4e-3
+    draft_learning_rate: float = 2e-3
+    checkpoint_every: int = 50  # steps
+
+    def __post_init__(self) -> None:
+        for field in ("seed", "sampled_tokens"):
+            _require(field, getattr(self, field), 0, 2**32 - 1)
+        _require("vocab_size", self.vocab_size, BYTES_AND_END, 65536)
+        _require("sequence_length", self.sequence_length, 2, self.context)
+        _require("batch_rows", self.batch_rows, 2, 65536)
+        for field in ("target_tokens", "draft_tokens"):
+            _require(field, getattr(self, field), self.tokens_per_step, 10**12)
+        _require("checkpoint_every", self.checkpoint_every, 1, 10**9)
+        for field in ("learning_rate", "draft_learning_rate"):
+            if not 0 < getattr(self, field) < 1:
+                raise ParameterError(field, getattr(self, field), "a number between 0 and 1")
+        _require_shape("target", self.target)
+        _require_shape("draft", self.draft)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_rows * self.sequence_length
+
+    @property
+    def shares_width(self) -> bool:
+        """Whether the draft can start from the target's weights."""
+        return self.draft.hidden == self.target.hidden
+
+    def to_json(self) -> str:
+        """The recipe as JSON text, for the run directory and for comparing."""
+        return json.dumps(dataclasses.asdict(self), default=str, indent=2)
+
+
+def _require(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ParameterError(field, value, f"{low} to {high}")
+
+
+def _require_shape(field: str, shape: ModelShape) -> None:
+    if min(dataclasses.astuple(shape)) < 1 or shape.heads % shape.kv_heads:
+        raise ParameterError(field, shape, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
