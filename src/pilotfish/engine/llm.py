@@ -59,10 +59,22 @@ class LLM:
         each = _params_list(params, len(batch))
         for prompt in batch:
             self.engine.check_prompt(prompt)
-        submitted = [self.engine.submit(prompt, p) for prompt, p in zip(batch, each, strict=True)]
+        submitted = self._submit(batch, each)
         while self.engine.busy:
             self.engine.step()
         return [_output(samples) for samples in submitted]
+
+    def _submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[list[Sample]]:
+        """All or none: a prompt that is refused takes the ones before it along."""
+        submitted: list[list[Sample]] = []
+        try:
+            for prompt, p in zip(prompts, params, strict=True):
+                submitted.append(self.engine.submit(prompt, p))
+        except ValueError:
+            for sample in (s for samples in submitted for s in samples):
+                self.engine.abort(sample)
+            raise
+        return submitted
 
 
 def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

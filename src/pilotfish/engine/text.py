@@ -46,7 +46,9 @@ class TextStream:
     def finish(self) -> None:
         """No more tokens: bytes that never became a character show as the replacement character."""
         if not self.stopped and self._pending:
+            before = len(self.text)
             self.text += self._tokenizer.decode(self._pending, skip_special_tokens=True)
+            self._cut(before)
         self._pending.clear()
         self.stopped = True
 

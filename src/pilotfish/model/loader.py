@@ -115,7 +115,10 @@ def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.
 
 def _eos_ids(config: Any, directory: Path) -> frozenset[int]:
     path = directory / "generation_config.json"
-    value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    try:
+        value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"model: {path} cannot be read: {_one_line(error)}") from error
     if value is None:
         value = config.eos_token_id
     if value is None:

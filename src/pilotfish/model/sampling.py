@@ -14,6 +14,9 @@ import torch
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.model import native
 
+#: Below it logits / T would swallow the noise, then overflow; the arg max has all the mass long before.
+MIN_TEMPERATURE = 1e-12
+
 
 @dataclass(frozen=True)
 class RowSampling:
@@ -44,7 +47,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 
 def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """l of the module's docstring up to a constant per row; -inf where a filter excludes. float64."""
-    temperatures = _column([p.temperature or 1.0 for p in params], logits)
+    temperatures = _column([1.0 if p.greedy else max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
     scores = logits.double() / temperatures
     if any(p.min_p > 0 for p in params):
         floor = _column([p.min_p for p in params], logits).log()  # log 0 = -inf keeps all

@@ -1,0 +1,5 @@
+"""Measure and compare: parity, speed, acceptance, and where the time of a step goes."""
+
+from pilotfish.bench.app import app
+
+__all__ = ["app"]

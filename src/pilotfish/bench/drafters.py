@@ -1,0 +1,103 @@
+"""Drafters to compare over one loaded pair: models are loaded once, drafters are swapped between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pilotfish.bench.workload import Job
+from pilotfish.config import EngineConfig
+from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.request import Request
+from pilotfish.core.tree import TokenTree
+from pilotfish.draft.combined import CombinedDrafter
+from pilotfish.draft.lm import LMDrafter, TreeShape
+from pilotfish.draft.ngram import NgramDrafter
+from pilotfish.engine.engine import Engine, Sample
+from pilotfish.errors import EngineError
+from pilotfish.target.guard import GuardedDrafter
+
+
+class RandomDrafter:
+    """Trees of random shape and random tokens: half from the vocabulary, half from the sequence itself.
+
+    A tree is a function of the request's seed and length, so a run can be repeated.
+    """
+
+    def __init__(self, vocab_size: int, max_nodes: int) -> None:
+        self.vocab_size = vocab_size
+        self.max_nodes = max_nodes
+
+    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: Request) -> TokenTree:
+        rng = np.random.default_rng((request.seed, len(request.tokens)))
+        tree = TokenTree()
+        for _ in range(rng.integers(self.max_nodes + 1)):
+            seen = request.tokens[rng.integers(len(request.tokens))]
+            token = seen if rng.random() < 0.5 else int(rng.integers(self.vocab_size))
+            tree.add(int(rng.integers(len(tree) + 1)), token, -float(rng.exponential()))
+        return tree
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+        """Nothing is held."""
+
+    def close(self, request: Request) -> None:
+        """Nothing is held."""
+
+
+class Bench:
+    """One engine over one pair, whose drafter can be swapped while it is idle."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """`config` must be of mode sync with drafter lm; its tree is that of `shape`."""
+        self.engine = Engine(config)
+        drafter = self.engine.drafter
+        if not isinstance(drafter, LMDrafter):
+            raise EngineError("bench: an engine of mode sync with drafter lm is needed")
+        self.lm_drafter = drafter
+        self.shape = drafter.shape
+
+    def lm(self, nodes: int | None = None) -> LMDrafter:
+        """An LM drafter over the loaded draft."""
+        shape = self.shape
+        tree = TreeShape(nodes or shape.max_nodes, shape.levels, shape.width, shape.children)
+        return LMDrafter(self.lm_drafter.runner, tree, self.lm_drafter.vocab_size)
+
+    def drafter(self, name: str) -> Drafter:
+        """One of off, lm, ngram, lm+ngram with the configured tree."""
+        nodes = self.shape.max_nodes
+        if name == "off":
+            return NoDrafter()
+        if name == "ngram":
+            return NgramDrafter(nodes)
+        return self.lm() if name == "lm" else CombinedDrafter([self.lm(), NgramDrafter(nodes)], nodes)
+
+    def use(self, drafter: Drafter) -> None:
+        """Swap the drafter; EngineError while requests run."""
+        if self.engine.busy:
+            raise EngineError("bench: the drafter cannot be swapped while requests run")
+        self.engine.drafter = drafter
+        self.engine.worker.drafter = GuardedDrafter(drafter, self.engine.model.shape.vocab_size)
+
+    def drain(self, done: Callable[[], None] = lambda: None) -> None:
+        """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed
+        meanwhile: a service goes on without it, a measurement of it must not."""
+        while self.engine.busy:
+            for delta in self.engine.step():
+                if delta.sample.finish_reason is not None:
+                    done()
+        if self.engine.worker.drafter.drafter is not self.engine.drafter:
+            raise EngineError("bench: the drafter failed and was dropped; the log says why")
+
+    def run(
+        self, drafter: Drafter, jobs: Sequence[Job], concurrency: int, done: Callable[[], None] = lambda: None
+    ) -> list[Sample]:
+        """Generate all jobs, `concurrency` at a time, in order of arrival; `done` is called for each."""
+        self.use(drafter)
+        self.engine.worker.scheduler.max_requests = concurrency
+        samples = [self.engine.submit(job.prompt.text, job.params)[0] for job in jobs]
+        self.drain(done)
+        return samples

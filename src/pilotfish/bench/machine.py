@@ -1,0 +1,73 @@
+"""What a figure was measured on."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pilotfish.config import DType, available_cores
+from pilotfish.model.loader import DTYPES
+
+TRIALS = 5
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Processor, libraries, and what two simple operations reach with the threads of the run."""
+
+    cpu: str
+    cores: int
+    threads: int
+    torch: str
+    transformers: str
+    read_gb_per_s: float
+    matmul_gflop_per_s: float
+
+
+def describe_machine(dtype: DType, *, mebibytes: int = 512, size: int = 2048) -> Machine:
+    """Probes read `mebibytes` and multiply two matrices of `size` by `size` in `dtype`."""
+    import transformers
+
+    return Machine(
+        cpu=cpu_name(),
+        cores=available_cores(),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        read_gb_per_s=_read_speed(mebibytes),
+        matmul_gflop_per_s=_matmul_speed(DTYPES[dtype], size),
+    )
+
+
+def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model name, as the kernel tells it."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _read_speed(mebibytes: int) -> float:
+    data = torch.ones(mebibytes * 2**20 // 4)
+    return mebibytes * 2**20 / fastest(data.sum) / 1e9
+
+
+def _matmul_speed(dtype: torch.dtype, size: int) -> float:
+    a = torch.randn(size, size).to(dtype)
+    return 2 * size**3 / fastest(lambda: a @ a) / 1e9
+
+
+def fastest(call: Callable[[], object], trials: int = TRIALS) -> float:
+    """Seconds of the quickest of some calls."""
+    return min(timed(call) for _ in range(trials))
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

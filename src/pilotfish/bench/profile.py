@@ -1,0 +1,145 @@
+"""Where the time of one step goes, and what a forward costs by its rows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from pilotfish.bench.drafters import Bench
+from pilotfish.bench.machine import Machine, describe_machine, timed
+from pilotfish.bench.report import print_table
+from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
+from pilotfish.config import EngineConfig
+from pilotfish.core.tree import TokenTree
+from pilotfish.model.runner import Runner, SequenceRows
+
+DRAFTERS = ("off", "lm", "lm+ngram")
+ROWS = (1, 4, 8, 16, 32, 64)
+CONTEXT = 256
+WARM_UP = 3
+#: What is neither model nor sampling.
+RUNTIME = ("schedule", "commit", "text")
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """Mean milliseconds of one step by part; `text` is all that is outside the worker's step."""
+
+    drafter: str
+    temperature: float
+    steps: int
+    milliseconds: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.milliseconds.values())
+
+    @property
+    def runtime_share(self) -> float:
+        """Of the runtime itself: scheduling, committing, text."""
+        return sum(self.milliseconds[part] for part in RUNTIME) / self.total
+
+
+@dataclass(frozen=True)
+class ProfileReport:
+    """`forward_ms` by rows at `CONTEXT` positions; `draft_forward_ms` of `width` rows; `draft_level_ms` is the
+    lm drafter's time of a step by level, children and tree included."""
+
+    machine: Machine
+    target: str
+    dtype: str
+    nodes: int
+    levels: int
+    width: int
+    steps: list[StepProfile]
+    forward_ms: dict[int, float]
+    draft_forward_ms: float
+    draft_level_ms: float
+
+
+def run_profile(
+    config: EngineConfig,
+    prompts: list[Prompt],
+    max_tokens: int,
+    repeats: int,
+    machine: Machine | None = None,
+    done: Callable[[str], None] = lambda _: None,
+) -> ProfileReport:
+    """`machine` is probed unless given; `repeats` of each forward. `done` is called with a label for each sequence."""
+    bench = Bench(config)
+    steps = []
+    for temperature in TEMPERATURES:
+        for name in DRAFTERS:
+            profile_steps(bench, name, temperature, prompts[:1], max_tokens)  # warm-up
+            steps.append(profile_steps(bench, name, temperature, prompts, max_tokens, done))
+    forward = {rows: forward_ms(bench.engine.worker.runner, rows, repeats) for rows in ROWS}
+    draft = forward_ms(bench.lm_drafter.runner, config.width, repeats)
+    levels = [step.milliseconds["draft"] / config.levels for step in steps if step.drafter == "lm"]
+    machine = machine or describe_machine(config.dtype)
+    shape = (config.nodes, config.levels, config.width)
+    return ProfileReport(
+        machine, str(config.target), config.dtype, *shape, steps, forward, draft, statistics.mean(levels)
+    )
+
+
+def num_sequences(num_prompts: int) -> int:
+    """How many sequences `run_profile` generates, warm-up left out."""
+    return num_prompts * len(TEMPERATURES) * len(DRAFTERS)
+
+
+def profile_steps(
+    bench: Bench,
+    drafter: str,
+    temperature: float,
+    prompts: list[Prompt],
+    max_tokens: int,
+    done: Callable[[str], None] = lambda _: None,
+) -> StepProfile:
+    """All prompts, one at a time."""
+    worker, jobs = bench.engine.worker, jobs_at(prompts, temperature, max_tokens)
+    before, began = replace(worker.times), time.perf_counter()
+    bench.run(bench.drafter(drafter), jobs, 1, partial(done, f"{drafter}, T={temperature:g}"))
+    seconds = time.perf_counter() - began
+    spent = worker.times.minus(before)
+    parts = {name: getattr(spent, name) for name in ("draft", "schedule", "forward", "verify", "commit")}
+    parts["text"] = seconds - sum(parts.values())
+    milliseconds = {name: 1000 * part / spent.steps for name, part in parts.items()}
+    return StepProfile(drafter, temperature, spent.steps, milliseconds)
+
+
+def forward_ms(runner: Runner, rows: int, repeats: int) -> float:
+    """Median milliseconds of a forward of one token and a tree, `rows` together, after `CONTEXT` tokens."""
+    vocab_size = runner.model.shape.vocab_size
+    trunk = np.arange(CONTEXT + 1, dtype=np.int32)
+    prompt = [1 + token % (vocab_size - 1) for token in range(CONTEXT + 1)]
+    tree = TokenTree()
+    for node in range(1, rows):
+        tree.add((node - 1) // 4, node % vocab_size, -float(node))
+    node_slots = {node: CONTEXT + node for node in tree.nodes()}
+    before = SequenceRows(0, prompt[:CONTEXT], trunk[:CONTEXT], TokenTree(), [], {}, sampled=True)
+    step = SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, tree, list(tree.nodes()), node_slots, sampled=True)
+    runner.forward([before])
+    times = [timed(lambda: runner.forward([step])) for _ in range(WARM_UP + repeats)]
+    return 1000 * statistics.median(times[WARM_UP:])
+
+
+def print_profile(report: ProfileReport) -> None:
+    parts = list(report.steps[0].milliseconds)
+    header = ("drafter", "T", "steps", "ms/step", *parts, "runtime")
+    tree = f"{report.nodes} nodes, {report.levels} levels of {report.width} leaves"
+    print_table(f"one step of {report.target}, {report.dtype}, {tree}", header, map(_row, report.steps))
+    rows = [(rows, f"{ms:.2f}", f"{ms / report.forward_ms[1]:.2f}") for rows, ms in report.forward_ms.items()]
+    print_table(f"target forward at context {CONTEXT}", ("rows", "ms", "of one row"), rows)
+    draft = [(report.width, f"{report.draft_forward_ms:.2f}", f"{report.draft_level_ms:.2f}")]
+    print_table("one draft level", ("rows", "forward ms", "whole level ms"), draft)
+
+
+def _row(step: StepProfile) -> tuple[object, ...]:
+    shares = (f"{ms / step.total:.1%}" for ms in step.milliseconds.values())
+    head = (step.drafter, f"{step.temperature:g}", step.steps, f"{step.total:.2f}")
+    return (*head, *shares, f"{step.runtime_share:.1%}")

@@ -1,0 +1,115 @@
+"""What is run: prompt files, sampling settings, seeds, models."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.errors import ParameterError, PromptError
+from pilotfish.pairs import PairDirs, resolve_pair
+
+#: The four settings of the parity promise (issue "First light", Must show 2).
+PARITY_SETTINGS: dict[str, dict[str, Any]] = {
+    "T=0": {"temperature": 0.0},
+    "T=0.8": {"temperature": 0.8},
+    "T=1 top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
+    "T=0.7 min-p 0.05 top-k 50": {"temperature": 0.7, "min_p": 0.05, "top_k": 50},
+}
+#: The two temperatures of every figure on speed and acceptance.
+TEMPERATURES = (0.0, 0.8)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of a prompt file; turns are joined as they are."""
+
+    id: str
+    text: str
+
+    @property
+    def seed(self) -> int:
+        """Fixed for the prompt, whichever subset of a file is run."""
+        return zlib.crc32(self.id.encode())
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sequence to generate: a prompt under a named setting."""
+
+    prompt: Prompt
+    setting: str
+    params: SamplingParams
+
+
+def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
+    """The first `limit` rows of a JSON Lines file; PromptError names the first row that is no prompt."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"prompts: {path} cannot be read: {error}") from error
+    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
+    if not rows:
+        raise PromptError(f"prompts: {path} has no rows")
+    return [_prompt(f"prompts: {path}:{number}", line) for number, line in rows]
+
+
+def _prompt(place: str, line: str) -> Prompt:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptError(f"{place}: not JSON: {error.msg}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("id"), str | int):
+        raise PromptError(f"{place}: expected an object with an id and turns or prompt")
+    turns = row.get("turns", [row.get("prompt")])
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise PromptError(f"{place}: turns must be a list of texts, or prompt a text")
+    if not (text := "".join(turns)):
+        raise PromptError(f"{place}: the prompt is empty")
+    return Prompt(str(row["id"]), text)
+
+
+def mixed_jobs(prompts: list[Prompt], settings: dict[str, dict[str, Any]], max_tokens: int) -> list[Job]:
+    """Every prompt under every setting, so ordered that neighbours differ in both."""
+    names, jobs = list(settings), []
+    for turn in range(len(names)):
+        for index, prompt in enumerate(prompts):
+            name = names[(index + turn) % len(names)]
+            params = SamplingParams(max_tokens=max_tokens, seed=prompt.seed, **settings[name])
+            jobs.append(Job(prompt, name, params))
+    return jobs
+
+
+def jobs_at(prompts: list[Prompt], temperature: float, max_tokens: int) -> list[Job]:
+    """Every prompt at one temperature."""
+    return mixed_jobs(prompts, {f"T={temperature:g}": {"temperature": temperature}}, max_tokens)
+
+
+def choose_models(pair: str | None, target: Path | None, draft: Path | None) -> PairDirs:
+    """A named pair, or the two directories of one."""
+    if target is None and draft is None:
+        return resolve_pair(pair or "pycode")
+    if pair is not None:
+        raise ParameterError("pair", pair, "either a pair or --target and --draft")
+    if target is None or draft is None:
+        raise ParameterError("target" if target is None else "draft", None, "--target and --draft together")
+    return PairDirs(target, draft)
+
+
+def shard_of(prompts: list[Prompt], text: str) -> list[Prompt]:
+    """`i/n`: every n-th prompt from the i-th on."""
+    first, _, last = text.partition("/")
+    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last) <= len(prompts)):
+        raise ParameterError("shard", text, f"i/n with 1 <= i <= n <= {len(prompts)}, the number of prompts")
+    return prompts[int(first) - 1 :: int(last)]
+
+
+def parse_numbers(field: str, text: str) -> list[int]:
+    """Positive integers separated by commas."""
+    parts = text.split(",")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ParameterError(field, text, "positive integers separated by commas")
+    return [int(part) for part in parts]

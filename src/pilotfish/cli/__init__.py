@@ -1,0 +1,53 @@
+"""The command line: parse, call one function below, print. Exit codes: 0 done, 2 bad usage or input, 1 failure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from pilotfish import bench
+from pilotfish.cli import demo, generate, train
+from pilotfish.errors import InputError
+
+INTERRUPTED = 130  # what Typer makes of Ctrl-C
+
+app = typer.Typer(
+    name="pilotfish",
+    help="LLM inference with lossless speculative decoding.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("generate")(generate.generate)
+app.command("demo")(demo.demo)
+app.add_typer(bench.app, name="bench")
+app.add_typer(train.app, name="train")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Whatever goes wrong is one line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        code: int = app(arguments, prog_name="pilotfish", standalone_mode=False) or 0
+        return _fail("interrupted", 1) if code == INTERRUPTED else code
+    except TyperException as error:
+        return _fail(error.format_message() or "Missing command.", 2)  # a group without one has shown its help
+    except InputError as error:
+        return _fail(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that flushing at exit does not fail again
+        return 1
+    except Exception as error:
+        if os.environ.get("PILOTFISH_DEBUG"):
+            raise
+        return _fail(f"{type(error).__name__}: {error}", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"pilotfish: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    return code

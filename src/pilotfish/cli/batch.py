@@ -1,0 +1,90 @@
+"""Rows through an engine, a limited number at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pilotfish.cli.prompts import BadRow, Row, prompt_of
+from pilotfish.cli.show import Printer, report, shown_when_slow, status
+from pilotfish.config import EngineConfig
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.llm import Completion, completion
+from pilotfish.errors import InputError
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A row and its outputs, in order of their index."""
+
+    row: Row
+    prompt_tokens: int
+    outputs: list[Completion]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One JSON object for each output; `index` tells them apart where there are several."""
+        return [self._record(output) for output in self.outputs]
+
+    def _record(self, output: Completion) -> dict[str, Any]:
+        index = {"index": output.index} if len(self.outputs) > 1 else {}
+        return {
+            "id": self.row.id,
+            **index,
+            "prompt_tokens": self.prompt_tokens,
+            "token_ids": output.token_ids,
+            "text": output.text,
+            "finish_reason": output.finish_reason,
+            "seed": output.seed,
+            "stats": output.stats,
+        }
+
+
+def generate_rows(
+    config: EngineConfig, params: SamplingParams, rows: Sequence[Row], printer: Printer, *, concurrency: int, raw: bool
+) -> bool:
+    """Load the models, print each row as it ends; whether all rows could be served."""
+    with status(f"loading {config.target}"):
+        engine = Engine(config)
+    served = 0
+    with shown_when_slow(printer.progress(len(rows))) as bar:
+        task = bar.add_task("rows", total=len(rows))
+        for outcome in run_rows(engine, rows, params, concurrency=concurrency, raw=raw):
+            if isinstance(outcome, BadRow):
+                report(outcome)
+            else:
+                printer.row(outcome)
+                served += 1
+            bar.advance(task)
+    printer.end()
+    return served == len(rows)
+
+
+def run_rows(
+    engine: Engine, rows: Iterable[Row], params: SamplingParams, *, concurrency: int, raw: bool
+) -> Iterator[Finished | BadRow]:
+    """Each row as it ends, at most `concurrency` of them submitted. One that cannot be served harms no other."""
+    waiting, running = deque(rows), dict[str, tuple[Row, list[Sample]]]()
+    while waiting or running:
+        while waiting and len(running) < concurrency:
+            row = waiting.popleft()
+            try:
+                prompt = prompt_of(row, engine.tokenizer, raw=raw)
+                running[row.place] = row, engine.submit(prompt, params)
+            except InputError as error:
+                yield BadRow(row.place, str(error))
+        if running:
+            engine.step()
+        ended = [place for place, (_, samples) in running.items() if all(map(_has_ended, samples))]
+        for place in ended:
+            yield _finished(*running.pop(place))
+
+
+def _has_ended(sample: Sample) -> bool:
+    return sample.finish_reason is not None
+
+
+def _finished(row: Row, samples: list[Sample]) -> Finished:
+    return Finished(row, samples[0].request.num_prompt_tokens, [completion(sample) for sample in samples])

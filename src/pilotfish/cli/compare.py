@@ -1,0 +1,154 @@
+"""Off against sync on one engine: the same target, prompts and seeds, in turn, round after round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from statistics import median
+from typing import Any
+
+from pilotfish.core.drafter import NoDrafter
+from pilotfish.core.request import RequestStats
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine
+from pilotfish.target.worker import StepTimes
+
+
+@dataclass(frozen=True)
+class Pass:
+    """All prompts, one after the other, once."""
+
+    seconds: float
+    outputs: list[list[int]]
+    stats: list[RequestStats]
+    times: StepTimes
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(map(len, self.outputs)) / self.seconds
+
+
+def run_pass(engine: Engine, prompts: Sequence[str], params: SamplingParams) -> Pass:
+    """Run each prompt alone to its end."""
+    before, began = replace(engine.worker.times), time.perf_counter()
+    samples = []
+    for prompt in prompts:
+        samples += engine.submit(prompt, params)
+        while engine.busy:
+            engine.step()
+    seconds = time.perf_counter() - began
+    times = engine.worker.times.minus(before)
+    return Pass(seconds, [s.token_ids for s in samples], [s.request.stats for s in samples], times)
+
+
+@contextmanager
+def speculation_off(engine: Engine) -> Iterator[None]:
+    """Every step plain decoding; only while no request runs."""
+    guard = engine.worker.drafter
+    drafter, guard.drafter = guard.drafter, NoDrafter()
+    try:
+        yield
+    finally:
+        guard.drafter = drafter
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One mode over all rounds."""
+
+    passes: list[Pass]
+
+    @property
+    def speeds(self) -> list[float]:
+        return [one.tokens_per_second for one in self.passes]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return median(self.speeds)
+
+    @property
+    def tokens_per_verify_step(self) -> float:
+        steps = sum(stats.verify_steps for stats in self._stats)
+        return sum(len(tokens) for one in self.passes for tokens in one.outputs) / steps
+
+    @property
+    def offered_by_depth(self) -> list[int]:
+        """Verify steps whose tree reached depth 1, 2, …"""
+        return _summed([stats.offered_by_depth for stats in self._stats])
+
+    @property
+    def accepted_by_depth(self) -> list[int]:
+        """Of those, the steps that accepted a token there."""
+        return _summed([stats.accepted_by_depth for stats in self._stats])
+
+    @property
+    def time_share(self) -> dict[str, float]:
+        """Where the time went: the draft, the target's forward, sampling and walking, all else."""
+        total = sum(one.seconds for one in self.passes)
+        parts = ("draft", "forward", "verify")
+        shares = {part: sum(getattr(one.times, part) for one in self.passes) / total for part in parts}
+        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+
+    @property
+    def _stats(self) -> list[RequestStats]:
+        return [stats for one in self.passes for stats in one.stats]
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second_rounds": self.speeds,
+            "tokens_per_verify_step": self.tokens_per_verify_step,
+            "offered_by_depth": self.offered_by_depth,
+            "accepted_by_depth": self.accepted_by_depth,
+            "time_share": self.time_share,
+        }
+
+
+def _summed(lists: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(counts) for counts in zip_longest(*lists, fillvalue=0)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both modes over the same rounds."""
+
+    off: Summary
+    sync: Summary
+
+    @property
+    def sequences(self) -> int:
+        return sum(len(one.outputs) for one in self.off.passes)
+
+    @property
+    def matched(self) -> int:
+        """Sequences whose tokens are the same in both modes."""
+        pairs = zip(self.off.passes, self.sync.passes, strict=True)
+        return sum(a == b for off, sync in pairs for a, b in zip(off.outputs, sync.outputs, strict=True))
+
+    @property
+    def speedup(self) -> float:
+        return self.sync.tokens_per_second / self.off.tokens_per_second
+
+
+def compare(
+    engine: Engine,
+    prompts: Sequence[str],
+    params: SamplingParams,
+    *,
+    rounds: int,
+    budget: float,
+) -> Comparison:
+    """Up to `rounds` rounds, each with its own seed; no second one that would not end within `budget` seconds."""
+    off, sync = Summary([]), Summary([])
+    began = time.perf_counter()
+    while (done := len(off.passes)) < rounds:
+        if done and (time.perf_counter() - began) * (done + 1) / done > budget:
+            break
+        seeded = replace(params, seed=done)
+        with speculation_off(engine):
+            off.passes.append(run_pass(engine, prompts, seeded))
+        sync.passes.append(run_pass(engine, prompts, seeded))
+    return Comparison(off, sync)

@@ -1,0 +1,99 @@
+"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pilotfish.errors import InputError, PromptError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request: its id, its text, and where it came from for messages (`FILE:LINE`)."""
+
+    id: str | int
+    texts: tuple[str, ...]
+    chat: bool  # user messages, to which the model's chat template applies
+    place: str
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be served, and why; the others are."""
+
+    place: str
+    reason: str
+
+
+def read_rows(path: Path) -> list[Row | BadRow]:
+    """All rows of a file in order; blank lines are skipped. InputError when there are none to read."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"prompts: {path} cannot be read: {error.strerror}") from error
+    rows = [_row_or_reason(line, f"{path}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise InputError(f"prompts: {path} has no rows; one JSON object a line is needed")
+    return rows
+
+
+def _row_or_reason(line: bytes, place: str) -> Row | BadRow:
+    try:
+        return parse_row(line, place)
+    except PromptError as error:
+        return BadRow(place, str(error))
+
+
+def parse_row(line: bytes, place: str) -> Row:
+    """One line as a row; PromptError names the field that cannot be."""
+    row = _object(line)
+    if not isinstance(row.get("id"), str | int) or isinstance(row["id"], bool):
+        raise PromptError(f"id: {_short(row.get('id'))} is not allowed; expected a string or an integer")
+    if ("prompt" in row) == ("turns" in row):
+        raise PromptError("row: exactly one of prompt and turns is needed")
+    if "prompt" in row:
+        return Row(row["id"], (_text("prompt", row["prompt"]),), chat=False, place=place)
+    turns = row["turns"]
+    if not isinstance(turns, list) or not turns:
+        raise PromptError(f"turns: {_short(turns)} is not allowed; expected a list of texts")
+    return Row(row["id"], tuple(_text("turns", turn) for turn in turns), chat=True, place=place)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        raise PromptError(f"row: it is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise PromptError(f"row: {_short(row)} is not allowed; expected an object")
+    return row
+
+
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise PromptError(f"{field}: {_short(value)} is not allowed; expected text")
+    return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def prompt_of(row: Row, tokenizer: Any, *, raw: bool) -> str | Sequence[int]:
+    """What the engine is given: the text, or the tokens of the chat template around it."""
+    if not row.chat or raw or not tokenizer.chat_template:
+        return "\n".join(row.texts)
+    if not all(row.texts):
+        raise PromptError("turns: a text is empty; at least one character is needed")
+    messages = [{"role": "user", "content": text} for text in row.texts]
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template is a program: it may raise anything
+        raise PromptError(f"turns: the chat template refuses them: {error}") from error
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tokens

@@ -1,0 +1,134 @@
+"""How `generate` prints: JSON lines for programs, text and a table for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from pilotfish.cli.prompts import BadRow
+
+if TYPE_CHECKING:
+    from pilotfish.cli.batch import Finished
+
+SHOW_PROGRESS_AFTER = 2.0  # seconds
+
+
+def status(message: str) -> AbstractContextManager[Any]:
+    """A spinner on stderr while something slow goes on; nothing where stderr is no terminal."""
+    console = Console(stderr=True)
+    return console.status(message) if console.is_terminal else nullcontext()
+
+
+def report(row: BadRow) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"{row.place}: {' '.join(row.reason.split())}\n")
+
+
+class Printer(Protocol):
+    """Prints rows as they end."""
+
+    def row(self, finished: Finished) -> None: ...
+
+    def end(self) -> None: ...
+
+    def progress(self, total: int) -> Progress: ...
+
+
+class JsonPrinter:
+    """One object a line on stdout, at once. Progress goes to stderr, unless stdout shows on a terminal as well."""
+
+    def row(self, finished: Finished) -> None:
+        for record in finished.records():
+            sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Nothing but rows."""
+
+    def progress(self, total: int) -> Progress:
+        return _bar(Console(stderr=True), enabled=total > 1 and not sys.stdout.isatty())
+
+
+class TextPrinter:
+    """Each row's text below its id, and a table of figures at the end."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._records: list[dict[str, Any]] = []
+
+    def row(self, finished: Finished) -> None:
+        for record in finished.records():
+            self._records.append(record)
+            self._console.print(Rule(Text(f"{_name(record)} · seed {record['seed']}"), align="left", style="dim"))
+            self._console.print(Text(record["text"]), soft_wrap=True)
+
+    def end(self) -> None:
+        if self._records:
+            self._console.print(_table(self._records))
+
+    def progress(self, total: int) -> Progress:
+        console = self._console if self._console.is_terminal else Console(stderr=True)
+        return _bar(console, enabled=total > 1)
+
+
+def _bar(console: Console, *, enabled: bool) -> Progress:
+    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not enabled or not console.is_terminal,
+    )
+
+
+@contextmanager
+def shown_when_slow(progress: Progress) -> Iterator[Progress]:
+    """The bar, from two seconds on."""
+    timer = threading.Timer(SHOW_PROGRESS_AFTER, progress.start)
+    timer.start()
+    try:
+        yield progress
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.stop()
+
+
+def _name(record: dict[str, Any]) -> str:
+    return f"{record['id']} [{record['index']}]" if "index" in record else str(record["id"])
+
+
+def _table(records: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("id", overflow="fold")
+    for heading in ("prompt", "tokens", "end", "seconds", "tokens/s", "per step", "accepted"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for record in records:
+        table.add_row(*_cells(record))
+    return table
+
+
+def _cells(record: dict[str, Any]) -> list[str]:
+    stats = record["stats"]
+    return [
+        _name(record),
+        str(record["prompt_tokens"]),
+        str(len(record["token_ids"])),
+        record["finish_reason"],
+        f"{stats['seconds']:.2f}",
+        f"{stats['tokens_per_second']:.1f}",
+        f"{stats['tokens_per_verify_step']:.2f}",
+        f"{stats['accepted_tokens']} of {stats['draft_tokens']}",
+    ]

@@ -1,0 +1,108 @@
+"""Speed, acceptance and profile run on tiny models; no test says how fast."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pilotfish.bench import app
+from pilotfish.bench.acceptance import run_acceptance
+from pilotfish.bench.drafters import Bench, RandomDrafter
+from pilotfish.bench.machine import Machine, cpu_name, describe_machine
+from pilotfish.bench.profile import ROWS, run_profile
+from pilotfish.bench.speed import BEST, num_sequences, print_speed, run_speed
+from pilotfish.bench.workload import Prompt, jobs_at
+from pilotfish.config import EngineConfig
+from pilotfish.errors import EngineError, InputError
+
+MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
+
+
+def test_speed(config: EngineConfig, prompts: list[Prompt], capsys: pytest.CaptureFixture[str]) -> None:
+    done: list[str] = []
+    report = run_speed(config, prompts, 6, 1, MACHINE, done.append)
+    assert len(done) == num_sequences(len(prompts), 1)
+    greedy = {speed.contestant for speed in report.speeds if speed.temperature == 0}
+    sampled = {speed.contestant for speed in report.speeds if speed.temperature == 0.8}
+    assert greedy - sampled == {"transformers prompt lookup"} and len(greedy) == 7
+    assert all(speed.tokens_per_second.count == len(prompts) for speed in report.speeds)
+    steps = {speed.contestant: speed.tokens_per_verify_step for speed in report.speeds}
+    assert steps["off"] == 1 and steps["transformers"] is None
+    assert {ratio.denominator for ratio in report.ratios} >= {"off", "transformers", BEST}
+    print_speed(report)
+    assert "ratios" in capsys.readouterr().out
+
+
+def test_contestants_agree_on_what_is_generated(config: EngineConfig, prompts: list[Prompt]) -> None:
+    """Greedy outputs of ours and of transformers are the same work, not only the same length."""
+    from pilotfish.bench.speed import load_contestants
+
+    bench, contestants = load_contestants(config)
+    ids = bench.engine.check_prompt(prompts[0].text)
+    outputs = {c.name: c.run(ids, 0.0, 1, 6).tokens for c in contestants}
+    assert len(set(map(tuple, outputs.values()))) == 1
+
+
+def test_acceptance(config: EngineConfig, prompts: list[Prompt]) -> None:
+    report = run_acceptance(config, prompts, 12)
+    assert [(r.drafter, r.temperature) for r in report.results] == [
+        (drafter, temperature) for temperature in (0.0, 0.8) for drafter in ("lm", "lm+ngram", "ngram")
+    ]
+    for result in report.results:
+        assert result.tokens == 12 * len(prompts)
+        assert 1 <= result.tokens_per_verify_step <= 12 and 0 < result.distinct_4grams <= 1
+        assert result.acceptance_by_depth == sorted(result.acceptance_by_depth, reverse=True) or result.drafter != "lm"
+    assert report.results[0].tokens_per_verify_step > 1  # the fixture's draft is often right
+
+
+def test_profile(config: EngineConfig, prompts: list[Prompt]) -> None:
+    report = run_profile(config, prompts[:1], 6, 1, MACHINE)
+    assert tuple(report.forward_ms) == ROWS
+    for step in report.steps:
+        assert set(step.milliseconds) == {"draft", "schedule", "forward", "verify", "commit", "text"}
+        assert 0 < step.runtime_share < 1 and all(ms >= 0 for ms in step.milliseconds.values())
+    assert next(step for step in report.steps if step.drafter == "off").steps == 6
+
+
+def test_drafters_are_swapped_only_when_idle(config: EngineConfig, prompts: list[Prompt]) -> None:
+    bench = Bench(config)
+    [job] = jobs_at(prompts[:1], 0.0, 4)
+    bench.engine.submit(job.prompt.text, job.params)
+    with pytest.raises(EngineError, match="swapped"):
+        bench.run(bench.drafter("off"), [job], 1)
+
+
+def test_random_trees_repeat_and_stay_in_the_vocabulary(config: EngineConfig, prompts: list[Prompt]) -> None:
+    bench = Bench(config)
+    jobs = jobs_at(prompts[:1], 0.8, 4)
+    [sample] = bench.run(bench.drafter("off"), jobs, 1)
+    trees = [RandomDrafter(9, 20).propose([sample.request])[0] for _ in range(2)]
+    assert trees[0].tokens == trees[1].tokens and trees[0].parents == trees[1].parents
+    assert set(trees[0].tokens[1:]) <= set(range(9)) | set(sample.request.tokens)
+
+
+def test_the_machine_is_described(tmp_path: Path) -> None:
+    machine = describe_machine("float32", mebibytes=1, size=32)
+    assert machine.cpu and machine.threads == torch.get_num_threads() and machine.read_gb_per_s > 0
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Processor\n")
+    assert cpu_name(tmp_path / "cpuinfo") == "A Processor"
+    assert cpu_name(tmp_path / "none")
+
+
+def test_commands(llama: Path, draft: Path, prompt_file: Path, tmp_path: Path) -> None:
+    models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file)]
+    common = [*models, "--limit", "1", "--max-tokens", "4", "--threads", "1", "--json"]
+    parity = CliRunner().invoke(app, ["parity", *common])
+    assert parity.exit_code == 0 and json.loads(parity.stdout)["differences"] == []
+    out = tmp_path / "acceptance.json"
+    acceptance = CliRunner().invoke(app, ["acceptance", *common, "--out", str(out)])
+    assert acceptance.exit_code == 0 and json.loads(acceptance.stdout) == json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("arguments", [["--shard", "2/1"], ["--threads", "0"], ["--dtype", "int8"]])
+def test_bad_usage(llama: Path, draft: Path, prompt_file: Path, arguments: list[str]) -> None:
+    models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file)]
+    result = CliRunner().invoke(app, ["parity", *models, *arguments])
+    assert isinstance(result.exception, InputError)

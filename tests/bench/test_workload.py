@@ -1,0 +1,97 @@
+"""Prompt files, settings, shards, models."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pilotfish.bench.workload import (
+    PARITY_SETTINGS,
+    Prompt,
+    choose_models,
+    load_prompts,
+    mixed_jobs,
+    parse_numbers,
+    shard_of,
+)
+from pilotfish.errors import InputError
+from pilotfish.pairs import PairDirs
+
+PROMPTS = [Prompt(str(index), f"text {index}") for index in range(6)]
+
+
+def test_rows(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": 7, "turns": ["a\\n", "b"], "other": 1}\n\n{"id": "x", "prompt": "☃"}\n')
+    assert load_prompts(path) == [Prompt("7", "a\nb"), Prompt("x", "☃")]
+    assert load_prompts(path, limit=1) == [Prompt("7", "a\nb")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        json.dumps({"turns": ["a"]}),
+        json.dumps({"id": 1}),
+        json.dumps({"id": 1, "turns": []}),
+        json.dumps({"id": 1, "turns": "text"}),
+        json.dumps({"id": 1, "turns": [1]}),
+        json.dumps({"id": 1, "turns": [""]}),
+        json.dumps({"id": 1, "prompt": None}),
+    ],
+)
+def test_a_bad_row_is_named_in_one_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"id": 0, "turns": ["good"]}) + "\n" + line + "\n")
+    with pytest.raises(InputError, match=r"p\.jsonl:2: ") as raised:
+        load_prompts(path)
+    assert "\n" not in str(raised.value)
+    assert len(load_prompts(path, limit=1)) == 1
+
+
+def test_files_without_rows(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        load_prompts(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    with pytest.raises(InputError, match="no rows"):
+        load_prompts(tmp_path / "empty.jsonl")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_prompts(tmp_path / "binary.jsonl")
+
+
+def test_mixed_jobs_hold_every_pair_once_and_mix_settings() -> None:
+    jobs = mixed_jobs(PROMPTS, PARITY_SETTINGS, 8)
+    assert len({(job.prompt.id, job.setting) for job in jobs}) == len(jobs) == len(PROMPTS) * 4
+    assert all(len({job.setting for job in jobs[at : at + 4]}) == 4 for at in range(0, 4, 4))
+    seeds = {(job.prompt.id, job.params.seed) for job in jobs}
+    assert len(seeds) == len(PROMPTS)  # one seed for each prompt, whatever the setting
+
+
+def test_shards_part_the_prompts() -> None:
+    parts = [shard_of(PROMPTS, f"{index}/4") for index in (1, 2, 3, 4)]
+    assert sorted((p for part in parts for p in part), key=lambda p: p.id) == PROMPTS
+    assert shard_of(PROMPTS, "1/1") == PROMPTS
+    for bad in ("0/2", "3/2", "2", "a/b", "1/", "-1/2", "1/7"):
+        with pytest.raises(InputError, match="shard"):
+            shard_of(PROMPTS, bad)
+
+
+def test_numbers() -> None:
+    assert parse_numbers("threads", "1,2") == [1, 2]
+    for bad in ("", "0", "1,,2", "x", "1.5", "-1"):
+        with pytest.raises(InputError, match="threads"):
+            parse_numbers("threads", bad)
+
+
+def test_models_come_from_a_pair_or_from_two_directories(tmp_path: Path) -> None:
+    assert choose_models(None, tmp_path, tmp_path) == PairDirs(tmp_path, tmp_path)
+    with pytest.raises(InputError, match="pair"):
+        choose_models("pycode", tmp_path, tmp_path)
+    with pytest.raises(InputError, match="draft"):
+        choose_models(None, tmp_path, None)
+    with pytest.raises(InputError, match="target"):
+        choose_models(None, None, tmp_path)
+    with pytest.raises(InputError, match="pair"):
+        choose_models("nothing", None, None)

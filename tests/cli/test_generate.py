@@ -1,0 +1,214 @@
+"""The contract of `pilotfish generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+STATS = {
+    "seconds",
+    "tokens_per_second",
+    "verify_steps",
+    "draft_tokens",
+    "accepted_tokens",
+    "tokens_per_verify_step",
+}
+
+
+def test_a_row_has_the_fields_of_the_contract(generate, llama: Path) -> None:
+    result = generate("--prompt", "def f(x):", "--seed", 5)
+    assert (result.code, result.stderr) == (0, "")
+    (row,) = result.rows
+    assert set(row) == {"id", "prompt_tokens", "token_ids", "text", "finish_reason", "seed", "stats"}
+    assert set(row["stats"]) == STATS
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    assert row["prompt_tokens"] == len(tokenizer.encode("def f(x):"))
+    assert (len(row["token_ids"]), row["finish_reason"], row["seed"]) == (8, "length", 5)
+    assert row["stats"]["verify_steps"] == 8 and row["stats"]["draft_tokens"] == 0
+
+
+def test_speculation_changes_no_token(generate, draft: Path) -> None:
+    fixed = ("--prompt", "x = [1, 2, 3]\nx = [1, 2,", "--seed", 3, "--max-tokens", 24)
+    off = generate(*fixed).rows[0]
+    for options in (["--draft", draft], ["--draft", draft, "--drafter", "lm", "--nodes", 4], ["--drafter", "ngram"]):
+        sync = generate(*fixed, *options).rows[0]
+        assert sync["token_ids"] == off["token_ids"] and sync["text"] == off["text"]
+        assert sync["stats"]["draft_tokens"] > 0
+
+
+def test_mode_off_needs_no_draft_and_loads_none(generate, tmp_path: Path) -> None:
+    result = generate("--prompt", "a", "--mode", "off", "--draft", tmp_path)
+    assert result.code == 0 and result.rows[0]["stats"]["draft_tokens"] == 0
+
+
+def test_samples_are_numbered_and_seeded(generate) -> None:
+    rows = generate("--prompt", "a", "--n", 3, "--seed", 7).rows
+    assert [row["index"] for row in rows] == [0, 1, 2]
+    assert rows[0]["seed"] == 7 and len({row["seed"] for row in rows}) == 3
+    again = generate("--prompt", "a", "--seed", rows[2]["seed"]).rows[0]
+    assert again["token_ids"] == rows[2]["token_ids"] and "index" not in again
+
+
+def test_an_absent_seed_is_drawn_and_reported(generate) -> None:
+    first, second = (generate("--prompt", "a").rows[0] for _ in range(2))
+    assert first["seed"] != second["seed"]
+    assert generate("--prompt", "a", "--seed", first["seed"]).rows[0]["token_ids"] == first["token_ids"]
+
+
+def test_stops_end_the_output(generate) -> None:
+    plain = generate("--prompt", "a", "--seed", 1).rows[0]
+    by_id = generate("--prompt", "a", "--seed", 1, "--stop-token-id", plain["token_ids"][3]).rows[0]
+    assert by_id["finish_reason"] == "stop" and len(by_id["token_ids"]) <= 4
+    text = plain["text"][2:5]
+    by_text = generate("--prompt", "a", "--seed", 1, "--stop", "\0", "--stop", text).rows[0]
+    assert by_text["finish_reason"] == "stop" and by_text["text"] == plain["text"][: plain["text"].index(text)]
+
+
+def test_rows_of_a_file(generate, prompts: Callable[..., Path]) -> None:
+    path = prompts({"id": "one", "prompt": "a"}, {"id": 2, "turns": ["a"], "category": "code"}, " ")
+    result = generate("--prompts", path, "--seed", 1)
+    assert result.code == 0 and [row["id"] for row in result.rows] == ["one", 2]
+    assert result.rows[0]["token_ids"] == result.rows[1]["token_ids"]
+
+
+def test_concurrency_changes_no_token(generate, prompts: Callable[..., Path]) -> None:
+    path = prompts(*({"id": i, "prompt": "ab" * (i + 1)} for i in range(5)))
+    alone, together = (generate("--prompts", path, "--seed", 1, "--concurrency", c).rows for c in (1, 4))
+    assert sorted((row["id"], row["token_ids"]) for row in together) == [(r["id"], r["token_ids"]) for r in alone]
+
+
+def test_a_bad_row_harms_no_other(generate, prompts: Callable[..., Path]) -> None:
+    good = {"id": "good", "prompt": "a"}
+    bad = [
+        "{",
+        "[]",
+        {"prompt": "a"},
+        {"id": True, "prompt": "a"},
+        {"id": 1},
+        {"id": 1, "prompt": "a", "turns": ["a"]},
+        {"id": 1, "prompt": 5},
+        {"id": 1, "turns": []},
+        {"id": 1, "turns": [5]},
+        {"id": 1, "turns": "a"},
+        {"id": 1, "prompt": ""},
+        {"id": 1, "prompt": "a b " * 3000},
+    ]
+    path = prompts(good, *bad, good)
+    result = generate("--prompts", path, "--seed", 1)
+    assert result.code == 2
+    assert [row["id"] for row in result.rows] == ["good", "good"]
+    lines = result.stderr.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [f"{path}:{i}" for i in range(2, len(bad) + 2)]
+
+
+def test_bytes_that_are_no_text_are_a_bad_row(generate, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"id": 1, "prompt": "\xff"}\n{"id": 2, "prompt": "a"}')
+    result = generate("--prompts", path)
+    assert (result.code, [row["id"] for row in result.rows]) == (2, [2])
+    assert result.stderr.startswith(f"{path}:1: ") and len(result.stderr.splitlines()) == 1
+
+
+def test_people_get_text_and_a_table(pilotfish, llama: Path) -> None:
+    options = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 4, "--seed", 1)
+    result = pilotfish("generate", "--target", llama, "--prompt", "a", *options)
+    assert result.code == 0 and result.stderr == ""
+    assert "tokens/s" in result.stdout and "seed 1" in result.stdout
+
+
+# -- bad input: one line, exit code 2
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--temperature", "-1"], "temperature"),
+        (["--temperature", "nan"], "temperature"),
+        (["--temperature", "warm"], "--temperature"),
+        (["--top-p", "0"], "top_p"),
+        (["--top-p", "1.5"], "top_p"),
+        (["--top-k", "-1"], "top_k"),
+        (["--min-p", "2"], "min_p"),
+        (["--seed", "-1"], "seed"),
+        (["--seed", str(2**64)], "seed"),
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--n", "0"], "n"),
+        (["--stop", ""], "stop"),
+        (["--stop-token-id", "-1"], "stop_token_ids"),
+        (["--mode", "async"], "mode"),
+        (["--mode", "sync"], "draft"),
+        (["--drafter", "oracle"], "drafter"),
+        (["--nodes", "0"], "nodes"),
+        (["--levels", "0"], "levels"),
+        (["--width", "0"], "width"),
+        (["--dtype", "int4"], "dtype"),
+        (["--device", "abacus"], "device"),
+        (["--threads", "-1"], "threads"),
+        (["--concurrency", "0"], "concurrency"),
+        (["--pair", "pycode"], "pair"),
+        (["--draft", "/nowhere"], "draft"),
+        (["--surprise"], "--surprise"),
+        (["extra"], "extra"),
+    ],
+)
+def test_impossible_options(generate, options: list[str], named: str) -> None:
+    _assert_refused(generate("--prompt", "a", *options), named)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ([], "prompt"),
+        (["--prompt", "a", "--prompts", "b"], "prompt"),
+        (["--prompt", ""], "prompt"),
+        (["--prompt", "a b " * 3000], "prompt"),
+        (["--prompts", "/nowhere.jsonl"], "prompts"),
+        (["--prompts", "/"], "prompts"),
+        (["--prompts", "/dev/null"], "prompts"),
+    ],
+)
+def test_impossible_prompts(generate, options: list[str], named: str) -> None:
+    _assert_refused(generate(*options), named)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--target", "/nowhere"], "target"),
+        (["--target", "/"], "/"),
+        (["--draft", "/nowhere"], "draft"),
+        (["--pair", "llama"], "pair"),
+        (["--pair", "pycode", "--draft", "/nowhere"], "draft"),
+    ],
+)
+def test_impossible_models(pilotfish, options: list[str], named: str) -> None:
+    _assert_refused(pilotfish("generate", "--prompt", "a", *options), named)
+
+
+def test_corrupt_weights(pilotfish, llama: Path, tmp_path: Path) -> None:
+    for path in llama.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    options = ("generate", "--target", tmp_path, "--prompt", "a", "--eager", "--threads", 1)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08" + bytes(40))
+    _assert_refused(pilotfish(*options), "model")
+    (tmp_path / "model.safetensors").unlink()
+    _assert_refused(pilotfish(*options), "model")
+
+
+def test_unequal_tokenizers(generate, draft: Path, tmp_path: Path) -> None:
+    for path in draft.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    text = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(text.replace("<eos>", "<end>"))
+    config = (tmp_path / "tokenizer_config.json").read_text()
+    (tmp_path / "tokenizer_config.json").write_text(config.replace("<eos>", "<end>"))
+    _assert_refused(generate("--prompt", "a", "--draft", tmp_path), "tokenizers")
+
+
+def _assert_refused(result, named: str) -> None:
+    assert (result.code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("pilotfish: ") and named in result.stderr

@@ -1,0 +1,53 @@
+"""Exit codes, help and errors, whatever the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pilotfish import cli
+from pilotfish.cli import generate
+from pilotfish.errors import EngineError
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["generate", "--help"], ["demo", "--help"], ["train", "--help"]])
+def test_help(pilotfish, arguments: list[str]) -> None:
+    result = pilotfish(*arguments)
+    assert result.code == 0 and "Usage" in result.stdout and result.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["train"], ["train", "pair"]])
+def test_bad_usage_is_one_line(pilotfish, arguments: list[str]) -> None:
+    result = pilotfish(*arguments)
+    assert (result.code, result.stdout) == (2, "")
+    assert result.stderr.startswith("pilotfish: ") and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [EngineError("it\nbroke"), OSError("disk full"), KeyboardInterrupt()])
+def test_failures_are_one_line_and_exit_code_1(
+    pilotfish, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    result = pilotfish("generate")
+    assert (result.code, result.stdout) == (1, "")
+    assert result.stderr.startswith("pilotfish: ") and len(result.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_within_a_command_is_a_failure(pilotfish, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "_rows", interrupted)
+    result = pilotfish("generate", "--prompt", "a")
+    assert (result.code, result.stdout, result.stderr) == (1, "", "pilotfish: interrupted\n")
+
+
+def test_the_command_line_itself_imports_no_torch() -> None:
+    """Nor does anything that it imports before a command runs."""
+    code = "import sys; from pilotfish.cli import main; main(['generate', '--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,53 @@
+"""What the engine is given for a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pilotfish.cli.prompts import Row, prompt_of
+from pilotfish.errors import PromptError
+
+TURNS = Row(1, ("one", "two"), chat=True, place="file:1")
+
+
+class Tokenizer:
+    """Just enough of one: a template that brackets each message, tokens that are code points."""
+
+    def __init__(self, chat_template: str | None) -> None:
+        self.chat_template = chat_template
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+        assert options == {"add_generation_prompt": True, "tokenize": False}
+        if self.chat_template == "broken":
+            raise RuntimeError("roles must\nalternate")
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [ord(character) for character in text]
+
+
+def test_turns_are_user_messages_of_the_chat_template() -> None:
+    tokens = prompt_of(TURNS, Tokenizer("some"), raw=False)
+    assert "".join(map(chr, tokens)) == "<user>one<user>two"
+
+
+@pytest.mark.parametrize(("template", "raw"), [(None, False), ("some", True)])
+def test_turns_are_joined_raw_otherwise(template: str | None, raw: bool) -> None:
+    assert prompt_of(TURNS, Tokenizer(template), raw=raw) == "one\ntwo"
+
+
+def test_a_prompt_is_always_raw() -> None:
+    assert prompt_of(Row(1, ("one",), chat=False, place=""), Tokenizer("some"), raw=False) == "one"
+
+
+def test_an_empty_turn_is_refused_whatever_the_template_adds() -> None:
+    with pytest.raises(PromptError, match="turns"):
+        prompt_of(Row(1, ("one", ""), chat=True, place=""), Tokenizer("some"), raw=False)
+
+
+def test_a_template_that_raises_makes_a_bad_row() -> None:
+    with pytest.raises(PromptError, match="chat template refuses"):
+        prompt_of(TURNS, Tokenizer("broken"), raw=False)

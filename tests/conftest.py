@@ -1,0 +1,45 @@
+"""Fixtures of all tests. Threads wait passively: tests share cores with whatever else runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+from support import write_model
+
+settings.register_profile("pilotfish", deadline=None, derandomize=True, database=None, max_examples=50)
+settings.load_profile("pilotfish")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Each test begins and ends with one thread, whatever an engine in it has set."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama."""
+    return write_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen3."""
+    return write_model(tmp_path_factory.mktemp("qwen3"), "qwen3", seed=1)
+
+
+@pytest.fixture(scope="session")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft that is often right about `llama`."""
+    return write_model(tmp_path_factory.mktemp("draft"), "llama", perturbed=0.05)

@@ -1,0 +1,63 @@
+"""What sampling cannot be asked is refused at once, in one line that names the field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.errors import InputError, ParameterError, PilotfishError
+
+IMPOSSIBLE: dict[str, list[Any]] = {
+    "temperature": [-0.1, math.nan, math.inf, 101.0, "1", None, True],
+    "top_k": [-1, 1.5, "3", None, True],
+    "top_p": [0.0, -0.5, 1.01, math.nan, "0.9", None],
+    "min_p": [-0.01, 1.5, math.nan, None],
+    "seed": [-1, 1 << 64, 1.0, "7"],
+    "max_tokens": [0, -3, 2.0, None],
+    "n": [0, -1, 129, 1.0, None],
+    "stop": ["text", ("",), (3,), ("a",) * 17, ("x" * 1025,), ["a"]],
+    "stop_token_ids": [3, (-1,), (1.5,), ("a",), (1,) * 17],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in IMPOSSIBLE.items() for v in values])
+def test_impossible_values_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0),
+        ("temperature", 100),
+        ("top_p", 1),
+        ("min_p", 1.0),
+        ("seed", (1 << 64) - 1),
+        ("n", 128),
+        ("stop", ("a",) * 16),
+    ],
+)
+def test_the_limits_themselves_are_allowed(field: str, value: object) -> None:
+    assert getattr(SamplingParams(**{field: value}), field) == value
+
+
+def test_every_field_is_covered() -> None:
+    assert IMPOSSIBLE.keys() == SamplingParams.__dataclass_fields__.keys()
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    with pytest.raises((TypeError, ValueError), match="top_q"):
+        SamplingParams(top_q=0.5)  # type: ignore[call-arg]
+
+
+def test_refusals_are_value_errors() -> None:
+    assert issubclass(ParameterError, InputError)
+    assert issubclass(InputError, ValueError)
+    assert issubclass(InputError, PilotfishError)

@@ -1,0 +1,217 @@
+"""The scheduler under random arrivals, aborts, drafts and tokens: nothing lost, nobody starved, nothing changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support import random_tree
+
+from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.scheduler import Scheduler, Step, share
+from pilotfish.core.slots import SlotPool
+from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.errors import PromptError
+
+VOCAB = 5
+STOP = 4
+
+
+def next_token(request: Request, path: list[int]) -> int:
+    """The target: any function of seed and tokens."""
+    return hash((request.seed, *request.tokens, *path)) % VOCAB
+
+
+def alone(request: Request) -> list[int]:
+    """What a request's output is without tree, batch or chunk."""
+    twin = new_request(request.id, request.num_prompt_tokens, request.params.max_tokens)
+    while twin.finish_reason is None:
+        twin.extend([next_token(twin, [])])
+    return twin.output
+
+
+def new_request(number: int, prompt: int, max_tokens: int) -> Request:
+    params = SamplingParams(max_tokens=max_tokens)
+    return Request(number, [number % VOCAB] * prompt, params, 1000 + number, frozenset({STOP}), 1000)
+
+
+def guess(request: Request, rng: np.random.Generator, nodes: int) -> TokenTree:
+    """A random tree, half of the time with the right path in it."""
+    tree, path = TokenTree(), list[int]()
+    node = ROOT
+    for _ in range(int(rng.integers(0, 5)) if rng.random() < 0.5 else 0):
+        path.append(next_token(request, path))
+        node = tree.add(node, path[-1], float(-rng.exponential()))
+    tree.merge(random_tree(rng, VOCAB, nodes))
+    return tree
+
+
+def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
+    """One step as the worker takes it, its promises checked on the way."""
+    chunks = scheduler.plan()
+    trees = [guess(chunk.request, rng, nodes) for chunk in chunks if chunk.complete]
+    step = scheduler.schedule(chunks, trees)
+    assert step.num_rows <= scheduler.max_rows
+    assert [rows.request for rows in step.rows] == scheduler.running
+    assert all(rows.count >= 1 for rows in step.rows)
+    sampled = [
+        next_token(rows.request, [rows.tree.tokens[n] for n in rows.tree.path(node)])
+        for rows in step.rows
+        if rows.samples
+        for node in (ROOT, *rows.tree.nodes())
+    ]
+    scheduler.commit(step, sampled)
+    return step
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any sequence of arrivals, aborts and steps."""
+
+    @initialize(
+        capacity=st.integers(20, 80),
+        max_rows=st.integers(1, 24),
+        max_requests=st.integers(1, 8),
+        seed=st.integers(0, 1 << 32),
+    )
+    def begin(self, capacity: int, max_rows: int, max_requests: int, seed: int) -> None:
+        self.scheduler = Scheduler(SlotPool(capacity), max_rows, max_requests)
+        self.rng = np.random.default_rng(seed)
+        self.requests: list[Request] = []
+
+    @rule(prompt=st.integers(1, 30), max_tokens=st.integers(1, 12))
+    def add(self, prompt: int, max_tokens: int) -> None:
+        request = new_request(len(self.requests), prompt, max_tokens)
+        if request.max_length > self.scheduler.pool.capacity:
+            with pytest.raises(PromptError, match="KV slots"):
+                self.scheduler.add(request)
+        else:
+            self.scheduler.add(request)
+            self.requests.append(request)
+
+    @rule(which=st.integers(0, 100))
+    def abort(self, which: int) -> None:
+        if self.requests:
+            request = self.requests[which % len(self.requests)]
+            reason = request.finish_reason
+            self.scheduler.abort(request)
+            assert request.finish_reason is (reason or FinishReason.ABORT)
+
+    @rule(nodes=st.integers(0, 20))
+    def step(self, nodes: int) -> None:
+        if self.scheduler.busy:
+            waiting = list(self.scheduler.waiting)
+            taken = advance(self.scheduler, self.rng, nodes)
+            assert taken.rows, "something waits and nothing runs"
+            admitted = len(waiting) - len(self.scheduler.waiting)
+            assert list(self.scheduler.waiting) == waiting[admitted:]  # in order of arrival
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "scheduler"):
+            scheduler = self.scheduler
+            scheduler.check()
+            assert len(scheduler.running) <= scheduler.max_requests
+            alive = [r for r in self.requests if r.finish_reason is None]
+            assert scheduler.running + list(scheduler.waiting) == alive
+            assert all(0 <= r.num_computed < len(r.tokens) for r in scheduler.running)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(sum(r.max_length for r in self.requests)):  # each step brings each a row
+            if self.scheduler.busy:
+                advance(self.scheduler, self.rng, 6)
+        assert not self.scheduler.busy
+        self.scheduler.check()
+        assert self.scheduler.pool.num_free == self.scheduler.pool.capacity
+        for request in self.requests:
+            self.assert_output(request)
+        self.assert_nothing_reserved()
+
+    def assert_output(self, request: Request) -> None:
+        expected = alone(request)
+        if request.finish_reason is FinishReason.ABORT:
+            assert request.output == expected[: len(request.output)]
+        else:
+            assert request.output == expected
+            stop = FinishReason.STOP if expected[-1] == STOP else FinishReason.LENGTH
+            assert request.finish_reason is stop
+
+    def assert_nothing_reserved(self) -> None:
+        """A request that needs the whole pool is admitted at once."""
+        whole = new_request(0, self.scheduler.pool.capacity - 1, 1)
+        self.scheduler.add(whole)
+        assert [chunk.request for chunk in self.scheduler.plan()] == [whole]
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=80, stateful_step_count=40)
+
+
+@given(seed=st.integers(0, 1 << 32), count=st.integers(1, 6), budget=st.integers(-3, 40))
+def test_share_takes_the_best_of_all_trees(seed: int, count: int, budget: int) -> None:
+    rng = np.random.default_rng(seed)
+    trees = [random_tree(rng, VOCAB, int(rng.integers(0, 12))) for _ in range(count)]
+    shared = share(trees, budget)
+    every = sorted((score for tree in trees for score in tree.scores[1:]), reverse=True)
+    taken = sorted((score for tree in shared for score in tree.scores[1:]), reverse=True)
+    assert taken == every[: max(budget, 0)]
+
+
+def test_a_long_prompt_delays_nobody() -> None:
+    """Every running request gets a row in every step, however much the first one asks for."""
+    scheduler = Scheduler(SlotPool(400), max_rows=8, max_requests=4)
+    long, *short = [new_request(i, size, 6) for i, size in enumerate((100, 1, 1, 1))]
+    for request in (long, *short):
+        scheduler.add(request)
+    rng = np.random.default_rng(0)
+    advance(scheduler, rng, 0)
+    assert all(len(request.output) == 1 for request in short)
+    assert long.num_computed == 5
+
+
+def test_rows_left_over_go_to_the_older_request() -> None:
+    scheduler = Scheduler(SlotPool(100), max_rows=10, max_requests=4)
+    for i in range(3):
+        scheduler.add(new_request(i, 20, 2))
+    assert [chunk.count for chunk in scheduler.plan()] == [8, 1, 1]
+
+
+def test_trees_take_only_slots_that_nobody_has_reserved() -> None:
+    """Two requests that fill the pool run to their end without a node."""
+    scheduler = Scheduler(SlotPool(20), max_rows=64, max_requests=2)
+    requests = [new_request(i, 4, 6) for i in (1, 2)]
+    for request in requests:
+        scheduler.add(request)
+    rng = np.random.default_rng(1)
+    step = advance(scheduler, rng, 30)
+    assert [len(rows.tree) for rows in step.rows] == [0, 0]
+    while scheduler.busy:
+        advance(scheduler, rng, 30)
+    assert all(request.output == alone(request) for request in requests)
+
+
+def test_nodes_too_deep_to_be_committed_get_no_row() -> None:
+    scheduler = Scheduler(SlotPool(100), max_rows=64, max_requests=1)
+    scheduler.add(new_request(0, 3, 3))
+    tree, node = TokenTree(), ROOT
+    for token in range(8):
+        node = tree.add(node, token, -0.1)
+    step = scheduler.schedule(scheduler.plan(), [tree])
+    assert max(step.rows[0].tree.depths) == 2  # two nodes and the bonus token make three
+
+
+def test_a_chunk_that_is_not_complete_samples_nothing() -> None:
+    scheduler = Scheduler(SlotPool(100), max_rows=4, max_requests=1)
+    request = new_request(0, 10, 3)
+    scheduler.add(request)
+    for computed in (4, 8):
+        step = scheduler.schedule(scheduler.plan(), [])
+        assert step.num_samples == 0
+        assert scheduler.commit(step, []) == []
+        assert request.num_computed == computed
+    (chunk,) = scheduler.plan()
+    assert chunk.complete

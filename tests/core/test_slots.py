@@ -1,0 +1,52 @@
+"""A slot is free or live, never both, never neither."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.core.slots import SlotPool
+from pilotfish.errors import EngineError
+
+CAPACITY = 12
+
+
+@given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, CAPACITY)), max_size=40))
+def test_slots_are_handed_out_once(steps: list[tuple[bool, int]]) -> None:
+    pool, live = SlotPool(CAPACITY), []
+    for allocate, count in steps:
+        if allocate and count <= pool.num_free:
+            taken = pool.allocate(count)
+            assert not set(taken) & set(live)
+            live += taken
+        elif not allocate:
+            pool.release(live[:count])
+            del live[:count]
+        assert pool.num_free == CAPACITY - len(live)
+        pool.check(live)
+
+
+def test_more_than_free_is_refused_and_takes_nothing() -> None:
+    pool = SlotPool(3)
+    pool.allocate(2)
+    with pytest.raises(EngineError, match="2 asked for, 1 of 3 free"):
+        pool.allocate(2)
+    assert pool.num_free == 1
+
+
+def test_a_double_release_is_refused() -> None:
+    pool = SlotPool(2)
+    slots = pool.allocate(1)
+    pool.release(slots)
+    with pytest.raises(EngineError, match="released twice"):
+        pool.release(slots)
+    pool.check([])
+
+
+@pytest.mark.parametrize("live", [[], [0], [0, 1, 2], [0, 0]])
+def test_check_finds_lost_and_shared_slots(live: list[int]) -> None:
+    pool = SlotPool(4)
+    assert sorted(pool.allocate(2)) == [0, 1]
+    with pytest.raises(EngineError, match="slots"):
+        pool.check(live)

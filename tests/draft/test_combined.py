@@ -1,0 +1,52 @@
+"""Several drafters, one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pilotfish.core.request import Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.draft.combined import CombinedDrafter
+
+
+class Fixed:
+    """Proposes one path with one score a node; counts what it is told."""
+
+    def __init__(self, tokens: list[int], score: float) -> None:
+        self.tokens, self.score, self.told = tokens, score, list[str]()
+
+    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+        return [self._tree() for _ in requests]
+
+    def _tree(self) -> TokenTree:
+        tree, node = TokenTree(), ROOT
+        for depth, token in enumerate(self.tokens):
+            node = tree.add(node, token, self.score * (depth + 1))
+        return tree
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+        self.told.append(f"commit {request.id} {list(tokens)}")
+
+    def close(self, request: Request) -> None:
+        self.told.append(f"close {request.id}")
+
+
+REQUESTS = [Request(i, [1], SamplingParams(), 0, frozenset(), 10) for i in range(2)]
+
+
+def test_the_best_nodes_of_all_trees() -> None:
+    combined = CombinedDrafter([Fixed([5, 6], -1.0), Fixed([5, 7, 8], -0.4)], 3)
+    for tree in combined.propose(REQUESTS):
+        assert sorted(tree.tokens[1:]) == [5, 6, 7] or sorted(tree.tokens[1:]) == [5, 7, 8]
+        first = tree.child(ROOT, 5)
+        assert first is not None
+        assert tree.scores[first] == -1.0  # the first drafter's
+
+
+def test_everyone_is_told() -> None:
+    drafters = [Fixed([1], -1.0), Fixed([2], -1.0)]
+    combined = CombinedDrafter(drafters, 4)
+    combined.commit(REQUESTS[1], [3, 4])
+    combined.close(REQUESTS[1])
+    assert [d.told for d in drafters] == [["commit 1 [3, 4]", "close 1"]] * 2

@@ -1,0 +1,59 @@
+"""Prompt lookup: the longest suffix seen before, and what followed it the last time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.core.request import Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.draft.ngram import NgramDrafter, NgramIndex
+
+
+def naive(tokens: list[int], max_n: int) -> tuple[int, int] | None:
+    """The definition, by search."""
+    for n in range(min(max_n, len(tokens) - 1), 0, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if tokens[end - n : end] == tokens[-n:]:
+                return n, end
+    return None
+
+
+@given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40), steps=st.lists(st.integers(1, 5), max_size=10))
+def test_lookup_is_the_search(tokens: list[int], steps: list[int]) -> None:
+    """However the sequence grew."""
+    index, length = NgramIndex(4), 1
+    for step in (0, *steps):
+        length = min(length + step, len(tokens))
+        index.update(tokens[:length])
+        assert index.lookup(tokens[:length]) == naive(tokens[:length], 4)
+
+
+def request(tokens: list[int]) -> Request:
+    return Request(0, tokens, SamplingParams(), 0, frozenset(), 100)
+
+
+def test_it_proposes_what_followed_as_a_chain() -> None:
+    (tree,) = NgramDrafter(3).propose([request([1, 2, 3, 4, 5, 6, 1, 2])])
+    assert tree.tokens[1:] == [3, 4, 5]
+    assert tree.depths[1:] == [1, 2, 3]
+
+
+def test_nothing_seen_before_gives_nothing() -> None:
+    (tree,) = NgramDrafter(3).propose([request([1, 2, 3])])
+    assert len(tree) == 0
+
+
+def test_the_latest_continuation_is_taken() -> None:
+    (tree,) = NgramDrafter(1).propose([request([1, 7, 1, 8, 1])])
+    assert tree.tokens[1:] == [8]
+
+
+def test_closing_forgets() -> None:
+    drafter = NgramDrafter(3)
+    first = request([1, 2, 1])
+    drafter.propose([first])
+    drafter.close(first)
+    drafter.close(first)
+    (tree,) = drafter.propose([request([3, 1])])
+    assert len(tree) == 0

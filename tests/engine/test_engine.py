@@ -1,0 +1,315 @@
+"""The engine: refusals harm nobody, ends are where they should be, nothing is left behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_tokenizer
+
+from pilotfish.config import EngineConfig
+from pilotfish.core.request import FinishReason
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine
+from pilotfish.errors import EngineError, InputError, ModelError, ParameterError, PromptError
+
+SYNC = {"mode": "sync", "nodes": 8, "levels": 3, "width": 3}
+
+
+def params(max_tokens: int = 12, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
+
+
+@pytest.fixture(scope="module")
+def off(llama: Path) -> Engine:
+    return make_engine(llama)
+
+
+@pytest.fixture(scope="module")
+def sync(llama: Path, draft: Path) -> Engine:
+    return make_engine(llama, draft=draft, **SYNC)
+
+
+@pytest.fixture(params=["off", "sync"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return request.getfixturevalue(request.param)
+
+
+# -- ends
+
+
+def test_deltas_add_up(engine: Engine) -> None:
+    (sample,) = engine.submit(SNIPPETS[0], params(40))
+    deltas = []
+    while engine.busy:
+        deltas += engine.step()
+    assert [token for delta in deltas for token in delta.tokens] == sample.token_ids
+    assert "".join(delta.text for delta in deltas) + sample.stream.take() == sample.text
+    assert all(delta.accepted <= len(delta.tokens) for delta in deltas)
+    assert sum(delta.accepted for delta in deltas) == sample.stats()["accepted_tokens"]
+    assert sample.stats()["verify_steps"] == len(deltas)
+    assert sample.finish_reason is FinishReason.LENGTH
+    assert_idle(engine)
+
+
+def test_a_stop_id_ends_it_and_is_kept(off: Engine, sync: Engine) -> None:
+    (plain,) = run(off, [SNIPPETS[1]], [params(30)])
+    stop = plain[9]
+    expected = plain[: plain.index(stop) + 1]
+    for engine in (off, sync):
+        (sample,) = engine.submit(SNIPPETS[1], params(30, stop_token_ids=(stop,)))
+        while engine.busy:
+            engine.step()
+        assert sample.token_ids == expected
+        assert sample.finish_reason is FinishReason.STOP
+        assert_idle(engine)
+
+
+def test_the_models_own_end_ends_it(llama: Path, off: Engine, tmp_path: Path) -> None:
+    (plain,) = run(off, [SNIPPETS[1]], [params(30)])
+    copy = shutil.copytree(llama, tmp_path / "model")
+    (copy / "generation_config.json").write_text(f'{{"eos_token_id": [{plain[6]}]}}')
+    (tokens,) = run(make_engine(copy), [SNIPPETS[1]], [params(30)])
+    assert tokens == plain[: plain.index(plain[6]) + 1]
+
+
+def test_a_stop_string_over_tokens_ends_it_alike(off: Engine, sync: Engine) -> None:
+    """The stop string begins within one token of the plain output and ends within a later one."""
+    found = 0
+    for snippet in SNIPPETS:
+        (plain,) = run(off, [snippet], [params(40, temperature=1.0)])
+        text = off.tokenizer.decode(plain)
+        stop = next((text[i : i + 4] for i in range(2, len(text) - 4) if "\ufffd" not in text[i : i + 4]), None)
+        if stop is None:  # a random model writes half characters
+            continue
+        results = []
+        for engine in (off, sync):
+            (sample,) = engine.submit(snippet, params(30, temperature=1.0, stop=(stop,)))
+            while engine.busy:
+                engine.step()
+            results.append((sample.token_ids, sample.text, sample.finish_reason))
+            assert_idle(engine)
+        assert results[0] == results[1]
+        assert results[0][1] == text[: text.find(stop)]
+        assert results[0][2] is FinishReason.STOP
+        found += 1
+    assert found
+
+
+def test_the_context_ends_it(engine: Engine) -> None:
+    prompt = np.random.default_rng(0).integers(0, VOCAB, CONTEXT - 5).tolist()
+    (sample,) = engine.submit(prompt, params(100))
+    while engine.busy:
+        engine.step()
+    assert len(sample.token_ids) == 5
+    assert sample.finish_reason is FinishReason.LENGTH
+    assert_idle(engine)
+
+
+def test_an_abort_ends_one_and_no_other(engine: Engine) -> None:
+    """Running, still waiting, and ended already."""
+    (alone,) = run(engine, [SNIPPETS[0]], [params(30)])
+    kept, running, waiting = (engine.submit(SNIPPETS[i], params(30))[0] for i in range(3))
+    engine.abort(waiting)
+    for _ in range(3):
+        engine.step()
+    engine.abort(running)
+    engine.abort(running)
+    assert running.finish_reason is waiting.finish_reason is FinishReason.ABORT
+    assert not waiting.token_ids
+    while engine.busy:
+        engine.step()
+    engine.abort(kept)
+    assert (kept.token_ids, kept.finish_reason) == (alone, FinishReason.LENGTH)
+    assert_idle(engine)
+
+
+# -- seeds
+
+
+def test_seeds_of_samples_differ_and_reproduce(engine: Engine) -> None:
+    several = engine.submit(SNIPPETS[0], params(n=4))
+    while engine.busy:
+        engine.step()
+    assert several[0].request.seed == 7
+    assert len({tuple(s.token_ids) for s in several}) == 4
+    again = [run(engine, [SNIPPETS[0]], [params(seed=s.request.seed)])[0] for s in several]
+    assert again == [s.token_ids for s in several]
+
+
+def test_no_seed_draws_one(engine: Engine) -> None:
+    one, other = (engine.submit(SNIPPETS[0], params(seed=None))[0] for _ in range(2))
+    while engine.busy:
+        engine.step()
+    assert one.request.seed != other.request.seed
+    assert run(engine, [SNIPPETS[0]], [params(seed=one.request.seed)]) == [one.token_ids]
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "words"),
+    [
+        ("", PromptError, "prompt: it is empty"),
+        ([], PromptError, "prompt: it is empty"),
+        ([1] * CONTEXT, PromptError, "prompt: 2048 tokens"),
+        ([1, VOCAB], ParameterError, f"prompt: {VOCAB} is not allowed"),
+        ([-1], ParameterError, "prompt: -1 is not allowed"),
+        ([1.5], ParameterError, "prompt: 1.5 is not allowed"),
+    ],
+)
+def test_a_bad_prompt_harms_nobody(engine: Engine, prompt: Any, error: type[InputError], words: str) -> None:
+    expected = run(engine, SNIPPETS[:2], [params(), params()])
+    samples = [engine.submit(snippet, params())[0] for snippet in SNIPPETS[:2]]
+    engine.step()
+    with pytest.raises(error, match=words) as caught:
+        engine.submit(prompt, params())
+    assert isinstance(caught.value, ValueError)
+    assert "\n" not in str(caught.value)
+    while engine.busy:
+        engine.step()
+    assert [s.token_ids for s in samples] == expected
+    assert_idle(engine)
+
+
+def test_a_request_that_the_pool_cannot_hold(llama: Path) -> None:
+    engine = make_engine(llama, kv_slots=64)
+    with pytest.raises(PromptError, match="need 110 KV slots; the pool has 64"):
+        engine.submit([1] * 10, params(100))
+    assert len(run(engine, [[1] * 10], [params(20)])[0]) == 20
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mode", "fast"),
+        ("drafter", "oracle"),
+        ("dtype", "float16"),
+        ("nodes", 0),
+        ("levels", 0),
+        ("width", 1.5),
+        ("threads", -1),
+        ("kv_slots", 1),
+        ("max_rows", 0),
+        ("max_requests", True),
+    ],
+)
+def test_impossible_engine_options_are_named(llama: Path, field: str, value: object) -> None:
+    with pytest.raises(ParameterError, match=f"^{field}: "):
+        EngineConfig(target=llama, **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta", "no such"])
+def test_a_device_that_is_not_there(llama: Path, device: str) -> None:
+    with pytest.raises(ParameterError, match=r"^device: "):
+        make_engine(llama, device=device)
+
+
+def test_speculation_needs_a_draft(llama: Path) -> None:
+    with pytest.raises(ParameterError, match=r"^draft: "):
+        EngineConfig(target=llama, mode="sync", drafter="lm")
+    assert run(make_engine(llama, mode="sync", drafter="ngram"), ["a a a a"], [params()])
+
+
+def test_unequal_tokenizers_are_refused(llama: Path, draft: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(draft, tmp_path / "draft"))
+    write_tokenizer(copy, VOCAB - 1)
+    with pytest.raises(ModelError, match="unequal tokenizers"):
+        make_engine(llama, draft=copy, **SYNC)
+
+
+@pytest.mark.parametrize("name", ["nothing", "no/such/model", "/no/such/model"])
+def test_a_missing_model(name: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        make_engine(Path(name))
+    assert "\n" not in str(caught.value)
+
+
+# -- a draft can only help
+
+
+class BrokenDrafter(RandomDrafter):
+    """Raises at its n-th call."""
+
+    def __init__(self, calls: int, where: str) -> None:
+        super().__init__(VOCAB)
+        self.calls, self.where = calls, where
+
+    def _count(self, where: str) -> None:
+        self.calls -= where == self.where
+        if self.calls <= 0:
+            raise RuntimeError("broken")
+
+    def propose(self, requests: Sequence[Any]) -> list[Any]:
+        self._count("propose")
+        trees = super().propose(requests)
+        return trees[1:] if self.where == "count" else trees
+
+    def commit(self, request: Any, tokens: Sequence[int]) -> None:  # noqa: ARG002
+        self._count("commit")
+
+    def close(self, request: Any) -> None:  # noqa: ARG002
+        self._count("close")
+
+
+@pytest.mark.parametrize("where", ["propose", "commit", "close", "count"])
+def test_a_broken_drafter_changes_nothing(llama: Path, off: Engine, where: str) -> None:
+    each = [params(), params(seed=8)]
+    engine = make_engine(llama, BrokenDrafter(2, where))
+    assert run(engine, SNIPPETS[:2], each) == run(off, SNIPPETS[:2], each)
+    assert_idle(engine)
+
+
+def test_tokens_outside_the_vocabulary_change_nothing(llama: Path, off: Engine) -> None:
+    engine = make_engine(llama, RandomDrafter(10 * VOCAB))
+    assert run(engine, SNIPPETS[:2], [params()] * 2) == run(off, SNIPPETS[:2], [params()] * 2)
+    assert_idle(engine)
+
+
+# -- no leaks
+
+
+def test_a_thousand_requests_leave_no_slot_behind(llama: Path, draft: Path) -> None:
+    """Random lengths, random aborts, more requests than the pools can hold at a time."""
+    engine = make_engine(
+        llama, draft=draft, drafter="lm", mode="sync", nodes=6, levels=2, width=3, kv_slots=1500, max_requests=48
+    )
+    rng, samples = np.random.default_rng(0), list[Any]()
+    while len(samples) < 1000 or engine.busy:
+        for _ in range(min(int(rng.integers(0, 40)), 1000 - len(samples))):
+            prompt = rng.integers(0, VOCAB, rng.integers(1, 60)).tolist()
+            samples += engine.submit(prompt, params(int(rng.integers(1, 14)), temperature=float(rng.random())))
+        engine.step()
+        for sample in samples[-60:]:
+            if rng.random() < 0.02:
+                engine.abort(sample)
+        engine.worker.scheduler.check()
+        engine.drafter.check()  # type: ignore[attr-defined]
+    assert len(samples) == 1000
+    assert_idle(engine)
+    reasons = {reason: sum(s.finish_reason is reason for s in samples) for reason in FinishReason}
+    assert reasons[FinishReason.ABORT] > 20
+    assert reasons[FinishReason.LENGTH] > 500
+    assert sum(s.request.stats.accepted_tokens for s in samples) > 500
+
+
+def test_a_forward_that_fails_frees_what_it_held(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests in it end, one that waits runs on."""
+    engine = make_engine(llama, draft=draft, max_requests=2, **SYNC)
+    samples = [engine.submit(snippet, params())[0] for snippet in SNIPPETS[:3]]
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.worker.runner, "forward", lambda *_: 1 / 0)
+        with pytest.raises(EngineError, match="step failed: ZeroDivisionError"):
+            engine.step()
+    assert [s.finish_reason for s in samples] == [FinishReason.ABORT, FinishReason.ABORT, None]
+    while engine.busy:
+        engine.step()
+    assert samples[2].token_ids == run(make_engine(llama), [SNIPPETS[2]], [params()])[0]
+    assert_idle(engine)

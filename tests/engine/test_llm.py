@@ -1,0 +1,95 @@
+"""The offline interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SNIPPETS, VOCAB, assert_idle
+
+from pilotfish import LLM, Completion, RequestOutput, SamplingParams
+
+P = SamplingParams(max_tokens=8, seed=3)
+
+
+@pytest.fixture(scope="module")
+def llm(llama: Path, draft: Path) -> LLM:
+    return LLM(llama, draft=draft, dtype="float32", threads=1, kv_slots=1024, nodes=8, levels=2)
+
+
+def test_one_prompt_many_prompts_and_token_ids(llm: LLM) -> None:
+    (one,) = llm.generate(SNIPPETS[0], P)
+    (same,) = llm.generate(llm.engine.tokenizer.encode(SNIPPETS[0]), P)
+    several = llm.generate([SNIPPETS[0], [1, 2, 3]], P)
+    assert isinstance(one, RequestOutput)
+    assert isinstance(one.outputs[0], Completion)
+    assert one.outputs[0].token_ids == same.outputs[0].token_ids == several[0].outputs[0].token_ids
+    assert several[1].prompt_token_ids == [1, 2, 3]
+    assert_idle(llm.engine)
+
+
+def test_a_completion_tells_all(llm: LLM) -> None:
+    (output,) = llm.generate(SNIPPETS[0], P)
+    (completion,) = output.outputs
+    assert (completion.index, completion.finish_reason, completion.seed) == (0, "length", 3)
+    assert completion.text == llm.engine.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+    assert len(completion.token_ids) == 8
+    assert completion.stats.keys() == {
+        "seconds",
+        "tokens_per_second",
+        "verify_steps",
+        "draft_tokens",
+        "accepted_tokens",
+        "tokens_per_verify_step",
+    }
+    assert completion.stats["draft_tokens"] > 0
+
+
+def test_with_a_draft_it_speculates_and_output_is_that_without(llm: LLM, llama: Path) -> None:
+    off = LLM(str(llama), dtype="float32", threads=1, kv_slots=2048)
+    assert (llm.engine.config.mode, off.engine.config.mode) == ("sync", "off")
+    prompts = list(SNIPPETS)
+    results = [[o.outputs[0].token_ids for o in x.generate(prompts, P)] for x in (llm, off)]
+    assert results[0] == results[1]
+
+
+def test_parameters_for_each_prompt(llm: LLM) -> None:
+    each = [SamplingParams(max_tokens=n, seed=n) for n in (1, 2, 5)]
+    outputs = llm.generate(SNIPPETS[:3], each)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [1, 2, 5]
+    assert [o.outputs[0].seed for o in outputs] == [1, 2, 5]
+    with pytest.raises(ValueError, match="params: 3 given for 2 prompts"):
+        llm.generate(SNIPPETS[:2], each)
+
+
+def test_several_samples_of_one_prompt(llm: LLM) -> None:
+    (output,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, seed=3, n=3))
+    assert [c.index for c in output.outputs] == [0, 1, 2]
+    assert len({c.seed for c in output.outputs}) == 3
+    assert output.outputs[0].token_ids == llm.generate(SNIPPETS[0], P)[0].outputs[0].token_ids
+
+
+def test_seeds_are_reported_and_reproduce(llm: LLM) -> None:
+    (first,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8))
+    seed = first.outputs[0].seed
+    (again,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, seed=seed))
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("bad", ["", [VOCAB], [1] * 5000])
+def test_a_bad_prompt_stops_the_batch_before_it_runs(llm: LLM, bad: Any) -> None:
+    with pytest.raises(ValueError, match="prompt"):
+        llm.generate([SNIPPETS[0], bad], P)
+    assert_idle(llm.engine)
+
+
+def test_a_request_too_large_leaves_nothing_queued(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="KV slots"):
+        llm.generate([SNIPPETS[0], [1] * 800], SamplingParams(max_tokens=1000))
+    assert_idle(llm.engine)
+
+
+def test_unknown_options_are_refused(llama: Path) -> None:
+    with pytest.raises((TypeError, ValueError), match="colour"):
+        LLM(llama, colour="blue")

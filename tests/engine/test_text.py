@@ -1,0 +1,126 @@
+"""Text by pieces: what is taken is final, whole characters, and never part of a stop string."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import SNIPPETS, VOCAB, write_tokenizer
+from tokenizers import pre_tokenizers
+
+from pilotfish.engine.text import TextStream, tokenizer_digest
+from pilotfish.model.loader import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory)
+    return load_tokenizer(directory)
+
+
+def stream(tokenizer: Any, tokens: list[int], stops: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
+    """The pieces taken after each token and at the end."""
+    text, pieces = TextStream(tokenizer, stops), list[str]()
+    for token in tokens:
+        stopped = text.add(token)
+        pieces.append(text.take())
+        if stopped:
+            break
+    text.finish()
+    return [*pieces, text.take()], text
+
+
+def byte_tokens(tokenizer: Any, text: str) -> list[int]:
+    """One token a byte, whatever the tokenizer has merged."""
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return [tokenizer.convert_tokens_to_ids(letter) for piece, _ in letters for letter in piece]
+
+
+@pytest.mark.parametrize("text", [*SNIPPETS, "日本語😀é", ""])
+def test_pieces_join_to_the_text(tokenizer: Any, text: str) -> None:
+    for tokens in (tokenizer.encode(text), byte_tokens(tokenizer, text)):
+        pieces, whole = stream(tokenizer, tokens)
+        assert "".join(pieces) == whole.text == text
+
+
+@given(text=st.text(max_size=12), cut=st.integers(0, 40))
+def test_no_piece_ends_within_a_character(tokenizer: Any, text: str, cut: int) -> None:
+    tokens = byte_tokens(tokenizer, text)[:cut]
+    pieces, whole = stream(tokenizer, tokens)
+    expected = text.encode()[:cut].decode(errors="replace")
+    assert "".join(pieces) == whole.text
+    assert whole.text.rstrip("\ufffd") == expected.rstrip("\ufffd")
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces[:-1])
+
+
+@given(tokens=st.lists(st.integers(1, VOCAB - 1), max_size=40))
+def test_any_tokens_give_what_decode_gives(tokenizer: Any, tokens: list[int]) -> None:
+    pieces, whole = stream(tokenizer, tokens)
+    assert "".join(pieces) == whole.text == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_special_tokens_have_no_text(tokenizer: Any) -> None:
+    tokens = [*tokenizer.encode("ab"), tokenizer.eos_token_id, *tokenizer.encode("cd")]
+    assert stream(tokenizer, tokens)[1].text == "abcd"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("one\n\ntwo", ("\n\n",), "one"),
+        ("one STOP two", ("STOP",), "one "),
+        ("one STO two", ("STOP",), "one STO two"),
+        ("aab", ("ab",), "a"),
+        ("aaab", ("aab",), "a"),
+        ("x", ("x",), ""),
+        ("one two", ("two", "one t"), ""),
+        ("größe", ("ß",), "grö"),
+        ("abc", ("abcd",), "abc"),
+        ("one two", (), "one two"),
+    ],
+)
+def test_stop_strings_over_many_tokens(tokenizer: Any, text: str, stops: tuple[str, ...], expected: str) -> None:
+    for tokens in (tokenizer.encode(text), byte_tokens(tokenizer, text)):
+        pieces, whole = stream(tokenizer, tokens, stops)
+        assert "".join(pieces) == whole.text == expected
+
+
+@given(
+    text=st.text("ab\n", max_size=30), stops=st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3)
+)
+def test_no_piece_holds_part_of_a_stop_string(tokenizer: Any, text: str, stops: list[str]) -> None:
+    """Token by token: the text up to the first place where any stop string is complete."""
+    pieces, whole = stream(tokenizer, byte_tokens(tokenizer, text), tuple(stops))
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    expected = text
+    if ends:
+        first = min(ends)
+        expected = text[: min(first - len(s) for s in stops if text[:first].endswith(s))]
+    assert "".join(pieces) == whole.text == expected
+
+
+def test_a_stop_string_in_what_the_end_flushes(tokenizer: Any) -> None:
+    """Half a character becomes text only at the end; a stop string in it stops all the same."""
+    tokens = [*byte_tokens(tokenizer, "ab"), *byte_tokens(tokenizer, "😀")[:2]]
+    pieces, whole = stream(tokenizer, tokens, ("b\ufffd",))
+    assert "".join(pieces) == whole.text == "a"
+
+
+def test_a_digest_names_the_mapping(tokenizer: Any, tmp_path: Path) -> None:
+    same, other = tmp_path / "same", tmp_path / "other"
+    write_tokenizer(same)
+    write_tokenizer(other, VOCAB - 1)
+    assert tokenizer_digest(tokenizer) == tokenizer_digest(load_tokenizer(same))
+    assert tokenizer_digest(tokenizer) != tokenizer_digest(load_tokenizer(other))
+
+
+def test_a_digest_sees_added_tokens(tokenizer: Any, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    changed = load_tokenizer(tmp_path)
+    changed.add_special_tokens({"additional_special_tokens": ["<more>"]})
+    assert tokenizer_digest(changed) != tokenizer_digest(tokenizer)

@@ -1,0 +1,206 @@
+"""The C++ kernels against torch, and the property that they exist for: a row's bits are its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pilotfish.model.attention import dense_tree_attention
+from pilotfish.model.native import PackedLinear, load_kernels, pack_weight
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 600)]  # outputs, inputs
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
+SCALE = HEAD_DIM**-0.5
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    assert load_kernels(), "these tests need a C++ compiler"
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(1)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.pilotfish.linear(x, pack_weight(weight), weight.shape[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_linear_is_a_linear(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(outputs)
+    weight = torch.randn(outputs, inputs).to(dtype)
+    for rows in (1, 2, 3, 5, 12, 13, 40):
+        x = torch.randn(rows, inputs).to(dtype)
+        exact = x.double() @ weight.double().T
+        tolerance = 1e-5 if dtype == torch.float32 else 2**-8
+        torch.testing.assert_close(linear(x, weight).double(), exact, rtol=tolerance, atol=tolerance * inputs**0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(33, 257), (513, 600)])
+def test_linear_gives_a_row_the_same_bits_in_any_company(
+    outputs: int, inputs: int, dtype: torch.dtype, threads: int
+) -> None:
+    torch.manual_seed(threads)
+    weight, row = torch.randn(outputs, inputs).to(dtype), torch.randn(inputs).to(dtype)
+    torch.set_num_threads(1)
+    alone = linear(row[None], weight)[0]
+    torch.set_num_threads(threads)
+    for rows in range(1, 41):
+        x = torch.randn(rows, inputs).to(dtype)
+        x[rows * 5 % rows - 1] = row
+        assert torch.equal(linear(x, weight)[rows * 5 % rows - 1], alone), f"{rows} rows"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_module_is_the_module(bias: bool) -> None:
+    module = torch.nn.Linear(50, 70, bias=bias)
+    x = torch.randn(2, 3, 50)
+    torch.testing.assert_close(PackedLinear(module)(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_linear_refuses_what_does_not_fit() -> None:
+    packed = pack_weight(torch.randn(32, 8))
+    for x, outputs in ((torch.randn(1, 9), 32), (torch.randn(1, 8), 33), (torch.randn(1, 8).double(), 32)):
+        with pytest.raises(RuntimeError, match="linear:"):
+            torch.ops.pilotfish.linear(x, packed, outputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 257), (513, 600)])
+def test_gated_linear_is_silu_times_linear(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> None:
+    torch.manual_seed(threads)
+    gate, up, x = (torch.randn(n, inputs).to(dtype) / inputs**0.5 for n in (outputs, outputs, 40))
+    packed = pack_weight(gate), pack_weight(up), outputs
+    exact = F.silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)
+    together = torch.ops.pilotfish.gated_linear(x, *packed)
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
+    torch.testing.assert_close(together.double(), exact, rtol=tolerance, atol=tolerance)
+    torch.set_num_threads(1)
+    for rows in (1, 2, 5, 13, 24):
+        assert torch.equal(torch.ops.pilotfish.gated_linear(x[:rows], *packed), together[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 31, 32, 64, 257])
+def test_rms_norm_is_an_rms_norm(size: int, dtype: torch.dtype, threads: int) -> None:
+    torch.manual_seed(threads)
+    x, weight = torch.randn(40, size).to(dtype), torch.randn(size).to(dtype)
+    exact = F.rms_norm(x.double(), (size,), weight.double(), 1e-6)
+    together = torch.ops.pilotfish.rms_norm(x, weight, 1e-6)
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
+    torch.testing.assert_close(together.double(), exact, rtol=tolerance, atol=tolerance)
+    torch.set_num_threads(1)
+    for rows in (1, 2, 17):
+        assert torch.equal(torch.ops.pilotfish.rms_norm(x[:rows], weight, 1e-6), together[:rows]), f"{rows} rows"
+
+
+# -- attention
+
+
+class Rows:
+    """Rows of several sequences: a chunk of each trunk, and nodes of a random tree below it."""
+
+    def __init__(self, trunks: list[int], nodes: int, dtype: torch.dtype, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+        slots = iter(rng.permutation(2 * (sum(trunks) + nodes * len(trunks))))
+        self.num_slots = 2 * (sum(trunks) + nodes * len(trunks))
+        self.trunks = [[int(next(slots)) for _ in range(size)] for size in trunks]
+        self.rows: list[tuple[int, int, int, list[int]]] = []  # slot, sequence, position, path
+        for i, trunk in enumerate(self.trunks):
+            self.rows += [(trunk[p], i, p, []) for p in range(max(0, len(trunk) - 3), len(trunk))]
+            paths: list[list[int]] = [[]]
+            for _ in range(nodes):
+                path = [*paths[rng.integers(len(paths))], int(next(slots))]
+                paths.append(path)
+                self.rows.append((path[-1], i, len(trunk) + len(path) - 1, path))
+        self.q, self.k, self.v = (
+            torch.randn(len(self.rows), heads, HEAD_DIM).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)
+        )
+        self.pools = [torch.randn(self.num_slots + 1, KV_HEADS, HEAD_DIM).to(dtype) for _ in range(2)]
+
+    def tensors(self, chosen: list[int], extra_width: int = 0) -> list[torch.Tensor]:
+        rows = [self.rows[i] for i in chosen]
+        trunk_slots = torch.zeros(len(self.trunks), max(map(len, self.trunks)) + extra_width, dtype=torch.int32)
+        for i, trunk in enumerate(self.trunks):
+            trunk_slots[i, : len(trunk)] = torch.tensor(trunk)
+        paths = torch.zeros(len(rows), max(len(r[3]) for r in rows) + 1 + extra_width, dtype=torch.int32)
+        for i, row in enumerate(rows):
+            paths[i, : len(row[3])] = torch.tensor(row[3], dtype=torch.int32)
+        columns = [[r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]]
+        trunk_lengths = [len(self.trunks[r[1]]) for r in rows]
+        indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, trunk_lengths)]
+        return [self.q[chosen], self.k[chosen], self.v[chosen], *self.pools, *indices, trunk_slots, paths]
+
+    def everything(self) -> list[int]:
+        return list(range(len(self.rows)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("trunks", [[1], [5], [63], [64], [65], [3, 200, 70]])
+def test_attention_is_the_dense_reference(trunks: list[int], dtype: torch.dtype, threads: int) -> None:
+    rows = Rows(trunks, nodes=12, dtype=dtype, seed=sum(trunks) + threads)
+    got = torch.ops.pilotfish.tree_attention(*rows.tensors(rows.everything()), SCALE)
+    expected = dense_tree_attention(*rows.tensors(rows.everything()), SCALE)
+    tolerance = 2e-6 if dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_the_dense_reference_is_softmax_attention() -> None:
+    """One sequence without a tree is what torch calls causal attention."""
+    rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
+    got = dense_tree_attention(*rows.tensors(rows.everything()), SCALE)
+    q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(got, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("attend", [torch.ops.pilotfish, None], ids=["native", "dense"])
+def test_attention_gives_a_row_the_same_bits_in_any_company(attend: object, dtype: torch.dtype, threads: int) -> None:
+    op = attend.tree_attention if attend else dense_tree_attention  # type: ignore[attr-defined]
+    rows = Rows([5, 130, 64], nodes=10, dtype=dtype, seed=threads)
+    every = rows.everything()
+    together = op(*rows.tensors(every), SCALE)  # fills the pools for what follows
+    rng = np.random.default_rng(0)
+    for count in itertools.chain(range(1, len(every)), [len(every)] * 3):
+        chosen = sorted(rng.choice(every, count, replace=False).tolist())
+        some = op(*rows.tensors(chosen, extra_width=count % 3), SCALE)
+        assert torch.equal(some, together[chosen]), f"{count} rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype) -> None:
+    one, other = (Rows([70, 9], nodes=8, dtype=dtype, seed=4) for _ in range(2))
+    other.trunks = [[s + 1 for s in trunk] for trunk in one.trunks]
+    other.rows = [(slot + 1, i, p, [s + 1 for s in path]) for slot, i, p, path in one.rows]
+    other.pools = [pool.roll(1, dims=0) for pool in one.pools]
+    results = [torch.ops.pilotfish.tree_attention(*r.tensors(r.everything()), SCALE) for r in (one, other)]
+    assert torch.equal(*results)
+
+
+def test_padding_rows_are_zero_and_harm_nobody() -> None:
+    rows = Rows([5], nodes=3, dtype=torch.float32, seed=0)
+    inputs = rows.tensors(rows.everything())
+    expected = torch.ops.pilotfish.tree_attention(*inputs, SCALE)
+    padded = [
+        F.pad(t, (0, 0) * (t.dim() - 1) + (0, 2)) if i in (0, 1, 2, 5, 6, 8, 10) else t for i, t in enumerate(inputs)
+    ]
+    padded[5][-2:] = rows.num_slots  # the scratch slot
+    padded[7] = F.pad(inputs[7], (0, 2), value=-1)
+    for op in (torch.ops.pilotfish.tree_attention, dense_tree_attention):
+        out = op(*padded, SCALE)
+        torch.testing.assert_close(out[:-2], expected, rtol=2e-6, atol=2e-6)
+        assert not out[-2:].any()

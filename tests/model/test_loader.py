@@ -1,0 +1,123 @@
+"""Model directories that cannot be served are refused in one line that says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import CONTEXT, VOCAB, native_model
+
+from pilotfish.errors import ModelError
+from pilotfish.model.loader import load_model, load_tokenizer
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(llama, tmp_path / "model"))
+
+
+def refusal(directory: Path) -> str:
+    """The one line that `load_model` raises."""
+    with pytest.raises(ModelError) as caught:
+        load_model(directory, torch.float32, torch.device("cpu"), eager=True)
+    assert isinstance(caught.value, ValueError)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def weights(directory: Path) -> Path:
+    (path,) = directory.glob("*.safetensors")
+    return path
+
+
+def test_the_shape_of_a_model(llama: Path) -> None:
+    model = native_model(llama)
+    shape = model.shape
+    assert (shape.vocab_size, shape.context, shape.layers, shape.kv_heads, shape.head_dim) == (VOCAB, CONTEXT, 2, 2, 32)
+    assert model.eos_ids == frozenset()
+
+
+@pytest.mark.parametrize(("value", "expected"), [(3, {3}), ([3, 5], {3, 5})])
+def test_end_of_sequence_ids(copy: Path, value: object, expected: set[int]) -> None:
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    assert load_model(copy, torch.float32, torch.device("cpu"), eager=True).eos_ids == expected
+
+
+def test_a_missing_directory(tmp_path: Path) -> None:
+    assert "config.json" in refusal(tmp_path / "nothing")
+
+
+def test_missing_weights(copy: Path) -> None:
+    weights(copy).unlink()
+    assert "no safetensors weights" in refusal(copy)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 1000, 20_000])
+def test_truncated_weights(copy: Path, keep: int) -> None:
+    weights(copy).write_bytes(weights(copy).read_bytes()[:keep])
+    assert "cannot be loaded" in refusal(copy)
+
+
+def test_garbage_for_weights(copy: Path) -> None:
+    weights(copy).write_bytes(b"\xff" * 4096)
+    assert "cannot be loaded" in refusal(copy)
+
+
+def test_a_missing_tensor(copy: Path) -> None:
+    tensors = load_file(weights(copy))
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, weights(copy), metadata={"format": "pt"})
+    assert "lacks 1 tensors" in refusal(copy)
+
+
+def test_a_tensor_of_another_shape(copy: Path) -> None:
+    tensors = load_file(weights(copy))
+    tensors["model.norm.weight"] = torch.ones(63)
+    save_file(tensors, weights(copy), metadata={"format": "pt"})
+    refusal(copy)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "no-such-model"}'])
+def test_a_corrupt_config(copy: Path, text: str) -> None:
+    (copy / "config.json").write_text(text)
+    refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("mistral", "MistralForCausalLM"), ("gpt2", "GPT2LMHeadModel"), ("bert", "BertModel")]
+)
+def test_other_architectures_are_named(copy: Path, model_type: str, name: str) -> None:
+    edit_config(copy, model_type=model_type, architectures=[name])
+    message = refusal(copy)
+    assert name in message
+    assert "LlamaForCausalLM" in message
+
+
+def test_sliding_windows_are_refused(qwen3: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(qwen3, tmp_path / "model"))
+    edit_config(copy, layer_types=["full_attention", "sliding_attention"])
+    assert "sliding_attention" in refusal(copy)
+
+
+def test_a_corrupt_generation_config(copy: Path) -> None:
+    (copy / "generation_config.json").write_text("{")
+    refusal(copy)
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_tokenizer_that_cannot_be_loaded(copy: Path, text: str | None) -> None:
+    path = copy / "tokenizer.json"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(ModelError, match="tokenizer") as caught:
+        load_tokenizer(copy)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,128 @@
+"""A forward's row: the same bits alone, in a tree, in a batch, at any thread count; and what transformers gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import VOCAB, native_model, random_tree
+from transformers import AutoModelForCausalLM
+
+from pilotfish.core.tree import TokenTree
+from pilotfish.model.loader import load_model
+from pilotfish.model.runner import Runner, SequenceRows
+
+SLOTS = 3000
+KINDS = ["llama", "qwen3"]
+
+
+class Bench:
+    """A runner, and slots handed out at random."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, *, eager: bool = False, seed: int = 0) -> None:
+        model = (
+            load_model(directory, dtype, torch.device("cpu"), eager=True) if eager else native_model(directory, dtype)
+        )
+        assert model.native is not eager
+        self.runner = Runner(model, SLOTS)
+        self._slots = iter(np.random.default_rng(seed).permutation(SLOTS).tolist())
+
+    def take(self, count: int) -> list[int]:
+        return [next(self._slots) for _ in range(count)]
+
+    def rows(self, tokens: list[int], tree: TokenTree, start: int = 0, trunk: list[int] | None = None) -> SequenceRows:
+        """Tokens from `start` on, and all nodes of the tree."""
+        slots = (trunk or []) + self.take(len(tokens) - len(trunk or []))
+        nodes = list(tree.nodes())
+        node_slots = dict(zip(nodes, self.take(len(nodes)), strict=True))
+        return SequenceRows(start, tokens[start:], np.array(slots, np.int32), tree, nodes, node_slots, sampled=True)
+
+    def logits(self, *sequences: SequenceRows) -> torch.Tensor:
+        return self.runner.forward(sequences)
+
+
+@pytest.fixture(params=KINDS)
+def directory(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+def tokens_of(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
+
+
+def path_tokens(tree: TokenTree, node: int) -> list[int]:
+    return [tree.tokens[n] for n in tree.path(node)]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    bench = Bench(directory, torch.float32, eager=eager)
+    for length in (1, 2, 63, 64, 65, 200):
+        tokens = tokens_of(length, length)
+        tree = random_tree(np.random.default_rng(length), VOCAB, 6)
+        got = bench.logits(bench.rows(tokens, tree))
+        for row, node in enumerate((0, *tree.nodes())):
+            ids = torch.tensor([tokens + path_tokens(tree, node)])
+            with torch.inference_mode():
+                expected = reference(ids).logits[0, -1]
+            torch.testing.assert_close(got[row], expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dtype) -> None:
+    """Decoded one by one along its path, each token a forward of one row, against one forward of the tree."""
+    bench = Bench(directory, dtype)
+    tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, 15)
+    together = bench.logits(bench.rows(tokens, tree))
+    for node in tree.nodes():
+        whole = tokens + path_tokens(tree, node)
+        trunk = bench.take(len(tokens))
+        empty = TokenTree()
+        alone = bench.logits(SequenceRows(0, tokens, np.array(trunk, np.int32), empty, [], {}, True))
+        for length in range(len(tokens) + 1, len(whole) + 1):
+            trunk += bench.take(1)
+            rows = SequenceRows(length - 1, whole[length - 1 : length], np.array(trunk, np.int32), empty, [], {}, True)
+            alone = bench.logits(rows)
+        assert torch.equal(alone[0], together[1 + node - 1]), f"node {node}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dtype, threads: int) -> None:
+    bench, empty = Bench(directory, dtype), TokenTree()
+    tokens = tokens_of(66)
+    alone = bench.logits(bench.rows(tokens, empty))[0]
+    torch.set_num_threads(threads)
+    for count in range(0, 41, 3):
+        other = bench.rows(tokens_of(1 + count % 5, count), random_tree(np.random.default_rng(count), VOCAB, count))
+        mine = bench.rows(tokens, empty)
+        assert torch.equal(bench.logits(other, mine)[-1], alone), f"after {other.num_rows} rows"
+        mine = bench.rows(tokens, empty)
+        assert torch.equal(bench.logits(mine, other)[0], alone), f"before {other.num_rows} rows"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: torch.dtype) -> None:
+    bench, tokens, empty = Bench(directory, dtype), tokens_of(150), TokenTree()
+    whole = bench.logits(bench.rows(tokens, empty))
+    for size in (1, 7, 64, 100):
+        slots = np.array(bench.take(len(tokens)), np.int32)
+        for start in range(0, len(tokens), size):
+            end = min(start + size, len(tokens))
+            rows = SequenceRows(start, tokens[start:end], slots[:end], empty, [], {}, sampled=end == len(tokens))
+            logits = bench.logits(rows)
+            assert len(logits) == (end == len(tokens))
+        assert torch.equal(logits, whole), f"chunks of {size}"
+
+
+def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> None:
+    """float32 through the padded row buckets of the reference path."""
+    bench = Bench(directory, torch.float32, eager=True)
+    tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, 20)
+    together = bench.logits(bench.rows(tokens, tree))
+    for node in tree.nodes():
+        alone = bench.logits(bench.rows(tokens + path_tokens(tree, node), TokenTree()))
+        assert torch.equal(alone[0], together[node]), f"node {node}"

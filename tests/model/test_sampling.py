@@ -1,0 +1,187 @@
+"""Sampling: filters in the documented order, the noise of core, and the distribution that was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from support import reference_probs
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from pilotfish.core import noise
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.model.native import load_kernels
+from pilotfish.model.sampling import RowSampling, filtered, gumbel, perturbed_topk, perturbed_topk_reference, sample
+
+FILTERS = [
+    {},
+    {"temperature": 0.3},
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 10_000},
+    {"top_p": 0.5},
+    {"top_p": 1e-6},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"temperature": 1.7, "min_p": 0.02, "top_k": 20, "top_p": 0.8},
+    {"temperature": 0.7, "min_p": 0.05, "top_k": 50},
+]
+SEEDS = st.integers(0, noise.SEED_LIMIT - 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels() -> None:
+    assert load_kernels(), "these tests need a C++ compiler"
+
+
+def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def row(seed: int, position: int = 0, **params: object) -> RowSampling:
+    return RowSampling(SamplingParams(**params), seed, position)  # type: ignore[arg-type]
+
+
+# -- noise, three times
+
+
+@given(seed=SEEDS, position=st.integers(0, (1 << 33)), vocab=st.integers(1, 70))
+def test_torch_noise_is_core_noise(seed: int, position: int, vocab: int) -> None:
+    signed = seed - (1 << 64) if seed >= 1 << 63 else seed
+    got = gumbel(torch.tensor([signed]), torch.tensor([position]), vocab)[0].numpy()
+    np.testing.assert_allclose(got, noise.gumbel(seed, position, vocab), rtol=0, atol=1e-12)
+
+
+@given(
+    seed=SEEDS, position=st.integers(0, 1 << 33), vocab=st.integers(1, 70), k=st.integers(1, 8), data=st.integers(0, 99)
+)
+def test_kernel_torch_and_numpy_choose_the_same(seed: int, position: int, vocab: int, k: int, data: int) -> None:
+    scores = random_logits(1, vocab, data).double()
+    scores[torch.rand(scores.shape, generator=torch.Generator().manual_seed(data)) < 0.3] = -torch.inf
+    scores[0, data % vocab] = 0.5  # one at least is allowed
+    finite = int(scores.isfinite().sum())
+    k = min(k, finite)
+    rows = [row(seed, position)]
+    values, tokens = perturbed_topk(scores, rows, k)
+    signed = torch.tensor([seed - (1 << 64) if seed >= 1 << 63 else seed])
+    other_values, other_tokens = perturbed_topk_reference(scores, signed, torch.tensor([position]), k)
+    plain = scores[0].numpy() + noise.gumbel(seed, position, vocab)
+    assert tokens.tolist() == other_tokens.tolist() == [np.argsort(-plain, kind="stable")[:k].tolist()]
+    torch.testing.assert_close(values, other_values, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(values[0], plain[tokens[0]], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("vocab", [3, 4, 1001, 8192])
+@pytest.mark.parametrize("k", [1, 4])
+def test_kernel_prunes_exactly(vocab: int, k: int) -> None:
+    """What it does not hash could not have won: flat, peaked and one-sided rows."""
+    flat, peaked = torch.zeros(40, vocab), random_logits(40, vocab) * 4
+    ramp = torch.linspace(0, 60, vocab).expand(40, vocab)
+    k = min(k, vocab)
+    for scores in (flat, peaked, ramp, -ramp):
+        rows = [row(seed, seed % 7) for seed in range(2**63 - 20, 2**63 + 20)]
+        _, tokens = perturbed_topk(scores.double(), rows, k)
+        for i, r in enumerate(rows):
+            plain = scores[i].double().numpy() + noise.gumbel(r.seed, r.position, vocab)
+            assert tokens[i].tolist() == np.argsort(-plain, kind="stable")[:k].tolist()
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    """Equal noise is rare: tokens of one value at minus infinity from each other stand for it."""
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0]])
+    assert sample(logits, [row(0, temperature=0.0)]) == [1]
+    for op in (perturbed_topk_reference, torch.ops.pilotfish.perturbed_topk):
+        huge = torch.tensor([[0.0, 1e300, 1e300, 1e300]], dtype=torch.float64)  # the noise is below one ulp
+        assert op(huge, torch.tensor([5]), torch.tensor([1]), 3)[1].tolist() == [[1, 2, 3]]
+
+
+def test_the_kernel_refuses_what_does_not_fit() -> None:
+    scores, one = torch.zeros(2, 4, dtype=torch.float64), torch.tensor([1])
+    for arguments in ((scores, one, one), (scores.float(), one.repeat(2), one.repeat(2))):
+        with pytest.raises(RuntimeError, match="perturbed_topk:"):
+            torch.ops.pilotfish.perturbed_topk(*arguments, 1)
+
+
+# -- filters
+
+
+@pytest.mark.parametrize("params", FILTERS, ids=str)
+@pytest.mark.parametrize("vocab", [5, 100])
+def test_filters_are_the_plain_ones(params: dict[str, float], vocab: int) -> None:
+    logits = random_logits(30, vocab)
+    each = [SamplingParams(**params)] * 30  # type: ignore[arg-type]
+    probs = filtered(logits, each).softmax(dim=-1).numpy()
+    expected = np.array([reference_probs(r.numpy(), each[0]) for r in logits])
+    assert ((probs > 0) == (expected > 0)).all()
+    np.testing.assert_allclose(probs, expected, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("params", FILTERS, ids=str)
+def test_filters_are_those_of_transformers(params: dict[str, float]) -> None:
+    p = SamplingParams(**params)  # type: ignore[arg-type]
+    logits = random_logits(30, 100)
+    expected = TemperatureLogitsWarper(float(p.temperature))(None, logits.double())
+    for wanted, warper in (
+        (p.min_p > 0, lambda: MinPLogitsWarper(p.min_p)),
+        (p.top_k > 0, lambda: TopKLogitsWarper(p.top_k)),
+        (p.top_p < 1, lambda: TopPLogitsWarper(p.top_p)),
+    ):
+        expected = warper()(None, expected) if wanted else expected
+    torch.testing.assert_close(filtered(logits, [p] * 30), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_order_of_filters_is_min_p_then_top_k_then_top_p() -> None:
+    """Top-p of what top-k left: 0.5 and 0.3 of 0.5, 0.3, 0.2 hold 0.8, but all of what two tokens hold is two."""
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    kept = filtered(logits, [SamplingParams(top_k=2, top_p=0.55)]).isfinite()
+    assert kept.tolist() == [[True, False, False, False]]  # 0.4 of 0.7 is 0.57
+    kept = filtered(logits, [SamplingParams(min_p=0.6, top_p=0.55)]).isfinite()
+    assert kept.tolist() == [[True, False, False, False]]
+
+
+def test_rows_of_one_call_keep_their_own_parameters() -> None:
+    logits = random_logits(len(FILTERS), 64)
+    each = [SamplingParams(**params) for params in FILTERS]  # type: ignore[arg-type]
+    together = filtered(logits, each)
+    for i, p in enumerate(each):
+        torch.testing.assert_close(together[i : i + 1], filtered(logits[i : i + 1], [p]), rtol=0, atol=0)
+
+
+def test_a_row_gives_the_same_token_in_any_company() -> None:
+    logits = random_logits(20, 200)
+    rows = [row(i, i, **FILTERS[i % len(FILTERS)]) if i % 4 else row(i, temperature=0.0) for i in range(20)]
+    together = sample(logits, rows)
+    assert together == [sample(logits[i : i + 1], [r])[0] for i, r in enumerate(rows)]
+
+
+def test_greedy_is_the_arg_max() -> None:
+    logits = random_logits(10, 50)
+    assert sample(logits, [row(i, temperature=0.0) for i in range(10)]) == logits.argmax(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-9, 1e-300, 5e-324])
+def test_a_temperature_near_zero_is_nearly_greedy(temperature: float) -> None:
+    logits = random_logits(10, 50)
+    rows = [row(i, temperature=temperature) for i in range(10)]
+    assert sample(logits, rows) == logits.argmax(dim=-1).tolist()
+
+
+# -- the distribution
+
+
+@pytest.mark.parametrize("params", FILTERS, ids=str)
+def test_samples_follow_the_distribution(params: dict[str, float]) -> None:
+    draws, vocab = 20_000, 30
+    logits = random_logits(1, vocab, seed=3)
+    rows = [row(1_000_003 * i, i % 11, **params) for i in range(draws)]
+    counts = np.bincount(sample(logits.expand(draws, vocab), rows), minlength=vocab)
+    expected = reference_probs(logits[0].numpy(), rows[0].params) * draws
+    assert not counts[expected == 0].any()
+    likely = expected > 5
+    observed = np.append(counts[likely], counts[~likely].sum())
+    wanted = np.append(expected[likely], expected[~likely].sum())
+    if len(observed) > 2:
+        assert stats.chisquare(observed[wanted > 0], wanted[wanted > 0]).pvalue > 0.001

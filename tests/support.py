@@ -1,0 +1,180 @@
+"""What tests share: tiny models on disk, engines over them, drafters that guess at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from pilotfish.config import EngineConfig
+from pilotfish.core.drafter import Drafter
+from pilotfish.core.request import Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.tree import TokenTree
+from pilotfish.engine.engine import Engine
+from pilotfish.model.loader import LoadedModel, load_model
+
+VOCAB = 512
+CONTEXT = 2048
+
+#: Eight prompts of our own, for parity.
+SNIPPETS = (
+    "def add(a, b):\n    return",
+    "import os\n\nfor name in os.listdir('.'):\n",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self",
+    "x = [1, 2, 3]\ny = [1, 2, 3]\nx = [1, 2, 3]\n",
+    "while True:\n    try:\n",
+    "def fib(n):\n    if n < 2:\n        return n\n    return fib(n - 1) +",
+    '"""Größe – naïve ☃."""\n',
+    "#",
+)
+#: The four sampling settings of the parity promise.
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.7, "min_p": 0.05, "top_k": 50},
+)
+
+CORPUS = [Path(__file__).read_text(), "".join(SNIPPETS) * 3, "naïve – Größe ☃ 😀 日本語 " * 20]
+
+
+# -- models on disk
+
+
+def write_tokenizer(directory: Path, vocab_size: int = VOCAB) -> None:
+    """A byte-level BPE tokenizer trained on this very file."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(directory)
+
+
+def tiny_model(kind: str, seed: int = 0, layers: int = 2) -> torch.nn.Module:
+    """A random model of two small layers, 4 query and 2 key heads of 32. No end-of-sequence token."""
+    config_type, model_type = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }[kind]
+    config = config_type(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    torch.manual_seed(seed)
+    return model_type(config)
+
+
+def write_model(directory: Path, kind: str, *, seed: int = 0, perturbed: float = 0.0) -> Path:
+    """A tiny model and its tokenizer. `perturbed` adds noise to all weights, which makes a draft that
+    is often, not always, right about the model without it."""
+    model = tiny_model(kind, seed)
+    if perturbed:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += perturbed * 0.2 * torch.randn_like(weight)
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+    return directory
+
+
+def native_model(directory: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Loaded for the C++ kernels on the CPU."""
+    return load_model(directory, dtype, torch.device("cpu"), eager=False)
+
+
+# -- engines
+
+
+def make_engine(target: Path, drafter: Drafter | None = None, /, **config: Any) -> Engine:
+    """A float32 engine on one thread, unless `config` says otherwise."""
+    defaults: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_slots": 4096}
+    return Engine(EngineConfig(target=target, **{**defaults, **config}), drafter)
+
+
+def run(engine: Engine, prompts: Sequence[str | Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    """Token ids of all prompts' samples, submitted together, in order."""
+    samples = [s for prompt, p in zip(prompts, params, strict=True) for s in engine.submit(prompt, p)]
+    while engine.busy:
+        engine.step()
+    return [sample.token_ids for sample in samples]
+
+
+def assert_idle(engine: Engine) -> None:
+    """Every slot of the target's pool, and of an LM draft's, is free."""
+    scheduler = engine.worker.scheduler
+    scheduler.check()
+    assert not engine.busy
+    assert scheduler.pool.num_free == scheduler.pool.capacity
+    for drafter in getattr(engine.drafter, "drafters", [engine.drafter]):
+        if hasattr(drafter, "pool"):
+            drafter.check()
+            assert drafter.pool.num_free == drafter.pool.capacity
+
+
+# -- guesses
+
+
+def random_tree(rng: np.random.Generator, vocab_size: int, nodes: int) -> TokenTree:
+    """Up to `nodes` nodes hung anywhere, with random tokens and scores."""
+    tree = TokenTree()
+    for _ in range(nodes):
+        tree.add(int(rng.integers(len(tree) + 1)), int(rng.integers(vocab_size)), float(-rng.exponential()))
+    return tree
+
+
+class RandomDrafter:
+    """Guesses at random, knows nothing: the worst draft that is still polite."""
+
+    def __init__(self, vocab_size: int, nodes: int = 12, seed: int = 0) -> None:
+        self.vocab_size, self.nodes = vocab_size, nodes
+        self._rng = np.random.default_rng(seed)
+
+    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+        return [random_tree(self._rng, self.vocab_size, self.nodes) for _ in requests]
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+        """Nothing is held."""
+
+    def close(self, request: Request) -> None:
+        """Nothing is held."""
+
+
+# -- sampling, said again in another way
+
+
+def reference_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The distribution that `params` ask for, one plain step after the other. float64 [vocab]."""
+    logits = np.asarray(logits, np.float64)
+    if params.greedy:
+        return (np.arange(len(logits)) == logits.argmax()).astype(np.float64)
+    probs = np.exp((logits - logits.max()) / params.temperature)
+    probs = np.where(probs < params.min_p * probs.max(), 0.0, probs)
+    if 0 < params.top_k < len(probs):
+        probs = np.where(probs < np.sort(probs)[-params.top_k], 0.0, probs)
+    probs /= probs.sum()
+    mass = 0.0
+    for token in np.argsort(-probs, kind="stable"):
+        above, mass = mass, mass + probs[token]
+        if params.top_p < 1 and above >= params.top_p:
+            probs[token] = 0.0
+    return probs / probs.sum()

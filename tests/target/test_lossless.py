@@ -1,0 +1,164 @@
+"""Speculation never changes the output: token ids compared with ==, whatever drafts, batches, or counts threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine
+from pilotfish.pairs import resolve_pair
+
+LENGTH = 24
+LM: dict[str, Any] = {"mode": "sync", "drafter": "lm"}
+DRAFTS: dict[str, dict[str, Any]] = {
+    "lm 4": {**LM, "nodes": 4, "levels": 2, "width": 2},
+    "lm 16": {**LM, "nodes": 16},
+    "lm 48": {**LM, "nodes": 48, "width": 16},
+    "ngram": {"mode": "sync", "drafter": "ngram", "nodes": 6},
+    "lm + ngram": {"mode": "sync", "drafter": "lm+ngram", "nodes": 12, "levels": 3},
+    "random": {},
+}
+CASES = [(snippet, setting) for snippet in range(len(SNIPPETS)) for setting in range(len(SETTINGS))]
+#: Eight mixed requests: every prompt, every setting twice.
+MIXED = [(i, i % len(SETTINGS)) for i in range(len(SNIPPETS))]
+Case = tuple[int, int]
+
+
+def params(case: Case, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": LENGTH, "seed": 1000 * case[0] + case[1], **SETTINGS[case[1]], **fields})
+
+
+def generate(engine: Engine, cases: Sequence[Case], *, together: bool) -> list[list[int]]:
+    if together:
+        return run(engine, [SNIPPETS[i] for i, _ in cases], [params(case) for case in cases])
+    return [run(engine, [SNIPPETS[case[0]]], [params(case)])[0] for case in cases]
+
+
+def drafting(name: str, target: Path, draft: Path, **config: Any) -> Engine:
+    if name == "random":
+        return make_engine(target, RandomDrafter(VOCAB), **config)
+    return make_engine(target, draft=draft, **DRAFTS[name], **config)
+
+
+@cache
+def alone(target: Path) -> dict[Case, list[int]]:
+    """What the target gives without draft, batch or second thread."""
+    return dict(zip(CASES, generate(make_engine(target), CASES, together=False), strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_batch_changes_nothing(llama: Path, threads: int) -> None:
+    engine = make_engine(llama, threads=threads)
+    assert generate(engine, CASES, together=True) == list(alone(llama).values())
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_draft_changes_nothing_for_one_request(llama: Path, draft: Path, name: str) -> None:
+    engine = drafting(name, llama, draft)
+    assert generate(engine, MIXED, together=False) == [alone(llama)[case] for case in MIXED]
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_draft_changes_nothing_for_eight_mixed_requests(llama: Path, draft: Path, name: str) -> None:
+    """Every prompt meets every setting over four batches."""
+    engine = drafting(name, llama, draft)
+    for shift in range(len(SETTINGS)):
+        cases = [(i, (i + shift) % len(SETTINGS)) for i in range(len(SNIPPETS))]
+        assert generate(engine, cases, together=True) == [alone(llama)[case] for case in cases]
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", ["lm 16", "ngram", "random"])
+def test_a_second_thread_changes_nothing(llama: Path, draft: Path, name: str) -> None:
+    engine = drafting(name, llama, draft, threads=2)
+    assert generate(engine, MIXED, together=True) == [alone(llama)[case] for case in MIXED]
+
+
+@pytest.mark.parametrize("name", ["lm 16", "random"])
+def test_qwen3_too(qwen3: Path, name: str) -> None:
+    engine = drafting(name, qwen3, qwen3)
+    assert generate(engine, MIXED, together=True) == [alone(qwen3)[case] for case in MIXED]
+
+
+@pytest.mark.parametrize("name", ["lm 16", "random"])
+def test_the_reference_operations_hold_the_promise_too(llama: Path, draft: Path, name: str) -> None:
+    cases = MIXED[:4]
+    plain = generate(make_engine(llama, eager=True), cases, together=False)
+    assert generate(drafting(name, llama, draft, eager=True), cases, together=True) == plain
+
+
+@pytest.mark.parametrize("name", ["lm 16", "random"])
+def test_bfloat16_holds_it_with_the_kernels(llama: Path, draft: Path, name: str) -> None:
+    """More than is promised: the kernels' rows are bitwise their own in bfloat16 as well."""
+    plain = generate(make_engine(llama, dtype="bfloat16"), MIXED, together=False)
+    assert generate(drafting(name, llama, draft, dtype="bfloat16"), MIXED, together=True) == plain
+
+
+@pytest.mark.parametrize("name", ["lm 16", "random"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_rows": 9},
+        {"max_rows": 1},
+        {"max_requests": 3},
+        {"kv_slots": 160},
+        {"kv_slots": 96, "max_rows": 7},
+    ],
+    ids=str,
+)
+def test_small_budgets_change_nothing(llama: Path, draft: Path, name: str, limits: dict[str, int]) -> None:
+    """Prompts in chunks, trees cut, drafts without slots, requests that wait."""
+    engine = drafting(name, llama, draft, **limits)
+    assert generate(engine, MIXED, together=True) == [alone(llama)[case] for case in MIXED]
+    assert_idle(engine)
+
+
+def test_samples_are_those_of_their_seeds(llama: Path, draft: Path) -> None:
+    several = [params((0, 1), n=3), params((1, 2), n=2)]
+    plain = run(make_engine(llama), SNIPPETS[:2], several)
+    assert run(drafting("lm 16", llama, draft), SNIPPETS[:2], several) == plain
+
+
+def test_arrivals_and_aborts_change_nothing(llama: Path, draft: Path) -> None:
+    """Requests come one step apart, and every third is aborted after five steps of its own."""
+    engine = drafting("lm + ngram", llama, draft)
+    samples = []
+    for i, case in enumerate(MIXED):
+        samples += engine.submit(SNIPPETS[case[0]], params(case))
+        engine.step()
+        if i >= 5:
+            engine.abort(samples[i - 5])
+    while engine.busy:
+        engine.step()
+    for case, sample in zip(MIXED, samples, strict=True):
+        expected = alone(llama)[case]
+        assert sample.token_ids == expected[: len(sample.token_ids)]
+        assert len(sample.token_ids) == LENGTH or sample.finish_reason == "abort"
+    assert_idle(engine)
+
+
+def test_the_draft_is_right_often_enough_to_test_anything(llama: Path, draft: Path) -> None:
+    engine = drafting("lm 48", llama, draft)
+    for case in MIXED:
+        engine.submit(SNIPPETS[case[0]], params(case))
+    stats = [sample.request.stats for sample in engine._samples.values()]
+    while engine.busy:
+        engine.step()
+    accepted, steps = sum(s.accepted_tokens for s in stats), sum(s.verify_steps for s in stats)
+    assert accepted / steps > 0.5
+    assert max(depth for s in stats for depth, n in enumerate(s.accepted_by_depth) if n) >= 2
+
+
+@pytest.mark.parametrize("name", ["lm 16", "ngram", "random"])
+def test_the_bundled_pair(name: str) -> None:
+    pair = resolve_pair("pycode")
+    plain = generate(make_engine(pair.target), MIXED, together=True)
+    assert generate(drafting(name, pair.target, pair.draft), MIXED, together=True) == plain

@@ -1,0 +1,71 @@
+"""Greedy decoding is that of transformers.generate, up to where its own two best logits are too close to call."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import make_engine, run
+from transformers import AutoModelForCausalLM
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.tree import TokenTree
+from pilotfish.engine.engine import Engine
+from pilotfish.model.runner import SequenceRows
+from pilotfish.pairs import resolve_pair
+
+NEW_TOKENS = 64
+CLOSE = 1e-4
+
+
+def directory_of(name: str, request: pytest.FixtureRequest) -> Path:
+    return resolve_pair(name).target if name == "pycode" else request.getfixturevalue(name)
+
+
+@cache
+def both(directory: Path) -> tuple[Any, Engine]:
+    """transformers' model, and ours."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval(), make_engine(directory)
+
+
+def prompt_of(length: int, vocab: int) -> list[int]:
+    return np.random.default_rng(length).integers(1, vocab, length).tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "pycode"])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 700])
+def test_greedy_tokens_are_those_of_generate(name: str, length: int, request: pytest.FixtureRequest) -> None:
+    reference, engine = both(directory_of(name, request))
+    prompt = prompt_of(length, engine.model.shape.vocab_size)
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    expected = out.sequences[0, length:].tolist()
+    gaps = [float(x[0] - x[1]) for x in (step[0].topk(2).values for step in out.logits)]
+    sure = next((i for i, gap in enumerate(gaps) if gap < CLOSE), len(gaps))
+    (tokens,) = run(engine, [prompt], [SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)])
+    assert tokens[:sure] == expected[:sure]
+    assert sure > 0  # so that something was compared
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "pycode"])
+def test_logits_are_those_of_transformers(name: str, request: pytest.FixtureRequest) -> None:
+    reference, engine = both(directory_of(name, request))
+    for length in (1, 2, 63, 64, 65, 700):
+        prompt = prompt_of(length, engine.model.shape.vocab_size)
+        rows = SequenceRows(0, prompt, np.arange(length, dtype=np.int32), TokenTree(), [], {}, sampled=True)
+        with torch.inference_mode():
+            expected = reference(torch.tensor([prompt])).logits[0, -1]
+        torch.testing.assert_close(engine.worker.runner.forward([rows])[0], expected, rtol=0, atol=1e-4)

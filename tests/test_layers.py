@@ -1,0 +1,127 @@
+"""Imports point down only (design.md, section 4), and core stays free of devices, clocks and sockets."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "pilotfish"
+#: From the top down. A package may import itself and what stands below its own line.
+LAYERS = (
+    ("cli", "__main__"),
+    ("server",),
+    ("bench",),
+    ("train",),
+    ("__init__",),  # `from pilotfish import LLM` hands up what the engine offers
+    ("engine",),
+    ("target", "draft", "prefill"),  # these three meet only through core and wire
+    ("kv",),
+    ("pairs",),
+    ("model",),
+    ("wire",),
+    ("plan",),
+    ("core",),
+    ("observe",),
+    ("config",),
+    ("errors",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+#: What core may use beside the standard library.
+CORE_ALLOWED = {"numpy", "pilotfish"}
+#: What core may not use even of the standard library: clocks, I/O, threads.
+CORE_FORBIDDEN = {"time", "datetime", "asyncio", "socket", "threading", "multiprocessing", "subprocess", "random", "os"}
+
+
+def unit(module: str) -> str:
+    """The layer's name of a module below pilotfish: its first part."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(source: str, package: str) -> set[str]:
+    """Absolute names of all modules that a source imports, wherever in the file."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package.split(".")[: len(package.split(".")) + 1 - node.level]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            found.update(
+                f"pilotfish.{alias.name}" for alias in node.names if module == "pilotfish" and alias.name in LEVEL
+            )
+            found.add(module)
+    return found
+
+
+def upward(module: str, source: str) -> list[str]:
+    """Imports of `module` that do not point down; an unknown layer counts as one."""
+    own = unit(module)
+    package = module.rpartition(".")[0]
+    edges = [name for name in imports(source, package) if name.split(".")[0] == "pilotfish"]
+    return [name for name in edges if not allowed(own, unit(name))]
+
+
+def allowed(own: str, other: str) -> bool:
+    if own not in LEVEL or other not in LEVEL:
+        return False
+    return own == other or LEVEL[own] < LEVEL[other]
+
+
+def foreign_to_core(source: str) -> set[str]:
+    roots = {name.split(".")[0] for name in imports(source, "pilotfish.core")}
+    return roots & CORE_FORBIDDEN | {r for r in roots if r not in sys.stdlib_module_names | CORE_ALLOWED}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts)] = path  # a package's __init__ keeps its name: its package is itself
+    return found
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_point_down(module: str) -> None:
+    assert upward(module, modules()[module].read_text()) == []
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if unit(m) == "core"])
+def test_core_has_no_device_no_clock_no_io(module: str) -> None:
+    assert foreign_to_core(modules()[module].read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("pilotfish.core.tree", "from pilotfish.model.runner import Runner"),
+        ("pilotfish.core.tree", "from ..model import runner"),
+        ("pilotfish.core.tree", "from pilotfish import engine"),
+        ("pilotfish.model.runner", "def f():\n    import pilotfish.engine.engine"),
+        ("pilotfish.target.worker", "from pilotfish.draft.lm import LMDrafter"),
+        ("pilotfish.draft.lm", "from pilotfish.target import worker"),
+        ("pilotfish.draft.lm", "from pilotfish.prefill import worker"),
+        ("pilotfish.model.runner", "from pilotfish import LLM"),
+        ("pilotfish.core.tree", "import pilotfish.newcomer"),
+    ],
+)
+def test_an_upward_import_would_be_found(module: str, source: str) -> None:
+    assert upward(module, source)
+
+
+@pytest.mark.parametrize(
+    "line", ["import torch", "import time", "from asyncio import Queue", "import zmq", "import socket"]
+)
+def test_a_clock_or_device_in_core_would_be_found(line: str) -> None:
+    assert foreign_to_core(line)
+
+
+def test_downward_imports_are_fine() -> None:
+    assert upward("pilotfish.target.worker", "from pilotfish.core.tree import walk\nimport torch") == []
+    assert foreign_to_core("import heapq\nimport numpy as np\nfrom pilotfish.errors import EngineError") == set()
+
+
+def test_every_layer_of_the_source_is_placed() -> None:
+    assert {unit(module) for module in modules()} <= LEVEL.keys()

@@ -1,0 +1,39 @@
+"""What `import pilotfish` promises. A change here is a change for users."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pilotfish
+
+
+def test_the_public_names() -> None:
+    assert pilotfish.__all__ == ["LLM", "Completion", "RequestOutput", "SamplingParams"]
+    assert all(hasattr(pilotfish, name) for name in pilotfish.__all__)
+
+
+def test_sampling_parameters_and_their_defaults() -> None:
+    defaults = dataclasses.asdict(pilotfish.SamplingParams())
+    assert defaults == {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": None,
+        "max_tokens": 128,
+        "stop": (),
+        "stop_token_ids": (),
+        "n": 1,
+    }
+
+
+def test_fields_of_results() -> None:
+    names = {c: [f.name for f in dataclasses.fields(c)] for c in (pilotfish.Completion, pilotfish.RequestOutput)}
+    assert names[pilotfish.Completion] == ["index", "token_ids", "text", "finish_reason", "seed", "stats"]
+    assert names[pilotfish.RequestOutput] == ["prompt_token_ids", "outputs"]
+
+
+def test_signatures_of_the_offline_interface() -> None:
+    assert list(inspect.signature(pilotfish.LLM).parameters) == ["target", "draft", "config"]
+    assert list(inspect.signature(pilotfish.LLM.generate).parameters) == ["self", "prompts", "params"]
