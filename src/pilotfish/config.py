@@ -33,8 +33,8 @@ class EngineConfig:
     draft: Path | None = None
     mode: Mode = "off"
     drafter: DrafterKind = "lm+ngram"
-    nodes: int = 16
-    levels: int = 5
+    nodes: int = 10
+    levels: int = 4
     width: int = 4
     dtype: DType = "bfloat16"
     device: str = "cpu"

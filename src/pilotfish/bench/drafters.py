@@ -16,7 +16,6 @@ from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.errors import EngineError
-from pilotfish.target.guard import GuardedDrafter
 
 
 class RandomDrafter:
@@ -77,10 +76,7 @@ class Bench:
 
     def use(self, drafter: Drafter) -> None:
         """Swap the drafter; EngineError while requests run."""
-        if self.engine.busy:
-            raise EngineError("bench: the drafter cannot be swapped while requests run")
-        self.engine.drafter = drafter
-        self.engine.worker.drafter = GuardedDrafter(drafter, self.engine.model.shape.vocab_size)
+        self.engine.use(drafter)
 
     def drain(self, done: Callable[[], None] = lambda: None) -> None:
         """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed

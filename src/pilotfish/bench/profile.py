@@ -23,7 +23,7 @@ ROWS = (1, 4, 8, 16, 32, 64)
 CONTEXT = 256
 WARM_UP = 3
 #: What is neither model nor sampling.
-RUNTIME = ("schedule", "commit", "text")
+RUNTIME = ("schedule", "rows", "commit", "text")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StepProfile:
 
     @property
     def runtime_share(self) -> float:
-        """Of the runtime itself: scheduling, committing, text."""
+        """Of the runtime itself: scheduling, filling the forward's tensors, committing, text."""
         return sum(self.milliseconds[part] for part in RUNTIME) / self.total
 
 
@@ -106,7 +106,7 @@ def profile_steps(
     bench.run(bench.drafter(drafter), jobs, 1, partial(done, f"{drafter}, T={temperature:g}"))
     seconds = time.perf_counter() - began
     spent = worker.times.minus(before)
-    parts = {name: getattr(spent, name) for name in ("draft", "schedule", "forward", "verify", "commit")}
+    parts = {name: getattr(spent, name) for name in ("draft", "schedule", "rows", "forward", "verify", "commit")}
     parts["text"] = seconds - sum(parts.values())
     milliseconds = {name: 1000 * part / spent.steps for name, part in parts.items()}
     return StepProfile(drafter, temperature, spent.steps, milliseconds)

@@ -1,4 +1,4 @@
-"""Slots: one token's place in a KV pool. Bookkeeping only; the tensors are in `model/kv.py`."""
+"""Slots: one token's place in a KV pool. Bookkeeping only; the tensors are in `model/attention.py`."""
 
 from __future__ import annotations
 

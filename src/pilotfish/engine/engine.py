@@ -24,6 +24,7 @@ from pilotfish.engine.text import TextStream, tokenizer_digest
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer
 from pilotfish.model.runner import Runner
+from pilotfish.target.guard import GuardedDrafter
 from pilotfish.target.worker import TargetWorker
 
 
@@ -105,6 +106,13 @@ class Engine:
         runner = Runner(load(config, config.draft), config.kv_slots)
         shape = TreeShape(max_nodes=config.nodes, levels=config.levels, width=config.width)
         return LMDrafter(runner, shape, self.model.shape.vocab_size)
+
+    def use(self, drafter: Drafter) -> None:
+        """Attach another drafter; EngineError while requests run."""
+        if self.busy:
+            raise EngineError("the drafter cannot be swapped while requests run")
+        self.drafter = drafter
+        self.worker.drafter = GuardedDrafter(drafter, self.model.shape.vocab_size)
 
     # -- requests
 

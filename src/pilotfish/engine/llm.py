@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine, Sample
+from pilotfish.errors import ParameterError
 
 Prompt = str | Sequence[int]
 
@@ -44,6 +46,10 @@ class LLM:
     """
 
     def __init__(self, target: str | Path, draft: str | Path | None = None, **config: Any) -> None:
+        fields = {field.name for field in dataclasses.fields(EngineConfig)}
+        for name, value in config.items():
+            if name not in fields:
+                raise ParameterError(name, value, f"one of {', '.join(sorted(fields))}")
         config.setdefault("mode", "off" if draft is None else "sync")
         self.engine = Engine(EngineConfig(target=Path(target), draft=Path(draft) if draft else None, **config))
 
@@ -88,7 +94,7 @@ def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
-        raise ValueError(f"params: {len(params)} given for {count} prompts")
+        raise ParameterError("params", len(params), f"one for all, or one for each of {count} prompts")
     return list(params)
 
 

@@ -128,6 +128,8 @@ def _eos_ids(config: Any, directory: Path) -> frozenset[int]:
 
 def load_tokenizer(directory: Path) -> Any:
     """The model's tokenizer; ModelError when the directory has none."""
+    if not directory.is_dir():
+        raise ModelError(f"model: {directory} is not a directory")
     try:
         return AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError, KeyError) as error:

@@ -25,7 +25,15 @@ import torch
 logger = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_FLAGS = ["-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+_FLAGS = [
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+]
 PANEL = 32  # kPanel in kernels.cpp
 
 
@@ -57,6 +65,11 @@ def load_kernels() -> bool:
         logger.warning("kernels do not build (%s): slower reference kernels are used", str(error).splitlines()[0])
         return False
     return True
+
+
+def kernels_loaded() -> bool:
+    """Whether `load_kernels` has succeeded in this process; unlike it, never builds."""
+    return load_kernels.cache_info().currsize > 0 and load_kernels()
 
 
 def _digest() -> str:

@@ -54,18 +54,24 @@ class Runner:
         self.num_slots = num_slots
         self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
 
-    @torch.inference_mode()
     def forward(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
         """Write KV and return logits, float32 [sampled rows, vocab]: of each sequence in order the last
         committed row (if `sampled`), then its nodes."""
-        batch = _Batch.build(sequences, self._padding, self.num_slots, native=self.model.native)
-        inputs = batch.to(self.model.device)
+        return self.run(self.prepare(sequences))
+
+    def prepare(self, sequences: Sequence[SequenceRows]) -> Batch:
+        """The tensors of a forward, on the model's device."""
+        return Batch.build(sequences, self._padding, self.num_slots, native=self.model.native).to(self.model.device)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> torch.Tensor:
+        """The forward itself; see `forward`."""
         output = self.model.module(
-            input_ids=inputs.input_ids[None],
-            position_ids=inputs.position_ids[None],
-            logits_to_keep=inputs.keep,
+            input_ids=batch.input_ids[None],
+            position_ids=batch.position_ids[None],
+            logits_to_keep=batch.keep,
             use_cache=False,
-            placement=inputs.placement,
+            placement=batch.placement,
             kv=self.kv,
         )
         return output.logits[0, : batch.num_kept].float()  # type: ignore[no-any-return]
@@ -78,7 +84,7 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """Sequences flattened into the tensors of one forward."""
 
     input_ids: torch.Tensor  # int64 [rows]
@@ -90,7 +96,7 @@ class _Batch:
     @classmethod
     def build(
         cls, sequences: Sequence[SequenceRows], padding: Callable[[int], int], scratch: int, *, native: bool
-    ) -> _Batch:
+    ) -> Batch:
         rows = sum(s.num_rows for s in sequences)
         padded = rows + padding(rows)
         ids, slots = np.zeros(padded, np.int64), np.full(padded, scratch, np.int32)
@@ -123,12 +129,12 @@ class _Batch:
         position_ids = torch.from_numpy(np.maximum(positions, 0).astype(np.int64))
         return cls(torch.from_numpy(ids), position_ids, torch.from_numpy(kept), len(keep), placement)
 
-    def to(self, device: torch.device) -> _Batch:
+    def to(self, device: torch.device) -> Batch:
         if device.type == "cpu":
             return self
         p = self.placement
         tensors = (p.row_slots, p.row_sequences, p.row_positions, p.row_trunks, p.trunk_slots, p.path_slots)
         placement = Placement(p.native, *(t.to(device) for t in tensors))
-        return _Batch(
+        return Batch(
             self.input_ids.to(device), self.position_ids.to(device), self.keep.to(device), self.num_kept, placement
         )

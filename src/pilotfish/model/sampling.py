@@ -1,6 +1,6 @@
 """Shared-noise sampling on tensors (design: y = argmax(l + g), core/noise.py for g).
 
-Order of filters: softmax(logits / T), min-p, top-k, top-p, as vLLM and transformers have it. All in
+Order of filters: softmax(logits / T), min-p, top-k, top-p, as vLLM has it. All in
 float64 and row by row, so that a row's token does not depend on the rows beside it.
 """
 
@@ -83,7 +83,7 @@ def perturbed_topk(scores: torch.Tensor, rows: Sequence[RowSampling], k: int) ->
     """The k best tokens of each row by score + noise: values float64 [rows, k] descending, ids int64."""
     seeds = torch.tensor([_signed(row.seed) for row in rows])
     positions = torch.tensor([row.position for row in rows])
-    if scores.device.type == "cpu" and native.load_kernels():
+    if scores.device.type == "cpu" and native.kernels_loaded():
         values, tokens = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k)
         return values, tokens
     return perturbed_topk_reference(scores, seeds.to(scores.device), positions.to(scores.device), k)

@@ -21,6 +21,7 @@ class StepTimes:
     steps: int = 0
     draft: float = 0.0
     schedule: float = 0.0
+    rows: float = 0.0
     forward: float = 0.0
     verify: float = 0.0
     commit: float = 0.0
@@ -57,7 +58,9 @@ class TargetWorker:
         step = self.scheduler.schedule(chunks, trees)
         scheduled = self._clock()
         try:
-            logits = self.runner.forward([_sequence_rows(rows) for rows in step.rows])
+            batch = self.runner.prepare([_sequence_rows(rows) for rows in step.rows])
+            prepared = self._clock()
+            logits = self.runner.run(batch)
             computed = self._clock()
             sampled = sample(logits, _row_sampling(step)) if step.num_samples else []
         except Exception:
@@ -71,7 +74,8 @@ class TargetWorker:
         self.times.steps += 1
         self.times.schedule += planned - began + scheduled - drafted
         self.times.draft += drafted - planned
-        self.times.forward += computed - scheduled
+        self.times.rows += prepared - scheduled
+        self.times.forward += computed - prepared
         self.times.verify += verified - computed
         self.times.commit += self._clock() - verified
         return commits
