@@ -61,7 +61,7 @@ def test_profile(config: EngineConfig, prompts: list[Prompt]) -> None:
     report = run_profile(config, prompts[:1], 6, 1, MACHINE)
     assert tuple(report.forward_ms) == ROWS
     for step in report.steps:
-        assert set(step.milliseconds) == {"draft", "schedule", "forward", "verify", "commit", "text"}
+        assert set(step.milliseconds) == {"draft", "schedule", "rows", "forward", "verify", "commit", "text"}
         assert 0 < step.runtime_share < 1 and all(ms >= 0 for ms in step.milliseconds.values())
     assert next(step for step in report.steps if step.drafter == "off").steps == 6
 
