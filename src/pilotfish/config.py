@@ -33,7 +33,7 @@ class EngineConfig:
     draft: Path | None = None
     mode: Mode = "off"
     drafter: DrafterKind = "lm+ngram"
-    nodes: int = 10
+    nodes: int = 7
     levels: int = 4
     width: int = 4
     dtype: DType = "bfloat16"

@@ -59,7 +59,7 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
     outputs = llm.generate(SNIPPETS[:3], each)
     assert [len(o.outputs[0].token_ids) for o in outputs] == [1, 2, 5]
     assert [o.outputs[0].seed for o in outputs] == [1, 2, 5]
-    with pytest.raises(ValueError, match="params: 3 .* 2 prompts"):
+    with pytest.raises(ValueError, match=r"params: 3 .* 2 prompts"):
         llm.generate(SNIPPETS[:2], each)
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
+from pilotfish.config import EngineConfig
+
 if TYPE_CHECKING:
     from pilotfish.bench.workload import Prompt
-    from pilotfish.config import EngineConfig
 
 Report = TypeVar("Report")
 
@@ -71,9 +72,9 @@ def speed(
     dtype: DTypeOption = "bfloat16",
     threads: ThreadsOption = 2,
     repeats: RepeatsOption = 3,
-    nodes: NodesOption = 16,
-    levels: LevelsOption = 5,
-    width: WidthOption = 4,
+    nodes: NodesOption = EngineConfig.nodes,
+    levels: LevelsOption = EngineConfig.levels,
+    width: WidthOption = EngineConfig.width,
     out: OutOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -97,9 +98,9 @@ def acceptance(
     max_tokens: MaxTokensOption = 96,
     dtype: DTypeOption = "bfloat16",
     threads: ThreadsOption = 0,
-    nodes: NodesOption = 16,
-    levels: LevelsOption = 5,
-    width: WidthOption = 4,
+    nodes: NodesOption = EngineConfig.nodes,
+    levels: LevelsOption = EngineConfig.levels,
+    width: WidthOption = EngineConfig.width,
     out: OutOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -124,9 +125,9 @@ def profile(
     dtype: DTypeOption = "bfloat16",
     threads: ThreadsOption = 2,
     repeats: RepeatsOption = 20,
-    nodes: NodesOption = 16,
-    levels: LevelsOption = 5,
-    width: WidthOption = 4,
+    nodes: NodesOption = EngineConfig.nodes,
+    levels: LevelsOption = EngineConfig.levels,
+    width: WidthOption = EngineConfig.width,
     out: OutOption = None,
     json: JsonOption = False,
 ) -> None:
