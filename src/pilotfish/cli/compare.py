@@ -47,12 +47,12 @@ def run_pass(engine: Engine, prompts: Sequence[str], params: SamplingParams) -> 
 @contextmanager
 def speculation_off(engine: Engine) -> Iterator[None]:
     """Every step plain decoding; only while no request runs."""
-    guard = engine.worker.drafter
-    drafter, guard.drafter = guard.drafter, NoDrafter()
+    drafter = engine.drafter
+    engine.use(NoDrafter())
     try:
         yield
     finally:
-        guard.drafter = drafter
+        engine.use(drafter)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from pilotfish.errors import ModelError
-from pilotfish.model import attention as _attention  # registers the attention implementation
-from pilotfish.model import native
+from pilotfish.model import (
+    attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
+    native,
+)
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-assert _attention.slot_attention is not None
 
 
 @dataclass(frozen=True)
