@@ -118,6 +118,7 @@ def test_a_request_never_proposed_for_can_be_closed(llama: Path) -> None:
     drafter.commit(request, [1])
     drafter.close(request)
     drafter.check()
+    assert drafter.pool.num_free == drafter.pool.capacity
 
 
 def test_slots_survive_random_lives(llama: Path) -> None:
