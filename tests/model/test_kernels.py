@@ -78,18 +78,35 @@ def test_linear_refuses_what_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 257), (513, 600)])
-def test_gated_linear_is_silu_times_linear(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> None:
-    torch.manual_seed(threads)
-    gate, up, x = (torch.randn(n, inputs).to(dtype) / inputs**0.5 for n in (outputs, outputs, 40))
-    packed = pack_weight(gate), pack_weight(up), outputs
-    exact = F.silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)
-    together = torch.ops.pilotfish.gated_linear(x, *packed)
+@pytest.mark.parametrize(("inner", "width"), [(1, 1), (33, 257), (513, 600), (1100, 64)])
+def test_gated_mlp_is_a_gated_mlp(inner: int, width: int, dtype: torch.dtype, threads: int) -> None:
+    torch.manual_seed(inner)
+    gate, up, x = (torch.randn(n, width).to(dtype) / width**0.5 for n in (inner, inner, 40))
+    down = torch.randn(width, inner).to(dtype) / inner**0.5
+    packed = pack_weight(gate), pack_weight(up), pack_weight(down), inner, width
+    between = (F.silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)).to(dtype)
+    exact = between.double() @ down.double().T
+    together = torch.ops.pilotfish.gated_mlp(x, *packed)
     tolerance = 1e-5 if dtype == torch.float32 else 2**-6
     torch.testing.assert_close(together.double(), exact, rtol=tolerance, atol=tolerance)
     torch.set_num_threads(1)
     for rows in (1, 2, 5, 13, 24):
-        assert torch.equal(torch.ops.pilotfish.gated_linear(x[:rows], *packed), together[:rows]), f"{rows} rows"
+        assert torch.equal(torch.ops.pilotfish.gated_mlp(x[:rows], *packed), together[:rows]), f"{rows} rows"
+
+
+def test_infinities_and_what_is_no_number_survive_rounding_to_bfloat16() -> None:
+    weight = torch.tensor([1.0, 3.3e38, float("inf"), -float("inf"), float("nan"), -float("nan")]).bfloat16()
+    y = torch.ops.pilotfish.linear(torch.ones(1, 1).bfloat16(), pack_weight(weight[:, None]), 6)[0]
+    assert torch.equal(y[:4], weight[:4])
+    assert y[4:].isnan().all()
+
+
+@pytest.mark.parametrize("inputs", [(0.5, 2**-8 + 2**-9), (1.0, 2**-8), (1.0, 3 * 2**-8)])
+def test_a_sum_rounds_to_bfloat16_as_torch_does(inputs: tuple[float, float]) -> None:
+    weight = torch.ones(1, 2).bfloat16()
+    x = torch.tensor([inputs]).bfloat16()
+    expected = x.float().sum(dim=1, keepdim=True).bfloat16()
+    assert torch.equal(torch.ops.pilotfish.linear(x, pack_weight(weight), 1), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

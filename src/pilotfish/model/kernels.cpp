@@ -10,11 +10,17 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <tuple>
 #include <type_traits>
 #include <vector>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -25,13 +31,14 @@ constexpr int kLanes = 16;
 typedef float Vec __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4), may_alias));
 
+typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
+
 inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 inline Vec splat(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
-// Two vectors that stand side by side: 32 float32 in order, or 32 bfloat16 interleaved, so that each
-// 32-bit word holds element i in its lower and element 16 + i in its upper half. A bfloat16 is the upper
-// half of a float32, so unpacking takes a shift and a mask.
+// 32 elements as two vectors: of float32 the first and the last 16, of bfloat16 those of even and those of
+// odd index. A bfloat16 is the upper half of a float32, so unpacking takes a shift and a mask.
 struct Pair {
   Vec low, high;
 };
@@ -66,51 +73,96 @@ inline Vec exp_negative(Vec x) {
 // ---------------------------------------------------------------------------------------------------
 // Linear: y[r, n] = sum over k of x[r, k] * w[n, k], in float32, k ascending.
 //
-// Weights are packed in panels of kPanel outputs, [N / kPanel, K, kPanel]: the loop over k reads memory
-// once, in order. Inputs are packed in tiles of up to kMaxTile rows, [tiles, K, rows of the tile], so
-// that the broadcasts of one k lie side by side. K goes in chunks that keep a panel in the core's cache
-// while all tiles pass over it; the sums wait in `acc` meanwhile.
+// Weights are packed in panels of kPanel outputs and read once, in order; inputs in tiles of up to
+// kMaxTile rows, so that the broadcasts of one step lie side by side. A step takes one float32 or two
+// bfloat16 of k (`Step`), as both fill a 32-bit word:
+//
+//     weights [N / kPanel, steps, kPanel] words      inputs [tiles, steps, rows of the tile] words
+//
+// K goes in chunks that keep a panel in the core's cache while all tiles pass over it; the sums wait in
+// `acc` meanwhile.
 
 constexpr int kPanel = 2 * kLanes;
 constexpr int kMaxTile = 12;
-constexpr int64_t kChunk = 256;
+constexpr int64_t kChunkSteps = 512;
 constexpr int64_t kBlockPanels = 16;
 constexpr int64_t kPrefetch = 4096;  // bytes: about one memory latency ahead of the loads
 
-template <typename W, int Rows, int Panels>
-void multiply(int64_t depth, const float* x, const W* w, int64_t panel_stride, float* acc, int64_t acc_stride) {
-  Vec sum[Rows][Panels * 2];
-  for (int r = 0; r < Rows; ++r)
-    for (int p = 0; p < Panels; ++p)
-      for (int h = 0; h < 2; ++h) sum[r][2 * p + h] = load(acc + p * acc_stride + r * kPanel + h * kLanes);
-  for (int64_t k = 0; k < depth; ++k) {
-    for (int p = 0; p < Panels; ++p) {
-      const W* row = w + p * panel_stride + k * kPanel;
-      __builtin_prefetch(reinterpret_cast<const char*>(row) + kPrefetch);
-      const Pair pair = load_pair(row);
-#pragma GCC unroll 12
-      for (int r = 0; r < Rows; ++r) {
-        const Vec value = splat(x[k * Rows + r]);
-        sum[r][2 * p] += value * pair.low;
-        sum[r][2 * p + 1] += value * pair.high;
-      }
-    }
+template <typename T>
+struct Step;
+
+template <>
+struct Step<float> {
+  static constexpr int64_t kDepth = 1;
+  using Input = float;
+  using Weights = Vec;
+  static Input input(const float* x, int64_t /*left*/) { return x[0]; }
+  static Weights weights(const float* w) { return load(w); }
+  static Vec add(Vec sum, Weights w, Input x) { return sum + splat(x) * w; }
+};
+
+template <>
+struct Step<BFloat16> {
+  static constexpr int64_t kDepth = 2;
+#ifdef __AVX512BF16__
+  using Input = uint32_t;
+  using Weights = Words;
+  static Input input(const BFloat16* x, int64_t left) { return x[0].x | (left > 1 ? uint32_t{x[1].x} << 16 : 0); }
+  static Weights weights(const BFloat16* w) { return *reinterpret_cast<const Words*>(w); }
+  static Vec add(Vec sum, Weights w, Input x) {
+    return reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(w),
+                                                  reinterpret_cast<__m512bh>(_mm512_set1_epi32(x))));
   }
-  for (int r = 0; r < Rows; ++r)
-    for (int p = 0; p < Panels; ++p)
-      for (int h = 0; h < 2; ++h) store(acc + p * acc_stride + r * kPanel + h * kLanes, sum[r][2 * p + h]);
+#else
+  using Input = std::array<float, 2>;
+  using Weights = Pair;
+  static Input input(const BFloat16* x, int64_t left) { return {float(x[0]), left > 1 ? float(x[1]) : 0.0f}; }
+  static Weights weights(const BFloat16* w) { return load_pair(w); }
+  static Vec add(Vec sum, const Weights& w, const Input& x) {
+    sum += splat(x[0]) * w.low;
+    return sum + splat(x[1]) * w.high;
+  }
+#endif
+};
+
+template <typename T>
+constexpr int64_t steps_of(int64_t depth) {
+  return (depth + Step<T>::kDepth - 1) / Step<T>::kDepth;
 }
 
-// A few rows alone cannot keep the multiply units busy on one panel: they take several side by side.
-constexpr int64_t panels_for(int64_t rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
+// Elements of T in one step of a panel.
+template <typename T>
+constexpr int64_t kStepSize = kPanel * Step<T>::kDepth;
 
-template <typename W>
-using Kernel = void (*)(int64_t, const float*, const W*, int64_t, float*, int64_t);
+// Adds `steps` steps of one panel to the sums of the rows of one tile, acc [Rows, kPanel].
+template <typename T, int Rows>
+void multiply(int64_t steps, const typename Step<T>::Input* x, const T* w, float* acc) {
+  Vec sum[Rows][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r)
+    for (int h = 0; h < 2; ++h) sum[r][h] = load(acc + r * kPanel + h * kLanes);
+  for (int64_t k = 0; k < steps; ++k, w += kStepSize<T>, x += Rows) {
+    for (size_t line = 0; line < kStepSize<T> * sizeof(T); line += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(w) + kPrefetch + line);
+    const auto low = Step<T>::weights(w), high = Step<T>::weights(w + kStepSize<T> / 2);
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; ++r) {
+      sum[r][0] = Step<T>::add(sum[r][0], low, x[r]);
+      sum[r][1] = Step<T>::add(sum[r][1], high, x[r]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r)
+    for (int h = 0; h < 2; ++h) store(acc + r * kPanel + h * kLanes, sum[r][h]);
+}
 
-template <typename W, bool Single>
-Kernel<W> kernel_for(int rows) {
+template <typename T>
+using Kernel = void (*)(int64_t, const typename Step<T>::Input*, const T*, float*);
+
+template <typename T>
+Kernel<T> kernel_for(int rows) {
   switch (rows) {
-#define CASE(R) case R: return multiply<W, R, Single ? 1 : panels_for(R)>;
+#define CASE(R) case R: return multiply<T, R>;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
   }
@@ -132,50 +184,58 @@ std::vector<Tile> tiles_of(int64_t rows) {
   return tiles;
 }
 
-template <typename T>
-std::vector<float> pack_inputs(const T* x, int64_t depth, const std::vector<Tile>& tiles, int64_t rows) {
-  std::vector<float> packed(rows * depth);
-  at::parallel_for(0, rows, 1 + 65536 / depth, [&](int64_t begin, int64_t end) {
-    for (const Tile& tile : tiles)
-      for (int64_t r = std::max(begin, tile.first); r < std::min(end, tile.first + tile.rows); ++r) {
-        float* out = packed.data() + tile.first * depth + (r - tile.first);
-        for (int64_t k = 0; k < depth; ++k) out[k * tile.rows] = static_cast<float>(x[r * depth + k]);
-      }
-  });
-  return packed;
+// Memory that a thread keeps from call to call (one piece for each Tag): the system would hand out and
+// clear fresh pages for every call. Holds garbage.
+template <typename Tag, typename T>
+T* scratch(int64_t size) {
+  thread_local std::vector<T> memory;
+  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  return memory.data();
 }
 
-// Inputs of one call, packed, and the sums of one thread over a block of panels: [panels, rows, kPanel].
+// Rows of inputs in tiles, [tiles, steps, rows of the tile], in scratch memory of the calling thread.
+template <typename Tag, typename T>
 struct Inputs {
+  using Input = typename Step<T>::Input;
+
   std::vector<Tile> tiles;
-  std::vector<float> packed;
-  int64_t rows, depth;
+  int64_t rows, depth, steps;
+  Input* packed;
 
-  template <typename T>
-  Inputs(const T* x, int64_t rows, int64_t depth)
-      : tiles(tiles_of(rows)), packed(pack_inputs(x, depth, tiles, rows)), rows(rows), depth(depth) {}
-};
+  Inputs(int64_t rows, int64_t depth)
+      : tiles(tiles_of(rows)), rows(rows), depth(depth), steps(steps_of<T>(depth)),
+        packed(scratch<Tag, Input>(rows * steps)) {}
 
-// Sums of panels [first, first + count). A block of panels shares each chunk of inputs while that is in cache.
-template <typename T>
-void sum_panels(const T* w, const Inputs& in, int64_t first, int64_t count, std::vector<float>& acc) {
-  const int64_t group = in.tiles.size() == 1 ? panels_for(in.rows) : 1;
-  const int64_t panel_stride = in.depth * kPanel, acc_stride = in.rows * kPanel;
-  std::fill(acc.begin(), acc.end(), 0.0f);
-  for (int64_t k = 0; k < in.depth; k += kChunk) {
-    const int64_t size = std::min(kChunk, in.depth - k);
-    for (int64_t p = 0; p < count;) {
-      const bool single = count - p < group;
-      for (const Tile& tile : in.tiles) {
-        const auto kernel = single ? kernel_for<T, true>(tile.rows) : kernel_for<T, false>(tile.rows);
-        kernel(size, in.packed.data() + tile.first * in.depth + k * tile.rows,
-               w + (first + p) * panel_stride + k * kPanel, panel_stride,
-               acc.data() + p * acc_stride + tile.first * kPanel, acc_stride);
-      }
-      p += single ? 1 : group;
-    }
+  // x [rows, depth]. By chunks, so that a tile's lines are written while they are in cache.
+  void pack(const T* x) {
+    const int64_t grain = 1 + 65536 / (rows * kChunkSteps);
+    at::parallel_for(0, (steps + kChunkSteps - 1) / kChunkSteps, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t first = begin * kChunkSteps; first < std::min(steps, end * kChunkSteps); first += kChunkSteps)
+        for (const Tile& tile : tiles)
+          for (int64_t r = 0; r < tile.rows; ++r)
+            pack_row(tile, r, first, std::min(kChunkSteps, steps - first), x + (tile.first + r) * depth);
+    });
   }
-}
+
+  // Steps [first, first + count) of row r of a tile.
+  void pack_row(const Tile& tile, int64_t r, int64_t first, int64_t count, const T* row) {
+    Input* out = packed + tile.first * steps + first * tile.rows + r;
+    for (int64_t k = first * Step<T>::kDepth; count > 0; --count, k += Step<T>::kDepth, out += tile.rows)
+      *out = Step<T>::input(row + k, depth - k);
+  }
+
+  // Sums of panels [first, first + count) of w into acc [count, rows, kPanel]. They share each chunk of
+  // inputs while that is in cache.
+  void multiply_panels(const T* w, int64_t first, int64_t count, float* acc) const {
+    std::fill(acc, acc + count * rows * kPanel, 0.0f);
+    for (int64_t k = 0; k < steps; k += kChunkSteps)
+      for (int64_t p = 0; p < count; ++p)
+        for (const Tile& tile : tiles)
+          kernel_for<T>(tile.rows)(std::min(kChunkSteps, steps - k), packed + tile.first * steps + k * tile.rows,
+                                   w + ((first + p) * steps + k) * kStepSize<T>,
+                                   acc + (p * rows + tile.first) * kPanel);
+  }
+};
 
 // Calls block(first, count) for blocks of at most kBlockPanels of all panels, on the threads of the pool.
 template <typename F>
@@ -186,53 +246,78 @@ void for_each_block(int64_t panels, int64_t depth, const F& block) {
   });
 }
 
-// Writes value(index into the sums) of `count` panels to y [rows, outputs] from column `first * kPanel` on.
-template <typename T, typename F>
-void write_block(T* y, int64_t rows, int64_t outputs, int64_t first, int64_t count, const F& value) {
-  for (int64_t p = 0; p < count; ++p) {
-    const int64_t column = (first + p) * kPanel, width = std::min<int64_t>(kPanel, outputs - column);
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t n = 0; n < width; ++n)
-        y[r * outputs + column + n] = static_cast<T>(value((p * rows + r) * kPanel + n));
+// Rounds a panel's sums of one row to T.
+inline void round_panel(const float* sums, float* out) { std::copy_n(sums, kPanel, out); }
+inline void round_panel(const float* sums, BFloat16* out) {
+  for (int i = 0; i < kPanel; i += kLanes) {
+    const Vec value = load(sums + i);
+    const Words bits = reinterpret_cast<Words>(value);
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+    const Words safe = value == value ? rounded : Words{} + 0x7fc0u;
+    const auto halves = __builtin_convertvector(safe, Halves);
+    std::memcpy(out + i, &halves, sizeof(halves));
   }
 }
 
-template <typename T>
-void linear_typed(const Tensor& x, const Tensor& packed, Tensor& y) {
-  const Inputs in(x.const_data_ptr<T>(), x.size(0), x.size(1));
+struct Rows {};
+struct Inner {};
+struct Sums {};
+
+// y [rows, outputs] = inputs times packed weights.
+template <typename Tag, typename T>
+void multiply_all(const Inputs<Tag, T>& in, const Tensor& packed, Tensor& y) {
+  const int64_t outputs = y.size(1);
+  T* out = y.mutable_data_ptr<T>();
   for_each_block(packed.size(0), in.depth, [&](int64_t first, int64_t count) {
-    std::vector<float> acc(count * in.rows * kPanel);
-    sum_panels(packed.const_data_ptr<T>(), in, first, count, acc);
-    write_block(y.mutable_data_ptr<T>(), in.rows, y.size(1), first, count, [&](int64_t i) { return acc[i]; });
+    float* acc = scratch<Sums, float>(count * in.rows * kPanel);
+    in.multiply_panels(packed.const_data_ptr<T>(), first, count, acc);
+    for (int64_t p = 0; p < count; ++p)
+      for (int64_t r = 0; r < in.rows; ++r) {
+        T rounded[kPanel];
+        round_panel(acc + (p * in.rows + r) * kPanel, rounded);
+        const int64_t column = (first + p) * kPanel;
+        std::copy_n(rounded, std::min<int64_t>(kPanel, outputs - column), out + r * outputs + column);
+      }
   });
 }
 
 // silu(gate) * up in place of gate, 16 at a time. silu(z) = z * sigmoid(z), by exp(-|z|) for either sign.
-void gate_sums(std::vector<float>& gate, const std::vector<float>& up) {
-  for (size_t i = 0; i < gate.size(); i += kLanes) {
-    const Vec z = load(gate.data() + i);
+void gate_sums(float* gate, const float* up, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const Vec z = load(gate + i);
     const Vec e = exp_negative(z < 0.0f ? z : -z);
     const Vec sigmoid = (z < 0.0f ? e : splat(1.0f)) / (1.0f + e);
-    store(gate.data() + i, z * sigmoid * load(up.data() + i));
+    store(gate + i, z * sigmoid * load(up + i));
   }
 }
 
+// The inner activations, rounded to T, packed for the next product as they come.
 template <typename T>
-void gated_linear_typed(const Tensor& x, const Tensor& gate, const Tensor& up, Tensor& y) {
-  const Inputs in(x.const_data_ptr<T>(), x.size(0), x.size(1));
+void gate_all(const Inputs<Rows, T>& in, const Tensor& gate, const Tensor& up, Inputs<Inner, T>& inner) {
+  constexpr int64_t kSteps = kPanel / Step<T>::kDepth;
   for_each_block(gate.size(0), in.depth, [&](int64_t first, int64_t count) {
-    std::vector<float> gates(count * in.rows * kPanel), ups(gates.size());
-    sum_panels(gate.const_data_ptr<T>(), in, first, count, gates);
-    sum_panels(up.const_data_ptr<T>(), in, first, count, ups);
-    gate_sums(gates, ups);
-    write_block(y.mutable_data_ptr<T>(), in.rows, y.size(1), first, count, [&](int64_t i) { return gates[i]; });
+    const int64_t size = count * in.rows * kPanel;
+    float *gates = scratch<Sums, float>(2 * size), *ups = gates + size;
+    in.multiply_panels(gate.const_data_ptr<T>(), first, count, gates);
+    in.multiply_panels(up.const_data_ptr<T>(), first, count, ups);
+    gate_sums(gates, ups, size);
+    for (int64_t p = first; p < first + count; ++p)
+      for (const Tile& tile : inner.tiles)
+        for (int64_t r = 0; r < tile.rows; ++r) {
+          T rounded[kPanel];
+          round_panel(gates + ((p - first) * in.rows + tile.first + r) * kPanel, rounded);
+          const int64_t left = std::min(kSteps, inner.steps - p * kSteps);
+          inner.pack_row(tile, r, p * kSteps, left, rounded - p * kPanel);
+        }
   });
 }
 
-void check_linear(const Tensor& x, const Tensor& packed, int64_t outputs) {
-  TORCH_CHECK(x.dim() == 2 && packed.dim() == 3 && packed.size(2) == kPanel, "linear: x [rows, K], packed [panels, K, ",
-              kPanel, "]");
-  TORCH_CHECK(x.size(1) == packed.size(1) && x.scalar_type() == packed.scalar_type(), "linear: x does not match packed");
+void check_linear(const Tensor& x, int64_t inputs, const Tensor& packed, int64_t outputs) {
+  TORCH_CHECK(x.dim() == 2 && packed.dim() == 4 && packed.size(2) == kPanel,
+              "linear: x [rows, K], packed [panels, steps, ", kPanel, ", inputs of a step]");
+  TORCH_CHECK(x.scalar_type() == packed.scalar_type() && packed.is_contiguous(), "linear: x does not match packed");
+  const int64_t depth = packed.size(3);
+  TORCH_CHECK((inputs + depth - 1) / depth == packed.size(1), "linear: ", inputs, " inputs do not match packed");
   TORCH_CHECK(outputs <= packed.size(0) * kPanel, "linear: more outputs than packed");
 }
 
@@ -244,22 +329,35 @@ void dispatch(const Tensor& x, const F& run) {
   else TORCH_CHECK(false, "pilotfish kernels take float32 or bfloat16, not ", x.scalar_type());
 }
 
-// x [rows, K], packed [ceil(N / kPanel), K, kPanel] of the same dtype -> [rows, N].
+// x [rows, K], packed [ceil(N / kPanel), steps, kPanel, inputs of a step] of the same dtype -> [rows, N].
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t outputs) {
-  check_linear(x, packed, outputs);
+  check_linear(x, x.size(-1), packed, outputs);
   const Tensor rows = x.contiguous();
   Tensor y = at::empty({x.size(0), outputs}, x.options());
-  dispatch(x, [&]<typename T>(T) { linear_typed<T>(rows, packed, y); });
+  dispatch(x, [&]<typename T>(T) {
+    Inputs<Rows, T> in(x.size(0), x.size(1));
+    in.pack(rows.const_data_ptr<T>());
+    multiply_all(in, packed, y);
+  });
   return y;
 }
 
-// silu(x @ gate) * (x @ up), rounded once at the end. Shapes as in `linear`.
-Tensor gated_linear(const Tensor& x, const Tensor& gate, const Tensor& up, int64_t outputs) {
-  check_linear(x, gate, outputs);
-  check_linear(x, up, outputs);
+// (silu(x @ gate) * (x @ up)) @ down, what is in parentheses rounded once. x [rows, K], gate and up packed
+// [K to inner], down [inner to N] -> [rows, N].
+Tensor gated_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down, int64_t inner_size,
+                 int64_t outputs) {
+  check_linear(x, x.size(-1), gate, inner_size);
+  check_linear(x, x.size(-1), up, inner_size);
+  check_linear(x, inner_size, down, outputs);
   const Tensor rows = x.contiguous();
   Tensor y = at::empty({x.size(0), outputs}, x.options());
-  dispatch(x, [&]<typename T>(T) { gated_linear_typed<T>(rows, gate, up, y); });
+  dispatch(x, [&]<typename T>(T) {
+    Inputs<Rows, T> in(x.size(0), x.size(1));
+    in.pack(rows.const_data_ptr<T>());
+    Inputs<Inner, T> inner(x.size(0), inner_size);
+    gate_all(in, gate, up, inner);
+    multiply_all(inner, down, y);
+  });
   return y;
 }
 
@@ -586,7 +684,7 @@ std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& logits, const Tensor& se
 
 TORCH_LIBRARY(pilotfish, m) {
   m.def("linear(Tensor x, Tensor packed, int outputs) -> Tensor");
-  m.def("gated_linear(Tensor x, Tensor gate, Tensor up, int outputs) -> Tensor");
+  m.def("gated_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, int inner, int outputs) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, Tensor row_slots, "
@@ -597,7 +695,7 @@ TORCH_LIBRARY(pilotfish, m) {
 
 TORCH_LIBRARY_IMPL(pilotfish, CPU, m) {
   m.impl("linear", linear);
-  m.impl("gated_linear", gated_linear);
+  m.impl("gated_mlp", gated_mlp);
   m.impl("rms_norm", rms_norm);
   m.impl("tree_attention", tree_attention);
   m.impl("perturbed_topk", perturbed_topk);

@@ -1,7 +1,7 @@
 """The C++ kernels: built once a machine with its own compiler, then cached.
 
     torch.ops.pilotfish.linear          rows @ packed weights, a row's bits independent of the other rows
-    torch.ops.pilotfish.gated_linear    silu(rows @ gate) * (rows @ up), likewise
+    torch.ops.pilotfish.gated_mlp       (silu(rows @ gate) * (rows @ up)) @ down, likewise
     torch.ops.pilotfish.rms_norm        one call instead of six
     torch.ops.pilotfish.tree_attention  attention of tree rows over slots
     torch.ops.pilotfish.perturbed_topk  the best tokens by logit + shared noise
@@ -82,13 +82,12 @@ def _digest() -> str:
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """[N, K] -> [ceil(N / 32), K, 32], the layout that `linear` reads (see kernels.cpp)."""
+    """[N, K] -> [ceil(N / 32), ceil(K / step), 32, step], the layout that `linear` reads (see kernels.cpp): a
+    step is 1 input in float32 and 2 in bfloat16."""
     outputs, depth = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % PANEL))
-    packed = padded.view(-1, PANEL, depth).transpose(1, 2)
-    if weight.dtype == torch.bfloat16:
-        packed = packed.reshape(-1, depth, 2, PANEL // 2).transpose(2, 3).reshape(-1, depth, PANEL)
-    return packed.contiguous()
+    step = 2 if weight.dtype == torch.bfloat16 else 1
+    padded = torch.nn.functional.pad(weight, (0, -depth % step, 0, -outputs % PANEL))
+    return padded.view(-1, PANEL, padded.shape[1] // step, step).transpose(1, 2).contiguous()
 
 
 class PackedLinear(torch.nn.Module):
@@ -113,15 +112,16 @@ class PackedGatedMLP(torch.nn.Module):
     def __init__(self, mlp: Any) -> None:
         super().__init__()
         self.inner_features = mlp.gate_proj.out_features
-        self.gate = pack_weight(mlp.gate_proj.weight.detach())
-        self.up = pack_weight(mlp.up_proj.weight.detach())
-        self.down = PackedLinear(mlp.down_proj)
+        self.out_features = mlp.down_proj.out_features
+        self.gate, self.up, self.down = (
+            pack_weight(projection.weight.detach()) for projection in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., K]."""
-        rows = x.reshape(-1, x.shape[-1])
-        inner = torch.ops.pilotfish.gated_linear(rows, self.gate, self.up, self.inner_features)
-        y: torch.Tensor = self.down(inner)
+        y: torch.Tensor = torch.ops.pilotfish.gated_mlp(
+            x.reshape(-1, x.shape[-1]), self.gate, self.up, self.down, self.inner_features, self.out_features
+        )
         return y.view_as(x)
 
 
@@ -160,4 +160,5 @@ def _fused(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def _is_plain_silu(mlp: Any) -> bool:
-    return mlp.config.hidden_act == "silu" and mlp.gate_proj.bias is None and mlp.up_proj.bias is None
+    biases = (projection.bias for projection in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    return mlp.config.hidden_act == "silu" and all(bias is None for bias in biases)

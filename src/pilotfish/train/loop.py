@@ -117,7 +117,7 @@ class Trainer:
 
 def precision(device: torch.device) -> torch.autocast:
     """Bfloat16 where the device multiplies it natively, float32 elsewhere."""
-    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported()
+    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     return torch.autocast(device.type, torch.bfloat16, enabled=fast)
 
 
