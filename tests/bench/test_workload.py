@@ -57,7 +57,7 @@ def test_files_without_rows(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no rows"):
         load_prompts(tmp_path / "empty.jsonl")
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="not JSON"):
         load_prompts(tmp_path / "binary.jsonl")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError, PromptError
 from pilotfish.pairs import PairDirs, resolve_pair
+from pilotfish.prompts import BadRow, Row, read_rows
 
 #: The four settings of the parity promise (issue "First light", Must show 2).
 PARITY_SETTINGS: dict[str, dict[str, Any]] = {
@@ -46,30 +46,16 @@ class Job:
 
 
 def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
-    """The first `limit` rows of a JSON Lines file; PromptError names the first row that is no prompt."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"prompts: {path} cannot be read: {error}") from error
-    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
-    if not rows:
-        raise PromptError(f"prompts: {path} has no rows")
-    return [_prompt(f"prompts: {path}:{number}", line) for number, line in rows]
+    """The first `limit` rows of a prompt file; PromptError names the first row that is no prompt."""
+    return [_prompt(row) for row in read_rows(path)[:limit]]
 
 
-def _prompt(place: str, line: str) -> Prompt:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{place}: not JSON: {error.msg}") from error
-    if not isinstance(row, dict) or not isinstance(row.get("id"), str | int):
-        raise PromptError(f"{place}: expected an object with an id and turns or prompt")
-    turns = row.get("turns", [row.get("prompt")])
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise PromptError(f"{place}: turns must be a list of texts, or prompt a text")
-    if not (text := "".join(turns)):
-        raise PromptError(f"{place}: the prompt is empty")
-    return Prompt(str(row["id"]), text)
+def _prompt(row: Row | BadRow) -> Prompt:
+    if isinstance(row, BadRow):
+        raise PromptError(f"{row.place}: {row.reason}")
+    if not (text := "".join(row.texts)):
+        raise PromptError(f"{row.place}: the prompt is empty")
+    return Prompt(str(row.id), text)
 
 
 def mixed_jobs(prompts: list[Prompt], settings: dict[str, dict[str, Any]], max_tokens: int) -> list[Job]:

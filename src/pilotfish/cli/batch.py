@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pilotfish.cli.prompts import BadRow, Row, prompt_of
 from pilotfish.cli.show import Printer, report, shown_when_slow, status
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.engine.llm import Completion, completion
 from pilotfish.errors import InputError
+from pilotfish.prompts import BadRow, Row, prompt_of
 
 
 @dataclass(frozen=True)

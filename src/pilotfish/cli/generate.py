@@ -17,11 +17,11 @@ from pilotfish.cli.options import (
     ThreadsOption,
     resolve_models,
 )
-from pilotfish.cli.prompts import BadRow, Row, read_rows
 from pilotfish.cli.show import JsonPrinter, TextPrinter, report
 from pilotfish.config import DrafterKind, DType, EngineConfig, Mode
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError, ParameterError
+from pilotfish.prompts import BadRow, Row, read_rows
 
 MAX_CONCURRENCY = 4096
 

@@ -15,7 +15,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from pilotfish.cli.prompts import BadRow
+from pilotfish.prompts import BadRow
 
 if TYPE_CHECKING:
     from pilotfish.cli.batch import Finished

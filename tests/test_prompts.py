@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pilotfish.cli.prompts import Row, prompt_of
 from pilotfish.errors import PromptError
+from pilotfish.prompts import Row, prompt_of
 
 TURNS = Row(1, ("one", "two"), chat=True, place="file:1")
 
