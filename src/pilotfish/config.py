@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pilotfish.errors import ParameterError
+from pilotfish.errors import ParameterError, refuse_unknown
 
 Mode = Literal["off", "sync"]
 DrafterKind = Literal["lm", "ngram", "lm+ngram"]
@@ -19,6 +19,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One target, maybe a draft, and how they run.

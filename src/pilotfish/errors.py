@@ -10,6 +10,14 @@
 Messages are one line: the field, the value, and what is allowed.
 """
 
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, TypeVar
+
+Options = TypeVar("Options")
+
 
 class PilotfishError(Exception):
     """Base of every error raised on purpose."""
@@ -37,3 +45,18 @@ class ModelError(InputError):
 
 class EngineError(PilotfishError, RuntimeError):
     """The engine failed in a way that no input explains."""
+
+
+def refuse_unknown(cls: type[Options]) -> type[Options]:
+    """A dataclass of options that answers an unknown keyword with ParameterError."""
+    names = sorted(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+    init: Any = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self: Options, *args: Any, **options: Any) -> None:
+        for name in options.keys() - names:
+            raise ParameterError(name, options[name], f"one of {', '.join(names)}")
+        init(self, *args, **options)
+
+    setattr(cls, "__init__", checked)  # noqa: B010  # mypy knows no assignment to it
+    return cls

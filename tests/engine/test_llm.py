@@ -9,6 +9,7 @@ import pytest
 from support import SNIPPETS, VOCAB, assert_idle
 
 from pilotfish import LLM, Completion, RequestOutput, SamplingParams
+from pilotfish.errors import EngineError
 
 P = SamplingParams(max_tokens=8, seed=3)
 
@@ -91,5 +92,27 @@ def test_a_request_too_large_leaves_nothing_queued(llm: LLM) -> None:
 
 
 def test_unknown_options_are_refused(llama: Path) -> None:
-    with pytest.raises((TypeError, ValueError), match="colour"):
+    with pytest.raises(ValueError, match="colour: 'blue' is not allowed"):
         LLM(llama, colour="blue")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), KeyboardInterrupt()])
+def test_a_step_that_fails_leaves_nothing_behind(
+    llm: LLM, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither requests that were running nor those that waited for their turn."""
+    runner, left = llm.engine.worker.runner, iter(range(3))
+    run = runner.run
+
+    def fail(batch: Any) -> Any:
+        if next(left, None) is None:
+            raise error
+        return run(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "run", fail)
+        patch.setattr(llm.engine.worker.scheduler, "max_requests", 2)
+        with pytest.raises(EngineError if isinstance(error, RuntimeError) else KeyboardInterrupt):
+            llm.generate(list(SNIPPETS[:4]), P)
+    assert_idle(llm.engine)
+    assert len(llm.generate(SNIPPETS[0], P)[0].outputs[0].token_ids) == 8

@@ -63,6 +63,14 @@ def test_linear_gives_a_row_the_same_bits_in_any_company(
         assert torch.equal(linear(x, weight)[rows * 5 % rows - 1], alone), f"{rows} rows"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:
+    weight, none = torch.randn(8, 8).to(dtype), torch.zeros(0, 8, dtype=dtype)
+    assert linear(none, weight).shape == (0, 8)
+    packed = pack_weight(weight)
+    assert torch.ops.pilotfish.gated_mlp(none, packed, packed, packed, 8, 8).shape == (0, 8)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_packed_module_is_the_module(bias: bool) -> None:
     module = torch.nn.Linear(50, 70, bias=bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pilotfish.core.noise import SEED_LIMIT
-from pilotfish.errors import ParameterError
+from pilotfish.errors import ParameterError, refuse_unknown
 
 MIN_TOP_P = 1e-6
 MAX_STOPS = 16
@@ -13,6 +13,7 @@ MAX_STOP_LENGTH = 1024
 MAX_SAMPLES = 128
 
 
+@refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Parameters of one request. ParameterError names the first field that cannot be.

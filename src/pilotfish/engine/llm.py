@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +45,6 @@ class LLM:
     """
 
     def __init__(self, target: str | Path, draft: str | Path | None = None, **config: Any) -> None:
-        fields = {field.name for field in dataclasses.fields(EngineConfig)}
-        for name, value in config.items():
-            if name not in fields:
-                raise ParameterError(name, value, f"one of {', '.join(sorted(fields))}")
         config.setdefault("mode", "off" if draft is None else "sync")
         self.engine = Engine(EngineConfig(target=Path(target), draft=Path(draft) if draft else None, **config))
 
@@ -59,28 +54,23 @@ class LLM:
         """Run all prompts, batched, to their end. `params`: one for all, or one for each prompt.
 
         A prompt is text or token ids. An input that cannot be served raises a ValueError subclass before
-        anything runs.
+        anything runs. Whatever is raised, no request stays behind.
         """
         batch = _prompt_list(prompts)
         each = _params_list(params, len(batch))
         for prompt in batch:
             self.engine.check_prompt(prompt)
-        submitted = self._submit(batch, each)
-        while self.engine.busy:
-            self.engine.step()
-        return [_output(samples) for samples in submitted]
-
-    def _submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[list[Sample]]:
-        """All or none: a prompt that is refused takes the ones before it along."""
         submitted: list[list[Sample]] = []
         try:
-            for prompt, p in zip(prompts, params, strict=True):
+            for prompt, p in zip(batch, each, strict=True):
                 submitted.append(self.engine.submit(prompt, p))
-        except ValueError:
+            while self.engine.busy:
+                self.engine.step()
+        except BaseException:  # an interrupt too: the next call finds an idle engine
             for sample in (s for samples in submitted for s in samples):
                 self.engine.abort(sample)
             raise
-        return submitted
+        return [_output(samples) for samples in submitted]
 
 
 def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

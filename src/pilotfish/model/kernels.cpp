@@ -208,7 +208,7 @@ struct Inputs {
 
   // x [rows, depth]. By chunks, so that a tile's lines are written while they are in cache.
   void pack(const T* x) {
-    const int64_t grain = 1 + 65536 / (rows * kChunkSteps);
+    const int64_t grain = 1 + 65536 / (std::max<int64_t>(rows, 1) * kChunkSteps);
     at::parallel_for(0, (steps + kChunkSteps - 1) / kChunkSteps, grain, [&](int64_t begin, int64_t end) {
       for (int64_t first = begin * kChunkSteps; first < std::min(steps, end * kChunkSteps); first += kChunkSteps)
         for (const Tile& tile : tiles)
@@ -316,6 +316,7 @@ void check_linear(const Tensor& x, int64_t inputs, const Tensor& packed, int64_t
   TORCH_CHECK(x.dim() == 2 && packed.dim() == 4 && packed.size(2) == kPanel,
               "linear: x [rows, K], packed [panels, steps, ", kPanel, ", inputs of a step]");
   TORCH_CHECK(x.scalar_type() == packed.scalar_type() && packed.is_contiguous(), "linear: x does not match packed");
+  TORCH_CHECK(inputs > 0, "linear: no inputs");
   const int64_t depth = packed.size(3);
   TORCH_CHECK((inputs + depth - 1) / depth == packed.size(1), "linear: ", inputs, " inputs do not match packed");
   TORCH_CHECK(outputs <= packed.size(0) * kPanel, "linear: more outputs than packed");

@@ -63,7 +63,7 @@ class TargetWorker:
             logits = self.runner.run(batch)
             computed = self._clock()
             sampled = sample(logits, _row_sampling(step)) if step.num_samples else []
-        except Exception:
+        except BaseException:  # an interrupt too
             for request in self.scheduler.cancel(step):
                 self.drafter.close(request)
             raise
