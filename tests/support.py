@@ -60,8 +60,9 @@ def write_tokenizer(directory: Path, vocab_size: int = VOCAB) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(directory)
 
 
-def tiny_model(kind: str, seed: int = 0, layers: int = 2) -> torch.nn.Module:
-    """A random model of two small layers, 4 query and 2 key heads of 32. No end-of-sequence token."""
+def tiny_model(kind: str, seed: int = 0, layers: int = 2, **options: Any) -> torch.nn.Module:
+    """A random model of two small layers, 4 query and 2 key heads of 32. No end-of-sequence token. `options`
+    are further fields of its configuration."""
     config_type, model_type = {
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -72,13 +73,14 @@ def tiny_model(kind: str, seed: int = 0, layers: int = 2) -> torch.nn.Module:
         intermediate_size=96,
         num_hidden_layers=layers,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=options.pop("num_key_value_heads", 2),
         head_dim=32,
         max_position_embeddings=CONTEXT,
         initializer_range=0.2,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
+        **options,
     )
     torch.manual_seed(seed)
     return model_type(config)

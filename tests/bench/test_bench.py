@@ -93,7 +93,7 @@ def test_the_machine_is_described(tmp_path: Path) -> None:
 
 def test_commands(llama: Path, draft: Path, prompt_file: Path, tmp_path: Path) -> None:
     models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file)]
-    common = [*models, "--limit", "1", "--max-tokens", "4", "--threads", "1", "--json"]
+    common = [*models, "--limit", "1", "--max-tokens", "32", "--threads", "1", "--json"]
     parity = CliRunner().invoke(app, ["parity", *common])
     assert parity.exit_code == 0 and json.loads(parity.stdout)["differences"] == []
     out = tmp_path / "acceptance.json"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from pilotfish.model.attention import dense_tree_attention
 from pilotfish.model.native import PackedLinear, load_kernels, pack_weight
@@ -129,6 +130,27 @@ def test_rms_norm_is_an_rms_norm(size: int, dtype: torch.dtype, threads: int) ->
     torch.set_num_threads(1)
     for rows in (1, 2, 17):
         assert torch.equal(torch.ops.pilotfish.rms_norm(x[:rows], weight, 1e-6), together[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 32, 64, 80])
+def test_rotate_is_a_rotary_embedding_of_the_heads_it_is_given(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    x, angles = torch.randn(7, 5, size).to(dtype), torch.randn(7, 1, size // 2).double()
+    cos, sin = (f(torch.cat([angles, angles], dim=-1))[:, 0].to(dtype) for f in (torch.cos, torch.sin))
+    exact, _ = apply_rotary_pos_emb(x.double(), x.double(), cos.double(), sin.double())
+    rotated = x.clone()
+    torch.ops.pilotfish.rotate(rotated[:, 1:4], cos, sin)
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(rotated[:, 1:4].double(), exact[:, 1:4], rtol=tolerance, atol=tolerance)
+    assert torch.equal(rotated[:, ::4], x[:, ::4])
+
+
+def test_rotate_refuses_what_does_not_fit() -> None:
+    x, angle = torch.randn(3, 2, 32), torch.randn(3, 32)
+    for bad, cos in ((x, angle[:2]), (x, angle.double()), (x[:, :, ::2], angle[:, :16]), (torch.randn(3, 2, 5), angle)):
+        with pytest.raises(RuntimeError, match="rotate:"):
+            torch.ops.pilotfish.rotate(bad, cos, cos)
 
 
 # -- attention

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import VOCAB, native_model, random_tree
+from support import VOCAB, native_model, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.tree import TokenTree
@@ -54,6 +54,21 @@ def tokens_of(count: int, seed: int = 0) -> list[int]:
 
 def path_tokens(tree: TokenTree, node: int) -> list[int]:
     return [tree.tokens[n] for n in tree.path(node)]
+
+
+@pytest.mark.parametrize("options", [{"attention_bias": True}, {"num_key_value_heads": 1}, {"num_key_value_heads": 4}])
+def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, options: dict[str, int]) -> None:
+    for kind in KINDS:
+        reference = tiny_model(kind, **options)
+        with torch.no_grad():
+            for name, weight in reference.named_parameters():
+                if name.endswith("bias"):
+                    weight.normal_()
+        reference.save_pretrained(tmp_path / kind)
+        bench, tokens = Bench(tmp_path / kind, torch.float32), tokens_of(9)
+        with torch.inference_mode():
+            expected = reference(torch.tensor([tokens])).logits[0, -1]
+        torch.testing.assert_close(bench.logits(bench.rows(tokens, TokenTree()))[0], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("eager", [False, True])

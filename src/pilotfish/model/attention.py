@@ -6,6 +6,7 @@ own, and a `Placement` that says where each row's keys lie. Registered under the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,6 @@ class Placement:
     Padding rows have position -1 and write to the pool's scratch slot.
     """
 
-    native: bool  # whether the C++ kernel attends, or the dense reference
     row_slots: torch.Tensor  # [rows]
     row_sequences: torch.Tensor  # [rows]
     row_positions: torch.Tensor  # [rows]
@@ -60,13 +60,27 @@ def slot_attention(
     kv: KVPool,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer. Returns [1, rows, heads, head_dim]."""
+    """What transformers calls in each layer where no kernel does. Returns [1, rows, heads, head_dim]."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    attend = torch.ops.pilotfish.tree_attention if placement.native else dense_tree_attention
-    out = attend(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attend(dense_tree_attention, layer, q, k, v, scaling, placement, kv).unsqueeze(0), None
+
+
+def attend(
+    attention: Callable[..., torch.Tensor],  # the kernel or the reference
+    layer: int,
+    q: torch.Tensor,  # [rows, heads, head_dim]
+    k: torch.Tensor,  # [rows, kv_heads, head_dim]
+    v: torch.Tensor,  # [rows, kv_heads, head_dim]
+    scale: float,
+    placement: Placement,
+    kv: KVPool,
+) -> torch.Tensor:
+    """Attention of one layer at a placement; writes k and v to the pool. Returns [rows, heads, head_dim]."""
+    return attention(
+        q,
+        k,
+        v,
         kv.keys[layer],
         kv.values[layer],
         placement.row_slots,
@@ -75,9 +89,8 @@ def slot_attention(
         placement.row_trunks,
         placement.trunk_slots,
         placement.path_slots,
-        scaling,
+        scale,
     )
-    return out.unsqueeze(0), None
 
 
 AttentionInterface.register("pilotfish", slot_attention)

@@ -402,6 +402,38 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 }
 
 // ---------------------------------------------------------------------------------------------------
+// Rotary position embedding (Su et al. 2021, arXiv 2104.09864) of the halves (a, b) of a head, in place:
+// (a cos - b sin, b cos + a sin), rounded once.
+
+template <typename T>
+void rotate_rows(Tensor& x, const T* cos, const T* sin) {
+  const int64_t heads = x.size(1), size = x.size(2), half = size / 2, stride = x.stride(0);
+  T* data = x.mutable_data_ptr<T>();
+  for (int64_t r = 0; r < x.size(0); ++r, cos += size, sin += size)
+    for (int64_t h = 0; h < heads; ++h) {
+      T *a = data + r * stride + h * size, *b = a + half;
+      for (int64_t i = 0; i < half; ++i) {
+        const float low = a[i], high = b[i];
+        a[i] = static_cast<T>(low * static_cast<float>(cos[i]) - high * static_cast<float>(sin[i]));
+        b[i] = static_cast<T>(high * static_cast<float>(cos[half + i]) + low * static_cast<float>(sin[half + i]));
+      }
+    }
+}
+
+// Whether each row's heads lie side by side; rows may lie apart.
+bool has_whole_rows(const Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2); }
+
+// x [rows, heads, d] of even d, cos and sin [rows, d].
+void rotate(Tensor& x, const Tensor& cos, const Tensor& sin) {
+  TORCH_CHECK(x.dim() == 3 && x.size(2) % 2 == 0 && has_whole_rows(x), "rotate: x [rows, heads, an even d]");
+  for (const Tensor& angle : {cos, sin})
+    TORCH_CHECK(angle.dim() == 2 && angle.size(0) == x.size(0) && angle.size(1) == x.size(2) &&
+                    angle.scalar_type() == x.scalar_type() && angle.is_contiguous(),
+                "rotate: cos and sin do not match x");
+  dispatch(x, [&]<typename T>(T) { rotate_rows<T>(x, cos.const_data_ptr<T>(), sin.const_data_ptr<T>()); });
+}
+
+// ---------------------------------------------------------------------------------------------------
 // Tree attention over slots.
 //
 // Row r sits at position row_positions[r] and attends to the positions up to its own along its path:
@@ -417,7 +449,7 @@ constexpr int64_t kBlock = 64;
 
 struct AttentionInputs {
   const int32_t *row_sequences, *row_positions, *row_trunks, *trunk_slots, *path_slots;
-  int64_t trunk_width, path_width, query_heads, kv_heads, head_dim;
+  int64_t trunk_width, path_width, query_heads, kv_heads, head_dim, query_stride;
   float scale;
 
   int64_t slot(int64_t row, int64_t position) const {
@@ -543,13 +575,14 @@ void attend(const AttentionInputs& in, const T* q, const T* k_pool, const T* v_p
     const T *keys[kBlock], *values[kBlock];
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item / in.kv_heads, kv_head = item % in.kv_heads;
-      const int64_t offset = (row * in.query_heads + kv_head * group.heads) * in.head_dim;
+      const int64_t head = kv_head * group.heads * in.head_dim;
+      T* out = y + row * in.query_heads * in.head_dim + head;
       const int64_t length = in.row_positions[row] + 1;
       if (length == 0) {
-        std::fill(y + offset, y + offset + group.heads * in.head_dim, static_cast<T>(0.0f));
+        std::fill(out, out + group.heads * in.head_dim, static_cast<T>(0.0f));
         continue;
       }
-      group.begin(q + offset, in.scale);
+      group.begin(q + row * in.query_stride + head, in.scale);
       for (int64_t first = 0; first < length; first += kBlock) {
         const int64_t count = std::min(kBlock, length - first);
         for (int64_t j = 0; j < count; ++j) {
@@ -559,7 +592,7 @@ void attend(const AttentionInputs& in, const T* q, const T* k_pool, const T* v_p
         }
         group.add_block(keys, values, count);
       }
-      group.finish(y + offset);
+      group.finish(out);
     }
   });
 }
@@ -569,7 +602,7 @@ void write_rows(const Tensor& rows, Tensor& pool, const int32_t* slots) {
   const int64_t width = rows.size(1) * rows.size(2);
   const T* from = rows.const_data_ptr<T>();
   T* to = pool.mutable_data_ptr<T>();
-  for (int64_t r = 0; r < rows.size(0); ++r) std::copy_n(from + r * width, width, to + slots[r] * width);
+  for (int64_t r = 0; r < rows.size(0); ++r) std::copy_n(from + r * rows.stride(0), width, to + slots[r] * width);
 }
 
 // q [rows, heads, d], k and v [rows, kv_heads, d] (d a multiple of 32), pools [slots, kv_heads, d], the
@@ -582,16 +615,16 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
   TORCH_CHECK(q.size(2) % (2 * kLanes) == 0, "tree_attention: head size must be a multiple of ", 2 * kLanes);
   for (const Tensor& index : {row_slots, row_sequences, row_positions, row_trunks, trunk_slots, path_slots})
     TORCH_CHECK(index.scalar_type() == at::kInt && index.is_contiguous(), "tree_attention: indices are int32");
-  const Tensor queries = q.contiguous(), keys = k.contiguous(), values = v.contiguous();
-  Tensor y = at::empty(q.sizes(), queries.options());
+  for (const Tensor& x : {q, k, v}) TORCH_CHECK(has_whole_rows(x), "tree_attention: heads of a row side by side");
+  Tensor y = at::empty(q.sizes(), q.options());
   const AttentionInputs in{row_sequences.const_data_ptr<int32_t>(), row_positions.const_data_ptr<int32_t>(),
                            row_trunks.const_data_ptr<int32_t>(), trunk_slots.const_data_ptr<int32_t>(),
                            path_slots.const_data_ptr<int32_t>(), trunk_slots.size(1), path_slots.size(1),
-                           q.size(1), k.size(1), q.size(2), static_cast<float>(scale)};
+                           q.size(1), k.size(1), q.size(2), q.stride(0), static_cast<float>(scale)};
   dispatch(q, [&]<typename T>(T) {
-    write_rows<T>(keys, k_pool, row_slots.const_data_ptr<int32_t>());
-    write_rows<T>(values, v_pool, row_slots.const_data_ptr<int32_t>());
-    attend<T>(in, queries.const_data_ptr<T>(), k_pool.const_data_ptr<T>(), v_pool.const_data_ptr<T>(),
+    write_rows<T>(k, k_pool, row_slots.const_data_ptr<int32_t>());
+    write_rows<T>(v, v_pool, row_slots.const_data_ptr<int32_t>());
+    attend<T>(in, q.const_data_ptr<T>(), k_pool.const_data_ptr<T>(), v_pool.const_data_ptr<T>(),
               y.mutable_data_ptr<T>(), q.size(0));
   });
   return y;
@@ -687,6 +720,7 @@ TORCH_LIBRARY(pilotfish, m) {
   m.def("linear(Tensor x, Tensor packed, int outputs) -> Tensor");
   m.def("gated_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, int inner, int outputs) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("rotate(Tensor(a!) x, Tensor cos, Tensor sin) -> ()");
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, Tensor row_slots, "
       "Tensor row_sequences, Tensor row_positions, Tensor row_trunks, Tensor trunk_slots, Tensor path_slots, "
@@ -698,6 +732,7 @@ TORCH_LIBRARY_IMPL(pilotfish, CPU, m) {
   m.impl("linear", linear);
   m.impl("gated_mlp", gated_mlp);
   m.impl("rms_norm", rms_norm);
+  m.impl("rotate", rotate);
   m.impl("tree_attention", tree_attention);
   m.impl("perturbed_topk", perturbed_topk);
 }

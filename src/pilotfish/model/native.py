@@ -3,6 +3,7 @@
     torch.ops.pilotfish.linear          rows @ packed weights, a row's bits independent of the other rows
     torch.ops.pilotfish.gated_mlp       (silu(rows @ gate) * (rows @ up)) @ down, likewise
     torch.ops.pilotfish.rms_norm        one call instead of six
+    torch.ops.pilotfish.rotate          rotary position embedding in place
     torch.ops.pilotfish.tree_attention  attention of tree rows over slots
     torch.ops.pilotfish.perturbed_topk  the best tokens by logit + shared noise
 
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from pilotfish.model.attention import KVPool, Placement, attend
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +128,50 @@ class PackedGatedMLP(torch.nn.Module):
         return y.view_as(x)
 
 
+class PackedAttention(torch.nn.Module):
+    """The attention of Llama and Qwen3 over slots: queries, keys and values come from one product."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.layer, self.scale, self.head_dim = attention.layer_idx, attention.scaling, attention.head_dim
+        self.joined = PackedLinear(_joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        self.out = PackedLinear(attention.o_proj)
+        self.kv_heads = attention.k_proj.out_features // self.head_dim
+        self.heads = attention.q_proj.out_features // self.head_dim
+        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        self.q_norm, self.k_norm = (None if norm is None else FusedRMSNorm(norm) for norm in norms)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        placement: Placement,
+        kv: KVPool,
+        **_: object,
+    ) -> tuple[torch.Tensor, None]:
+        """hidden_states [1, rows, K], cos and sin [1, rows, head_dim] -> [1, rows, K]. Writes KV to the pool."""
+        rows = self.joined(hidden_states[0]).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
+        q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        cos, sin = position_embeddings[0][0], position_embeddings[1][0]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        for x in (q, k):
+            torch.ops.pilotfish.rotate(x, cos, sin)
+        out = attend(torch.ops.pilotfish.tree_attention, self.layer, q, k, v, self.scale, placement, kv)
+        return self.out(out.view(1, -1, self.heads * self.head_dim)), None
+
+
+def _joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
+    """One linear that computes all of them, outputs end to end."""
+    first = linears[0]
+    biased = first.bias is not None
+    joined = torch.nn.Linear(first.in_features, sum(x.out_features for x in linears), biased, device="meta")
+    joined.weight = torch.nn.Parameter(torch.cat([x.weight for x in linears]), requires_grad=False)
+    if biased:
+        joined.bias = torch.nn.Parameter(torch.cat([x.bias for x in linears]), requires_grad=False)
+    return joined
+
+
 class FusedRMSNorm(torch.nn.Module):
     """An RMS norm in one call."""
 
@@ -150,6 +197,8 @@ def use_kernels(module: torch.nn.Module) -> None:
 
 def _fused(module: torch.nn.Module) -> torch.nn.Module | None:
     kind = type(module).__name__
+    if kind in ("LlamaAttention", "Qwen3Attention"):
+        return PackedAttention(module)
     if isinstance(module, torch.nn.Linear):
         return PackedLinear(module)
     if kind in ("LlamaRMSNorm", "Qwen3RMSNorm"):

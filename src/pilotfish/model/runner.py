@@ -61,7 +61,7 @@ class Runner:
 
     def prepare(self, sequences: Sequence[SequenceRows]) -> Batch:
         """The tensors of a forward, on the model's device."""
-        return Batch.build(sequences, self._padding, self.num_slots, native=self.model.native).to(self.model.device)
+        return Batch.build(sequences, self._padding, self.num_slots).to(self.model.device)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
@@ -94,9 +94,7 @@ class Batch:
     placement: Placement
 
     @classmethod
-    def build(
-        cls, sequences: Sequence[SequenceRows], padding: Callable[[int], int], scratch: int, *, native: bool
-    ) -> Batch:
+    def build(cls, sequences: Sequence[SequenceRows], padding: Callable[[int], int], scratch: int) -> Batch:
         rows = sum(s.num_rows for s in sequences)
         padded = rows + padding(rows)
         ids, slots = np.zeros(padded, np.int64), np.full(padded, scratch, np.int32)
@@ -125,7 +123,7 @@ class Batch:
                 row += 1
         kept = np.array(keep + [0] * padding(len(keep)), np.int64)
         arrays = (slots, owners, positions, trunks, trunk_slots, path_slots)
-        placement = Placement(native, *(torch.from_numpy(array) for array in arrays))
+        placement = Placement(*(torch.from_numpy(array) for array in arrays))
         position_ids = torch.from_numpy(np.maximum(positions, 0).astype(np.int64))
         return cls(torch.from_numpy(ids), position_ids, torch.from_numpy(kept), len(keep), placement)
 
@@ -134,7 +132,7 @@ class Batch:
             return self
         p = self.placement
         tensors = (p.row_slots, p.row_sequences, p.row_positions, p.row_trunks, p.trunk_slots, p.path_slots)
-        placement = Placement(p.native, *(t.to(device) for t in tensors))
+        placement = Placement(*(t.to(device) for t in tensors))
         return Batch(
             self.input_ids.to(device), self.position_ids.to(device), self.keep.to(device), self.num_kept, placement
         )
