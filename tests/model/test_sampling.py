@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,15 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from pilotfish.core import noise
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.model.native import load_kernels
-from pilotfish.model.sampling import RowSampling, filtered, gumbel, perturbed_topk, perturbed_topk_reference, sample
+from pilotfish.model.sampling import (
+    RowSampling,
+    filtered,
+    filtered_reference,
+    gumbel,
+    perturbed_topk,
+    perturbed_topk_reference,
+    sample,
+)
 
 FILTERS = [
     {},
@@ -117,6 +127,38 @@ def test_filters_are_the_plain_ones(params: dict[str, float], vocab: int) -> Non
     expected = np.array([reference_probs(r.numpy(), each[0]) for r in logits])
     assert ((probs > 0) == (expected > 0)).all()
     np.testing.assert_allclose(probs, expected, rtol=1e-9, atol=1e-15)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    vocab=st.integers(1, 90),
+    steps=st.sampled_from([0.0, 0.5, 2.0]),  # logits rounded to multiples of it: ties
+    min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+    top_k=st.integers(0, 100),
+    top_p=st.floats(0.01, 1.0),
+    double=st.booleans(),
+)
+def test_the_filter_kernel_is_the_reference(
+    seed: int, vocab: int, steps: float, min_p: float, top_k: int, top_p: float, double: bool
+) -> None:
+    logits = random_logits(3, vocab, seed).to(torch.float64 if double else torch.float32)
+    logits = (logits / steps).round() * steps if steps else logits
+    kinds = (torch.float64, torch.float64, torch.int64, torch.float64)
+    values = (
+        [1.0, 0.7, 1.0],
+        [math.log(min_p) if min_p else -math.inf, -math.inf, -1.0],
+        [top_k, 0, 2],
+        [top_p, 0.6, 1],
+    )
+    columns = [torch.tensor(v, dtype=kind)[:, None] for v, kind in zip(values, kinds, strict=True)]
+    kernel = torch.ops.pilotfish.filter_logits(logits, *columns)
+    torch.testing.assert_close(kernel, filtered_reference(logits, *columns), rtol=0, atol=0)
+
+
+def test_the_filter_kernel_drops_what_is_no_number() -> None:
+    logits = torch.tensor([[1.0, math.nan, 3.0, math.nan]])
+    kept = filtered(logits, [SamplingParams(min_p=0.01, top_k=3, top_p=0.9)]).isfinite()
+    assert kept.tolist() == [[True, False, True, False]]
 
 
 @pytest.mark.parametrize("params", FILTERS, ids=str)

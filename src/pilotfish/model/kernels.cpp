@@ -13,6 +13,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <tuple>
 #include <type_traits>
@@ -631,6 +632,87 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
 }
 
 // ---------------------------------------------------------------------------------------------------
+// Filters of sampling, one row after another: logits / temperature, then min-p, top-k, top-p. What a
+// filter drops becomes -infinity.
+
+constexpr double kDropped = -std::numeric_limits<double>::infinity();
+
+struct Filter {
+  double temperature, floor;  // floor: log of min-p
+  int64_t top_k;              // 0: all
+  double top_p;
+};
+
+struct Ranked {};
+
+void drop_below(double* scores, int64_t vocab, double least) {
+  for (int64_t i = 0; i < vocab; ++i)
+    if (scores[i] < least) scores[i] = kDropped;
+}
+
+// Equals of the k-th stay.
+void keep_top_k(double* scores, int64_t vocab, int64_t k) {
+  double* ranked = scratch<Ranked, double>(vocab);
+  std::copy_n(scores, vocab, ranked);
+  std::nth_element(ranked, ranked + k - 1, ranked + vocab, std::greater<>());
+  drop_below(scores, vocab, ranked[k - 1]);
+}
+
+// Keeps the likeliest tokens until their mass reaches top_p. Equal tokens rank by id.
+void keep_top_p(double* scores, int64_t vocab, double top_p) {
+  int32_t* heap = scratch<Ranked, int32_t>(vocab);
+  const double top = *std::max_element(scores, scores + vocab);
+  double total = 0;
+  int64_t size = 0;
+  for (int64_t i = 0; i < vocab; ++i)
+    if (scores[i] > kDropped) {
+      total += std::exp(scores[i] - top);
+      heap[size++] = static_cast<int32_t>(i);
+    }
+  const auto worse = [&](int32_t a, int32_t b) { return scores[a] != scores[b] ? scores[a] < scores[b] : a > b; };
+  std::make_heap(heap, heap + size, worse);
+  for (double mass = 0; size > 0 && !(mass >= top_p); --size) {
+    mass += std::exp(scores[heap[0]] - top) / total;
+    std::pop_heap(heap, heap + size, worse);
+  }
+  for (int64_t i = 0; i < size; ++i) scores[heap[i]] = kDropped;
+}
+
+template <typename T>
+void filter_row(const T* logits, int64_t vocab, const Filter& filter, double* scores) {
+  for (int64_t i = 0; i < vocab; ++i) {
+    scores[i] = static_cast<double>(logits[i]) / filter.temperature;
+    if (std::isnan(scores[i])) scores[i] = kDropped;
+  }
+  if (filter.floor > kDropped) drop_below(scores, vocab, *std::max_element(scores, scores + vocab) + filter.floor);
+  if (filter.top_k > 0 && filter.top_k < vocab) keep_top_k(scores, vocab, filter.top_k);
+  if (filter.top_p < 1) keep_top_p(scores, vocab, filter.top_p);
+}
+
+// logits float32 or float64 [rows, vocab]; per row float64 temperatures, floors (log of min-p), top_p and
+// int64 top_k -> scores float64 [rows, vocab].
+Tensor filter_logits(const Tensor& logits, const Tensor& temperatures, const Tensor& floors, const Tensor& top_k,
+                     const Tensor& top_p) {
+  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.stride(1) == 1, "filter_logits: [rows, vocab]");
+  const int64_t rows = logits.size(0), vocab = logits.size(1), stride = logits.stride(0);
+  for (const Tensor& column : {temperatures, floors, top_k, top_p})
+    TORCH_CHECK(column.numel() == rows && column.is_contiguous(), "filter_logits: one of each per row");
+  Tensor scores = at::empty({rows, vocab}, temperatures.options());
+  const auto run = [&]<typename T>(T) {
+    at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const Filter filter{temperatures.const_data_ptr<double>()[r], floors.const_data_ptr<double>()[r],
+                            top_k.const_data_ptr<int64_t>()[r], top_p.const_data_ptr<double>()[r]};
+        filter_row(logits.const_data_ptr<T>() + r * stride, vocab, filter, scores.mutable_data_ptr<double>() + r * vocab);
+      }
+    });
+  };
+  if (logits.scalar_type() == at::kDouble) run(double{});
+  else run(float{});
+  return scores;
+}
+
+// ---------------------------------------------------------------------------------------------------
 // The k best tokens by logit + shared noise. See core/noise.py for the noise itself.
 
 struct Words4 {
@@ -725,6 +807,7 @@ TORCH_LIBRARY(pilotfish, m) {
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, Tensor row_slots, "
       "Tensor row_sequences, Tensor row_positions, Tensor row_trunks, Tensor trunk_slots, Tensor path_slots, "
       "float scale) -> Tensor");
+  m.def("filter_logits(Tensor logits, Tensor temperatures, Tensor floors, Tensor top_k, Tensor top_p) -> Tensor");
   m.def("perturbed_topk(Tensor logits, Tensor seeds, Tensor positions, int k) -> (Tensor, Tensor)");
 }
 
@@ -734,5 +817,6 @@ TORCH_LIBRARY_IMPL(pilotfish, CPU, m) {
   m.impl("rms_norm", rms_norm);
   m.impl("rotate", rotate);
   m.impl("tree_attention", tree_attention);
+  m.impl("filter_logits", filter_logits);
   m.impl("perturbed_topk", perturbed_topk);
 }

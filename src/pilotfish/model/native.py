@@ -5,10 +5,11 @@
     torch.ops.pilotfish.rms_norm        one call instead of six
     torch.ops.pilotfish.rotate          rotary position embedding in place
     torch.ops.pilotfish.tree_attention  attention of tree rows over slots
+    torch.ops.pilotfish.filter_logits   temperature, min-p, top-k, top-p
     torch.ops.pilotfish.perturbed_topk  the best tokens by logit + shared noise
 
 `kernels.cpp` documents each. The references beside them are transformers' own modules,
-`attention.dense_tree_attention` and `sampling.perturbed_topk_reference`.
+`attention.dense_tree_attention`, `sampling.filtered_reference` and `sampling.perturbed_topk_reference`.
 """
 
 from __future__ import annotations

@@ -48,26 +48,40 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """l of the module's docstring up to a constant per row; -inf where a filter excludes. float64."""
     temperatures = _column([1.0 if p.greedy else max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
-    scores = logits.double() / temperatures
-    if any(p.min_p > 0 for p in params):
-        floor = _column([p.min_p for p in params], logits).log()  # log 0 = -inf keeps all
-        scores = scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + floor, -torch.inf)
-    if any(p.top_k > 0 for p in params):
-        scores = _keep_top_k(scores, params)
-    if any(p.top_p < 1 for p in params):
-        scores = _keep_top_p(scores, _column([p.top_p for p in params], logits))
-    return scores
+    floors = _column([p.min_p for p in params], logits).log()  # log 0 = -inf keeps all
+    top_k = torch.tensor([p.top_k for p in params], device=logits.device)[:, None]
+    top_p = _column([p.top_p for p in params], logits)
+    if logits.device.type == "cpu" and native.kernels_loaded():
+        scores: torch.Tensor = torch.ops.pilotfish.filter_logits(logits, temperatures, floors, top_k, top_p)
+        return scores
+    return filtered_reference(logits, temperatures, floors, top_k, top_p)
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
 
 
-def _keep_top_k(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+def filtered_reference(
+    logits: torch.Tensor,  # [rows, vocab]
+    temperatures: torch.Tensor,  # float64 [rows, 1], as all below but top_k
+    floors: torch.Tensor,
+    top_k: torch.Tensor,  # int64 [rows, 1]
+    top_p: torch.Tensor,
+) -> torch.Tensor:
+    """The same in torch operations, for any device."""
+    scores = logits.double() / temperatures
+    if (floors > -torch.inf).any():
+        scores = scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + floors, -torch.inf)
+    if (top_k > 0).any():
+        scores = _keep_top_k(scores, top_k)
+    return _keep_top_p(scores, top_p) if (top_p < 1).any() else scores
+
+
+def _keep_top_k(scores: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     vocab = scores.shape[-1]
-    kept = torch.tensor([min(p.top_k or vocab, vocab) for p in params], device=scores.device)
+    kept = torch.where(top_k > 0, top_k.clamp(max=vocab), vocab)
     ranked = scores.topk(int(kept.max()), dim=-1).values
-    smallest = ranked.gather(1, kept[:, None] - 1)
+    smallest = ranked.gather(1, kept - 1)
     return scores.masked_fill(scores < smallest, -torch.inf)  # equals of the k-th stay
 
 
