@@ -27,8 +27,8 @@ class PairRecipe:
     sequence_length: int = 512  # tokens of a training row
     batch_rows: int = 8  # rows of an optimizer step
     target_tokens: int = 3_891_200
-    draft_tokens: int = 1_024_000
-    sampled_tokens: int = 131_072  # of the target's own text, for the draft to learn from
+    draft_tokens: int = 5_120_000
+    sampled_tokens: int = 262_144  # of the target's own text, for the draft to learn from
     learning_rate: float = 4e-3
     draft_learning_rate: float = 2e-3
     checkpoint_every: int = 50  # steps
