@@ -34,9 +34,9 @@ class EngineConfig:
     draft: Path | None = None
     mode: Mode = "off"
     drafter: DrafterKind = "lm+ngram"
-    nodes: int = 7
-    levels: int = 4
-    width: int = 4
+    nodes: int = 8
+    levels: int = 8
+    width: int = 2
     dtype: DType = "bfloat16"
     device: str = "cpu"
     threads: int = 0  # 0: the cores that the process may use
