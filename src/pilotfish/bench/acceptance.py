@@ -93,7 +93,7 @@ def _totals(counts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def print_acceptance(report: AcceptanceReport) -> None:
-    title = f"{report.nodes} nodes, {report.levels} levels of {report.width} leaves, {report.prompts} prompts"
+    title = f"{report.nodes} nodes, up to {report.levels} levels of {report.width} leaves, {report.prompts} prompts"
     header = ("drafter", "T", "tokens/verify step", "by prompt", "distinct 4-grams", "acceptance by depth")
     print_table(title, header, map(_row, report.results))
 

@@ -28,7 +28,7 @@ MaxTokensOption = Annotated[int, typer.Option(min=1, help="New tokens of each se
 DTypeOption = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 ThreadsOption = Annotated[int, typer.Option(help="Threads; 0: all cores.")]
 NodesOption = Annotated[int, typer.Option(help="Nodes verified in a step.")]
-LevelsOption = Annotated[int, typer.Option(help="Forwards of the draft in a step.")]
+LevelsOption = Annotated[int, typer.Option(help="Forwards of the draft in a step, at most.")]
 WidthOption = Annotated[int, typer.Option(help="Leaves of each of the draft's forwards.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]

@@ -47,8 +47,7 @@ class StepProfile:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """`forward_ms` by rows at `CONTEXT` positions; `draft_forward_ms` of `width` rows; `draft_level_ms` is the
-    lm drafter's time of a step by level, children and tree included."""
+    """`forward_ms` by rows at `CONTEXT` positions; `draft_forward_ms` of `width` rows."""
 
     machine: Machine
     target: str
@@ -59,7 +58,6 @@ class ProfileReport:
     steps: list[StepProfile]
     forward_ms: dict[int, float]
     draft_forward_ms: float
-    draft_level_ms: float
 
 
 def run_profile(
@@ -79,12 +77,9 @@ def run_profile(
             steps.append(profile_steps(bench, name, temperature, prompts, max_tokens, done))
     forward = {rows: forward_ms(bench.engine.worker.runner, rows, repeats) for rows in ROWS}
     draft = forward_ms(bench.lm_drafter.runner, config.width, repeats)
-    levels = [step.milliseconds["draft"] / config.levels for step in steps if step.drafter == "lm"]
     machine = machine or describe_machine(config.dtype)
     shape = (config.nodes, config.levels, config.width)
-    return ProfileReport(
-        machine, str(config.target), config.dtype, *shape, steps, forward, draft, statistics.mean(levels)
-    )
+    return ProfileReport(machine, str(config.target), config.dtype, *shape, steps, forward, draft)
 
 
 def num_sequences(num_prompts: int) -> int:
@@ -131,12 +126,11 @@ def forward_ms(runner: Runner, rows: int, repeats: int) -> float:
 def print_profile(report: ProfileReport) -> None:
     parts = list(report.steps[0].milliseconds)
     header = ("drafter", "T", "steps", "ms/step", *parts, "runtime")
-    tree = f"{report.nodes} nodes, {report.levels} levels of {report.width} leaves"
+    tree = f"{report.nodes} nodes, up to {report.levels} levels of {report.width} leaves"
     print_table(f"one step of {report.target}, {report.dtype}, {tree}", header, map(_row, report.steps))
     rows = [(rows, f"{ms:.2f}", f"{ms / report.forward_ms[1]:.2f}") for rows, ms in report.forward_ms.items()]
     print_table(f"target forward at context {CONTEXT}", ("rows", "ms", "of one row"), rows)
-    draft = [(report.width, f"{report.draft_forward_ms:.2f}", f"{report.draft_level_ms:.2f}")]
-    print_table("one draft level", ("rows", "forward ms", "whole level ms"), draft)
+    print_table("draft forward", ("rows", "ms"), [(report.width, f"{report.draft_forward_ms:.2f}")])
 
 
 def _row(step: StepProfile) -> tuple[object, ...]:

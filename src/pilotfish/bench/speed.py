@@ -257,7 +257,7 @@ def print_speed(report: SpeedReport) -> None:
         [(machine.cpu, machine.cores, machine.threads, f"{machine.read_gb_per_s:.1f}",
           f"{machine.matmul_gflop_per_s:.0f}", machine.torch, machine.transformers)],
     )  # fmt: skip
-    tree = f"{report.nodes} nodes, {report.levels} levels of {report.width} leaves"
+    tree = f"{report.nodes} nodes, up to {report.levels} levels of {report.width} leaves"
     title = f"{report.target}, {report.dtype}, {report.prompts} prompts x {report.repeats}, {tree}"
     header = ("contestant", "T", "tokens/s: median (quartiles)", "min", "max", "tokens/verify step", "distinct 4-grams")
     print_table(title, header, map(_speed_row, report.speeds))

@@ -35,7 +35,7 @@ def generate(
     mode: Annotated[str | None, typer.Option(help="off or sync; sync where there is a draft.")] = None,
     drafter: Annotated[str | None, typer.Option(help="lm, ngram or lm+ngram.")] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of a token tree, at most.")] = EngineConfig.nodes,
-    levels: Annotated[int, typer.Option(help="Draft forwards that grow a tree.")] = EngineConfig.levels,
+    levels: Annotated[int, typer.Option(help="Draft forwards that grow a tree, at most.")] = EngineConfig.levels,
     width: Annotated[int, typer.Option(help="Leaves that a draft forward expands.")] = EngineConfig.width,
     max_tokens: MaxTokensOption = SamplingParams.max_tokens,
     temperature: TemperatureOption = SamplingParams.temperature,
