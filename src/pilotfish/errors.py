@@ -3,6 +3,7 @@
     PilotfishError
     ├── InputError (also ValueError)     what the caller gave cannot be used: CLI exit code 2
     │   ├── ParameterError               a sampling or engine parameter out of range
+    │   ├── UnknownOptionError           a keyword that names no option
     │   ├── PromptError                  empty, too long, or ids outside the vocabulary
     │   └── ModelError                   weights, architecture or tokenizer that cannot be served
     └── EngineError (also RuntimeError)  the engine itself failed: CLI exit code 1
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 Options = TypeVar("Options")
@@ -35,6 +37,13 @@ class ParameterError(InputError):
         self.field = field
 
 
+class UnknownOptionError(InputError):
+    """An option that does not exist."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(f"{name}: there is no such option; expected one of {', '.join(known)}")
+
+
 class PromptError(InputError):
     """A prompt that cannot be served: empty, too long, or not of this vocabulary."""
 
@@ -48,14 +57,15 @@ class EngineError(PilotfishError, RuntimeError):
 
 
 def refuse_unknown(cls: type[Options]) -> type[Options]:
-    """A dataclass of options that answers an unknown keyword with ParameterError."""
+    """A dataclass of options that answers an unknown keyword with UnknownOptionError."""
     names = sorted(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
     init: Any = cls.__init__
 
     @functools.wraps(init)
     def checked(self: Options, *args: Any, **options: Any) -> None:
-        for name in options.keys() - names:
-            raise ParameterError(name, options[name], f"one of {', '.join(names)}")
+        for name in options:
+            if name not in names:
+                raise UnknownOptionError(name, names)
         init(self, *args, **options)
 
     setattr(cls, "__init__", checked)  # noqa: B010  # mypy knows no assignment to it

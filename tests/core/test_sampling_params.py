@@ -53,7 +53,7 @@ def test_every_field_is_covered() -> None:
 
 
 def test_an_unknown_parameter_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"top_q: .* is not allowed"):
+    with pytest.raises(ValueError, match="top_q: there is no such option"):
         SamplingParams(top_q=0.5)  # type: ignore[call-arg]
 
 

@@ -15,7 +15,7 @@ from pilotfish.model.attention import dense_tree_attention
 from pilotfish.model.native import PackedLinear, load_kernels, pack_weight
 
 DTYPES = (torch.float32, torch.bfloat16)
-SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 600)]  # outputs, inputs
+SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 600), (40, 5001)]  # outputs, inputs
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 SCALE = HEAD_DIM**-0.5
 
@@ -49,7 +49,7 @@ def test_linear_is_a_linear(outputs: int, inputs: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(33, 257), (513, 600)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(33, 257), (513, 600), (40, 5001)])
 def test_linear_gives_a_row_the_same_bits_in_any_company(
     outputs: int, inputs: int, dtype: torch.dtype, threads: int
 ) -> None:
@@ -59,9 +59,10 @@ def test_linear_gives_a_row_the_same_bits_in_any_company(
     alone = linear(row[None], weight)[0]
     torch.set_num_threads(threads)
     for rows in range(1, 41):
-        x = torch.randn(rows, inputs).to(dtype)
-        x[rows * 5 % rows - 1] = row
-        assert torch.equal(linear(x, weight)[rows * 5 % rows - 1], alone), f"{rows} rows"
+        x, at = torch.randn(rows, inputs).to(dtype), 7 * rows % 11 % rows
+        x[at] = x[-1] = row
+        y = linear(x, weight)
+        assert torch.equal(y[at], alone) and torch.equal(y[-1], alone), f"{rows} rows, place {at}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,7 +120,7 @@ def test_a_sum_rounds_to_bfloat16_as_torch_does(inputs: tuple[float, float]) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 31, 32, 64, 257])
+@pytest.mark.parametrize("size", [1, 31, 32, 64, 257, 2048])
 def test_rms_norm_is_an_rms_norm(size: int, dtype: torch.dtype, threads: int) -> None:
     torch.manual_seed(threads)
     x, weight = torch.randn(40, size).to(dtype), torch.randn(size).to(dtype)

@@ -109,6 +109,13 @@ def test_sliding_windows_are_refused(qwen3: Path, tmp_path: Path) -> None:
     assert "sliding_attention" in refusal(copy)
 
 
+def test_angles_that_depend_on_the_batch_are_refused(llama: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(llama, tmp_path / "model"))
+    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 64}
+    edit_config(copy, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors})
+    assert "longrope" in refusal(copy)
+
+
 def test_a_corrupt_generation_config(copy: Path) -> None:
     (copy / "generation_config.json").write_text("{")
     assert "generation_config.json" in refusal(copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,12 @@ from pilotfish.model.runner import Runner, SequenceRows
 
 SLOTS = 3000
 KINDS = ["llama", "qwen3"]
+OTHER_SHAPES: list[dict[str, Any]] = [
+    {"attention_bias": True},
+    {"num_key_value_heads": 1},
+    {"num_key_value_heads": 4},
+    {"tie_word_embeddings": True},
+]
 
 
 class Bench:
@@ -56,8 +63,8 @@ def path_tokens(tree: TokenTree, node: int) -> list[int]:
     return [tree.tokens[n] for n in tree.path(node)]
 
 
-@pytest.mark.parametrize("options", [{"attention_bias": True}, {"num_key_value_heads": 1}, {"num_key_value_heads": 4}])
-def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, options: dict[str, int]) -> None:
+@pytest.mark.parametrize("options", OTHER_SHAPES)
+def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
     for kind in KINDS:
         reference = tiny_model(kind, **options)
         with torch.no_grad():

@@ -106,6 +106,10 @@ def test_ties_go_to_the_lowest_id() -> None:
     for op in (perturbed_topk_reference, torch.ops.pilotfish.perturbed_topk):
         huge = torch.tensor([[0.0, 1e300, 1e300, 1e300]], dtype=torch.float64)  # the noise is below one ulp
         assert op(huge, torch.tensor([5]), torch.tensor([1]), 3)[1].tolist() == [[1, 2, 3]]
+        for least in (0.0, 1e300):  # one infinite logit wins; with k = 1 the kernel prunes by the best logit
+            infinite = torch.tensor([[least, 1e300, torch.inf, 1e300]], dtype=torch.float64)
+            assert op(infinite, torch.tensor([5]), torch.tensor([1]), 1)[1].tolist() == [[2]]
+        assert op(huge, torch.tensor([5]), torch.tensor([1]), 1)[1].tolist() == [[1]]
 
 
 def test_the_kernel_refuses_what_does_not_fit() -> None:

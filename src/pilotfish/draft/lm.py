@@ -23,12 +23,12 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class TreeShape:
-    """How a tree is grown: `levels` forwards, each over the best `width` leaves of a request; an
+    """How a tree is grown: at most `levels` forwards, each over the best `width` leaves of a request; an
     expanded node gets `children`; the best `max_nodes` are proposed."""
 
-    max_nodes: int = 16
-    levels: int = 5
-    width: int = 4
+    max_nodes: int
+    levels: int
+    width: int
     children: int = 4
 
 

@@ -151,19 +151,26 @@ class Engine:
             self.worker.abort(sample.request)
             self._finish(sample, FinishReason.ABORT)
 
+    def abort_all(self) -> None:
+        """End every sample."""
+        for sample in list(self._samples.values()):
+            self.abort(sample)
+
     @property
     def busy(self) -> bool:
         return self.worker.scheduler.busy
 
     def step(self) -> list[Delta]:
         """One forward; what it added to each sample. EngineError when it fails: the samples that were in
-        it end as aborted, those still waiting stay."""
+        it end as aborted, those still waiting stay. An interrupt in the forward does the same."""
         try:
             commits = self.worker.step()
-        except Exception as error:
+        except BaseException as error:
             for sample in list(self._samples.values()):
                 if sample.request.finish_reason is not None:
                     self._finish(sample, FinishReason.ABORT)
+            if not isinstance(error, Exception):
+                raise
             raise EngineError(f"step failed: {type(error).__name__}: {error}") from error
         return [self._deliver(commit) for commit in commits]
 

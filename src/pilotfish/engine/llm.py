@@ -54,21 +54,18 @@ class LLM:
         """Run all prompts, batched, to their end. `params`: one for all, or one for each prompt.
 
         A prompt is text or token ids. An input that cannot be served raises a ValueError subclass before
-        anything runs. Whatever is raised, no request stays behind.
+        anything runs. An error in a step, or an interrupt, ends all requests of the call.
         """
         batch = _prompt_list(prompts)
         each = _params_list(params, len(batch))
         for prompt in batch:
             self.engine.check_prompt(prompt)
-        submitted: list[list[Sample]] = []
         try:
-            for prompt, p in zip(batch, each, strict=True):
-                submitted.append(self.engine.submit(prompt, p))
+            submitted = [self.engine.submit(prompt, p) for prompt, p in zip(batch, each, strict=True)]
             while self.engine.busy:
                 self.engine.step()
         except BaseException:  # an interrupt too: the next call finds an idle engine
-            for sample in (s for samples in submitted for s in samples):
-                self.engine.abort(sample)
+            self.engine.abort_all()
             raise
         return [_output(samples) for samples in submitted]
 

@@ -1,7 +1,7 @@
 // CPU kernels whose result for a row is bitwise the same whatever rows share the call.
 //
-// Every output element is one fixed chain of operations: a linear output sums over its inputs in index
-// order, attention reduces over keys in position order, in blocks of kBlock positions. Rows, tiles and
+// Every output element is one fixed chain of operations: a linear output sums over its inputs in steps of
+// fixed size and order, attention reduces over keys in position order, in blocks of kBlock positions. Rows, tiles and
 // threads only decide who computes an element, never how. So a token verified in a tree of 16 rows has
 // the logits that it has when decoded alone, in float32 and in bfloat16, at any thread count.
 
@@ -72,13 +72,13 @@ inline Vec exp_negative(Vec x) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Linear: y[r, n] = sum over k of x[r, k] * w[n, k], in float32, k ascending.
+// Linear: y[r, n] = sum over k of x[r, k] * w[n, k], in float32, in steps of ascending k.
 //
 // Weights are packed in panels of kPanel outputs and read once, in order; inputs in tiles of up to
 // kMaxTile rows, so that the broadcasts of one step lie side by side. A step takes one float32 or two
-// bfloat16 of k (`Step`), as both fill a 32-bit word:
+// bfloat16 of k, which the processor's dot product adds in its own order and rounding (`Step`):
 //
-//     weights [N / kPanel, steps, kPanel] words      inputs [tiles, steps, rows of the tile] words
+//     weights [N / kPanel, steps, kPanel, inputs of a step]      inputs [tiles, steps, rows of the tile]
 //
 // K goes in chunks that keep a panel in the core's cache while all tiles pass over it; the sums wait in
 // `acc` meanwhile.
@@ -190,7 +190,10 @@ std::vector<Tile> tiles_of(int64_t rows) {
 template <typename Tag, typename T>
 T* scratch(int64_t size) {
   thread_local std::vector<T> memory;
-  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  if (static_cast<int64_t>(memory.size()) < size) {
+    memory.clear();  // nothing to copy
+    memory.resize(size);
+  }
   return memory.data();
 }
 
@@ -214,15 +217,17 @@ struct Inputs {
       for (int64_t first = begin * kChunkSteps; first < std::min(steps, end * kChunkSteps); first += kChunkSteps)
         for (const Tile& tile : tiles)
           for (int64_t r = 0; r < tile.rows; ++r)
-            pack_row(tile, r, first, std::min(kChunkSteps, steps - first), x + (tile.first + r) * depth);
+            pack_row(tile, r, first, std::min(kChunkSteps, steps - first),
+                     x + (tile.first + r) * depth + first * Step<T>::kDepth);
     });
   }
 
-  // Steps [first, first + count) of row r of a tile.
-  void pack_row(const Tile& tile, int64_t r, int64_t first, int64_t count, const T* row) {
+  // Steps [first, first + count) of row r of a tile; x points to the first one's inputs.
+  void pack_row(const Tile& tile, int64_t r, int64_t first, int64_t count, const T* x) {
     Input* out = packed + tile.first * steps + first * tile.rows + r;
-    for (int64_t k = first * Step<T>::kDepth; count > 0; --count, k += Step<T>::kDepth, out += tile.rows)
-      *out = Step<T>::input(row + k, depth - k);
+    int64_t left = depth - first * Step<T>::kDepth;
+    for (; count > 0; --count, x += Step<T>::kDepth, left -= Step<T>::kDepth, out += tile.rows)
+      *out = Step<T>::input(x, left);
   }
 
   // Sums of panels [first, first + count) of w into acc [count, rows, kPanel]. They share each chunk of
@@ -308,7 +313,7 @@ void gate_all(const Inputs<Rows, T>& in, const Tensor& gate, const Tensor& up, I
           T rounded[kPanel];
           round_panel(gates + ((p - first) * in.rows + tile.first + r) * kPanel, rounded);
           const int64_t left = std::min(kSteps, inner.steps - p * kSteps);
-          inner.pack_row(tile, r, p * kSteps, left, rounded - p * kPanel);
+          inner.pack_row(tile, r, p * kSteps, left, rounded);
         }
   });
 }
@@ -318,7 +323,8 @@ void check_linear(const Tensor& x, int64_t inputs, const Tensor& packed, int64_t
               "linear: x [rows, K], packed [panels, steps, ", kPanel, ", inputs of a step]");
   TORCH_CHECK(x.scalar_type() == packed.scalar_type() && packed.is_contiguous(), "linear: x does not match packed");
   TORCH_CHECK(inputs > 0, "linear: no inputs");
-  const int64_t depth = packed.size(3);
+  const int64_t depth = x.scalar_type() == at::kBFloat16 ? Step<BFloat16>::kDepth : Step<float>::kDepth;
+  TORCH_CHECK(packed.size(3) == depth, "linear: a step of ", depth, " inputs");
   TORCH_CHECK((inputs + depth - 1) / depth == packed.size(1), "linear: ", inputs, " inputs do not match packed");
   TORCH_CHECK(outputs <= packed.size(0) * kPanel, "linear: more outputs than packed");
 }
@@ -350,6 +356,7 @@ Tensor gated_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const Te
                  int64_t outputs) {
   check_linear(x, x.size(-1), gate, inner_size);
   check_linear(x, x.size(-1), up, inner_size);
+  TORCH_CHECK(gate.sizes() == up.sizes(), "linear: gate and up of one shape");
   check_linear(x, inner_size, down, outputs);
   const Tensor rows = x.contiguous();
   Tensor y = at::empty({x.size(0), outputs}, x.options());
@@ -488,7 +495,7 @@ struct HeadGroup {
     for_head_tiles([&](auto tile, int64_t h) { accumulate<tile()>(values, count, h); });
   }
 
-  // Heads in tiles of four, then singly, so that a key is unpacked once a tile and sums stay in registers.
+  // Heads in tiles of four, then two, then one, so that a key is unpacked once a tile and sums stay in registers.
   template <typename F>
   void for_head_tiles(const F& run) {
     int64_t h = 0;
@@ -616,7 +623,14 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
   TORCH_CHECK(q.size(2) % (2 * kLanes) == 0, "tree_attention: head size must be a multiple of ", 2 * kLanes);
   for (const Tensor& index : {row_slots, row_sequences, row_positions, row_trunks, trunk_slots, path_slots})
     TORCH_CHECK(index.scalar_type() == at::kInt && index.is_contiguous(), "tree_attention: indices are int32");
-  for (const Tensor& x : {q, k, v}) TORCH_CHECK(has_whole_rows(x), "tree_attention: heads of a row side by side");
+  for (const Tensor& x : {q, k, v})
+    TORCH_CHECK(x.dim() == 3 && x.size(0) == row_slots.numel() && x.size(2) == q.size(2) && has_whole_rows(x),
+                "tree_attention: q, k, v of equal rows and head sizes, a row's heads side by side");
+  for (const Tensor& pool : {k_pool, v_pool})
+    TORCH_CHECK(pool.dim() == 3 && pool.size(1) == k.size(1) && pool.size(2) == k.size(2) && pool.is_contiguous() &&
+                    pool.scalar_type() == q.scalar_type(),
+                "tree_attention: pools do not match k");
+  TORCH_CHECK(v.size(1) == k.size(1), "tree_attention: as many heads in v as in k");
   Tensor y = at::empty(q.sizes(), q.options());
   const AttentionInputs in{row_sequences.const_data_ptr<int32_t>(), row_positions.const_data_ptr<int32_t>(),
                            row_trunks.const_data_ptr<int32_t>(), trunk_slots.const_data_ptr<int32_t>(),
@@ -708,7 +722,8 @@ Tensor filter_logits(const Tensor& logits, const Tensor& temperatures, const Ten
     });
   };
   if (logits.scalar_type() == at::kDouble) run(double{});
-  else run(float{});
+  else if (logits.scalar_type() == at::kFloat) run(float{});
+  else TORCH_CHECK(false, "filter_logits: float32 or float64, not ", logits.scalar_type());
   return scores;
 }
 
@@ -755,7 +770,8 @@ void best_of_row(const double* logits, int64_t vocab, uint64_t seed, uint64_t po
                  int64_t* tokens) {
   std::vector<Candidate> best;
   double threshold = -std::numeric_limits<double>::infinity();
-  if (k == 1) threshold = *std::max_element(logits, logits + vocab) + kMinNoise;
+  // just below what the best logit reaches with the least noise, also where the noise is lost in rounding
+  if (k == 1) threshold = std::nextafter(*std::max_element(logits, logits + vocab) + kMinNoise, threshold);
   for (int64_t first = 0; first < vocab; first += 4) {
     const int64_t count = std::min<int64_t>(4, vocab - first);
     if (*std::max_element(logits + first, logits + first + count) + kMaxNoise <= threshold) continue;

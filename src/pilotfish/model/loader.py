@@ -72,6 +72,7 @@ def load_config(directory: Path) -> Any:
             "(others need attention features that are not implemented)"
         )
     _refuse_sliding_window(config, directory)
+    _refuse_longrope(config, directory)
     return config
 
 
@@ -81,6 +82,12 @@ def _refuse_sliding_window(config: Any, directory: Path) -> None:
         raise ModelError(
             f"model: {directory} has layers of {', '.join(sorted(kinds))}; only full attention is supported"
         )
+
+
+def _refuse_longrope(config: Any, directory: Path) -> None:
+    """Its angles depend on the longest sequence of the batch: a row's logits would depend on the rows beside it."""
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
+        raise ModelError(f"model: {directory} has rotary embeddings of type longrope, which are not supported")
 
 
 def _shape(config: Any, directory: Path) -> ModelShape:

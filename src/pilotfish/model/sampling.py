@@ -6,6 +6,7 @@ float64 and row by row, so that a row's token does not depend on the rows beside
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class RowSampling:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
-    """The target's token after each row. logits [rows, vocab], any float dtype."""
+    """The target's token after each row. logits float32 or float64 [rows, vocab]."""
     if all(row.params.greedy for row in rows):
         return greedy(logits).tolist()
     scores = filtered(logits, [row.params for row in rows])
@@ -48,7 +49,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """l of the module's docstring up to a constant per row; -inf where a filter excludes. float64."""
     temperatures = _column([1.0 if p.greedy else max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
-    floors = _column([p.min_p for p in params], logits).log()  # log 0 = -inf keeps all
+    floors = _column([math.log(p.min_p) if p.min_p else -math.inf for p in params], logits)
     top_k = torch.tensor([p.top_k for p in params], device=logits.device)[:, None]
     top_p = _column([p.top_p for p in params], logits)
     if logits.device.type == "cpu" and native.kernels_loaded():
@@ -70,6 +71,7 @@ def filtered_reference(
 ) -> torch.Tensor:
     """The same in torch operations, for any device."""
     scores = logits.double() / temperatures
+    scores = scores.masked_fill(scores.isnan(), -torch.inf)
     if (floors > -torch.inf).any():
         scores = scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + floors, -torch.inf)
     if (top_k > 0).any():
@@ -88,7 +90,7 @@ def _keep_top_k(scores: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
 def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     ranked, order = scores.sort(dim=-1, descending=True, stable=True)
     probs = ranked.softmax(dim=-1)
-    before = probs.cumsum(dim=-1) - probs  # mass above each token: the first always stays
+    before = torch.nn.functional.pad(probs.cumsum(dim=-1)[:, :-1], (1, 0))  # mass above: the first always stays
     drop = (before >= top_p) & (top_p < 1)
     return scores.masked_fill(drop.scatter(1, order, drop), -torch.inf)
 
