@@ -9,7 +9,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.tree import TokenTree
 
 #: Chance, guessed, that a continuation's next token is right after a match of the key's length.
-CONFIDENCE = {1: 0.35, 2: 0.55, 3: 0.75, 4: 0.85}
+CONFIDENCE = {1: 0.1, 2: 0.3, 3: 0.6, 4: 0.8}
 
 
 class NgramIndex:
