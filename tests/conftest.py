@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 from hypothesis import settings
-from support import write_model
+from support import KINDS, write_model
 
 settings.register_profile("pilotfish", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("pilotfish")
@@ -37,6 +37,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen3."""
     return write_model(tmp_path_factory.mktemp("qwen3"), "qwen3", seed=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny random model of every architecture that is served."""
+    return {kind: write_model(tmp_path_factory.mktemp(kind), kind, seed=2) for kind in KINDS}
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import Drafter
@@ -60,13 +70,20 @@ def write_tokenizer(directory: Path, vocab_size: int = VOCAB) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(directory)
 
 
+KINDS = ("llama", "mistral", "qwen2", "qwen3")
+
+
 def tiny_model(kind: str, seed: int = 0, layers: int = 2, **options: Any) -> torch.nn.Module:
     """A random model of two small layers, 4 query and 2 key heads of 32. No end-of-sequence token. `options`
     are further fields of its configuration."""
     config_type, model_type = {
         "llama": (LlamaConfig, LlamaForCausalLM),
+        "mistral": (MistralConfig, MistralForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     }[kind]
+    if kind == "mistral":
+        options.setdefault("sliding_window", None)
     config = config_type(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -83,7 +100,11 @@ def tiny_model(kind: str, seed: int = 0, layers: int = 2, **options: Any) -> tor
         **options,
     )
     torch.manual_seed(seed)
-    return model_type(config)
+    model: torch.nn.Module = model_type(config)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):  # zeros, where a model has any
+            torch.nn.init.normal_(weight, std=0.2)
+    return model
 
 
 def write_model(directory: Path, kind: str, *, seed: int = 0, perturbed: float = 0.0) -> Path:

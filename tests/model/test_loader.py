@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import CONTEXT, VOCAB, native_model
+from support import CONTEXT, VOCAB, native_model, tiny_model, write_tokenizer
 
 from pilotfish.errors import ModelError
 from pilotfish.model.loader import load_model, load_tokenizer
@@ -94,7 +94,7 @@ def test_a_corrupt_config(copy: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "name"), [("mistral", "MistralForCausalLM"), ("gpt2", "GPT2LMHeadModel"), ("bert", "BertModel")]
+    ("model_type", "name"), [("gemma2", "Gemma2ForCausalLM"), ("gpt2", "GPT2LMHeadModel"), ("bert", "BertModel")]
 )
 def test_other_architectures_are_named(copy: Path, model_type: str, name: str) -> None:
     edit_config(copy, model_type=model_type, architectures=[name])
@@ -107,6 +107,16 @@ def test_sliding_windows_are_refused(qwen3: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(qwen3, tmp_path / "model"))
     edit_config(copy, layer_types=["full_attention", "sliding_attention"])
     assert "sliding_attention" in refusal(copy)
+
+
+@pytest.mark.parametrize(("window", "served"), [(None, True), (CONTEXT, True), (CONTEXT - 1, False)])
+def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path, window: int | None, served: bool) -> None:
+    tiny_model("mistral", sliding_window=window).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    if served:
+        assert native_model(tmp_path).shape.context == CONTEXT
+    else:
+        assert "sliding_attention" in refusal(tmp_path)
 
 
 def test_angles_that_depend_on_the_batch_are_refused(llama: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
+from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
@@ -83,9 +83,11 @@ def test_a_second_thread_changes_nothing(llama: Path, draft: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", ["lm 16", "random"])
-def test_qwen3_too(qwen3: Path, name: str) -> None:
-    engine = drafting(name, qwen3, qwen3)
-    assert generate(engine, MIXED, together=True) == [alone(qwen3)[case] for case in MIXED]
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama"])
+def test_a_draft_changes_nothing_in_other_architectures(tiny_models: dict[str, Path], kind: str, name: str) -> None:
+    model = tiny_models[kind]
+    engine = drafting(name, model, model)
+    assert generate(engine, MIXED, together=True) == [alone(model)[case] for case in MIXED]
 
 
 @pytest.mark.parametrize("name", ["lm 16", "random"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import make_engine, run
+from support import KINDS, make_engine, run
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling_params import SamplingParams
@@ -22,8 +22,9 @@ NEW_TOKENS = 64
 CLOSE = 1e-4
 
 
-def directory_of(name: str, request: pytest.FixtureRequest) -> Path:
-    return resolve_pair(name).target if name == "pycode" else request.getfixturevalue(name)
+@pytest.fixture(params=[*KINDS, "pycode"])
+def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> Path:
+    return resolve_pair("pycode").target if request.param == "pycode" else tiny_models[request.param]
 
 
 @cache
@@ -36,10 +37,9 @@ def prompt_of(length: int, vocab: int) -> list[int]:
     return np.random.default_rng(length).integers(1, vocab, length).tolist()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "pycode"])
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 700])
-def test_greedy_tokens_are_those_of_generate(name: str, length: int, request: pytest.FixtureRequest) -> None:
-    reference, engine = both(directory_of(name, request))
+def test_greedy_tokens_are_those_of_generate(directory: Path, length: int) -> None:
+    reference, engine = both(directory)
     prompt = prompt_of(length, engine.model.shape.vocab_size)
     ids = torch.tensor([prompt])
     with torch.inference_mode():
@@ -60,9 +60,8 @@ def test_greedy_tokens_are_those_of_generate(name: str, length: int, request: py
     assert sure > 0  # so that something was compared
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "pycode"])
-def test_logits_are_those_of_transformers(name: str, request: pytest.FixtureRequest) -> None:
-    reference, engine = both(directory_of(name, request))
+def test_logits_are_those_of_transformers(directory: Path) -> None:
+    reference, engine = both(directory)
     for length in (1, 2, 63, 64, 65, 700):
         prompt = prompt_of(length, engine.model.shape.vocab_size)
         rows = SequenceRows(0, prompt, np.arange(length, dtype=np.int32), TokenTree(), [], {}, sampled=True)

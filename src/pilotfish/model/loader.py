@@ -17,7 +17,7 @@ from pilotfish.model import (
     native,
 )
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -77,7 +77,10 @@ def load_config(directory: Path) -> Any:
 
 
 def _refuse_sliding_window(config: Any, directory: Path) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    """Mistral's window holds for all layers and is harmless where no sequence can outgrow it."""
+    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
+    everywhere = "full_attention" if window >= config.max_position_embeddings else "sliding_attention"
+    kinds = set(getattr(config, "layer_types", None) or [everywhere])
     if kinds != {"full_attention"}:
         raise ModelError(
             f"model: {directory} has layers of {', '.join(sorted(kinds))}; only full attention is supported"

@@ -39,6 +39,8 @@ _FLAGS = [
     "-Wno-psabi",
 ]
 PANEL = 32  # kPanel in kernels.cpp
+#: Whose attention, norms and MLPs differ in nothing but biases and norms of queries and keys.
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 
 
 def cache_dir() -> Path:
@@ -130,7 +132,7 @@ class PackedGatedMLP(torch.nn.Module):
 
 
 class PackedAttention(torch.nn.Module):
-    """The attention of Llama and Qwen3 over slots: queries, keys and values come from one product."""
+    """The attention of the `FAMILIES` over slots: queries, keys and values come from one product."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -198,15 +200,20 @@ def use_kernels(module: torch.nn.Module) -> None:
 
 def _fused(module: torch.nn.Module) -> torch.nn.Module | None:
     kind = type(module).__name__
-    if kind in ("LlamaAttention", "Qwen3Attention"):
+    if kind in _named("Attention"):
         return PackedAttention(module)
     if isinstance(module, torch.nn.Linear):
         return PackedLinear(module)
-    if kind in ("LlamaRMSNorm", "Qwen3RMSNorm"):
+    if kind in _named("RMSNorm"):
         return FusedRMSNorm(module)
-    if kind in ("LlamaMLP", "Qwen3MLP") and _is_plain_silu(module):
+    if kind in _named("MLP") and _is_plain_silu(module):
         return PackedGatedMLP(module)
     return None
+
+
+def _named(part: str) -> set[str]:
+    """transformers' names of that part in each family."""
+    return {f"{family}{part}" for family in FAMILIES}
 
 
 def _is_plain_silu(mlp: Any) -> bool:
