@@ -29,7 +29,7 @@ parity: $(READY) has-prompts
 bench: $(READY) has-prompts
 	$(BIN)/pilotfish bench speed --pair pycode@344m --prompts "$(PROMPTS)"
 	$(BIN)/pilotfish bench acceptance --pair pycode@344m --prompts "$(PROMPTS)"
-	$(BIN)/pilotfish bench profile --pair pycode@344m --prompts "$(PROMPTS)"
+	$(BIN)/pilotfish bench profile --pair pycode@344m --prompts "$(PROMPTS)" --limit 8
 
 has-prompts:
 	@test -n "$(PROMPTS)" || { echo "PROMPTS is missing: make parity PROMPTS=FILE.jsonl" >&2; exit 2; }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
-from pilotfish.config import EngineConfig
+from pilotfish.config import DType, EngineConfig
 
 if TYPE_CHECKING:
     from pilotfish.bench.workload import Prompt
@@ -19,143 +22,127 @@ Report = TypeVar("Report")
 
 app = typer.Typer(help="Parity, speed, acceptance and a step's profile.", no_args_is_help=True)
 
-PromptsOption = Annotated[Path, typer.Option(help="JSON Lines of id and turns, or id and prompt.")]
-PairOption = Annotated[str | None, typer.Option(help="pycode, or pycode@<N>m.  [default: pycode]")]
-TargetOption = Annotated[Path | None, typer.Option(help="A target's directory, with --draft, instead of a pair.")]
-DraftOption = Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first rows of the file.")]
-MaxTokensOption = Annotated[int, typer.Option(min=1, help="New tokens of each sequence.")]
-DTypeOption = Annotated[str, typer.Option(help="float32 or bfloat16.")]
-ThreadsOption = Annotated[int, typer.Option(help="Threads; 0: all cores.")]
-NodesOption = Annotated[int, typer.Option(help="Nodes verified in a step.")]
-LevelsOption = Annotated[int, typer.Option(help="Forwards of the draft in a step, at most.")]
-WidthOption = Annotated[int, typer.Option(help="Leaves of each of the draft's forwards.")]
-RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
-OutOption = Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")]
+RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
+
+
+@dataclass(frozen=True)
+class Common:
+    """Options of every command."""
+
+    prompts: Annotated[Path, typer.Option(help="JSON Lines of id and turns, or id and prompt.")]
+    pair: Annotated[str | None, typer.Option(help="pycode, or pycode@<N>m.  [default: pycode]")] = None
+    target: Annotated[Path | None, typer.Option(help="A target's directory, with --draft, instead of a pair.")] = None
+    draft: Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of the file.")] = None
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each sequence.")] = 96
+    json: JsonOption = False
+
+    def rows(self) -> list[Prompt]:
+        from pilotfish.bench.workload import load_prompts
+
+        return load_prompts(self.prompts, self.limit)
+
+    def config(self, dtype: str) -> EngineConfig:
+        """A sync engine with an LM drafter, which every comparison starts from."""
+        from pilotfish.bench.workload import choose_models
+
+        models = choose_models(self.pair, self.target, self.draft)
+        checked = cast(DType, dtype)  # EngineConfig checks it
+        return EngineConfig(target=models.target, draft=models.draft, mode="sync", drafter="lm", dtype=checked)
+
+
+@dataclass(frozen=True)
+class Measured(Common):
+    """Options of the commands that measure one tree in one precision."""
+
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16"
+    threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 2
+    nodes: Annotated[int, typer.Option(help="Nodes verified in a step.")] = EngineConfig.nodes
+    levels: Annotated[int, typer.Option(help="Forwards of the draft in a step, at most.")] = EngineConfig.levels
+    width: Annotated[int, typer.Option(help="Leaves of each of the draft's forwards.")] = EngineConfig.width
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None
+
+    def engine_config(self) -> EngineConfig:
+        tree = {"nodes": self.nodes, "levels": self.levels, "width": self.width}
+        return dataclasses.replace(self.config(self.dtype), threads=self.threads, **tree)  # type: ignore[arg-type]
+
+
+def taking(options: type[Common]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose first argument holds the fields of `options`, which Typer sees as its own parameters."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        fields = list(inspect.signature(options, eval_str=True).parameters.values())
+        names = {field.name for field in fields}
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            command(options(**{name: given.pop(name) for name in names}), **given)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*fields, *own)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
 
 
 @app.command()
+@taking(Common)
 def parity(
-    prompts: PromptsOption,
-    pair: PairOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    limit: LimitOption = None,
+    common: Common,
     shard: Annotated[str, typer.Option(help="i/n: every n-th prompt from the i-th on.")] = "1/1",
-    max_tokens: MaxTokensOption = 96,
-    dtype: DTypeOption = "float32",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     threads: Annotated[str, typer.Option(help="Thread counts, separated by commas.")] = "1,2",
-    json: JsonOption = False,
 ) -> None:
     """Compare the tokens of every drafter with those of the target alone. Exit 1 if any differ in float32."""
     from pilotfish.bench.parity import num_sequences, print_parity, run_parity
     from pilotfish.bench.workload import parse_numbers, shard_of
 
     thread_counts = parse_numbers("threads", threads)
-    rows = shard_of(_prompts(prompts, limit), shard)
-    config = _config(pair, target, draft, dtype)
+    rows = shard_of(common.rows(), shard)
+    config = common.config(dtype)
     with _bar(num_sequences(len(rows), thread_counts)) as done:
-        report = run_parity(config, rows, max_tokens, thread_counts, done)
-    _show(report, print_parity, json=json)
+        report = run_parity(config, rows, common.max_tokens, thread_counts, done)
+    _show(report, print_parity, json=common.json)
     raise typer.Exit(int(report.failed))
 
 
 @app.command()
-def speed(
-    prompts: PromptsOption,
-    pair: PairOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    limit: LimitOption = None,
-    max_tokens: MaxTokensOption = 96,
-    dtype: DTypeOption = "bfloat16",
-    threads: ThreadsOption = 2,
-    repeats: RepeatsOption = 3,
-    nodes: NodesOption = EngineConfig.nodes,
-    levels: LevelsOption = EngineConfig.levels,
-    width: WidthOption = EngineConfig.width,
-    out: OutOption = None,
-    json: JsonOption = False,
-) -> None:
+@taking(Measured)
+def speed(common: Measured, repeats: RepeatsOption = 3) -> None:
     """Tokens per second beside transformers, contestants in turn on each prompt."""
     from pilotfish.bench.speed import num_sequences, print_speed, run_speed
 
-    rows = _prompts(prompts, limit)
-    config = _config(pair, target, draft, dtype, threads=threads, nodes=nodes, levels=levels, width=width)
+    rows, config = common.rows(), common.engine_config()
     with _bar(num_sequences(len(rows), repeats)) as done:
-        report = run_speed(config, rows, max_tokens, repeats, done=done)
-    _show(report, print_speed, out, json=json)
+        report = run_speed(config, rows, common.max_tokens, repeats, done=done)
+    _show(report, print_speed, common.out, json=common.json)
 
 
 @app.command()
-def acceptance(
-    prompts: PromptsOption,
-    pair: PairOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    limit: LimitOption = None,
-    max_tokens: MaxTokensOption = 96,
-    dtype: DTypeOption = "bfloat16",
-    threads: ThreadsOption = 0,
-    nodes: NodesOption = EngineConfig.nodes,
-    levels: LevelsOption = EngineConfig.levels,
-    width: WidthOption = EngineConfig.width,
-    out: OutOption = None,
-    json: JsonOption = False,
-) -> None:
+@taking(Measured)
+def acceptance(common: Measured) -> None:
     """Tokens that a verify step commits, at T=0 and T=0.8. Times nothing."""
     from pilotfish.bench.acceptance import num_sequences, print_acceptance, run_acceptance
 
-    rows = _prompts(prompts, limit)
-    config = _config(pair, target, draft, dtype, threads=threads, nodes=nodes, levels=levels, width=width)
+    rows, config = common.rows(), common.engine_config()
     with _bar(num_sequences(len(rows))) as done:
-        report = run_acceptance(config, rows, max_tokens, done)
-    _show(report, print_acceptance, out, json=json)
+        report = run_acceptance(config, rows, common.max_tokens, done)
+    _show(report, print_acceptance, common.out, json=common.json)
 
 
 @app.command()
-def profile(
-    prompts: PromptsOption,
-    pair: PairOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    limit: LimitOption = 8,
-    max_tokens: MaxTokensOption = 96,
-    dtype: DTypeOption = "bfloat16",
-    threads: ThreadsOption = 2,
-    repeats: RepeatsOption = 20,
-    nodes: NodesOption = EngineConfig.nodes,
-    levels: LevelsOption = EngineConfig.levels,
-    width: WidthOption = EngineConfig.width,
-    out: OutOption = None,
-    json: JsonOption = False,
-) -> None:
+@taking(Measured)
+def profile(common: Measured, repeats: RepeatsOption = 20) -> None:
     """Where the time of a step goes, and what a forward costs by its rows."""
     from pilotfish.bench.profile import num_sequences, print_profile, run_profile
 
-    rows = _prompts(prompts, limit)
-    config = _config(pair, target, draft, dtype, threads=threads, nodes=nodes, levels=levels, width=width)
+    rows, config = common.rows(), common.engine_config()
     with _bar(num_sequences(len(rows))) as done:
-        report = run_profile(config, rows, max_tokens, repeats, done=done)
-    _show(report, print_profile, out, json=json)
-
-
-def _prompts(path: Path, limit: int | None) -> list[Prompt]:
-    from pilotfish.bench.workload import load_prompts
-
-    return load_prompts(path, limit)
-
-
-def _config(pair: str | None, target: Path | None, draft: Path | None, dtype: str, **fields: int) -> EngineConfig:
-    """A sync engine with an LM drafter, which every comparison starts from."""
-    from pilotfish.bench.workload import choose_models
-    from pilotfish.config import DType, EngineConfig
-
-    models = choose_models(pair, target, draft)
-    checked = cast(DType, dtype)  # EngineConfig checks it
-    base = EngineConfig(target=models.target, draft=models.draft, mode="sync", drafter="lm", dtype=checked)
-    return dataclasses.replace(base, **fields)  # type: ignore[arg-type]
+        report = run_profile(config, rows, common.max_tokens, repeats, done=done)
+    _show(report, print_profile, common.out, json=common.json)
 
 
 @contextmanager
