@@ -96,6 +96,23 @@ def test_unknown_options_are_refused(llama: Path) -> None:
         LLM(llama, colour="blue")
 
 
+def test_an_interrupt_while_drafting_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, left = llm.engine.drafter.drafters[0].runner, iter(range(4))  # type: ignore[attr-defined]
+    run = runner.run
+
+    def interrupted(batch: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return run(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(list(SNIPPETS[:4]), P)
+    assert_idle(llm.engine)
+    assert len(llm.generate(SNIPPETS[0], P)[0].outputs[0].token_ids) == 8
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no memory"), KeyboardInterrupt()])
 def test_a_step_that_fails_leaves_nothing_behind(
     llm: LLM, error: BaseException, monkeypatch: pytest.MonkeyPatch

@@ -59,7 +59,7 @@ def _prompt(row: Row | BadRow) -> Prompt:
 
 
 def mixed_jobs(prompts: list[Prompt], settings: dict[str, dict[str, Any]], max_tokens: int) -> list[Job]:
-    """Every prompt under every setting, so ordered that neighbours differ in both."""
+    """Every prompt under every setting, so ordered that any few neighbours mix prompts and settings."""
     names, jobs = list(settings), []
     for turn in range(len(names)):
         for index, prompt in enumerate(prompts):
