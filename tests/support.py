@@ -43,12 +43,16 @@ SNIPPETS = (
     '"""Größe – naïve ☃."""\n',
     "#",
 )
-#: The four sampling settings of the parity promise.
+#: The sampling settings of the parity promise: plain ones, then every rule on logits.
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.8},
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 0.7, "min_p": 0.05, "top_k": 50},
+    {"temperature": 0.0, "repetition_penalty": 1.2, "presence_penalty": 0.5, "bad_words": ("return", "self.")},
+    {"temperature": 0.8, "repetition_penalty": 1.1, "frequency_penalty": 0.4, "top_p": 0.95},
+    {"temperature": 1.0, "allowed_token_ids": tuple(range(20, 120)), "logit_bias": {33: 2.0, 77: -9.0, 101: 1.5}},
+    {"temperature": 0.9, "stop_token_ids": tuple(range(40, 56)), "min_tokens": 16, "bad_token_ids": (99, 300)},
 )
 
 CORPUS = [Path(__file__).read_text(), "".join(SNIPPETS) * 3, "naïve – Größe ☃ 😀 日本語 " * 20]

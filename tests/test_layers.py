@@ -25,7 +25,7 @@ LAYERS = (
     ("plan",),
     ("core",),
     ("observe",),
-    ("config", "prompts"),
+    ("config", "prompts", "command"),
     ("errors",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

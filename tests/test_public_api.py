@@ -9,7 +9,7 @@ import pilotfish
 
 
 def test_the_public_names() -> None:
-    assert pilotfish.__all__ == ["LLM", "Completion", "RequestOutput", "SamplingParams"]
+    assert pilotfish.__all__ == ["LLM", "Completion", "RequestOutput", "SamplingParams", "TokenLogprobs"]
     assert all(hasattr(pilotfish, name) for name in pilotfish.__all__)
 
 
@@ -20,18 +20,29 @@ def test_sampling_parameters_and_their_defaults() -> None:
         "top_k": 0,
         "top_p": 1.0,
         "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "allowed_token_ids": None,
+        "bad_token_ids": (),
+        "bad_words": (),
         "seed": None,
         "max_tokens": 128,
+        "min_tokens": 0,
         "stop": (),
         "stop_token_ids": (),
+        "ignore_eos": False,
+        "logprobs": None,
+        "prompt_logprobs": None,
         "n": 1,
     }
 
 
 def test_fields_of_results() -> None:
     names = {c: [f.name for f in dataclasses.fields(c)] for c in (pilotfish.Completion, pilotfish.RequestOutput)}
-    assert names[pilotfish.Completion] == ["index", "token_ids", "text", "finish_reason", "seed", "stats"]
-    assert names[pilotfish.RequestOutput] == ["prompt_token_ids", "outputs"]
+    assert names[pilotfish.Completion] == ["index", "token_ids", "text", "finish_reason", "seed", "stats", "logprobs"]
+    assert names[pilotfish.RequestOutput] == ["prompt_token_ids", "outputs", "prompt_logprobs"]
 
 
 def test_signatures_of_the_offline_interface() -> None:

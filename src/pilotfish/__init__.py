@@ -6,12 +6,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pilotfish.core.logprobs import TokenLogprobs
     from pilotfish.core.sampling_params import SamplingParams
     from pilotfish.engine.llm import LLM, Completion, RequestOutput
 
-__all__ = ["LLM", "Completion", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "Completion", "RequestOutput", "SamplingParams", "TokenLogprobs"]
 
-_MODULES = {"SamplingParams": "pilotfish.core.sampling_params"}
+_MODULES = {"SamplingParams": "pilotfish.core.sampling_params", "TokenLogprobs": "pilotfish.core.logprobs"}
 
 
 def __getattr__(name: str) -> object:

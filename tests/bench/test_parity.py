@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from pilotfish.bench.parity import num_sequences, print_parity, run_parity, runs
-from pilotfish.bench.workload import Prompt
+from pilotfish.bench.workload import PARITY_SETTINGS, Prompt
 from pilotfish.config import EngineConfig
 from pilotfish.core import scheduler
 from pilotfish.core.drafter import NoDrafter
@@ -21,7 +21,7 @@ def test_zero_differences(config: EngineConfig, prompts: list[Prompt], capsys: p
     assert report.differing == 0 and not report.failed and not report.differences
     assert len(done) == num_sequences(len(prompts), [1, 2])
     assert len(report.outcomes) == 2 * (len(runs()) - 1)
-    assert all(outcome.compared == 4 * len(prompts) for outcome in report.outcomes)
+    assert all(outcome.compared == len(PARITY_SETTINGS) * len(prompts) for outcome in report.outcomes)
     assert not any(outcome.vacuous for outcome in report.outcomes)
     assert all(outcome.accepted for outcome in report.outcomes if outcome.drafter.startswith("lm"))
     assert [outcome.threads for outcome in report.across_threads] == [2]

@@ -63,7 +63,7 @@ def test_files_without_rows(tmp_path: Path) -> None:
 
 def test_mixed_jobs_hold_every_pair_once_and_mix_settings() -> None:
     jobs = mixed_jobs(PROMPTS, PARITY_SETTINGS, 8)
-    assert len({(job.prompt.id, job.setting) for job in jobs}) == len(jobs) == len(PROMPTS) * 4
+    assert len({(job.prompt.id, job.setting) for job in jobs}) == len(jobs) == len(PROMPTS) * len(PARITY_SETTINGS)
     assert len({job.setting for job in jobs[:4]}) == 4
     assert all(len({job.setting for job in jobs[at : at + 4]}) >= 3 for at in range(len(jobs) - 3))
     seeds = {(job.prompt.id, job.params.seed) for job in jobs}

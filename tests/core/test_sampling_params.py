@@ -20,6 +20,17 @@ IMPOSSIBLE: dict[str, list[Any]] = {
     "n": [0, -1, 129, 1.0, None],
     "stop": ["text", ("",), (3,), ("a",) * 17, ("x" * 1025,), ["a"]],
     "stop_token_ids": [3, (-1,), (1.5,), ("a",), (1,) * 17],
+    "repetition_penalty": [0.0, -1.0, math.nan, 101.0, "1", None],
+    "presence_penalty": [-2.1, 2.1, math.nan, None, True],
+    "frequency_penalty": [-2.1, 2.1, math.inf, None],
+    "logit_bias": [None, (1, 2), {-1: 1.0}, {"1": 1.0}, {1: 101.0}, {1: math.nan}, dict.fromkeys(range(16385), 0.0)],
+    "allowed_token_ids": [3, (-1,), (1.5,), (1,) * 16385],
+    "bad_token_ids": [None, [1], (-1,), (1,) * 16385],
+    "bad_words": ["text", ("",), (3,), ("a",) * 65],
+    "min_tokens": [-1, 1.0, None, 129],
+    "ignore_eos": [None, 1, "yes"],
+    "logprobs": [-1, 21, 1.0, True],
+    "prompt_logprobs": [-1, 21, "3"],
 }
 
 

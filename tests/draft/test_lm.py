@@ -31,7 +31,7 @@ def make_request(number: int = 0, prompt: int = 10, max_tokens: int = 50, **para
 def next_token(directory: Path, request: Request) -> int:
     """What the model itself would give next."""
     count = len(request.tokens)
-    rows = SequenceRows(0, request.tokens, np.arange(count, dtype=np.int32), TokenTree(), [], {}, sampled=True)
+    rows = SequenceRows(0, request.tokens, np.arange(count, dtype=np.int32), TokenTree(), [], {}, kept=[count - 1])
     logits = Runner(native_model(directory), count).forward([rows])
     return sample(logits, [RowSampling(request.params, request.seed, count)])[0]
 

@@ -44,13 +44,13 @@ def test_the_shape_of_a_model(llama: Path) -> None:
     model = native_model(llama)
     shape = model.shape
     assert (shape.vocab_size, shape.context, shape.layers, shape.kv_heads, shape.head_dim) == (VOCAB, CONTEXT, 2, 2, 32)
-    assert model.eos_ids == frozenset()
+    assert model.generation.eos_ids == frozenset()
 
 
 @pytest.mark.parametrize(("value", "expected"), [(3, {3}), ([3, 5], {3, 5})])
 def test_end_of_sequence_ids(copy: Path, value: object, expected: set[int]) -> None:
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-    assert load_model(copy, torch.float32, torch.device("cpu"), eager=True).eos_ids == expected
+    assert load_model(copy, torch.float32, torch.device("cpu"), eager=True).generation.eos_ids == expected
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ class Bench:
         slots = (trunk or []) + self.take(len(tokens) - len(trunk or []))
         nodes = list(tree.nodes())
         node_slots = dict(zip(nodes, self.take(len(nodes)), strict=True))
-        return SequenceRows(start, tokens[start:], np.array(slots, np.int32), tree, nodes, node_slots, sampled=True)
+        return SequenceRows(
+            start, tokens[start:], np.array(slots, np.int32), tree, nodes, node_slots, kept=[len(tokens) - start - 1]
+        )
 
     def logits(self, *sequences: SequenceRows) -> torch.Tensor:
         return self.runner.forward(sequences)
@@ -98,10 +100,10 @@ def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dty
         whole = tokens + path_tokens(tree, node)
         trunk = bench.take(len(tokens))
         empty = TokenTree()
-        alone = bench.logits(SequenceRows(0, tokens, np.array(trunk, np.int32), empty, [], {}, True))
+        alone = bench.logits(SequenceRows(0, tokens, np.array(trunk, np.int32), empty, [], {}, [len(tokens) - 1]))
         for length in range(len(tokens) + 1, len(whole) + 1):
             trunk += bench.take(1)
-            rows = SequenceRows(length - 1, whole[length - 1 : length], np.array(trunk, np.int32), empty, [], {}, True)
+            rows = SequenceRows(length - 1, whole[length - 1 : length], np.array(trunk, np.int32), empty, [], {}, [0])
             alone = bench.logits(rows)
         assert torch.equal(alone[0], together[1 + node - 1]), f"node {node}"
 
@@ -129,7 +131,15 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: t
         slots = np.array(bench.take(len(tokens)), np.int32)
         for start in range(0, len(tokens), size):
             end = min(start + size, len(tokens))
-            rows = SequenceRows(start, tokens[start:end], slots[:end], empty, [], {}, sampled=end == len(tokens))
+            rows = SequenceRows(
+                start,
+                tokens[start:end],
+                slots[:end],
+                empty,
+                [],
+                {},
+                kept=[end - start - 1] if end == len(tokens) else [],
+            )
             logits = bench.logits(rows)
             assert len(logits) == (end == len(tokens))
         assert torch.equal(logits, whole), f"chunks of {size}"

@@ -64,7 +64,29 @@ def test_logits_are_those_of_transformers(directory: Path) -> None:
     reference, engine = both(directory)
     for length in (1, 2, 63, 64, 65, 700):
         prompt = prompt_of(length, engine.model.shape.vocab_size)
-        rows = SequenceRows(0, prompt, np.arange(length, dtype=np.int32), TokenTree(), [], {}, sampled=True)
+        rows = SequenceRows(0, prompt, np.arange(length, dtype=np.int32), TokenTree(), [], {}, kept=[len(prompt) - 1])
         with torch.inference_mode():
             expected = reference(torch.tensor([prompt])).logits[0, -1]
         torch.testing.assert_close(engine.worker.runner.forward([rows])[0], expected, rtol=0, atol=1e-4)
+
+
+def test_logprobs_are_those_of_transformers(directory: Path) -> None:
+    """Of prompt and output, reported by an engine whose prompts come in chunks and whose batch mixes lengths."""
+    reference, _ = both(directory)
+    engine = make_engine(directory, max_rows=48)
+    prompts = [prompt_of(length, engine.model.shape.vocab_size) for length in (1, 2, 65, 130)]
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=3, prompt_logprobs=2)
+    samples = [engine.submit(prompt, params)[0] for prompt in prompts]
+    while engine.busy:
+        engine.step()
+    for prompt, sample in zip(prompts, samples, strict=True):
+        tokens = prompt + sample.token_ids
+        with torch.inference_mode():
+            expected = reference(torch.tensor([tokens])).logits[0].log_softmax(dim=-1)
+        reported = [*sample.prompt_logprobs, *sample.logprobs]
+        assert [entry.token for entry in reported] == tokens[1:]
+        for row, entry in zip(expected, reported, strict=False):
+            assert entry.logprob == pytest.approx(row[entry.token].item(), abs=1e-4)
+            for token, logprob in entry.top:
+                assert logprob == pytest.approx(row[token].item(), abs=1e-4)
+        assert {len(entry.top) for entry in sample.logprobs} == {3}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
+from pilotfish.command import taking
 from pilotfish.config import DType, EngineConfig
 
 if TYPE_CHECKING:
@@ -66,26 +65,6 @@ class Measured(Common):
     def engine_config(self) -> EngineConfig:
         tree = {"nodes": self.nodes, "levels": self.levels, "width": self.width}
         return dataclasses.replace(self.config(self.dtype), threads=self.threads, **tree)  # type: ignore[arg-type]
-
-
-def taking(options: type[Common]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose first argument holds the fields of `options`, which Typer sees as its own parameters."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        fields = list(inspect.signature(options, eval_str=True).parameters.values())
-        names = {field.name for field in fields}
-
-        @functools.wraps(command)
-        def run(**given: Any) -> None:
-            command(options(**{name: given.pop(name) for name in names}), **given)
-
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*fields, *own)]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        return run
-
-    return decorate
 
 
 @app.command()

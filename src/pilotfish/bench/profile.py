@@ -116,8 +116,8 @@ def forward_ms(runner: Runner, rows: int, repeats: int) -> float:
     for node in range(1, rows):
         tree.add((node - 1) // 4, node % vocab_size, -float(node))
     node_slots = {node: CONTEXT + node for node in tree.nodes()}
-    before = SequenceRows(0, prompt[:CONTEXT], trunk[:CONTEXT], TokenTree(), [], {}, sampled=True)
-    step = SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, tree, list(tree.nodes()), node_slots, sampled=True)
+    before = SequenceRows(0, prompt[:CONTEXT], trunk[:CONTEXT], TokenTree(), [], {}, kept=[CONTEXT - 1])
+    step = SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, tree, list(tree.nodes()), node_slots, kept=[0])
     runner.forward([before])
     times = [timed(lambda: runner.forward([step])) for _ in range(WARM_UP + repeats)]
     return 1000 * statistics.median(times[WARM_UP:])

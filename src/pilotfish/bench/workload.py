@@ -18,6 +18,15 @@ PARITY_SETTINGS: dict[str, dict[str, Any]] = {
     "T=0.8": {"temperature": 0.8},
     "T=1 top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
     "T=0.7 min-p 0.05 top-k 50": {"temperature": 0.7, "min_p": 0.05, "top_k": 50},
+    "T=0 penalties": {"temperature": 0.0, "repetition_penalty": 1.1, "frequency_penalty": 0.3},
+    "T=0.8 rules": {
+        "temperature": 0.8,
+        "presence_penalty": 0.5,
+        "logit_bias": {42: 3.0, 300: -5.0},
+        "bad_token_ids": (100, 200),
+        "bad_words": ("return", "import os"),
+        "min_tokens": 4,
+    },
 }
 #: The two temperatures of every figure on speed and acceptance.
 TEMPERATURES = (0.0, 0.8)

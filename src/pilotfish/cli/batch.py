@@ -9,9 +9,10 @@ from typing import Any
 
 from pilotfish.cli.show import Printer, report, shown_when_slow, status
 from pilotfish.config import EngineConfig
+from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine, Sample
-from pilotfish.engine.llm import Completion, completion
+from pilotfish.engine.llm import Completion, request_output
 from pilotfish.errors import InputError
 from pilotfish.prompts import BadRow, Row, prompt_of
 
@@ -23,6 +24,7 @@ class Finished:
     row: Row
     prompt_tokens: int
     outputs: list[Completion]
+    prompt_logprobs: list[TokenLogprobs] | None
 
     def records(self) -> list[dict[str, Any]]:
         """One JSON object for each output; `index` tells them apart where there are several."""
@@ -38,16 +40,37 @@ class Finished:
             "text": output.text,
             "finish_reason": output.finish_reason,
             "seed": output.seed,
+            **_reported("logprobs", output.logprobs),
+            **_reported("prompt_logprobs", self.prompt_logprobs if output.index == 0 else None),
             "stats": output.stats,
         }
 
 
+def _reported(field: str, logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+    if logprobs is None:
+        return {}
+    return {field: [_logprob_record(entry) for entry in logprobs]}
+
+
+def _logprob_record(entry: TokenLogprobs) -> dict[str, Any]:
+    top = [{"token_id": token, "logprob": logprob} for token, logprob in entry.top]
+    return {"token_id": entry.token, "logprob": entry.logprob, "rank": entry.rank, "top": top}
+
+
 def generate_rows(
-    config: EngineConfig, params: SamplingParams, rows: Sequence[Row], printer: Printer, *, concurrency: int, raw: bool
+    config: EngineConfig,
+    sampling: dict[str, Any],
+    rows: Sequence[Row],
+    printer: Printer,
+    *,
+    concurrency: int,
+    raw: bool,
 ) -> bool:
-    """Load the models, print each row as it ends; whether all rows could be served."""
+    """Load the models, print each row as it ends; whether all rows could be served. `sampling` holds the fields
+    of SamplingParams that were given."""
     with status(f"loading {config.target}"):
         engine = Engine(config)
+    params = engine.sampling_params(**sampling)
     served = 0
     with shown_when_slow(printer.progress(len(rows))) as bar:
         task = bar.add_task("rows", total=len(rows))
@@ -87,4 +110,5 @@ def _has_ended(sample: Sample) -> bool:
 
 
 def _finished(row: Row, samples: list[Sample]) -> Finished:
-    return Finished(row, samples[0].request.num_prompt_tokens, [completion(sample) for sample in samples])
+    output = request_output(samples)
+    return Finished(row, len(output.prompt_token_ids), output.outputs, output.prompt_logprobs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
+from pilotfish.config import DrafterKind, DType, EngineConfig, Mode
 from pilotfish.errors import InputError, ParameterError
 
 DEFAULT_PAIR = "pycode"
@@ -19,6 +21,107 @@ EagerOption = Annotated[bool, typer.Option("--eager", help="The reference: plain
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="New tokens at most.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0: always the likeliest token.")]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Which models, how they speculate, and what runs them."""
+
+    pair: Annotated[str | None, typer.Option(help="The bundled pair: pycode, or pycode@<N>m. The default.")] = None
+    target: Annotated[Path | None, typer.Option(help="A model directory in Hugging Face format.")] = None
+    draft: Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")] = None
+    mode: Annotated[str | None, typer.Option(help="off or sync; sync where there is a draft.")] = None
+    drafter: Annotated[str | None, typer.Option(help="lm, ngram or lm+ngram.")] = None
+    nodes: Annotated[int, typer.Option(help="Nodes of a token tree, at most.")] = EngineConfig.nodes
+    levels: Annotated[int, typer.Option(help="Draft forwards that grow a tree, at most.")] = EngineConfig.levels
+    width: Annotated[int, typer.Option(help="Leaves that a draft forward expands.")] = EngineConfig.width
+    dtype: DTypeOption = EngineConfig.dtype
+    device: DeviceOption = EngineConfig.device
+    threads: ThreadsOption = EngineConfig.threads
+    kv_slots: Annotated[int, typer.Option(help="Tokens that fit into the KV pool.")] = EngineConfig.kv_slots
+    eager: EagerOption = False
+
+    def config(self, concurrency: int) -> EngineConfig:
+        """For up to `concurrency` sequences at a time, or the default number where that is more."""
+        models = resolve_models(self.pair, self.target, self.draft)
+        mode = self.mode or ("off" if models.draft is None and self.drafter is None else "sync")
+        return EngineConfig(
+            target=models.target,
+            draft=models.draft,
+            mode=cast(Mode, mode),  # EngineConfig checks it, and the others
+            drafter=cast(DrafterKind, self.drafter or EngineConfig.drafter),
+            nodes=self.nodes,
+            levels=self.levels,
+            width=self.width,
+            dtype=cast(DType, self.dtype),
+            device=self.device,
+            threads=self.threads,
+            kv_slots=self.kv_slots,
+            max_requests=max(concurrency, EngineConfig.max_requests),
+            eager=self.eager,
+        )
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Fields of SamplingParams; None leaves them to the model's generation_config.json, then to our defaults."""
+
+    max_tokens: Annotated[int | None, typer.Option(help="New tokens at most.")] = None
+    min_tokens: Annotated[int | None, typer.Option(help="No end of sequence and no stop before.")] = None
+    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest token.")] = None
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0: all.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the best.")] = None
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less of what came before.")] = None
+    presence_penalty: Annotated[float | None, typer.Option(help="Off logits of tokens in the output.")] = None
+    frequency_penalty: Annotated[float | None, typer.Option(help="The same, times their count.")] = None
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS. Repeatable.")] = None
+    allowed_token_id: Annotated[list[int] | None, typer.Option(help="Give no other token. Repeatable.")] = None
+    bad_token_id: Annotated[list[int] | None, typer.Option(help="Never give this token. Repeatable.")] = None
+    bad_word: Annotated[list[str] | None, typer.Option(help="Never write this. Repeatable.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")] = None
+    stop_token_id: Annotated[list[int] | None, typer.Option(help="End at this token. Repeatable.")] = None
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")] = False
+    seed: Annotated[int | None, typer.Option(help="0 to 2^64 - 1; drawn and reported if absent.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """Those that were given, by the names that SamplingParams has for them."""
+        fields = {
+            "max_tokens": self.max_tokens,
+            "min_tokens": self.min_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": _biases(self.logit_bias),
+            "allowed_token_ids": _tuple(self.allowed_token_id),
+            "bad_token_ids": _tuple(self.bad_token_id),
+            "bad_words": _tuple(self.bad_word),
+            "stop": _tuple(self.stop),
+            "stop_token_ids": _tuple(self.stop_token_id),
+            "ignore_eos": self.ignore_eos,
+            "seed": self.seed,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tuple(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    return tuple(values) if values else None
+
+
+def _biases(pairs: Sequence[str] | None) -> dict[int, float] | None:
+    return dict(map(_bias, pairs)) if pairs else None
+
+
+def _bias(pair: str) -> tuple[int, float]:
+    token, _, bias = pair.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError as error:
+        raise ParameterError("logit_bias", pair, "ID=BIAS, as in 42=-5.5") from error
 
 
 @dataclass(frozen=True)

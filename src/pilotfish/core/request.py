@@ -9,6 +9,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.core.logit_rules import LogitEdits, LogitRules
 from pilotfish.core.sampling_params import SamplingParams
 
 
@@ -58,17 +59,21 @@ class Request:
         seed: int,
         stop_ids: frozenset[int],
         room: int,
+        bad_sequences: Sequence[Sequence[int]] = (),
     ) -> None:
-        """`room` is what the model's context leaves for output; it may be less than `max_tokens`."""
+        """`room` is what the model's context leaves for output; it may be less than `max_tokens`. `bad_sequences`
+        are the token ids of `params.bad_words`."""
         self.id = request_id
         self.params = params
         self.seed = seed
         self.stop_ids = stop_ids
+        self.rules = LogitRules.of(params, prompt, stop_ids, bad_sequences)
         self.num_prompt_tokens = len(prompt)
         #: Tokens that it can reach, prompt included; its slots are reserved on admission.
         self.max_length = len(prompt) + min(params.max_tokens, room)
         self.tokens = list(prompt)
         self.num_computed = 0
+        self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
         self.slots: NDArray[np.int32] = np.zeros(self.max_length, dtype=np.int32)
         self.finish_reason: FinishReason | None = None
         self.stats = RequestStats()
@@ -96,7 +101,21 @@ class Request:
             self.finish_reason = self._reason_to_finish(token)
             if self.finish_reason is not None:
                 break
+        if self.rules is not None:
+            self.rules.extend(committed)
         return committed
+
+    def edits(self, path: Sequence[int]) -> LogitEdits | None:
+        """What its parameters do to the logits after `tokens` and `path`; None: nothing."""
+        return None if self.rules is None else self.rules.edits(path)
+
+    def to_score(self, count: int) -> range:
+        """Of the next `count` tokens without KV, the indices of those whose rows must give the log-probability of
+        the prompt token that follows them; once each, however often KV is computed."""
+        if self.params.prompt_logprobs is None:
+            return range(0)
+        first = max(self.num_computed, self.num_scored)
+        return range(first, max(first, min(self.num_computed + count, self.num_prompt_tokens - 1)))
 
     def _reason_to_finish(self, token: int) -> FinishReason | None:
         if token in self.stop_ids:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pilotfish.core.noise import SEED_LIMIT
 from pilotfish.errors import ParameterError, refuse_unknown
@@ -11,6 +12,9 @@ MIN_TOP_P = 1e-6
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 MAX_SAMPLES = 128
+MAX_TOKEN_IDS = 16384
+MAX_BAD_WORDS = 64
+MAX_LOGPROBS = 20
 
 
 @refuse_unknown
@@ -18,47 +22,98 @@ MAX_SAMPLES = 128
 class SamplingParams:
     """Parameters of one request. ParameterError names the first field that cannot be.
 
-    The target's distribution is softmax(logits / temperature), filtered by `min_p`, then `top_k`, then
+    A token's logits go, in vLLM's order, through `allowed_token_ids` (all others are excluded), `logit_bias`,
+    `repetition_penalty` (of tokens in prompt or output: positive logits are divided, others multiplied),
+    `frequency_penalty` (times the count in the output) and `presence_penalty` (once, if in the output). Never
+    given: `bad_token_ids`, the last token of one of the `bad_words` where the ones before it stand already, and,
+    until there are `min_tokens`, tokens that would end the output.
+
+    The target's distribution is then softmax(logits / temperature), filtered by `min_p`, then `top_k`, then
     `top_p` (of what is left); temperature 0 takes the arg max. `top_k` 0 keeps all. `seed` None draws
     64 random bits, which the output reports. Generation ends at a stop id, at the model's end of
-    sequence, at a stop string (which the text then lacks), or after `max_tokens`.
+    sequence (not with `ignore_eos`), at a stop string (which the text then lacks; those that are complete before
+    `min_tokens` do not count), or after `max_tokens`.
+
+    `logprobs` n reports the log-probability of each output token, and of the n likeliest, under the model's own
+    distribution (raw logits, temperature 1, no filters); `prompt_logprobs` n does so for the prompt's tokens.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int = 128
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
 
     def __post_init__(self) -> None:
-        _require_number("temperature", self.temperature, 0.0, 100.0)
-        _require_integer("top_k", self.top_k, 0, 1 << 31)
-        _require_number("top_p", self.top_p, MIN_TOP_P, 1.0)
-        _require_number("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            _require_integer("seed", self.seed, 0, SEED_LIMIT - 1)
-        _require_integer("max_tokens", self.max_tokens, 1, 1 << 31)
-        _require_integer("n", self.n, 1, MAX_SAMPLES)
-        self._check_stops()
+        for name, low, high in _NUMBERS:
+            _require_number(name, getattr(self, name), low, high)
+        for name, smallest, largest in _INTEGERS:
+            _require_integer(name, getattr(self, name), smallest, largest)
+        for name, most in (("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS), ("seed", SEED_LIMIT - 1)):
+            if getattr(self, name) is not None:
+                _require_integer(name, getattr(self, name), 0, most)
+        if self.min_tokens > self.max_tokens:
+            raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+        if not isinstance(self.ignore_eos, bool):
+            raise ParameterError("ignore_eos", self.ignore_eos, "true or false")
+        self._check_texts()
+        self._check_token_ids()
 
-    def _check_stops(self) -> None:
-        for field in ("stop", "stop_token_ids"):
-            value = getattr(self, field)
-            if not isinstance(value, tuple) or len(value) > MAX_STOPS:
-                raise ParameterError(field, value, f"a tuple of at most {MAX_STOPS}")
-        for text in self.stop:
-            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
-                raise ParameterError("stop", text, f"strings of 1 to {MAX_STOP_LENGTH} characters")
-        for token in self.stop_token_ids:
-            _require_integer("stop_token_ids", token, 0, 1 << 31)
+    def _check_texts(self) -> None:
+        for name, count in (("stop", MAX_STOPS), ("bad_words", MAX_BAD_WORDS)):
+            _require_tuple(name, getattr(self, name), count)
+            for text in getattr(self, name):
+                if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
+                    raise ParameterError(name, text, f"strings of 1 to {MAX_STOP_LENGTH} characters")
+
+    def _check_token_ids(self) -> None:
+        ids = {"stop_token_ids": MAX_STOPS, "bad_token_ids": MAX_TOKEN_IDS}
+        if self.allowed_token_ids is not None:
+            ids["allowed_token_ids"] = MAX_TOKEN_IDS
+        for name, count in ids.items():
+            _require_tuple(name, getattr(self, name), count)
+            for token in getattr(self, name):
+                _require_integer(name, token, 0, 1 << 31)
+        if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_TOKEN_IDS:
+            raise ParameterError("logit_bias", self.logit_bias, f"a mapping of at most {MAX_TOKEN_IDS} token ids")
+        for token, bias in self.logit_bias.items():
+            _require_integer("logit_bias", token, 0, 1 << 31)
+            _require_number("logit_bias", bias, -100.0, 100.0)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+_NUMBERS = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", MIN_TOP_P, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.01, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+_INTEGERS = (
+    ("top_k", 0, 1 << 31),
+    ("max_tokens", 1, 1 << 31),
+    ("min_tokens", 0, 1 << 31),
+    ("n", 1, MAX_SAMPLES),
+)
 
 
 def _require_number(field: str, value: object, low: float, high: float) -> None:
@@ -70,3 +125,8 @@ def _require_number(field: str, value: object, low: float, high: float) -> None:
 def _require_integer(field: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ParameterError(field, value, f"an integer {low} to {high}")
+
+
+def _require_tuple(field: str, value: object, most: int) -> None:
+    if not isinstance(value, tuple) or len(value) > most:
+        raise ParameterError(field, value, f"a tuple of at most {most}")

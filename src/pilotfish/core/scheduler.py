@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.slots import SlotPool
-from pilotfish.core.tree import TokenTree, walk
+from pilotfish.core.tree import ROOT, TokenTree, walk
 from pilotfish.errors import PromptError
 
 
@@ -38,6 +39,7 @@ class Rows:
     count: int  # committed tokens
     tree: TokenTree  # empty unless `samples`
     samples: bool  # the last committed row and every node give a token
+    scored: range  # indices of prompt tokens whose rows score the token that follows
     slots: list[int]  # [count + len(tree)]
 
     @property
@@ -65,8 +67,12 @@ class Commit:
     """What a step added to one request. All tokens but the last were guessed by the draft."""
 
     request: Request
-    tokens: list[int]
+    tokens: list[int]  # none where only prompt tokens were scored
     accepted: int
+    sampled_rows: list[int]  # [len(tokens)], which of the step's sampling rows gave each token
+    scored: range  # indices of prompt tokens whose rows scored the token that follows
+    logprobs: Sequence[TokenLogprobs] = ()  # of `tokens`, where the request asks for them
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt tokens after `scored`
 
 
 class Scheduler:
@@ -134,7 +140,7 @@ class Scheduler:
 
     def _rows(self, chunk: Chunk, tree: TokenTree) -> Rows:
         slots = self.pool.allocate(chunk.count + len(tree))
-        return Rows(chunk.request, chunk.count, tree, chunk.complete, slots)
+        return Rows(chunk.request, chunk.count, tree, chunk.complete, chunk.request.to_score(chunk.count), slots)
 
     # -- what its outcome commits
 
@@ -142,28 +148,29 @@ class Scheduler:
         """Walk every tree; `sampled` [step.num_samples] holds the target's token after each sampling row."""
         commits, start = [], 0
         for rows in step.rows:
-            row_tokens = sampled[start : start + rows.num_samples]
+            commit = self._commit_rows(rows, sampled[start : start + rows.num_samples], start)
             start += rows.num_samples
-            commit = self._commit_rows(rows, row_tokens)
-            if rows.samples:
+            if rows.samples or rows.scored:
                 commits.append(commit)
             if rows.request.finish_reason is not None:
                 self._retire(rows.request)
         return commits
 
-    def _commit_rows(self, rows: Rows, sampled: Sequence[int]) -> Commit:
+    def _commit_rows(self, rows: Rows, sampled: Sequence[int], first_sample: int) -> Commit:
         request, tree = rows.request, rows.tree
         tokens = walk(tree, sampled) if rows.samples else []
         path = tree.follow(tokens)
         kept = rows.slots[: rows.count] + [rows.slots[rows.count + node - 1] for node in path]
         request.add_slots(kept)
+        request.num_scored = max(request.num_scored, rows.scored.stop)
         self.pool.release(set(rows.slots) - set(kept))
         self._reserved -= len(path)
         committed = request.extend(tokens)
         accepted = min(len(path), len(committed))
         if rows.samples:
             request.stats.count(tree.depths[1:], accepted)
-        return Commit(request, committed, accepted)
+        gave = [first_sample + node for node in (ROOT, *path)]
+        return Commit(request, committed, accepted, gave[: len(committed)], rows.scored)
 
     def cancel(self, step: Step) -> list[Request]:
         """The forward of `step` failed: end its requests, free their slots and the step's; return them."""

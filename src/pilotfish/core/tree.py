@@ -70,6 +70,10 @@ class TokenTree:
         path.reverse()
         return path
 
+    def path_tokens(self, node: int) -> list[int]:
+        """Tokens along `path`."""
+        return [self.tokens[n] for n in self.path(node)]
+
     def best(self, count: int) -> TokenTree:
         """The subtree of the `count` nodes of highest score, ties to the older node."""
         chosen = heapq.nsmallest(count, self.nodes(), key=lambda node: (-self.scores[node], node))

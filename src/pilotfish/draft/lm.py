@@ -15,7 +15,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import ROOT, TokenTree
 from pilotfish.model.runner import Runner, SequenceRows
-from pilotfish.model.sampling import RowSampling, filtered, perturbed_topk
+from pilotfish.model.sampling import RowSampling, edited_rows, filtered, perturbed_topk
 
 #: Rows of a prompt that one forward takes.
 CHUNK = 256
@@ -118,13 +118,13 @@ class LMDrafter:
         """Compute KV of committed tokens up to the last chunk, which `_grow` takes for its logits."""
         session = self._sessions[request.id]
         while len(request.tokens) - len(session.slots) > CHUNK:
-            self.runner.forward([self._committed_rows(request, session, CHUNK, sampled=False)])
+            self.runner.forward([self._committed_rows(request, session, CHUNK, kept=())])
 
-    def _committed_rows(self, request: Request, session: _Session, count: int, *, sampled: bool) -> SequenceRows:
+    def _committed_rows(self, request: Request, session: _Session, count: int, kept: Sequence[int]) -> SequenceRows:
         start = len(session.slots)
         session.slots = np.append(session.slots, np.array(self.pool.allocate(count), np.int32))
         tokens = request.tokens[start : start + count]
-        return SequenceRows(start, tokens, session.slots, session.tree, [], {}, sampled)
+        return SequenceRows(start, tokens, session.slots, session.tree, [], {}, kept)
 
     # -- growth
 
@@ -133,7 +133,7 @@ class LMDrafter:
         for request in requests:
             session = self._sessions[request.id]
             count = len(request.tokens) - len(session.slots)
-            rows.append(self._committed_rows(request, session, count, sampled=True))
+            rows.append(self._committed_rows(request, session, count, kept=[count - 1]))
         self._expand(requests, [[ROOT]] * len(requests), rows)
         for _ in range(self.shape.levels - 1):
             leaves = [self._best_leaves(request) for request in requests]
@@ -156,9 +156,7 @@ class LMDrafter:
     def _leaf_rows(self, request: Request, nodes: list[int]) -> SequenceRows:
         session = self._sessions[request.id]
         session.node_slots.update(zip(nodes, self.pool.allocate(len(nodes)), strict=True))
-        return SequenceRows(
-            len(session.slots), [], session.slots, session.tree, nodes, session.node_slots, sampled=False
-        )
+        return SequenceRows(len(session.slots), [], session.slots, session.tree, nodes, session.node_slots, kept=())
 
     def _expand(
         self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows]
@@ -177,13 +175,13 @@ class LMDrafter:
         self, logits: torch.Tensor, targets: Sequence[tuple[Request, int]]
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens and log-chances of the best children of each row. logits [rows, vocab]."""
-        logits = logits[:, : self.vocab_size]
+        rows = [self._row_sampling(request, node) for request, node in targets]
+        logits = edited_rows(logits[:, : self.vocab_size], rows)
         k = min(self.shape.children, self.vocab_size)
-        greedy = [request.params.greedy for request, _ in targets]
+        greedy = [row.params.greedy for row in rows]
         if all(greedy):
             chances, tokens = logits.log_softmax(dim=-1).topk(k, dim=-1)
             return tokens.tolist(), chances.tolist()
-        rows = [self._row_sampling(request, node) for request, node in targets]
         scores, tokens = perturbed_topk(filtered(logits, [row.params for row in rows]), rows, k)
         chances = (scores / self.NOISE_SCALE).log_softmax(dim=-1)
         if any(greedy):
@@ -193,5 +191,6 @@ class LMDrafter:
         return tokens.tolist(), chances.tolist()
 
     def _row_sampling(self, request: Request, node: int) -> RowSampling:
-        depth = self._sessions[request.id].tree.depths[node]
-        return RowSampling(request.params, request.seed, len(request.tokens) + depth)
+        """The target's own rules on the path to `node`: a draft that ignored them would guess what is never given."""
+        path = self._sessions[request.id].tree.path_tokens(node)
+        return RowSampling(request.params, request.seed, len(request.tokens) + len(path), request.edits(path))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.logit_rules import check_token_ids
+from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
@@ -36,6 +39,7 @@ class Delta:
     tokens: list[int]
     accepted: int  # the first `accepted` of `tokens` were guessed by the draft
     text: str
+    logprobs: Sequence[TokenLogprobs]  # of `tokens`, where the request asks for them
 
 
 class Sample:
@@ -48,6 +52,8 @@ class Sample:
         self.started = started
         self.ended: float | None = None
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of every prompt token but the first
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -116,21 +122,35 @@ class Engine:
 
     # -- requests
 
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        """Parameters of a request: those given, then those of the model's generation_config.json."""
+        return SamplingParams(**{**self.model.generation.defaults, **given})
+
     def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> list[Sample]:
         """Queue one prompt; its `params.n` samples. PromptError or ParameterError affect nothing else."""
         tokens = self.check_prompt(prompt)
-        limit = self.model.shape.context - len(tokens)
+        stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else self.model.generation.eos_ids
+        )
+        bad_sequences = self._sequences_of(params.bad_words)
+        check_token_ids(params, stop_ids, bad_sequences, self.model.shape.vocab_size)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        stop_ids = self.model.eos_ids | set(params.stop_token_ids)
+        room = self.model.shape.context - len(tokens)
         samples = []
         for index in range(params.n):
-            request = Request(self._next_id, tokens, params, sample_seed(seed, index), stop_ids, limit)
+            own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
+            request = Request(self._next_id, tokens, own, sample_seed(seed, index), stop_ids, room, bad_sequences)
             self.worker.scheduler.add(request)
             self._next_id += 1
-            sample = Sample(index, request, TextStream(self.tokenizer, params.stop), time.perf_counter())
-            self._samples[request.id] = sample
-            samples.append(sample)
+            text = TextStream(self.tokenizer, params.stop, params.min_tokens)
+            samples.append(Sample(index, request, text, time.perf_counter()))
+            self._samples[request.id] = samples[-1]
         return samples
+
+    def _sequences_of(self, words: Sequence[str]) -> list[list[int]]:
+        """Token ids of words as they stand at a text's beginning and after a space."""
+        texts = (text for word in words for text in (word, f" {word}"))
+        return [ids for text in texts if (ids := self.tokenizer.encode(text, add_special_tokens=False))]
 
     def check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt that can be served; PromptError or ParameterError otherwise."""
@@ -186,9 +206,12 @@ class Engine:
                 self.worker.abort(commit.request)
                 break
         sample.token_ids.extend(tokens)
+        logprobs = commit.logprobs[: len(tokens)]
+        sample.logprobs.extend(logprobs)
+        sample.prompt_logprobs.extend(commit.prompt_logprobs)
         if reason is not None:
             self._finish(sample, reason)
-        return Delta(sample, tokens, min(commit.accepted, len(tokens)), sample.stream.take())
+        return Delta(sample, tokens, min(commit.accepted, len(tokens)), sample.stream.take(), logprobs)
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.stream.finish()

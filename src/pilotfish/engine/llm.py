@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotfish.config import EngineConfig
+from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.errors import ParameterError
@@ -25,6 +26,7 @@ class Completion:
     finish_reason: str  # stop, length or abort
     seed: int
     stats: dict[str, float]
+    logprobs: list[TokenLogprobs] | None  # one a token, where `SamplingParams.logprobs` asks for them
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class RequestOutput:
 
     prompt_token_ids: list[int]
     outputs: list[Completion]
+    prompt_logprobs: list[TokenLogprobs] | None  # of every prompt token but the first, where asked for
 
 
 class LLM:
@@ -51,13 +54,14 @@ class LLM:
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Run all prompts, batched, to their end. `params`: one for all, or one for each prompt.
+        """Run all prompts, batched, to their end. `params`: one for all, or one for each prompt; None takes
+        what the model's generation_config.json says.
 
         A prompt is text or token ids. An input that cannot be served raises a ValueError subclass before
         anything runs. An error in a step, or an interrupt, ends all requests of the call.
         """
         batch = _prompt_list(prompts)
-        each = _params_list(params, len(batch))
+        each = _params_list(self.engine.sampling_params() if params is None else params, len(batch))
         for prompt in batch:
             self.engine.check_prompt(prompt)
         try:
@@ -67,7 +71,7 @@ class LLM:
         except BaseException:  # an interrupt too: the next call finds an idle engine
             self.engine.abort_all()
             raise
-        return [_output(samples) for samples in submitted]
+        return [request_output(samples) for samples in submitted]
 
 
 def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
@@ -77,21 +81,22 @@ def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     return [batch] if batch and all(isinstance(p, int) for p in batch) else batch
 
 
-def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+def _params_list(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if len(params) != count:
         raise ParameterError("params", len(params), f"one for all, or one for each of {count} prompts")
     return list(params)
 
 
-def _output(samples: Sequence[Sample]) -> RequestOutput:
+def request_output(samples: Sequence[Sample]) -> RequestOutput:
+    """The record of a prompt's finished samples."""
     first = samples[0].request
-    return RequestOutput(first.tokens[: first.num_prompt_tokens], [completion(s) for s in samples])
+    prompt_logprobs = None if first.params.prompt_logprobs is None else samples[0].prompt_logprobs
+    return RequestOutput(first.tokens[: first.num_prompt_tokens], [_completion(s) for s in samples], prompt_logprobs)
 
 
-def completion(sample: Sample) -> Completion:
-    """The record of a finished sample."""
+def _completion(sample: Sample) -> Completion:
     return Completion(
         index=sample.index,
         token_ids=sample.token_ids,
@@ -99,4 +104,5 @@ def completion(sample: Sample) -> Completion:
         finish_reason=str(sample.finish_reason),
         seed=sample.request.seed,
         stats=sample.stats(),
+        logprobs=None if sample.request.params.logprobs is None else sample.logprobs,
     )

@@ -17,11 +17,13 @@ class TextStream:
     safe     print("a")\\n               `take` gives it up to where a stop string may have begun
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Any, stops: Sequence[str], min_tokens: int = 0) -> None:
+        """A stop string that one of the first `min_tokens` tokens completes does not count."""
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._pending: list[int] = []  # ids whose bytes do not end on a character yet
         self._stops = tuple(stops)
+        self._forced = min_tokens  # tokens to come that end nothing
         self._taken = 0
         self.text = ""
         self.stopped = False
@@ -30,6 +32,7 @@ class TextStream:
         """Decode one more token; True when that completes a stop string, which is cut off `text`."""
         piece = self._stream.step(self._tokenizer.backend_tokenizer, token)
         self._pending.append(token)
+        self._forced -= 1
         if not piece:
             return False
         self._pending.clear()
@@ -37,8 +40,11 @@ class TextStream:
         return self._cut(before)
 
     def _cut(self, before: int) -> bool:
-        longest = max(map(len, self._stops), default=0)
-        found = [at for stop in self._stops if (at := self.text.find(stop, max(0, before - longest + 1))) >= 0]
+        """End the text at the first stop string that was completed after its first `before` characters."""
+        if self._forced >= 0:
+            return False
+        starts = (self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops)
+        found = [start for start in starts if start >= 0]
         if found:
             self.text, self.stopped = self.text[: min(found)], True
         return self.stopped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pilotfish.model import (
     attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
     native,
 )
+from pilotfish.model.generation_config import GenerationConfig, read_generation_config
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,7 +36,7 @@ class ModelShape:
 class LoadedModel:
     module: torch.nn.Module
     shape: ModelShape
-    eos_ids: frozenset[int]
+    generation: GenerationConfig
     num_parameters: int
     dtype: torch.dtype
     device: torch.device
@@ -47,13 +47,14 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eag
     """Load weights for inference. ModelError for what is missing, corrupt or not supported."""
     config = load_config(directory)
     shape = _shape(config, directory)
+    generation = read_generation_config(directory, config.eos_token_id)
     config._attn_implementation = "pilotfish"
     module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
     parameters = sum(p.numel() for p in module.parameters())
     use_native = not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
     if use_native:
         native.use_kernels(module)
-    return LoadedModel(module, shape, _eos_ids(config, directory), parameters, dtype, device, use_native)
+    return LoadedModel(module, shape, generation, parameters, dtype, device, use_native)
 
 
 def load_config(directory: Path) -> Any:
@@ -121,19 +122,6 @@ def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.
     if missing:
         raise ModelError(f"model: {directory} lacks {len(missing)} tensors of its architecture, {missing[0]} first")
     return module  # type: ignore[no-any-return]
-
-
-def _eos_ids(config: Any, directory: Path) -> frozenset[int]:
-    path = directory / "generation_config.json"
-    try:
-        value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"model: {path} cannot be read: {_one_line(error)}") from error
-    if value is None:
-        value = config.eos_token_id
-    if value is None:
-        return frozenset()
-    return frozenset(value if isinstance(value, list) else [value])
 
 
 def load_tokenizer(directory: Path) -> Any:

@@ -34,7 +34,7 @@ class SequenceRows:
     tree: TokenTree
     nodes: Sequence[int]  # nodes that get a row, each after its ancestors
     node_slots: dict[int, int]  # slot of every node on a path to one of `nodes`
-    sampled: bool  # whether the last committed row's logits are wanted; those of nodes always are
+    kept: Sequence[int]  # offsets in `tokens`, ascending, of rows whose logits are wanted; those of nodes always are
 
     @property
     def num_rows(self) -> int:
@@ -55,8 +55,8 @@ class Runner:
         self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
 
     def forward(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
-        """Write KV and return logits, float32 [sampled rows, vocab]: of each sequence in order the last
-        committed row (if `sampled`), then its nodes."""
+        """Write KV and return logits, float32 [kept rows, vocab]: of each sequence in order the committed rows
+        in `kept`, then its nodes."""
         return self.run(self.prepare(sequences))
 
     def prepare(self, sequences: Sequence[SequenceRows]) -> Batch:
@@ -112,8 +112,8 @@ class Batch:
             positions[chunk] = np.arange(s.start, trunk)
             owners[row : row + s.num_rows] = i
             trunks[row : row + s.num_rows] = trunk
+            keep.extend(row + offset for offset in s.kept)
             row += len(s.tokens)
-            keep.extend([row - 1] if s.sampled else [])
             for node in s.nodes:
                 path = s.tree.path(node)
                 ids[row], slots[row] = s.tree.tokens[node], s.node_slots[node]

@@ -1,7 +1,7 @@
 """Shared-noise sampling on tensors (design: y = argmax(l + g), core/noise.py for g).
 
-Order of filters: softmax(logits / T), min-p, top-k, top-p, as vLLM has it. All in
-float64 and row by row, so that a row's token does not depend on the rows beside it.
+Order: bias, penalties and exclusions (`logit_edits`), softmax(logits / T), min-p, top-k, top-p, as vLLM has it.
+All in float64 and row by row, so that a row's token does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.model import native
+from pilotfish.model.logit_edits import edited
 
 #: Below it logits / T would swallow the noise, then overflow; the arg max has all the mass long before.
 MIN_TEMPERATURE = 1e-12
@@ -21,15 +23,18 @@ MIN_TEMPERATURE = 1e-12
 
 @dataclass(frozen=True)
 class RowSampling:
-    """How one row's token is drawn: the request's parameters and seed, the index of the token."""
+    """How one row's token is drawn: the request's parameters and seed, the index of the token, and what its path
+    does to the logits."""
 
     params: SamplingParams
     seed: int
     position: int  # index in the sequence, prompt included, of the token that the row gives
+    edits: LogitEdits | None = None
 
 
 def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     """The target's token after each row. logits float32 or float64 [rows, vocab]."""
+    logits = edited_rows(logits, rows)
     if all(row.params.greedy for row in rows):
         return greedy(logits).tolist()
     scores = filtered(logits, [row.params for row in rows])
@@ -39,6 +44,11 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
         best = greedy(logits).tolist()
         chosen = [b if row.params.greedy else c for row, b, c in zip(rows, best, chosen, strict=True)]
     return chosen
+
+
+def edited_rows(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
+    """`logit_edits.edited` with each row's own edits."""
+    return edited(logits, [row.edits for row in rows], [row.params for row in rows])
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+
+import torch
 
 from pilotfish.core.drafter import Drafter
 from pilotfish.core.request import Request
 from pilotfish.core.scheduler import Commit, Rows, Scheduler, Step
+from pilotfish.core.tree import ROOT
+from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.runner import Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling, sample
 from pilotfish.target.guard import GuardedDrafter
@@ -62,13 +66,14 @@ class TargetWorker:
             prepared = self._clock()
             logits = self.runner.run(batch)
             computed = self._clock()
-            sampled = sample(logits, _row_sampling(step)) if step.num_samples else []
+            kept = KeptRows.of(step)
+            sampled = sample(kept.sampling_logits(logits), _row_sampling(step)) if step.num_samples else []
         except BaseException:  # an interrupt too
             for request in self.scheduler.cancel(step):
                 self.drafter.close(request)
             raise
         verified = self._clock()
-        commits = self.scheduler.commit(step, sampled)
+        commits = [_with_logprobs(c, logits, kept) for c in self.scheduler.commit(step, sampled)]
         for commit in commits:
             self._tell_drafter(commit)
         self.times.steps += 1
@@ -87,10 +92,51 @@ class TargetWorker:
             self.drafter.close(request)
 
     def _tell_drafter(self, commit: Commit) -> None:
+        if not commit.tokens:  # only prompt tokens were scored
+            return
         if commit.request.finish_reason is None:
             self.drafter.commit(commit.request, commit.tokens)
         else:
             self.drafter.close(commit.request)
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Which of a forward's rows of logits sample, and which score prompt tokens."""
+
+    sampling: list[int]
+    scoring: dict[int, range]  # by request id, where there are any
+
+    @classmethod
+    def of(cls, step: Step) -> KeptRows:
+        sampling: list[int] = []
+        scoring: dict[int, range] = {}
+        row = 0
+        for rows in step.rows:
+            if rows.scored:
+                scoring[rows.request.id] = range(row, row + len(rows.scored))
+                row += len(rows.scored)
+            sampling.extend(range(row, row + rows.num_samples))
+            row += rows.num_samples
+        return cls(sampling, scoring)
+
+    def sampling_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """[sampling rows, vocab] of [kept rows, vocab]."""
+        return logits[self.sampling] if self.scoring else logits
+
+
+def _with_logprobs(commit: Commit, logits: torch.Tensor, kept: KeptRows) -> Commit:
+    """The commit with the log-probabilities that its request asks for."""
+    request, params = commit.request, commit.request.params
+    if params.logprobs is not None and commit.tokens:
+        rows = [kept.sampling[row] for row in commit.sampled_rows]
+        commit = replace(commit, logprobs=token_logprobs(logits[rows], commit.tokens, params.logprobs))
+    if commit.scored:
+        assert params.prompt_logprobs is not None  # or nothing would be scored
+        tokens = [request.tokens[index + 1] for index in commit.scored]
+        scoring = logits[list(kept.scoring[request.id])]
+        commit = replace(commit, prompt_logprobs=token_logprobs(scoring, tokens, params.prompt_logprobs))
+    return commit
 
 
 def _sequence_rows(rows: Rows) -> SequenceRows:
@@ -105,15 +151,15 @@ def _sequence_rows(rows: Rows) -> SequenceRows:
         tree=rows.tree,
         nodes=nodes,
         node_slots=dict(zip(nodes, rows.slots[rows.count :], strict=True)),
-        sampled=rows.samples,
+        kept=[*(index - start for index in rows.scored), *([rows.count - 1] if rows.samples else [])],
     )
 
 
 def _row_sampling(step: Step) -> list[RowSampling]:
-    """For each sampling row the index of the token it gives: one past the row's own."""
-    return [
-        RowSampling(rows.request.params, rows.request.seed, len(rows.request.tokens) + depth)
-        for rows in step.rows
-        if rows.samples
-        for depth in rows.tree.depths
-    ]
+    """How each sampling row's token is drawn: its index is one past the row's own."""
+    return [_node_sampling(rows, node) for rows in step.rows if rows.samples for node in (ROOT, *rows.tree.nodes())]
+
+
+def _node_sampling(rows: Rows, node: int) -> RowSampling:
+    request, path = rows.request, rows.tree.path_tokens(node)
+    return RowSampling(request.params, request.seed, len(request.tokens) + len(path), request.edits(path))

@@ -1,0 +1,99 @@
+"""What parameters do to logits depends on the row's own path, and on nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.core.logit_rules import LogitRules, check_token_ids
+from pilotfish.core.request import Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.errors import ParameterError
+
+VOCAB = 6
+TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=8)
+NO_STOPS: frozenset[int] = frozenset()
+
+
+def rules(prompt: list[int], stop_ids: frozenset[int] = NO_STOPS, bad: Any = (), **params: Any) -> LogitRules:
+    found = LogitRules.of(SamplingParams(**params), prompt, stop_ids, bad)
+    assert found is not None
+    return found
+
+
+@given(prompt=TOKENS, output=TOKENS, path=TOKENS)
+def test_counts_are_those_of_output_and_path(prompt: list[int], output: list[int], path: list[int]) -> None:
+    own = rules(prompt, repetition_penalty=1.5)
+    own.extend(output)
+    edits = own.edits(path)
+    counted = dict(zip(edits.seen.tolist(), edits.counts.tolist(), strict=True))
+    assert counted == {t: (output + path).count(t) for t in {*prompt, *output, *path}}
+    assert own.edits([]).counts.sum() == len(output)  # the path has left no trace
+
+
+@given(prompt=TOKENS, output=TOKENS, path=TOKENS, bad=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
+def test_a_bad_sequence_is_never_completed(
+    prompt: list[int], output: list[int], path: list[int], bad: list[list[int]]
+) -> None:
+    found = LogitRules.of(SamplingParams(), prompt, NO_STOPS, bad)
+    if found is None:
+        assert not bad
+        return
+    found.extend(output)
+    history = prompt + output + path
+    expected = {s[-1] for s in bad if [*history, s[-1]][-len(s) :] == s}
+    assert set(found.edits(path).excluded.tolist()) == expected
+
+
+@pytest.mark.parametrize(("output", "path", "excluded"), [(0, 0, True), (1, 1, True), (2, 1, False), (0, 3, False)])
+def test_nothing_ends_an_output_before_min_tokens(output: int, path: int, excluded: bool) -> None:
+    own = rules([1, 2], frozenset({5, 4}), min_tokens=3)
+    own.extend([0] * output)
+    assert own.edits([0] * path).excluded.tolist() == ([4, 5] if excluded else [])
+
+
+def test_idle_parameters_need_no_rules() -> None:
+    for params in ({}, {"temperature": 0.0, "top_k": 3}, {"min_tokens": 4}, {"logprobs": 3}):
+        assert LogitRules.of(SamplingParams(**params), [1], NO_STOPS) is None
+
+
+def test_a_request_extends_its_rules_by_what_it_commits() -> None:
+    request = Request(0, [1], SamplingParams(presence_penalty=1.0, max_tokens=2), 0, NO_STOPS, 100)
+    request.extend([3, 3, 3])  # the third is beyond max_tokens
+    edits = request.edits([])
+    assert edits is not None
+    assert dict(zip(edits.seen.tolist(), edits.counts.tolist(), strict=True)) == {1: 0, 3: 2}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit_bias", {6: 1.0}),
+        ("allowed_token_ids", (6,)),
+        ("bad_token_ids", (7,)),
+        ("stop_token_ids", (6,)),
+        ("allowed_token_ids", ()),
+        ("bad_token_ids", tuple(range(6))),
+    ],
+)
+def test_impossible_token_ids_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=field):
+        check_token_ids(SamplingParams(**{field: value}), NO_STOPS, (), VOCAB)
+
+
+def test_rules_that_could_leave_nothing_are_refused() -> None:
+    with pytest.raises(ParameterError, match="allowed_token_ids"):
+        check_token_ids(SamplingParams(allowed_token_ids=(5, 3), min_tokens=2), frozenset({5}), [[1, 3]], VOCAB)
+    check_token_ids(SamplingParams(allowed_token_ids=(5, 3), min_tokens=2), frozenset({5}), [], VOCAB)
+    check_token_ids(SamplingParams(allowed_token_ids=(5, 3)), frozenset({5, 3}), [], VOCAB)
+
+
+def test_bias_keeps_its_pairs() -> None:
+    edits = rules([1], logit_bias={3: -1.5, 0: 2.0}).edits([])
+    np.testing.assert_array_equal(edits.biased, [3, 0])
+    np.testing.assert_array_equal(edits.biases, [-1.5, 2.0])
+    assert edits.allowed is None

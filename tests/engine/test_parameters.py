@@ -1,0 +1,174 @@
+"""Sampling parameters through the whole engine, with speculation off and on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
+
+from pilotfish import LLM
+from pilotfish.core.request import FinishReason
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine, Sample
+from pilotfish.errors import ModelError, ParameterError
+
+
+def params(max_tokens: int = 30, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
+
+
+@pytest.fixture(scope="module")
+def off(llama: Path) -> Engine:
+    return make_engine(llama)
+
+
+@pytest.fixture(params=["off", "lm", "random"])
+def engine(request: pytest.FixtureRequest, llama: Path, draft: Path, off: Engine) -> Engine:
+    if request.param == "off":
+        return off
+    if request.param == "random":
+        return make_engine(llama, RandomDrafter(VOCAB))
+    return make_engine(llama, draft=draft, mode="sync", drafter="lm")
+
+
+def finish(engine: Engine, prompt: str, p: SamplingParams) -> Sample:
+    sample = engine.submit(prompt, p)[0]
+    while engine.busy:
+        engine.step()
+    assert_idle(engine)
+    return sample
+
+
+def with_eos(llama: Path, directory: Path, **fields: Any) -> Path:
+    copy = shutil.copytree(llama, directory / "model")
+    (copy / "generation_config.json").write_text(json.dumps(fields))
+    return copy
+
+
+def test_min_tokens_holds_back_every_end(engine: Engine, off: Engine) -> None:
+    """Each token but one in twenty would end it: it ends as soon as it may."""
+    stops = tuple(range(0, VOCAB, 40))
+    text_stop = ("e", " ", "\n")
+    for least in (0, 5, 20):
+        sample = finish(engine, SNIPPETS[0], params(60, min_tokens=least, stop_token_ids=stops, stop=text_stop))
+        assert len(sample.token_ids) > least or sample.finish_reason is FinishReason.LENGTH
+        assert not set(sample.token_ids[:least]) & set(stops)
+        assert sample.token_ids == finish(off, SNIPPETS[0], sample.request.params).token_ids
+
+
+def test_a_stop_string_within_min_tokens_stays_in_the_text(off: Engine) -> None:
+    plain = [(snippet, finish(off, snippet, params(40))) for snippet in SNIPPETS]
+    snippet, sample = next((s, sample) for s, sample in plain if sample.text[:2].isascii())
+    stop, least = sample.text[0], 3
+    early = off.tokenizer.decode(sample.token_ids[:least])
+    stopped = finish(off, snippet, params(40, stop=(stop,), min_tokens=least))
+    assert stopped.text.startswith(early)
+    assert stopped.text == early + sample.text[len(early) :].split(stop)[0]
+
+
+def test_ignore_eos_goes_on(llama: Path, off: Engine, tmp_path: Path) -> None:
+    (plain,) = run(off, [SNIPPETS[1]], [params()])
+    ending = make_engine(with_eos(llama, tmp_path, eos_token_id=plain[6]))
+    assert run(ending, [SNIPPETS[1]], [params()]) == [plain[: plain.index(plain[6]) + 1]]
+    assert run(ending, [SNIPPETS[1]], [params(ignore_eos=True)]) == [plain]
+    own_stop = params(ignore_eos=True, stop_token_ids=(plain[9],))
+    assert run(ending, [SNIPPETS[1]], [own_stop]) == [plain[: plain.index(plain[9]) + 1]]
+
+
+def test_allowed_and_bad_tokens(engine: Engine) -> None:
+    allowed = tuple(range(60, 90))
+    sample = finish(engine, SNIPPETS[2], params(allowed_token_ids=allowed, bad_token_ids=(70, 71)))
+    assert set(sample.token_ids) <= set(allowed) - {70, 71}
+    assert len(set(sample.token_ids)) > 3
+
+
+def test_a_bad_word_is_never_written(engine: Engine, off: Engine) -> None:
+    """A word of several tokens that the plain output holds."""
+    plain = finish(off, SNIPPETS[0], params(40))
+    word = next(
+        text
+        for i in range(30)
+        for text in [off.tokenizer.decode(plain.token_ids[i : i + 3])]
+        if off.tokenizer.encode(text) == plain.token_ids[i : i + 3]
+    )
+    sample = finish(engine, SNIPPETS[0], params(40, bad_words=(word,)))
+    ids = off.tokenizer.encode(word)
+    assert len(ids) == 3
+    assert all(sample.token_ids[i : i + 3] != ids for i in range(40))
+    assert sample.token_ids[:3] == plain.token_ids[:3] or plain.token_ids[:3] == ids
+
+
+def test_a_frequency_penalty_repeats_less(engine: Engine) -> None:
+    def distinct(**fields: Any) -> int:
+        return len(set(finish(engine, SNIPPETS[3], params(40, temperature=0.0, **fields)).token_ids))
+
+    assert distinct(frequency_penalty=2.0, repetition_penalty=2.0) > distinct()
+    kept_to = finish(engine, SNIPPETS[3], params(40, temperature=0.0, repetition_penalty=0.01))
+    assert set(kept_to.token_ids) <= set(engine.tokenizer.encode(SNIPPETS[3]))
+
+
+def test_logprobs_do_not_depend_on_the_draft(engine: Engine, off: Engine) -> None:
+    asked = params(logprobs=4, prompt_logprobs=1, repetition_penalty=1.2)
+    one, other = (finish(e, SNIPPETS[2], asked) for e in (off, engine))
+    assert one.logprobs == other.logprobs
+    assert one.prompt_logprobs == other.prompt_logprobs
+    assert len(one.logprobs) == len(one.token_ids)
+    assert len(one.prompt_logprobs) == one.request.num_prompt_tokens - 1
+
+
+def test_logprobs_end_with_the_output(engine: Engine, off: Engine) -> None:
+    plain = finish(off, SNIPPETS[1], params())
+    sample = finish(engine, SNIPPETS[1], params(logprobs=0, stop_token_ids=(plain.token_ids[5],)))
+    assert [entry.token for entry in sample.logprobs] == sample.token_ids
+    assert all(entry.top == () for entry in sample.logprobs)
+
+
+def test_the_offline_interface_reports_logprobs_where_asked(llama: Path) -> None:
+    llm = LLM(llama, dtype="float32", threads=1)
+    plain, asked = llm.generate(SNIPPETS[:2], [params(4), params(4, logprobs=1, prompt_logprobs=0, n=2)])
+    assert plain.prompt_logprobs is None
+    assert plain.outputs[0].logprobs is None
+    assert asked.prompt_logprobs is not None
+    assert [len(output.logprobs or ()) for output in asked.outputs] == [4, 4]
+
+
+def test_what_the_model_asks_for_is_the_default(llama: Path, tmp_path: Path) -> None:
+    defaults = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "max_new_tokens": 9, "do_sample": True}
+    llm = LLM(with_eos(llama, tmp_path, **defaults), dtype="float32", threads=1)
+    own = llm.engine.sampling_params(top_p=0.5, seed=1)
+    assert (own.temperature, own.top_p, own.repetition_penalty, own.max_tokens) == (0.6, 0.5, 1.05, 9)
+    assert len(llm.generate(SNIPPETS[0])[0].outputs[0].token_ids) == 9
+
+
+@pytest.mark.parametrize("fields", [{"temperature": -1}, {"top_p": "much"}, {"repetition_penalty": 0}])
+def test_impossible_defaults_are_refused_at_load(llama: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"generation_config.json: "):
+        make_engine(with_eos(llama, tmp_path, **fields))
+
+
+def test_defaults_without_a_counterpart_are_named(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_engine(with_eos(llama, tmp_path, typical_p=0.9, num_beams=1))
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
+        "typical_p 0.9 is not supported and has no effect"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit_bias", {VOCAB: 1.0}),
+        ("allowed_token_ids", ()),
+        ("bad_token_ids", (VOCAB,)),
+        ("stop_token_ids", (VOCAB,)),
+    ],
+)
+def test_ids_outside_the_vocabulary_are_refused(off: Engine, field: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=field):
+        off.submit(SNIPPETS[0], params(**{field: value}))
+    assert_idle(off)

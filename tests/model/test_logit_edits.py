@@ -1,0 +1,128 @@
+"""Edits of logits against plain loops and against transformers' own processors; log-probabilities against torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from pilotfish.core.request import Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.model.logit_edits import edited
+from pilotfish.model.logprobs import token_logprobs
+
+VOCAB = 12
+STOPS = frozenset({11, 7})
+BAD = [[4], [2, 3], [1, 2, 5]]
+
+PARAMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "repetition_penalty": st.sampled_from([0.5, 1.3]),
+        "presence_penalty": st.sampled_from([-1.0, 0.7]),
+        "frequency_penalty": st.sampled_from([-0.5, 0.4]),
+        "logit_bias": st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-5, 5), max_size=4),
+        "allowed_token_ids": st.sets(st.integers(0, VOCAB - 1), min_size=1).map(tuple),
+        "bad_token_ids": st.sets(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
+        "min_tokens": st.integers(0, 4),
+    },
+)
+HISTORY = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
+
+
+def request_of(params: dict[str, Any], prompt: list[int], output: list[int], bad: Any = BAD) -> Request:
+    request = Request(0, prompt, SamplingParams(**params), 0, STOPS, 100, bad)
+    if request.rules is not None:
+        request.rules.extend(output)
+    request.tokens += output
+    return request
+
+
+def loops(logits: np.ndarray, request: Request, path: list[int], bad: Any = BAD) -> np.ndarray:
+    """The documented order, one token after the other."""
+    p, history = request.params, request.tokens + path
+    output = history[request.num_prompt_tokens :]
+    result = []
+    for token, z in enumerate(logits.astype(np.float64)):
+        if p.allowed_token_ids is not None and token not in p.allowed_token_ids:
+            z = -np.inf
+        z += p.logit_bias.get(token, 0.0)
+        if token in history:
+            z = z / p.repetition_penalty if z > 0 else z * p.repetition_penalty
+        z -= p.frequency_penalty * output.count(token)
+        z -= p.presence_penalty * (token in output)
+        ends = token in STOPS and len(output) < p.min_tokens
+        completes = any([*history, token][-len(s) :] == s for s in bad)
+        result.append(-np.inf if token in p.bad_token_ids or ends or completes else z)
+    return np.array(result)
+
+
+@given(rows=st.lists(st.tuples(PARAMS, HISTORY, HISTORY, HISTORY), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_edits_are_the_documented_ones_row_by_row(rows: list[Any], seed: int) -> None:
+    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed))
+    requests = [request_of(params, prompt, output) for params, prompt, output, _ in rows]
+    edits = [request.edits(path) for request, (*_, path) in zip(requests, rows, strict=True)]
+    got = edited(logits, edits, [r.params for r in requests])
+    for i, (request, (*_, path)) in enumerate(zip(requests, rows, strict=True)):
+        np.testing.assert_allclose(got[i].numpy(), loops(logits[i].numpy(), request, path), rtol=1e-12, atol=1e-12)
+
+
+def test_rows_without_rules_keep_their_logits() -> None:
+    logits = torch.randn(2, VOCAB)
+    plain, biased = (
+        request_of({}, [1], [], bad=()),
+        request_of({"logit_bias": {3: 1.0}}, [1], [], bad=()),
+    )
+    assert edited(logits, [plain.edits([])] * 2, [plain.params] * 2) is logits
+    mixed = edited(logits, [plain.edits([]), biased.edits([])], [plain.params, biased.params])
+    assert torch.equal(mixed[0], logits[0].double())
+    assert mixed[1, 3] == logits[1, 3].double() + 1.0
+
+
+def test_a_smaller_vocabulary_skips_foreign_ids() -> None:
+    """A draft may cover a part of the target's vocabulary."""
+    params = {"logit_bias": {11: 5.0, 1: 1.0}, "allowed_token_ids": (1, 9, 11), "repetition_penalty": 2.0}
+    request = request_of(params, [9, 1], [])
+    whole, part = torch.randn(1, VOCAB), None
+    part = edited(whole[:, :8], [request.edits([])], [request.params])
+    assert torch.equal(part, edited(whole, [request.edits([])], [request.params])[:, :8])
+
+
+PROCESSORS: list[tuple[dict[str, Any], Any, LogitsProcessor]] = [
+    ({"repetition_penalty": 1.7}, (), RepetitionPenaltyLogitsProcessor(1.7)),
+    ({"logit_bias": {3: 2.5, 8: -1.0}}, (), SequenceBiasLogitsProcessor([[[3], 2.5], [[8], -1.0]])),
+    ({}, BAD, NoBadWordsLogitsProcessor(BAD, eos_token_id=None)),
+    ({"min_tokens": 3}, (), MinNewTokensLengthLogitsProcessor(3, 3, sorted(STOPS))),
+]
+
+
+@pytest.mark.parametrize(("params", "bad", "processor"), PROCESSORS, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("output", [[], [1, 2], [2, 2, 9, 1]])
+def test_edits_are_those_of_transformers(params: Any, bad: Any, processor: Any, output: list[int]) -> None:
+    request = request_of(params, [1, 8, 2], output, bad)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    want = processor(torch.tensor([request.tokens]), logits.clone())
+    torch.testing.assert_close(edited(logits, [request.edits([])], [request.params]).float(), want.float())
+
+
+def test_logprobs_are_log_softmax_with_ranks_and_the_likeliest() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [5.0, -1.0, 0.0, 1.0]])
+    first, second = token_logprobs(logits, [2, 0], 3)
+    want = logits.double().log_softmax(-1)
+    assert (first.token, first.rank, second.rank) == (2, 3, 1)
+    assert [token for token, _ in first.top] == [1, 3, 2]  # ties by id
+    assert [token for token, _ in second.top] == [0, 3, 2]
+    assert first.logprob == pytest.approx(want[0, 2].item(), abs=1e-12)
+    assert dict(second.top)[3] == pytest.approx(want[1, 3].item(), abs=1e-12)
+    assert token_logprobs(logits, [1, 1], 0)[0].top == ()
