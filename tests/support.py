@@ -150,7 +150,7 @@ def assert_idle(engine: Engine) -> None:
     """Every slot of the target's pool, and of an LM draft's, is free."""
     scheduler = engine.worker.scheduler
     scheduler.check()
-    assert not engine.busy and not engine._samples and not scheduler._reserved
+    assert not engine.busy and not engine._samples
     assert scheduler.pool.num_free == scheduler.pool.capacity
     for drafter in getattr(engine.drafter, "drafters", [engine.drafter]):
         if hasattr(drafter, "pool"):

@@ -51,9 +51,10 @@ def guess(request: Request, rng: np.random.Generator, nodes: int) -> TokenTree:
 
 def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
     """One step as the worker takes it, its promises checked on the way."""
-    chunks = scheduler.plan()
-    trees = [guess(chunk.request, rng, nodes) for chunk in chunks if chunk.complete]
-    step = scheduler.schedule(chunks, trees)
+    plan = scheduler.plan()
+    assert all(r.stats.preemptions == 1 and r.num_computed == 0 for r in plan.preempted)
+    trees = [guess(chunk.request, rng, nodes) for chunk in plan.chunks if chunk.complete]
+    step = scheduler.schedule(plan.chunks, trees)
     assert step.num_rows <= scheduler.max_rows
     assert [rows.request for rows in step.rows] == scheduler.running
     assert all(rows.count >= 1 for rows in step.rows)
@@ -102,11 +103,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(nodes=st.integers(0, 20))
     def step(self, nodes: int) -> None:
         if self.scheduler.busy:
-            waiting = list(self.scheduler.waiting)
             taken = advance(self.scheduler, self.rng, nodes)
             assert taken.rows, "something waits and nothing runs"
-            admitted = len(waiting) - len(self.scheduler.waiting)
-            assert list(self.scheduler.waiting) == waiting[admitted:]  # in order of arrival
+            waiting = [r.id for r in self.scheduler.waiting]
+            assert waiting == sorted(waiting)  # in order of arrival
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -115,7 +115,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduler.check()
             assert len(scheduler.running) <= scheduler.max_requests
             alive = [r for r in self.requests if r.finish_reason is None]
-            assert scheduler.running + list(scheduler.waiting) == alive
+            assert sorted([*scheduler.running, *scheduler.waiting], key=lambda r: r.id) == alive
+            assert all(r.stats.preemptions <= 1 for r in alive)
             assert all(0 <= r.num_computed < len(r.tokens) for r in scheduler.running)
 
     def teardown(self) -> None:
@@ -129,7 +130,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.pool.num_free == self.scheduler.pool.capacity
         for request in self.requests:
             self.assert_output(request)
-        self.assert_nothing_reserved()
+        self.assert_nothing_is_claimed()
 
     def assert_output(self, request: Request) -> None:
         expected = alone(request)
@@ -140,11 +141,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             stop = FinishReason.STOP if expected[-1] == STOP else FinishReason.LENGTH
             assert request.finish_reason is stop
 
-    def assert_nothing_reserved(self) -> None:
+    def assert_nothing_is_claimed(self) -> None:
         """A request that needs the whole pool is admitted at once."""
         whole = new_request(0, self.scheduler.pool.capacity - 1, 1)
         self.scheduler.add(whole)
-        assert [chunk.request for chunk in self.scheduler.plan()] == [whole]
+        assert [chunk.request for chunk in self.scheduler.plan().chunks] == [whole]
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -177,21 +178,53 @@ def test_rows_left_over_go_to_the_older_request() -> None:
     scheduler = Scheduler(SlotPool(100), max_rows=10, max_requests=4)
     for i in range(3):
         scheduler.add(new_request(i, 20, 2))
-    assert [chunk.count for chunk in scheduler.plan()] == [8, 1, 1]
+    assert [chunk.count for chunk in scheduler.plan().chunks] == [8, 1, 1]
 
 
-def test_trees_take_only_slots_that_nobody_has_reserved() -> None:
-    """Two requests that fill the pool run to their end without a node."""
+def test_trees_never_make_a_request_give_way() -> None:
+    """Two requests that fill the pool run to their end beside trees that would fill it as well."""
     scheduler = Scheduler(SlotPool(20), max_rows=64, max_requests=2)
     requests = [new_request(i, 4, 6) for i in (1, 2)]
     for request in requests:
         scheduler.add(request)
     rng = np.random.default_rng(1)
-    step = advance(scheduler, rng, 30)
-    assert [len(rows.tree) for rows in step.rows] == [0, 0]
     while scheduler.busy:
         advance(scheduler, rng, 30)
     assert all(request.output == alone(request) for request in requests)
+    assert not any(request.stats.preemptions for request in requests)
+
+
+def test_the_youngest_gives_way_once_and_starts_again() -> None:
+    """Four requests are admitted on their prompts; the pool holds less than two of them in full."""
+    pool = SlotPool(380)
+    scheduler = Scheduler(pool, max_rows=64, max_requests=8)
+    requests = [Request(i, [i] * 20, SamplingParams(max_tokens=230), i, frozenset(), 1000) for i in range(4)]
+    for request in requests:
+        scheduler.add(request)
+    rng = np.random.default_rng(0)
+    advance(scheduler, rng, 0)
+    assert len(scheduler.running) == 4
+    twins = [Request(i, [i] * 20, SamplingParams(max_tokens=230), i, frozenset(), 1000) for i in range(4)]
+    while scheduler.busy:
+        advance(scheduler, rng, 4)
+        scheduler.check()
+    for twin in twins:
+        while twin.finish_reason is None:
+            twin.extend([next_token(twin, [])])
+    assert [r.output for r in requests] == [t.output for t in twins]
+    assert requests[0].stats.preemptions == 0
+    assert [r.stats.preemptions for r in requests[2:]] == [1, 1]
+    assert pool.num_free == pool.capacity
+
+
+def test_prompt_tokens_are_scored_once_however_often_they_are_computed() -> None:
+    request = Request(0, [1] * 10, SamplingParams(prompt_logprobs=0), 0, frozenset(), 100)
+    assert request.to_score(4) == range(4)
+    request.num_computed = request.num_scored = 4
+    assert request.to_score(6) == range(4, 9)
+    request.restart()
+    assert list(request.to_score(4)) == []
+    assert request.to_score(7) == range(4, 7)
 
 
 def test_nodes_too_deep_to_be_committed_get_no_row() -> None:
@@ -200,7 +233,7 @@ def test_nodes_too_deep_to_be_committed_get_no_row() -> None:
     tree, node = TokenTree(), ROOT
     for token in range(8):
         node = tree.add(node, token, -0.1)
-    step = scheduler.schedule(scheduler.plan(), [tree])
+    step = scheduler.schedule(scheduler.plan().chunks, [tree])
     assert max(step.rows[0].tree.depths) == 2  # two nodes and the bonus token make three
 
 
@@ -209,9 +242,9 @@ def test_a_chunk_that_is_not_complete_samples_nothing() -> None:
     request = new_request(0, 10, 3)
     scheduler.add(request)
     for computed in (4, 8):
-        step = scheduler.schedule(scheduler.plan(), [])
+        step = scheduler.schedule(scheduler.plan().chunks, [])
         assert step.num_samples == 0
         assert scheduler.commit(step, []) == []
         assert request.num_computed == computed
-    (chunk,) = scheduler.plan()
+    (chunk,) = scheduler.plan().chunks
     assert chunk.complete

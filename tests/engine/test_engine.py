@@ -12,6 +12,7 @@ import pytest
 from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_tokenizer
 
 from pilotfish.config import EngineConfig
+from pilotfish.core import scheduler
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
@@ -275,28 +276,30 @@ def test_tokens_outside_the_vocabulary_change_nothing(llama: Path, off: Engine) 
 # -- no leaks
 
 
-def test_a_thousand_requests_leave_no_slot_behind(llama: Path, draft: Path) -> None:
-    """Random lengths, random aborts, more requests than the pools can hold at a time."""
+def test_two_thousand_requests_leave_no_slot_behind(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random lengths, random aborts, more requests than the pools can hold at a time, so that some give way."""
+    monkeypatch.setattr(scheduler, "HEADROOM", 1)
     engine = make_engine(
-        llama, draft=draft, drafter="lm", mode="sync", nodes=6, levels=2, width=3, kv_slots=1500, max_requests=48
+        llama, draft=draft, drafter="lm", mode="sync", nodes=6, levels=2, width=3, kv_slots=700, max_requests=48
     )
     rng, samples = np.random.default_rng(0), list[Any]()
-    while len(samples) < 1000 or engine.busy:
-        for _ in range(min(int(rng.integers(0, 40)), 1000 - len(samples))):
-            prompt = rng.integers(0, VOCAB, rng.integers(1, 60)).tolist()
-            samples += engine.submit(prompt, params(int(rng.integers(1, 14)), temperature=float(rng.random())))
+    while len(samples) < 2000 or engine.busy:
+        for _ in range(min(int(rng.integers(0, 40)), 2000 - len(samples))):
+            prompt = rng.integers(0, VOCAB, rng.integers(1, 40)).tolist()
+            samples += engine.submit(prompt, params(int(rng.integers(1, 20)), temperature=float(rng.random())))
         engine.step()
         for sample in samples[-60:]:
             if rng.random() < 0.02:
                 engine.abort(sample)
         engine.worker.scheduler.check()
         engine.drafter.check()  # type: ignore[attr-defined]
-    assert len(samples) == 1000
+    assert len(samples) == 2000
     assert_idle(engine)
     reasons = {reason: sum(s.finish_reason is reason for s in samples) for reason in FinishReason}
-    assert reasons[FinishReason.ABORT] > 20
-    assert reasons[FinishReason.LENGTH] > 500
-    assert sum(s.request.stats.accepted_tokens for s in samples) > 500
+    assert reasons[FinishReason.ABORT] > 50
+    assert reasons[FinishReason.LENGTH] > 1000
+    assert sum(s.request.stats.accepted_tokens for s in samples) > 1000
+    assert sum(s.request.stats.preemptions for s in samples) > 50
 
 
 def test_a_forward_that_fails_frees_what_it_held(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,9 +154,8 @@ def test_defaults_without_a_counterpart_are_named(
     llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_engine(with_eos(llama, tmp_path, typical_p=0.9, num_beams=1))
-    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
-        "typical_p 0.9 is not supported and has no effect"
-    ]
+    own = [record for record in caplog.records if record.name.startswith("pilotfish")]
+    assert [r.getMessage().split(": ")[1] for r in own] == ["typical_p 0.9 is not supported and has no effect"]
 
 
 @pytest.mark.parametrize(

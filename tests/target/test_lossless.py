@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
 
+from pilotfish.core import scheduler
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.pairs import resolve_pair
@@ -41,6 +42,8 @@ def generate(engine: Engine, cases: Sequence[Case], *, together: bool) -> list[l
 
 
 def drafting(name: str, target: Path, draft: Path, **config: Any) -> Engine:
+    if name == "off":
+        return make_engine(target, **config)
     if name == "random":
         return make_engine(target, RandomDrafter(VOCAB), **config)
     return make_engine(target, draft=draft, **DRAFTS[name], **config)
@@ -121,6 +124,26 @@ def test_small_budgets_change_nothing(llama: Path, draft: Path, name: str, limit
     engine = drafting(name, llama, draft, **limits)
     assert generate(engine, MIXED, together=True) == [alone(llama)[case] for case in MIXED]
     assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", ["off", "lm 16", "ngram", "random"])
+def test_preemption_changes_nothing(llama: Path, draft: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the requests lose their KV on the way; what they report of their prompts is reported once."""
+    monkeypatch.setattr(scheduler, "HEADROOM", 1)
+    plain, engine = make_engine(llama), drafting(name, llama, draft, kv_slots=150)
+    asked = [(SNIPPETS[i], params((i, s), logprobs=1, prompt_logprobs=1)) for i, s in MIXED]
+    samples = [engine.submit(prompt, p)[0] for prompt, p in asked]
+    while engine.busy:
+        engine.step()
+    assert sum(sample.request.stats.preemptions for sample in samples) > 1
+    assert [sample.token_ids for sample in samples] == [alone(llama)[case] for case in MIXED]
+    assert_idle(engine)
+    for (prompt, p), sample in zip(asked, samples, strict=True):
+        (expected,) = plain.submit(prompt, p)
+        while plain.busy:
+            plain.step()
+        assert sample.logprobs == expected.logprobs
+        assert sample.prompt_logprobs == expected.prompt_logprobs
 
 
 def test_samples_are_those_of_their_seeds(llama: Path, draft: Path) -> None:

@@ -19,7 +19,8 @@ class Drafter(Protocol):
         """`tokens` were just added to `request`: re-root."""
 
     def close(self, request: Request) -> None:
-        """Free what is held for `request`. Called once, for requests never proposed for as well."""
+        """Free what is held for `request`: it has ended, or it lost its KV and may be proposed for again later.
+        Requests never proposed for are closed as well."""
 
 
 class NoDrafter:

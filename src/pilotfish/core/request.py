@@ -24,6 +24,7 @@ class RequestStats:
     """Counts of one request. Depth d is at index d - 1 of the two lists."""
 
     verify_steps: int = 0
+    preemptions: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     offered_by_depth: list[int] = field(default_factory=list)
@@ -69,10 +70,11 @@ class Request:
         self.stop_ids = stop_ids
         self.rules = LogitRules.of(params, prompt, stop_ids, bad_sequences)
         self.num_prompt_tokens = len(prompt)
-        #: Tokens that it can reach, prompt included; its slots are reserved on admission.
+        #: Tokens that it can reach, prompt included.
         self.max_length = len(prompt) + min(params.max_tokens, room)
         self.tokens = list(prompt)
         self.num_computed = 0
+        self.set_aside = False  # whether slots up to `max_length` are kept for it while it runs
         self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
         self.slots: NDArray[np.int32] = np.zeros(self.max_length, dtype=np.int32)
         self.finish_reason: FinishReason | None = None
@@ -126,3 +128,8 @@ class Request:
         """The next tokens without KV have it now, in these slots."""
         self.slots[self.num_computed : self.num_computed + len(slots)] = slots
         self.num_computed += len(slots)
+
+    def restart(self) -> None:
+        """Its KV is gone: every token is pending again."""
+        self.num_computed = 0
+        self.stats.preemptions += 1

@@ -17,6 +17,10 @@ from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import ROOT, TokenTree, walk
 from pilotfish.errors import PromptError
 
+#: Tokens that a request may grow, with everyone else standing still, before it can be short of slots: a step's
+#: worth for most trees. More keeps slots idle, fewer admits what is soon preempted.
+HEADROOM = 64
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -29,6 +33,14 @@ class Chunk:
     def complete(self) -> bool:
         """Whether it reaches the last committed token, so that the step samples what follows."""
         return self.count == self.request.num_pending
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step begins with."""
+
+    chunks: list[Chunk]
+    preempted: list[Request]  # back in the queue, without KV: whatever is kept for them elsewhere can go
 
 
 @dataclass(frozen=True)
@@ -78,8 +90,12 @@ class Commit:
 class Scheduler:
     """Continuous batching in arrival order over one slot pool; the only place that changes requests.
 
-    A request is admitted when the slots of its longest possible sequence can be reserved, so an admitted
-    request always ends. Trees take only slots that nobody has reserved.
+    A request is admitted when its tokens and a little growth fit beside what the others are about to take. When
+    slots run out the youngest is preempted: its slots are freed, and it waits, first in the queue, until the slots
+    of its longest possible sequence can be set aside; its KV is computed again and its output is the same. So a
+    request is preempted once at most, and the oldest always ends. Trees take only slots that nobody else needs.
+
+        pool   [ live ........ | set aside | growth of the others, trees | free ]
     """
 
     def __init__(self, pool: SlotPool, max_rows: int, max_requests: int) -> None:
@@ -88,7 +104,6 @@ class Scheduler:
         self.max_requests = min(max_requests, max_rows)  # so that each running request gets a row
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self._reserved = 0  # slots promised to running requests and not yet allocated
 
     def add(self, request: Request) -> None:
         """Queue a request; PromptError when the pool could never hold it."""
@@ -105,10 +120,16 @@ class Scheduler:
 
     # -- what goes into the next forward
 
-    def plan(self) -> list[Chunk]:
+    def plan(self) -> Plan:
         """Admit, then split the row budget over committed tokens: one row for each request first (so
-        that a long prompt delays nobody's next token), the rest in order of arrival."""
+        that a long prompt delays nobody's next token), the rest in order of arrival. Preempt while slots lack."""
         self._admit()
+        preempted = []
+        while self._growth(chunks := self._chunks()) > self._unclaimed():
+            preempted.append(self._preempt())
+        return Plan(chunks, preempted)
+
+    def _chunks(self) -> list[Chunk]:
         left = self.max_rows - len(self.running)
         chunks = []
         for request in self.running:
@@ -117,6 +138,33 @@ class Scheduler:
             chunks.append(Chunk(request, 1 + extra))
         return chunks
 
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.max_requests:
+            request = self.waiting[0]
+            pending = sum(r.num_pending for r in self.running if not r.set_aside)
+            need = request.max_length if request.stats.preemptions else request.num_pending + HEADROOM
+            if min(need, request.max_length) > self._unclaimed() - pending:
+                return
+            request.set_aside = bool(request.stats.preemptions)
+            self.running.append(self.waiting.popleft())
+
+    def _preempt(self) -> Request:
+        """The youngest whose slots are not set aside: there is one, or nobody could lack any."""
+        request = next(r for r in reversed(self.running) if not r.set_aside)
+        self._retire(request)
+        request.restart()
+        self.waiting.appendleft(request)
+        return request
+
+    def _unclaimed(self) -> int:
+        """Free slots that are not set aside for a running request."""
+        return self.pool.num_free - sum(r.max_length - r.num_computed for r in self.running if r.set_aside)
+
+    @staticmethod
+    def _growth(chunks: Sequence[Chunk]) -> int:
+        """Slots that a step takes from those unclaimed."""
+        return sum(chunk.count for chunk in chunks if not chunk.request.set_aside)
+
     def schedule(self, chunks: Sequence[Chunk], trees: Sequence[TokenTree]) -> Step:
         """Give the rows that chunks leave over to the best nodes of all trees, and slots to all rows.
 
@@ -124,19 +172,9 @@ class Scheduler:
         """
         proposed = iter(trees)
         offers = [_useful(next(proposed), chunk.request) if chunk.complete else TokenTree() for chunk in chunks]
-        for chunk in chunks:
-            self._reserved -= chunk.count
-        spare_slots = self.pool.num_free - self._reserved - sum(chunk.count for chunk in chunks)
-        budget = min(self.max_rows - sum(chunk.count for chunk in chunks), spare_slots)
+        spare_rows = self.max_rows - sum(chunk.count for chunk in chunks)
+        budget = min(spare_rows, self._unclaimed() - self._growth(chunks))
         return Step([self._rows(chunk, tree) for chunk, tree in zip(chunks, share(offers, budget), strict=True)])
-
-    def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_requests:
-            need = self.waiting[0].max_length
-            if self._reserved + need > self.pool.num_free:
-                return
-            self._reserved += need
-            self.running.append(self.waiting.popleft())
 
     def _rows(self, chunk: Chunk, tree: TokenTree) -> Rows:
         slots = self.pool.allocate(chunk.count + len(tree))
@@ -164,7 +202,6 @@ class Scheduler:
         request.add_slots(kept)
         request.num_scored = max(request.num_scored, rows.scored.stop)
         self.pool.release(set(rows.slots) - set(kept))
-        self._reserved -= len(path)
         committed = request.extend(tokens)
         accepted = min(len(path), len(committed))
         if rows.samples:
@@ -176,7 +213,6 @@ class Scheduler:
         """The forward of `step` failed: end its requests, free their slots and the step's; return them."""
         for rows in step.rows:
             self.pool.release(rows.slots)
-            self._reserved += rows.count
             self.abort(rows.request)
         return [rows.request for rows in step.rows]
 
@@ -193,7 +229,6 @@ class Scheduler:
     def _retire(self, request: Request) -> None:
         self.running.remove(request)
         self.pool.release(request.slots[: request.num_computed].tolist())
-        self._reserved -= request.max_length - request.num_computed
 
     def check(self) -> None:
         """EngineError unless every slot is free or belongs to exactly one running request."""

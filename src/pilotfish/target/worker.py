@@ -55,11 +55,13 @@ class TargetWorker:
         """One forward over every running request; what it committed. A forward that fails ends the
         requests that were in it, frees all they held, and raises."""
         began = self._clock()
-        chunks = self.scheduler.plan()
+        plan = self.scheduler.plan()
+        for request in plan.preempted:
+            self.drafter.close(request)
         planned = self._clock()
-        trees = self.drafter.propose([chunk.request for chunk in chunks if chunk.complete])
+        trees = self.drafter.propose([chunk.request for chunk in plan.chunks if chunk.complete])
         drafted = self._clock()
-        step = self.scheduler.schedule(chunks, trees)
+        step = self.scheduler.schedule(plan.chunks, trees)
         scheduled = self._clock()
         try:
             batch = self.runner.prepare([_sequence_rows(rows) for rows in step.rows])
