@@ -43,15 +43,15 @@ class Finished:
 
 
 def generate_rows(
-    config: EngineConfig, params: SamplingParams, rows: Sequence[Row], printer: Printer, *, concurrency: int, raw: bool
+    config: EngineConfig, params: SamplingParams, rows: Sequence[Row], printer: Printer, **options: Any
 ) -> bool:
-    """Load the models, print each row as it ends; whether all rows could be served."""
+    """Load the models, print each row as it ends; whether all rows could be served. `options`: `run_rows`."""
     with status(f"loading {config.target}"):
         engine = Engine(config)
     served = 0
     with shown_when_slow(printer.progress(len(rows))) as bar:
         task = bar.add_task("rows", total=len(rows))
-        for outcome in run_rows(engine, rows, params, concurrency=concurrency, raw=raw):
+        for outcome in run_rows(engine, rows, params, **options):
             if isinstance(outcome, BadRow):
                 report(outcome)
             else:
@@ -63,7 +63,13 @@ def generate_rows(
 
 
 def run_rows(
-    engine: Engine, rows: Iterable[Row], params: SamplingParams, *, concurrency: int, raw: bool
+    engine: Engine,
+    rows: Iterable[Row],
+    params: SamplingParams,
+    *,
+    concurrency: int,
+    raw: bool,
+    cache_salt: str | None = None,
 ) -> Iterator[Finished | BadRow]:
     """Each row as it ends, at most `concurrency` of them submitted. One that cannot be served harms no other."""
     waiting, running = deque(rows), dict[str, tuple[Row, list[Sample]]]()
@@ -72,7 +78,7 @@ def run_rows(
             row = waiting.popleft()
             try:
                 prompt = prompt_of(row, engine.tokenizer, raw=raw)
-                running[row.place] = row, engine.submit(prompt, params)
+                running[row.place] = row, engine.submit(prompt, params, cache_salt)
             except InputError as error:
                 yield BadRow(row.place, str(error))
         if running:

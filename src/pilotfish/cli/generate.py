@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -18,7 +18,8 @@ from pilotfish.cli.options import (
     resolve_models,
 )
 from pilotfish.cli.show import JsonPrinter, TextPrinter, report
-from pilotfish.config import DrafterKind, DType, EngineConfig, Mode
+from pilotfish.config import DType, EngineConfig, Mode
+from pilotfish.core.request import check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.prompts import BadRow, Row, read_rows
@@ -33,7 +34,7 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="One prompt, taken as it is.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON Lines of {id, prompt} or {id, turns}.")] = None,
     mode: Annotated[str | None, typer.Option(help="off or sync; sync where there is a draft.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="lm, ngram or lm+ngram.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="lm, ngram, suffix, or several joined by +.")] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of a token tree, at most.")] = EngineConfig.nodes,
     levels: Annotated[int, typer.Option(help="Draft forwards that grow a tree, at most.")] = EngineConfig.levels,
     width: Annotated[int, typer.Option(help="Leaves that a draft forward expands.")] = EngineConfig.width,
@@ -51,6 +52,7 @@ def generate(
     threads: ThreadsOption = EngineConfig.threads,
     kv_slots: Annotated[int, typer.Option(help="Tokens that fit into the KV pool.")] = EngineConfig.kv_slots,
     eager: EagerOption = False,
+    cache_salt: Annotated[str | None, typer.Option(help="Rows may be drafted from each other's outputs.")] = None,
     concurrency: Annotated[int, typer.Option(help="Rows that run at a time.")] = 1,
     raw: Annotated[bool, typer.Option("--raw", help="Apply no chat template to turns.")] = False,
     json: JsonOption = False,
@@ -69,13 +71,14 @@ def generate(
     )
     if not 1 <= concurrency <= MAX_CONCURRENCY:
         raise ParameterError("concurrency", concurrency, f"an integer 1 to {MAX_CONCURRENCY}")
+    check_cache_salt(cache_salt)
     rows = _rows(prompt, prompts)
     models = resolve_models(pair, target, draft)
     config = EngineConfig(
         target=models.target,
         draft=models.draft,
         mode=cast(Mode, mode or ("off" if models.draft is None and drafter is None else "sync")),
-        drafter=cast(DrafterKind, drafter or EngineConfig.drafter),
+        drafter=drafter or EngineConfig.drafter,
         nodes=nodes,
         levels=levels,
         width=width,
@@ -86,7 +89,7 @@ def generate(
         max_requests=max(concurrency, EngineConfig.max_requests),
         eager=eager,
     )
-    if not _run(config, params, rows, concurrency=concurrency, raw=raw, json=json):
+    if not _run(config, params, rows, cache_salt=cache_salt, concurrency=concurrency, raw=raw, json=json):
         raise typer.Exit(2)
 
 
@@ -98,10 +101,8 @@ def _rows(prompt: str | None, prompts: Path | None) -> list[Row | BadRow]:
     return [Row("prompt", (prompt or "",), chat=False, place="pilotfish")]
 
 
-def _run(
-    config: EngineConfig, params: SamplingParams, rows: list[Row | BadRow], *, concurrency: int, raw: bool, json: bool
-) -> bool:
-    """Run the rows that can be run; whether that was all of them."""
+def _run(config: EngineConfig, params: SamplingParams, rows: list[Row | BadRow], *, json: bool, **options: Any) -> bool:
+    """Run the rows that can be run; whether that was all of them. `options` are those of `generate_rows`."""
     good = [row for row in rows if isinstance(row, Row)]
     for row in rows:
         if isinstance(row, BadRow):
@@ -111,5 +112,5 @@ def _run(
     from pilotfish.cli.batch import generate_rows
 
     printer = JsonPrinter() if json else TextPrinter()
-    all_served = generate_rows(config, params, good, printer, concurrency=concurrency, raw=raw)
+    all_served = generate_rows(config, params, good, printer, **options)
     return all_served and len(good) == len(rows)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from pilotfish.config import EngineConfig
+from pilotfish.config import DrafterKind, EngineConfig
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.noise import sample_seed
-from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.request import FinishReason, Request, check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Commit, Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
+from pilotfish.draft.responses import ResponseCache
+from pilotfish.draft.suffix import SuffixDrafter
 from pilotfish.engine.text import TextStream, tokenizer_digest
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer
@@ -92,11 +94,13 @@ class Engine:
         config = self.config
         if config.mode == "off":
             return NoDrafter()
-        ngram = NgramDrafter(config.nodes)
-        if config.drafter == "ngram":
-            return ngram
-        lm = self._make_lm_drafter()
-        return lm if config.drafter == "lm" else CombinedDrafter([lm, ngram], config.nodes)
+        makers: dict[DrafterKind, Callable[[], Drafter]] = {
+            "lm": self._make_lm_drafter,
+            "ngram": lambda: NgramDrafter(config.nodes),
+            "suffix": lambda: SuffixDrafter(config.nodes, ResponseCache(config.max_cached_tokens)),
+        }
+        drafters = [makers[kind]() for kind in config.drafters]
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters, config.nodes)
 
     def _make_lm_drafter(self) -> LMDrafter:
         config = self.config
@@ -116,15 +120,19 @@ class Engine:
 
     # -- requests
 
-    def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> list[Sample]:
-        """Queue one prompt; its `params.n` samples. PromptError or ParameterError affect nothing else."""
+    def submit(
+        self, prompt: str | Sequence[int], params: SamplingParams, cache_salt: str | None = None
+    ) -> list[Sample]:
+        """Queue one prompt; its `params.n` samples. PromptError or ParameterError affect nothing else. Drafts for
+        requests of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs."""
+        check_cache_salt(cache_salt)
         tokens = self.check_prompt(prompt)
         limit = self.model.shape.context - len(tokens)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         stop_ids = self.model.eos_ids | set(params.stop_token_ids)
         samples = []
         for index in range(params.n):
-            request = Request(self._next_id, tokens, params, sample_seed(seed, index), stop_ids, limit)
+            request = Request(self._next_id, tokens, params, sample_seed(seed, index), stop_ids, limit, cache_salt)
             self.worker.scheduler.add(request)
             self._next_id += 1
             sample = Sample(index, request, TextStream(self.tokenizer, params.stop), time.perf_counter())
@@ -183,7 +191,7 @@ class Engine:
             tokens.append(token)
             if sample.stream.add(token):
                 reason = FinishReason.STOP
-                self.worker.abort(commit.request)
+                self.worker.abort(commit.request, reason)
                 break
         sample.token_ids.extend(tokens)
         if reason is not None:
