@@ -76,7 +76,8 @@ class EngineConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ParameterError(field, value, f"an integer {low} to {high}")
-        if "lm" in self.drafters and self.mode == "sync" and self.draft is None:
+        needs_draft = "lm" in self.drafters  # which checks them
+        if self.mode == "sync" and needs_draft and self.draft is None:
             allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"
             raise ParameterError("draft", None, allowed)
 

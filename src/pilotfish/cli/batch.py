@@ -43,15 +43,22 @@ class Finished:
 
 
 def generate_rows(
-    config: EngineConfig, params: SamplingParams, rows: Sequence[Row], printer: Printer, **options: Any
+    config: EngineConfig,
+    params: SamplingParams,
+    rows: Sequence[Row],
+    printer: Printer,
+    *,
+    cache_salt: str | None,
+    concurrency: int,
+    raw: bool,
 ) -> bool:
-    """Load the models, print each row as it ends; whether all rows could be served. `options`: `run_rows`."""
+    """Load the models, print each row as it ends; whether all rows could be served."""
     with status(f"loading {config.target}"):
         engine = Engine(config)
     served = 0
     with shown_when_slow(printer.progress(len(rows))) as bar:
         task = bar.add_task("rows", total=len(rows))
-        for outcome in run_rows(engine, rows, params, **options):
+        for outcome in run_rows(engine, rows, params, cache_salt=cache_salt, concurrency=concurrency, raw=raw):
             if isinstance(outcome, BadRow):
                 report(outcome)
             else:
@@ -67,9 +74,9 @@ def run_rows(
     rows: Iterable[Row],
     params: SamplingParams,
     *,
+    cache_salt: str | None = None,
     concurrency: int,
     raw: bool,
-    cache_salt: str | None = None,
 ) -> Iterator[Finished | BadRow]:
     """Each row as it ends, at most `concurrency` of them submitted. One that cannot be served harms no other."""
     waiting, running = deque(rows), dict[str, tuple[Row, list[Sample]]]()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -101,8 +101,17 @@ def _rows(prompt: str | None, prompts: Path | None) -> list[Row | BadRow]:
     return [Row("prompt", (prompt or "",), chat=False, place="pilotfish")]
 
 
-def _run(config: EngineConfig, params: SamplingParams, rows: list[Row | BadRow], *, json: bool, **options: Any) -> bool:
-    """Run the rows that can be run; whether that was all of them. `options` are those of `generate_rows`."""
+def _run(
+    config: EngineConfig,
+    params: SamplingParams,
+    rows: list[Row | BadRow],
+    *,
+    cache_salt: str | None,
+    concurrency: int,
+    raw: bool,
+    json: bool,
+) -> bool:
+    """Run the rows that can be run; whether that was all of them."""
     good = [row for row in rows if isinstance(row, Row)]
     for row in rows:
         if isinstance(row, BadRow):
@@ -112,5 +121,5 @@ def _run(config: EngineConfig, params: SamplingParams, rows: list[Row | BadRow],
     from pilotfish.cli.batch import generate_rows
 
     printer = JsonPrinter() if json else TextPrinter()
-    all_served = generate_rows(config, params, good, printer, **options)
+    all_served = generate_rows(config, params, good, printer, cache_salt=cache_salt, concurrency=concurrency, raw=raw)
     return all_served and len(good) == len(rows)
