@@ -52,7 +52,7 @@ def generate(
     threads: ThreadsOption = EngineConfig.threads,
     kv_slots: Annotated[int, typer.Option(help="Tokens that fit into the KV pool.")] = EngineConfig.kv_slots,
     eager: EagerOption = False,
-    cache_salt: Annotated[str | None, typer.Option(help="The rows' tenant: drafter suffix guesses from its outputs.")] = None,
+    cache_salt: Annotated[str | None, typer.Option(help="The tenant from whose outputs suffix guesses.")] = None,
     concurrency: Annotated[int, typer.Option(help="Rows that run at a time.")] = 1,
     raw: Annotated[bool, typer.Option("--raw", help="Apply no chat template to turns.")] = False,
     json: JsonOption = False,

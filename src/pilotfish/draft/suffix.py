@@ -19,14 +19,14 @@ from pilotfish.draft.responses import ResponseCache
 MAX_MATCH = 32
 #: Tokens of the prompt's end that are remembered before a response, so that its first token has a context.
 LEAD = 4
-#: Contexts of one automaton that a guess is made from. A third would weigh next to nothing.
+#: Contexts of one automaton that a guess is made from. A third made none better (same text as PRIOR).
 MAX_CONTEXTS = 2
 #: Children that a node gets, at most.
 CHILDREN = 4
 #: log of the least chance that is worth a row: sixteen rows cost about a tenth more than one.
 MIN_SCORE = math.log(0.01)
-#: Occurrences that the next shorter context weighs beside a context of one token; n tokens divide it by n. With 4 to 8
-#: scores came out as the rates at which nodes were right, over Python source read at T = 0.
+#: Occurrences that the next shorter context weighs beside a context of one token; n tokens divide it by n. Calibrated:
+#: with 6 nodes were right about as often as their scores said, over Python source read at T = 0.
 PRIOR = 6.0
 #: exp of the noise's mean, which is Euler's constant: what the noise of all tokens without a count is taken for.
 REST_NOISE = math.exp(0.5772156649015329)
