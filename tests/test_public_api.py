@@ -47,4 +47,4 @@ def test_fields_of_results() -> None:
 
 def test_signatures_of_the_offline_interface() -> None:
     assert list(inspect.signature(pilotfish.LLM).parameters) == ["target", "draft", "config"]
-    assert list(inspect.signature(pilotfish.LLM.generate).parameters) == ["self", "prompts", "params"]
+    assert list(inspect.signature(pilotfish.LLM.generate).parameters) == ["self", "prompts", "params", "cache_salt"]

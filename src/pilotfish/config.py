@@ -10,8 +10,18 @@ from typing import Literal, get_args
 from pilotfish.errors import ParameterError, refuse_unknown
 
 Mode = Literal["off", "sync"]
-DrafterKind = Literal["lm", "ngram", "lm+ngram"]
+DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["float32", "bfloat16"]
+
+
+def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
+    """The drafters that `lm`, `lm+ngram`, … name, in DrafterKind's order; ParameterError otherwise."""
+    names = drafter.split("+") if isinstance(drafter, str) else []
+    kinds: tuple[DrafterKind, ...] = get_args(DrafterKind)
+    chosen = tuple(kind for kind in kinds if kind in names)
+    if not chosen or len(chosen) != len(names):
+        raise ParameterError("drafter", drafter, f"{', '.join(kinds)}, or several joined by +, each once")
+    return chosen
 
 
 def available_cores() -> int:
@@ -24,16 +34,18 @@ def available_cores() -> int:
 class EngineConfig:
     """One target, maybe a draft, and how they run.
 
-    `mode` off decodes plainly; sync verifies a token tree in every step. The tree has at most `nodes`
-    nodes; the draft grows it in at most `levels` forwards of `width` leaves. `kv_slots` tokens fit into the
-    target's KV pool (and into the draft's), `max_rows` rows into one forward, `max_requests` sequences
-    run at a time. `eager` runs transformers' own torch operations instead of the C++ kernels: the reference.
+    `mode` off decodes plainly; sync verifies a token tree in every step. `drafter` is one of, or several joined
+    by +: lm (the draft), ngram (lookup in the sequence), suffix (lookup in it and in past responses, of which
+    `max_cached_tokens` tokens are kept). The tree has at most `nodes` nodes; the draft grows it in at most
+    `levels` forwards of `width` leaves. `kv_slots` tokens fit into the target's KV pool (and into the draft's),
+    `max_rows` rows into one forward, `max_requests` sequences run at a time. `eager` runs transformers' own torch
+    operations instead of the C++ kernels: the reference.
     """
 
     target: Path
     draft: Path | None = None
     mode: Mode = "off"
-    drafter: DrafterKind = "lm+ngram"
+    drafter: str = "lm+ngram"
     nodes: int = 8
     levels: int = 8
     width: int = 2
@@ -43,10 +55,11 @@ class EngineConfig:
     kv_slots: int = 16384
     max_rows: int = 256
     max_requests: int = 32
+    max_cached_tokens: int = 1 << 17
     eager: bool = False
 
     def __post_init__(self) -> None:
-        for field, kind in (("mode", Mode), ("drafter", DrafterKind), ("dtype", DType)):
+        for field, kind in (("mode", Mode), ("dtype", DType)):
             if getattr(self, field) not in get_args(kind):
                 raise ParameterError(field, getattr(self, field), " or ".join(get_args(kind)))
         limits = (
@@ -57,13 +70,20 @@ class EngineConfig:
             ("kv_slots", 64, 1 << 26),
             ("max_rows", 1, 1 << 16),
             ("max_requests", 1, 1 << 12),
+            ("max_cached_tokens", 2, 1 << 26),
         )
         for field, low, high in limits:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ParameterError(field, value, f"an integer {low} to {high}")
-        if self.mode == "sync" and "lm" in self.drafter and self.draft is None:
-            raise ParameterError("draft", None, f"a model directory for drafter {self.drafter}, or drafter ngram")
+        needs_draft = "lm" in self.drafters  # which checks them
+        if self.mode == "sync" and needs_draft and self.draft is None:
+            allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"
+            raise ParameterError("draft", None, allowed)
+
+    @property
+    def drafters(self) -> tuple[DrafterKind, ...]:
+        return drafter_kinds(self.drafter)
 
     @property
     def num_threads(self) -> int:

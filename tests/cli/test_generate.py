@@ -39,6 +39,15 @@ def test_speculation_changes_no_token(generate, draft: Path) -> None:
         assert sync["stats"]["draft_tokens"] > 0
 
 
+def test_a_salt_lets_rows_be_drafted_from_earlier_ones(generate, prompts: Callable[..., Path]) -> None:
+    path = prompts(*({"id": i, "prompt": "def f(x):"} for i in range(2)))
+    fixed = ("--prompts", path, "--seed", 3, "--max-tokens", 24, "--drafter", "suffix")
+    without, salted = generate(*fixed).rows, generate(*fixed, "--cache-salt", "a").rows
+    assert [row["token_ids"] for row in without] == [row["token_ids"] for row in salted]
+    accepted = [row["stats"]["accepted_tokens"] for row in (*without, *salted)]
+    assert accepted[:3] == [accepted[0]] * 3 and accepted[3] > accepted[0] + 8
+
+
 def test_mode_off_needs_no_draft_and_loads_none(generate, tmp_path: Path) -> None:
     result = generate("--prompt", "a", "--mode", "off", "--draft", tmp_path)
     assert result.code == 0 and result.rows[0]["stats"]["draft_tokens"] == 0
@@ -141,6 +150,8 @@ def test_people_get_text_and_a_table(pilotfish, llama: Path) -> None:
         (["--mode", "async"], "mode"),
         (["--mode", "sync"], "draft"),
         (["--drafter", "oracle"], "drafter"),
+        (["--drafter", "ngram+ngram"], "drafter"),
+        (["--cache-salt", ""], "cache_salt"),
         (["--nodes", "0"], "nodes"),
         (["--levels", "0"], "levels"),
         (["--width", "0"], "width"),

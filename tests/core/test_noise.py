@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pilotfish.core.noise import MAX_NOISE, MIN_NOISE, SEED_LIMIT, Words, gumbel, philox, sample_seed
+from pilotfish.core.noise import MAX_NOISE, MIN_NOISE, SEED_LIMIT, Words, gumbel, gumbel_of, philox, sample_seed
 
 VECTORS = Path(__file__).parents[2] / "docs" / "noise-vectors.md"
 SEEDS = st.integers(0, SEED_LIMIT - 1)
@@ -82,6 +82,11 @@ def test_noise_is_what_its_definition_says(seed: int, position: int, token: int)
     word = plain_philox(counter, [seed & 0xFFFFFFFF, seed >> 32])[token & 3]
     expected = -math.log(-math.log((word + 0.5) / 2**32))
     assert gumbel(seed, position, token + 1)[token] == pytest.approx(expected, abs=1e-12)
+
+
+@given(seed=SEEDS, position=st.integers(0, (1 << 40)), token=st.integers(0, 300_000))
+def test_the_noise_of_one_token_is_that_of_all(seed: int, position: int, token: int) -> None:
+    assert gumbel_of(seed, position, token) == pytest.approx(gumbel(seed, position, token + 1)[token], abs=1e-12)
 
 
 @given(seed=SEEDS, position=st.integers(0, 1 << 20), size=st.integers(1, 50), more=st.integers(0, 9))

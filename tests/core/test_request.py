@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pilotfish.core.request import FinishReason, Request, RequestStats
+import pytest
+
+from pilotfish.core.request import FinishReason, Request, RequestStats, check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.errors import ParameterError
 
 
 def request(max_tokens: int = 4, stop_ids: frozenset[int] = frozenset(), room: int = 100) -> Request:
@@ -56,3 +59,14 @@ def test_stats_count_offers_and_acceptance_by_depth() -> None:
     assert (stats.verify_steps, stats.draft_tokens, stats.accepted_tokens) == (3, 6, 4)
     assert stats.offered_by_depth == [2, 2, 1]
     assert stats.accepted_by_depth == [2, 1, 1]
+
+
+@pytest.mark.parametrize("salt", [None, "a", "é" * 256])
+def test_salts_that_name_a_tenant(salt: str | None) -> None:
+    check_cache_salt(salt)
+
+
+@pytest.mark.parametrize("salt", ["", "a" * 257, b"a", 1])
+def test_salts_that_do_not(salt: object) -> None:
+    with pytest.raises(ParameterError, match=r"cache_salt: .* 1 to 256 characters"):
+        check_cache_salt(salt)  # type: ignore[arg-type]

@@ -191,6 +191,12 @@ def test_a_request_that_the_pool_cannot_hold(llama: Path) -> None:
     [
         ("mode", "fast"),
         ("drafter", "oracle"),
+        ("drafter", ""),
+        ("drafter", "lm+lm"),
+        ("drafter", "ngram+"),
+        ("drafter", "lm + ngram"),
+        ("drafter", None),
+        ("max_cached_tokens", 1),
         ("dtype", "float16"),
         ("nodes", 0),
         ("levels", 0),
@@ -216,6 +222,38 @@ def test_speculation_needs_a_draft(llama: Path) -> None:
     with pytest.raises(ParameterError, match=r"^draft: "):
         EngineConfig(target=llama, mode="sync", drafter="lm")
     assert run(make_engine(llama, mode="sync", drafter="ngram"), ["a a a a"], [params()])
+
+
+@pytest.mark.parametrize(
+    ("drafter", "kinds"),
+    [
+        ("suffix", ("suffix",)),
+        ("suffix+lm", ("lm", "suffix")),
+        ("ngram+suffix", ("ngram", "suffix")),
+        ("lm+ngram+suffix", ("lm", "ngram", "suffix")),
+    ],
+)
+def test_any_drafters_combine(llama: Path, drafter: str, kinds: tuple[str, ...]) -> None:
+    assert EngineConfig(target=llama, drafter=drafter).drafters == kinds
+
+
+def test_a_stop_string_leaves_its_response_to_the_tenant(llama: Path, off: Engine) -> None:
+    """An end like any other, and unlike an abort."""
+    engine = make_engine(llama, mode="sync", drafter="suffix")
+    (whole,) = off.submit(SNIPPETS[5], params(20))
+    while off.busy:
+        off.step()
+    (stopped,) = engine.submit(SNIPPETS[5], params(20, stop=(whole.text[-6:-3],)), "a")
+    while engine.busy:
+        engine.step()
+    assert (stopped.finish_reason, stopped.request.finish_reason) == (FinishReason.STOP, FinishReason.STOP)
+    responses = engine.drafter.responses  # type: ignore[attr-defined]
+    held = responses.num_tokens
+    assert held >= len(stopped.token_ids)
+    (aborted,) = engine.submit(SNIPPETS[5], params(20), "a")
+    engine.step()
+    engine.abort(aborted)
+    assert responses.num_tokens == held
 
 
 def test_unequal_tokenizers_are_refused(llama: Path, draft: Path, tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "lm 48": {**LM, "nodes": 48, "width": 16},
     "ngram": {"mode": "sync", "drafter": "ngram", "nodes": 6},
     "lm + ngram": {"mode": "sync", "drafter": "lm+ngram", "nodes": 12, "levels": 3},
+    "suffix": {"mode": "sync", "drafter": "suffix", "nodes": 6},
+    "lm + suffix": {"mode": "sync", "drafter": "lm+suffix", "nodes": 12, "levels": 3},
+    "all": {"mode": "sync", "drafter": "lm+ngram+suffix", "nodes": 16, "levels": 3},
     "random": {},
 }
 CASES = [(snippet, setting) for snippet in range(len(SNIPPETS)) for setting in range(len(SETTINGS))]
@@ -36,9 +39,15 @@ def params(case: Case, **fields: Any) -> SamplingParams:
 
 
 def generate(engine: Engine, cases: Sequence[Case], *, together: bool) -> list[list[int]]:
-    if together:
-        return run(engine, [SNIPPETS[i] for i, _ in cases], [params(case) for case in cases])
-    return [run(engine, [SNIPPETS[case[0]]], [params(case)])[0] for case in cases]
+    """All are of one tenant, so a suffix drafter guesses from what was generated before."""
+    samples = []
+    for case in cases:
+        samples += engine.submit(SNIPPETS[case[0]], params(case), "tenant")
+        while engine.busy and not together:
+            engine.step()
+    while engine.busy:
+        engine.step()
+    return [sample.token_ids for sample in samples]
 
 
 def drafting(name: str, target: Path, draft: Path, **config: Any) -> Engine:
@@ -182,7 +191,21 @@ def test_the_draft_is_right_often_enough_to_test_anything(llama: Path, draft: Pa
     assert max(depth for s in stats for depth, n in enumerate(s.accepted_by_depth) if n) >= 2
 
 
-@pytest.mark.parametrize("name", ["lm 16", "ngram", "random"])
+@pytest.mark.parametrize("name", ["suffix", "lm + suffix"])
+def test_what_was_generated_before_is_guessed(llama: Path, draft: Path, name: str) -> None:
+    """Nearly every token, where the same is generated again; and it is the same again."""
+    engine = drafting(name, llama, draft)
+    first, again = (generate(engine, MIXED, together=False) for _ in range(2))
+    assert again == first == [alone(llama)[case] for case in MIXED]
+    (sample,) = engine.submit(SNIPPETS[0], params(MIXED[0]), "tenant")
+    while engine.busy:
+        engine.step()
+    assert sample.token_ids == first[0]
+    assert sample.request.stats.accepted_tokens > LENGTH / 2
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", ["lm 16", "ngram", "lm + suffix", "random"])
 def test_the_bundled_pair(name: str) -> None:
     pair = resolve_pair("pycode")
     plain = generate(make_engine(pair.target), MIXED, together=True)

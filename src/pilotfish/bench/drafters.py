@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pilotfish.bench.workload import Job
-from pilotfish.config import EngineConfig
+from pilotfish.config import DrafterKind, EngineConfig, drafter_kinds
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.request import Request
 from pilotfish.core.tree import TokenTree
 from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
+from pilotfish.draft.responses import ResponseCache
+from pilotfish.draft.suffix import SuffixDrafter
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.errors import EngineError
 
@@ -66,13 +68,19 @@ class Bench:
         return LMDrafter(self.lm_drafter.runner, tree, self.lm_drafter.vocab_size)
 
     def drafter(self, name: str) -> Drafter:
-        """One of off, lm, ngram, lm+ngram with the configured tree."""
-        nodes = self.shape.max_nodes
+        """`off`, or what EngineConfig.drafter may name, with the configured tree."""
         if name == "off":
             return NoDrafter()
-        if name == "ngram":
+        drafters = [self._drafter(kind) for kind in drafter_kinds(name)]
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters, self.shape.max_nodes)
+
+    def _drafter(self, kind: DrafterKind) -> Drafter:
+        if kind == "lm":
+            return self.lm()
+        nodes = self.shape.max_nodes
+        if kind == "ngram":
             return NgramDrafter(nodes)
-        return self.lm() if name == "lm" else CombinedDrafter([self.lm(), NgramDrafter(nodes)], nodes)
+        return SuffixDrafter(nodes, ResponseCache(self.engine.config.max_cached_tokens))
 
     def use(self, drafter: Drafter) -> None:
         """Swap the drafter; EngineError while requests run."""
@@ -89,11 +97,17 @@ class Bench:
             raise EngineError("bench: the drafter failed and was dropped; the log says why")
 
     def run(
-        self, drafter: Drafter, jobs: Sequence[Job], concurrency: int, done: Callable[[], None] = lambda: None
+        self,
+        drafter: Drafter,
+        jobs: Sequence[Job],
+        concurrency: int,
+        done: Callable[[], None] = lambda: None,
+        cache_salt: str | None = None,
     ) -> list[Sample]:
-        """Generate all jobs, `concurrency` at a time, in order of arrival; `done` is called for each."""
+        """Generate all jobs, `concurrency` at a time, in order of arrival; `done` is called for each. With a
+        `cache_salt` a suffix drafter guesses from outputs of jobs that ended before."""
         self.use(drafter)
         self.engine.worker.scheduler.max_requests = concurrency
-        samples = [self.engine.submit(job.prompt.text, job.params)[0] for job in jobs]
+        samples = [self.engine.submit(job.prompt.text, job.params, cache_salt)[0] for job in jobs]
         self.drain(done)
         return samples

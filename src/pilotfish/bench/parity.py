@@ -19,6 +19,9 @@ from pilotfish.engine.engine import Sample
 BATCH = 8
 LM_NODES = (4, 16, 48)
 RANDOM_NODES = 24
+COMBINATIONS = ("ngram", "suffix", "lm+ngram", "lm+suffix", "lm+ngram+suffix")
+#: Of all runs: what has ended before is what suffix drafters guess from.
+SALT = "parity"
 #: Outputs of one run, in order of its jobs.
 Outputs = list[list[int]]
 
@@ -88,13 +91,13 @@ def contestants(bench: Bench) -> dict[str, Drafter]:
     """Every drafter that is compared, over the models that `bench` has loaded."""
     vocab_size = bench.engine.model.shape.vocab_size
     trees = {f"lm {nodes}": bench.lm(nodes) for nodes in LM_NODES}
-    plain = {name: bench.drafter(name) for name in ("off", "ngram", "lm+ngram")}
+    plain = {name: bench.drafter(name) for name in ("off", *COMBINATIONS)}
     return {**plain, **trees, "random": RandomDrafter(vocab_size, RANDOM_NODES)}
 
 
 def runs() -> list[tuple[str, int]]:
     """(drafter, concurrency) in order; the reference first, batched runs, which are quicker, next."""
-    names = ["off", *(f"lm {nodes}" for nodes in LM_NODES), "ngram", "random", "lm+ngram"]
+    names = ["off", *(f"lm {nodes}" for nodes in LM_NODES), *COMBINATIONS, "random"]
     return [("off", 1), *((name, BATCH) for name in names), *((name, 1) for name in names[1:])]
 
 
@@ -147,7 +150,7 @@ def _runs(bench: Bench, jobs: list[Job], threads: int, done: Callable[[str], Non
     for name, concurrency in runs():
         label = f"{name}, {concurrency} at a time, {threads} thread{'s' if threads > 1 else ''}"
         began = time.perf_counter()
-        samples = bench.run(drafters[name], jobs, concurrency, partial(done, label))
+        samples = bench.run(drafters[name], jobs, concurrency, partial(done, label), SALT)
         yield _Run(name, concurrency, samples, time.perf_counter() - began)
 
 

@@ -63,6 +63,7 @@ def generate_rows(
     rows: Sequence[Row],
     printer: Printer,
     *,
+    cache_salt: str | None,
     concurrency: int,
     raw: bool,
 ) -> bool:
@@ -74,7 +75,7 @@ def generate_rows(
     served = 0
     with shown_when_slow(printer.progress(len(rows))) as bar:
         task = bar.add_task("rows", total=len(rows))
-        for outcome in run_rows(engine, rows, params, concurrency=concurrency, raw=raw):
+        for outcome in run_rows(engine, rows, params, cache_salt=cache_salt, concurrency=concurrency, raw=raw):
             if isinstance(outcome, BadRow):
                 report(outcome)
             else:
@@ -86,7 +87,13 @@ def generate_rows(
 
 
 def run_rows(
-    engine: Engine, rows: Iterable[Row], params: SamplingParams, *, concurrency: int, raw: bool
+    engine: Engine,
+    rows: Iterable[Row],
+    params: SamplingParams,
+    *,
+    cache_salt: str | None = None,
+    concurrency: int,
+    raw: bool,
 ) -> Iterator[Finished | BadRow]:
     """Each row as it ends, at most `concurrency` of them submitted. One that cannot be served harms no other."""
     waiting, running = deque(rows), dict[str, tuple[Row, list[Sample]]]()
@@ -95,7 +102,7 @@ def run_rows(
             row = waiting.popleft()
             try:
                 prompt = prompt_of(row, engine.tokenizer, raw=raw)
-                running[row.place] = row, engine.submit(prompt, params)
+                running[row.place] = row, engine.submit(prompt, params, cache_salt)
             except InputError as error:
                 yield BadRow(row.place, str(error))
         if running:

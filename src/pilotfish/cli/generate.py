@@ -11,6 +11,7 @@ from pilotfish.cli.options import EngineOptions, JsonOption, SamplingOptions
 from pilotfish.cli.show import JsonPrinter, TextPrinter, report
 from pilotfish.command import taking
 from pilotfish.config import EngineConfig
+from pilotfish.core.request import check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.prompts import BadRow, Row, read_rows
@@ -27,6 +28,7 @@ def generate(
     n: Annotated[int | None, typer.Option("--n", help="Outputs of each prompt.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="Report log-probabilities, of the n likeliest too.")] = None,
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
+    cache_salt: Annotated[str | None, typer.Option(help="The tenant from whose outputs suffix guesses.")] = None,
     concurrency: Annotated[int, typer.Option(help="Rows that run at a time.")] = 1,
     raw: Annotated[bool, typer.Option("--raw", help="Apply no chat template to turns.")] = False,
     json: JsonOption = False,
@@ -35,12 +37,14 @@ def generate(
     own = {"n": n, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     given = {**sampling.given(), **{name: value for name, value in own.items() if value is not None}}
     SamplingParams(**given)  # what cannot be is refused before a model is loaded
+    check_cache_salt(cache_salt)
     if not 1 <= concurrency <= MAX_CONCURRENCY:
         raise ParameterError("concurrency", concurrency, f"an integer 1 to {MAX_CONCURRENCY}")
     if not json and (logprobs is not None or prompt_logprobs is not None):
         raise InputError("logprobs: they are reported with --json only")
     rows = _rows(prompt, prompts)
-    if not _run(engine.config(concurrency), given, rows, concurrency=concurrency, raw=raw, json=json):
+    config = engine.config(concurrency)
+    if not _run(config, given, rows, cache_salt=cache_salt, concurrency=concurrency, raw=raw, json=json):
         raise typer.Exit(2)
 
 
@@ -57,6 +61,7 @@ def _run(
     sampling: dict[str, Any],
     rows: list[Row | BadRow],
     *,
+    cache_salt: str | None,
     concurrency: int,
     raw: bool,
     json: bool,
@@ -71,5 +76,5 @@ def _run(
     from pilotfish.cli.batch import generate_rows
 
     printer = JsonPrinter() if json else TextPrinter()
-    all_served = generate_rows(config, sampling, good, printer, concurrency=concurrency, raw=raw)
+    all_served = generate_rows(config, sampling, good, printer, cache_salt=cache_salt, concurrency=concurrency, raw=raw)
     return all_served and len(good) == len(rows)

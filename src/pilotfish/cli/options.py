@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from pilotfish.config import DrafterKind, DType, EngineConfig, Mode
+from pilotfish.config import DType, EngineConfig, Mode
 from pilotfish.errors import InputError, ParameterError
 
 DEFAULT_PAIR = "pycode"
@@ -31,7 +31,7 @@ class EngineOptions:
     target: Annotated[Path | None, typer.Option(help="A model directory in Hugging Face format.")] = None
     draft: Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")] = None
     mode: Annotated[str | None, typer.Option(help="off or sync; sync where there is a draft.")] = None
-    drafter: Annotated[str | None, typer.Option(help="lm, ngram or lm+ngram.")] = None
+    drafter: Annotated[str | None, typer.Option(help="lm, ngram, suffix, or several joined by +.")] = None
     nodes: Annotated[int, typer.Option(help="Nodes of a token tree, at most.")] = EngineConfig.nodes
     levels: Annotated[int, typer.Option(help="Draft forwards that grow a tree, at most.")] = EngineConfig.levels
     width: Annotated[int, typer.Option(help="Leaves that a draft forward expands.")] = EngineConfig.width
@@ -49,7 +49,7 @@ class EngineOptions:
             target=models.target,
             draft=models.draft,
             mode=cast(Mode, mode),  # EngineConfig checks it, and the others
-            drafter=cast(DrafterKind, self.drafter or EngineConfig.drafter),
+            drafter=self.drafter or EngineConfig.drafter,
             nodes=self.nodes,
             levels=self.levels,
             width=self.width,

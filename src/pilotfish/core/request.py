@@ -11,6 +11,15 @@ from numpy.typing import NDArray
 
 from pilotfish.core.logit_rules import LogitEdits, LogitRules
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.errors import ParameterError
+
+MAX_SALT_LENGTH = 256
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """ParameterError unless it can name a tenant."""
+    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT_LENGTH):
+        raise ParameterError("cache_salt", salt, f"a string of 1 to {MAX_SALT_LENGTH} characters")
 
 
 class FinishReason(StrEnum):
@@ -61,14 +70,17 @@ class Request:
         stop_ids: frozenset[int],
         room: int,
         bad_sequences: Sequence[Sequence[int]] = (),
+        cache_salt: str | None = None,
     ) -> None:
         """`room` is what the model's context leaves for output; it may be less than `max_tokens`. `bad_sequences`
-        are the token ids of `params.bad_words`."""
+        are the token ids of `params.bad_words`. `cache_salt` is the tenant's name: what is remembered of a request
+        serves requests of the same salt, and none without one."""
         self.id = request_id
         self.params = params
         self.seed = seed
         self.stop_ids = stop_ids
         self.rules = LogitRules.of(params, prompt, stop_ids, bad_sequences)
+        self.cache_salt = cache_salt
         self.num_prompt_tokens = len(prompt)
         #: Tokens that it can reach, prompt included.
         self.max_length = len(prompt) + min(params.max_tokens, room)

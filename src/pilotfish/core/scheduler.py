@@ -216,11 +216,11 @@ class Scheduler:
             self.abort(rows.request)
         return [rows.request for rows in step.rows]
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request between two steps and free all it held; one that has ended stays as it is."""
         if request.finish_reason is not None:
             return
-        request.finish_reason = FinishReason.ABORT
+        request.finish_reason = reason
         if request in self.waiting:
             self.waiting.remove(request)
         else:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pilotfish.config import EngineConfig
+from pilotfish.config import DrafterKind, EngineConfig
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.logit_rules import check_token_ids
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.noise import sample_seed
-from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.request import FinishReason, Request, check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Commit, Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
+from pilotfish.draft.responses import ResponseCache
+from pilotfish.draft.suffix import SuffixDrafter
 from pilotfish.engine.text import TextStream, tokenizer_digest
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer
@@ -98,11 +100,13 @@ class Engine:
         config = self.config
         if config.mode == "off":
             return NoDrafter()
-        ngram = NgramDrafter(config.nodes)
-        if config.drafter == "ngram":
-            return ngram
-        lm = self._make_lm_drafter()
-        return lm if config.drafter == "lm" else CombinedDrafter([lm, ngram], config.nodes)
+        makers: dict[DrafterKind, Callable[[], Drafter]] = {
+            "lm": self._make_lm_drafter,
+            "ngram": lambda: NgramDrafter(config.nodes),
+            "suffix": lambda: SuffixDrafter(config.nodes, ResponseCache(config.max_cached_tokens)),
+        }
+        drafters = [makers[kind]() for kind in config.drafters]
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters, config.nodes)
 
     def _make_lm_drafter(self) -> LMDrafter:
         config = self.config
@@ -126,8 +130,12 @@ class Engine:
         """Parameters of a request: those given, then those of the model's generation_config.json."""
         return SamplingParams(**{**self.model.generation.defaults, **given})
 
-    def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> list[Sample]:
-        """Queue one prompt; its `params.n` samples. PromptError or ParameterError affect nothing else."""
+    def submit(
+        self, prompt: str | Sequence[int], params: SamplingParams, cache_salt: str | None = None
+    ) -> list[Sample]:
+        """Queue one prompt; its `params.n` samples. PromptError or ParameterError affect nothing else. Drafts for
+        requests of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs."""
+        check_cache_salt(cache_salt)
         tokens = self.check_prompt(prompt)
         stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else self.model.generation.eos_ids
@@ -139,7 +147,9 @@ class Engine:
         samples = []
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
-            request = Request(self._next_id, tokens, own, sample_seed(seed, index), stop_ids, room, bad_sequences)
+            request = Request(
+                self._next_id, tokens, own, sample_seed(seed, index), stop_ids, room, bad_sequences, cache_salt
+            )
             self.worker.scheduler.add(request)
             self._next_id += 1
             text = TextStream(self.tokenizer, params.stop, params.min_tokens)
@@ -203,7 +213,7 @@ class Engine:
             tokens.append(token)
             if sample.stream.add(token):
                 reason = FinishReason.STOP
-                self.worker.abort(commit.request)
+                self.worker.abort(commit.request, reason)
                 break
         sample.token_ids.extend(tokens)
         logprobs = commit.logprobs[: len(tokens)]

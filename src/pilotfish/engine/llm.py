@@ -52,20 +52,24 @@ class LLM:
         self.engine = Engine(EngineConfig(target=Path(target), draft=Path(draft) if draft else None, **config))
 
     def generate(
-        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Run all prompts, batched, to their end. `params`: one for all, or one for each prompt; None takes
         what the model's generation_config.json says.
 
         A prompt is text or token ids. An input that cannot be served raises a ValueError subclass before
-        anything runs. An error in a step, or an interrupt, ends all requests of the call.
+        anything runs. An error in a step, or an interrupt, ends all requests of the call. The suffix drafter
+        guesses from past outputs of calls with the same `cache_salt`; without one from none.
         """
         batch = _prompt_list(prompts)
         each = _params_list(self.engine.sampling_params() if params is None else params, len(batch))
         for prompt in batch:
             self.engine.check_prompt(prompt)
         try:
-            submitted = [self.engine.submit(prompt, p) for prompt, p in zip(batch, each, strict=True)]
+            submitted = [self.engine.submit(prompt, p, cache_salt) for prompt, p in zip(batch, each, strict=True)]
             while self.engine.busy:
                 self.engine.step()
         except BaseException:  # an interrupt too: the next call finds an idle engine

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from pilotfish.core.drafter import Drafter
-from pilotfish.core.request import Request
+from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.scheduler import Commit, Rows, Scheduler, Step
 from pilotfish.core.tree import ROOT
 from pilotfish.model.logprobs import token_logprobs
@@ -87,10 +87,10 @@ class TargetWorker:
         self.times.commit += self._clock() - verified
         return commits
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request between two steps; all it held is free when this returns."""
         if request.finish_reason is None:
-            self.scheduler.abort(request)
+            self.scheduler.abort(request, reason)
             self.drafter.close(request)
 
     def _tell_drafter(self, commit: Commit) -> None:
