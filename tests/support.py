@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from pilotfish.config import EngineConfig
-from pilotfish.core.drafter import Drafter
+from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import TokenTree
@@ -133,8 +133,8 @@ def native_model(directory: Path, dtype: torch.dtype = torch.float32) -> LoadedM
 
 
 def make_engine(target: Path, drafter: Drafter | None = None, /, **config: Any) -> Engine:
-    """A float32 engine on one thread, unless `config` says otherwise."""
-    defaults: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_slots": 4096}
+    """A float32 engine on one thread that verifies whole trees, unless `config` says otherwise."""
+    defaults: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_slots": 4096, "budget": "fixed"}
     return Engine(EngineConfig(target=target, **{**defaults, **config}), drafter)
 
 
@@ -161,6 +161,11 @@ def assert_idle(engine: Engine) -> None:
 # -- guesses
 
 
+def limits(nodes: int = 8, levels: int = 3) -> DraftLimits:
+    """So many nodes and levels, whatever they cost."""
+    return DraftLimits(nodes, 1000 * nodes, levels, price=0.0)
+
+
 def random_tree(rng: np.random.Generator, vocab_size: int, nodes: int) -> TokenTree:
     """Up to `nodes` nodes hung anywhere, with random tokens and scores."""
     tree = TokenTree()
@@ -172,11 +177,13 @@ def random_tree(rng: np.random.Generator, vocab_size: int, nodes: int) -> TokenT
 class RandomDrafter:
     """Guesses at random, knows nothing: the worst draft that is still polite."""
 
+    levels = 0
+
     def __init__(self, vocab_size: int, nodes: int = 12, seed: int = 0) -> None:
         self.vocab_size, self.nodes = vocab_size, nodes
         self._rng = np.random.default_rng(seed)
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
         return [random_tree(self._rng, self.vocab_size, self.nodes) for _ in requests]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> None:

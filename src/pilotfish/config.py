@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from pilotfish.errors import ParameterError, refuse_unknown
 
 Mode = Literal["off", "sync"]
+BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["float32", "bfloat16"]
 
@@ -37,7 +38,8 @@ class EngineConfig:
     `mode` off decodes plainly; sync verifies a token tree in every step. `drafter` is one of, or several joined
     by +: lm (the draft), ngram (lookup in the sequence), suffix (lookup in it and in past responses, of which
     `max_cached_tokens` tokens are kept). The tree has at most `nodes` nodes; the draft grows it in at most
-    `levels` forwards of `width` leaves. `kv_slots` tokens fit into the target's KV pool (and into the draft's),
+    `levels` forwards of `width` leaves. `budget` auto spends of that what pays by measured costs, down to plain
+    decoding; fixed spends all of it, always. `kv_slots` tokens fit into the target's KV pool (and into the draft's),
     `max_rows` rows into one forward, `max_requests` sequences run at a time. `eager` runs transformers' own torch
     operations instead of the C++ kernels: the reference.
     """
@@ -49,6 +51,7 @@ class EngineConfig:
     nodes: int = 8
     levels: int = 8
     width: int = 2
+    budget: BudgetKind = "auto"
     dtype: DType = "bfloat16"
     device: str = "cpu"
     threads: int = 0  # 0: the cores that the process may use
@@ -59,7 +62,7 @@ class EngineConfig:
     eager: bool = False
 
     def __post_init__(self) -> None:
-        for field, kind in (("mode", Mode), ("dtype", DType)):
+        for field, kind in (("mode", Mode), ("budget", BudgetKind), ("dtype", DType)):
             if getattr(self, field) not in get_args(kind):
                 raise ParameterError(field, getattr(self, field), " or ".join(get_args(kind)))
         limits = (

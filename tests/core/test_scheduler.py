@@ -54,7 +54,7 @@ def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
     plan = scheduler.plan()
     assert all(r.stats.preemptions == 1 and r.num_computed == 0 for r in plan.preempted)
     trees = [guess(chunk.request, rng, nodes) for chunk in plan.chunks if chunk.complete]
-    step = scheduler.schedule(plan.chunks, trees)
+    step = scheduler.schedule(plan.chunks, trees, 1000)
     assert step.num_rows <= scheduler.max_rows
     assert [rows.request for rows in step.rows] == scheduler.running
     assert all(rows.count >= 1 for rows in step.rows)
@@ -233,7 +233,7 @@ def test_nodes_too_deep_to_be_committed_get_no_row() -> None:
     tree, node = TokenTree(), ROOT
     for token in range(8):
         node = tree.add(node, token, -0.1)
-    step = scheduler.schedule(scheduler.plan().chunks, [tree])
+    step = scheduler.schedule(scheduler.plan().chunks, [tree], 1000)
     assert max(step.rows[0].tree.depths) == 2  # two nodes and the bonus token make three
 
 
@@ -242,7 +242,7 @@ def test_a_chunk_that_is_not_complete_samples_nothing() -> None:
     request = new_request(0, 10, 3)
     scheduler.add(request)
     for computed in (4, 8):
-        step = scheduler.schedule(scheduler.plan().chunks, [])
+        step = scheduler.schedule(scheduler.plan().chunks, [], 1000)
         assert step.num_samples == 0
         assert scheduler.commit(step, []) == []
         assert request.num_computed == computed

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from support import limits
+
+from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import ROOT, TokenTree
@@ -13,10 +16,12 @@ from pilotfish.draft.combined import CombinedDrafter
 class Fixed:
     """Proposes one path with one score a node; counts what it is told."""
 
+    levels = 1
+
     def __init__(self, tokens: list[int], score: float) -> None:
         self.tokens, self.score, self.told = tokens, score, list[str]()
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], _: DraftLimits) -> list[TokenTree]:
         return [self._tree() for _ in requests]
 
     def _tree(self) -> TokenTree:
@@ -36,8 +41,8 @@ REQUESTS = [Request(i, [1], SamplingParams(), 0, frozenset(), 10) for i in range
 
 
 def test_the_best_nodes_of_all_trees() -> None:
-    combined = CombinedDrafter([Fixed([5, 6], -1.0), Fixed([5, 7, 8], -0.4)], 3)
-    for tree in combined.propose(REQUESTS):
+    combined = CombinedDrafter([Fixed([5, 6], -1.0), Fixed([5, 7, 8], -0.4)])
+    for tree in combined.propose(REQUESTS, limits(3)):
         assert sorted(tree.tokens[1:]) == [5, 6, 7] or sorted(tree.tokens[1:]) == [5, 7, 8]
         first = tree.child(ROOT, 5)
         assert first is not None
@@ -46,7 +51,7 @@ def test_the_best_nodes_of_all_trees() -> None:
 
 def test_everyone_is_told() -> None:
     drafters = [Fixed([1], -1.0), Fixed([2], -1.0)]
-    combined = CombinedDrafter(drafters, 4)
+    combined = CombinedDrafter(drafters)
     combined.commit(REQUESTS[1], [3, 4])
     combined.close(REQUESTS[1])
     assert [d.told for d in drafters] == [["commit 1 [3, 4]", "close 1"]] * 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import VOCAB, native_model
+from support import VOCAB, limits, native_model
 
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
@@ -15,7 +15,8 @@ from pilotfish.draft.lm import CHUNK, LMDrafter, TreeShape
 from pilotfish.model.runner import Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling, sample
 
-SHAPE = TreeShape(max_nodes=12, levels=3, width=3, children=4)
+SHAPE = TreeShape(width=3, children=4)
+LIMITS = limits(nodes=12, levels=3)
 
 
 def make_drafter(directory: Path, shape: TreeShape = SHAPE, slots: int = 600) -> LMDrafter:
@@ -39,14 +40,14 @@ def next_token(directory: Path, request: Request) -> int:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_draft_equal_to_the_target_is_always_right(llama: Path, temperature: float) -> None:
     """A chain is what the model samples: noise, positions and filters are mirrored."""
-    drafter, request = make_drafter(llama, TreeShape(3, 3, 1, 1)), make_request(temperature=temperature, top_k=20)
+    drafter, request = make_drafter(llama, TreeShape(1, 1)), make_request(temperature=temperature, top_k=20)
     for _ in range(3):
-        (tree,) = drafter.propose([request])
+        (tree,) = drafter.propose([request], LIMITS)
         expected = []
-        for _ in range(SHAPE.levels):
+        for _ in range(LIMITS.levels):
             expected.append(next_token(llama, request))
             request.extend(expected[-1:])
-        assert len(tree.follow(expected)) == SHAPE.levels
+        assert len(tree.follow(expected)) == LIMITS.levels
         drafter.commit(request, expected)
         drafter.check()
 
@@ -56,8 +57,8 @@ def test_kept_kv_changes_no_guess(llama: Path) -> None:
     drafter, request = make_drafter(llama), make_request(temperature=0.8)
     rng = np.random.default_rng(0)
     for _ in range(6):
-        (tree,) = drafter.propose([request])
-        (fresh,) = make_drafter(llama).propose([request])
+        (tree,) = drafter.propose([request], LIMITS)
+        (fresh,) = make_drafter(llama).propose([request], LIMITS)
         assert (tree.tokens, tree.parents) == (fresh.tokens, fresh.parents)
         assert tree.scores == pytest.approx(fresh.scores)
         deepest = max(tree.nodes(), key=lambda node: tree.depths[node])
@@ -70,42 +71,42 @@ def test_kept_kv_changes_no_guess(llama: Path) -> None:
 
 def test_company_changes_no_guess(llama: Path) -> None:
     requests = [make_request(i, prompt=5 + 30 * i, temperature=0.5 * i) for i in range(4)]
-    together = make_drafter(llama).propose(requests)
+    together = make_drafter(llama).propose(requests, LIMITS)
     for request, tree in zip(requests, together, strict=True):
-        (alone,) = make_drafter(llama).propose([request])
+        (alone,) = make_drafter(llama).propose([request], LIMITS)
         assert (tree.tokens, tree.parents) == (alone.tokens, alone.parents)
         assert tree.scores == pytest.approx(alone.scores)
 
 
 def test_trees_keep_their_shape(llama: Path) -> None:
-    (tree,) = make_drafter(llama).propose([make_request(temperature=1.0)])
-    assert 0 < len(tree) <= SHAPE.max_nodes
-    assert max(tree.depths) <= SHAPE.levels
+    (tree,) = make_drafter(llama).propose([make_request(temperature=1.0)], LIMITS)
+    assert 0 < len(tree) <= LIMITS.nodes
+    assert max(tree.depths) <= LIMITS.levels
     assert all(len(tree.children(node)) <= SHAPE.children for node in (ROOT, *tree.nodes()))
     assert all(tree.scores[n] <= tree.scores[tree.parents[n]] for n in tree.nodes())
 
 
 def test_filters_leave_no_guess_that_cannot_be(llama: Path) -> None:
-    (tree,) = make_drafter(llama).propose([make_request(temperature=1.0, top_k=1)])
+    (tree,) = make_drafter(llama).propose([make_request(temperature=1.0, top_k=1)], LIMITS)
     assert all(len(tree.children(node)) <= 1 for node in (ROOT, *tree.nodes()))
     assert all(score > -np.inf for score in tree.scores)
 
 
 def test_no_level_beyond_the_last_token(llama: Path) -> None:
-    (tree,) = make_drafter(llama).propose([make_request(max_tokens=1, temperature=0.0)])
+    (tree,) = make_drafter(llama).propose([make_request(max_tokens=1, temperature=0.0)], LIMITS)
     assert max(tree.depths) <= 1
 
 
 def test_a_long_prompt_takes_several_forwards(llama: Path) -> None:
     drafter, request = make_drafter(llama, slots=2 * CHUNK + 100), make_request(prompt=2 * CHUNK + 7, temperature=0.0)
-    (tree,) = drafter.propose([request])
+    (tree,) = drafter.propose([request], LIMITS)
     assert tree.child(ROOT, next_token(llama, request)) is not None
 
 
 def test_without_slots_there_are_no_guesses(llama: Path) -> None:
     drafter = make_drafter(llama, slots=50)
     small, large = make_request(0, prompt=10), make_request(1, prompt=60)
-    trees = drafter.propose([large, small])
+    trees = drafter.propose([large, small], LIMITS)
     assert [len(tree) > 0 for tree in trees] == [False, True]
     drafter.check()
     for request in (small, large):
@@ -127,7 +128,7 @@ def test_slots_survive_random_lives(llama: Path) -> None:
     requests = [make_request(i, prompt=int(rng.integers(1, 60)), temperature=float(i % 2)) for i in range(8)]
     for _ in range(25):
         chosen = [r for r in requests if rng.random() < 0.7]
-        for request, tree in zip(chosen, drafter.propose(chosen), strict=True):
+        for request, tree in zip(chosen, drafter.propose(chosen, LIMITS), strict=True):
             node, tokens = ROOT, list[int]()
             while (children := tree.children(node)) and rng.random() < 0.7:
                 node = int(rng.choice(children))

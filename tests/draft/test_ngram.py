@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support import limits
 
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
@@ -34,26 +35,26 @@ def request(tokens: list[int]) -> Request:
 
 
 def test_it_proposes_what_followed_as_a_chain() -> None:
-    (tree,) = NgramDrafter(3).propose([request([1, 2, 3, 4, 5, 6, 1, 2])])
+    (tree,) = NgramDrafter().propose([request([1, 2, 3, 4, 5, 6, 1, 2])], limits(3))
     assert tree.tokens[1:] == [3, 4, 5]
     assert tree.depths[1:] == [1, 2, 3]
 
 
 def test_nothing_seen_before_gives_nothing() -> None:
-    (tree,) = NgramDrafter(3).propose([request([1, 2, 3])])
+    (tree,) = NgramDrafter().propose([request([1, 2, 3])], limits(3))
     assert len(tree) == 0
 
 
 def test_the_latest_continuation_is_taken() -> None:
-    (tree,) = NgramDrafter(1).propose([request([1, 7, 1, 8, 1])])
+    (tree,) = NgramDrafter().propose([request([1, 7, 1, 8, 1])], limits(1))
     assert tree.tokens[1:] == [8]
 
 
 def test_closing_forgets() -> None:
-    drafter = NgramDrafter(3)
+    drafter = NgramDrafter()
     first = request([1, 2, 1])
-    drafter.propose([first])
+    drafter.propose([first], limits(3))
     drafter.close(first)
     drafter.close(first)
-    (tree,) = drafter.propose([request([3, 1])])
+    (tree,) = drafter.propose([request([3, 1])], limits(3))
     assert len(tree) == 0

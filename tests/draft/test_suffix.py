@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import limits
 
 from pilotfish.core.noise import gumbel
 from pilotfish.core.request import FinishReason, Request
@@ -25,8 +26,11 @@ def request(tokens: list[int], salt: str | None = None, temperature: float = 0.0
     return Request(number, tokens, params, 3, frozenset(), 100, cache_salt=salt)
 
 
-def make_drafter(max_nodes: int = 8) -> SuffixDrafter:
-    return SuffixDrafter(max_nodes, ResponseCache(1000))
+LIMITS = limits(8)
+
+
+def make_drafter() -> SuffixDrafter:
+    return SuffixDrafter(ResponseCache(1000))
 
 
 def finish(drafter: SuffixDrafter, r: Request, output: list[int], reason: FinishReason = FinishReason.STOP) -> None:
@@ -99,7 +103,7 @@ def test_chances_under_the_noise_are_right_on_average() -> None:
 
 
 def test_what_followed_becomes_a_tree() -> None:
-    (tree,) = make_drafter(12).propose([request([1, 2, 3, 4, 0, 1, 2, 5, 6, 0, 1, 2, 3, 0, 9, 1, 2])])
+    (tree,) = make_drafter().propose([request([1, 2, 3, 4, 0, 1, 2, 5, 6, 0, 1, 2, 3, 0, 9, 1, 2])], limits(12))
     first = {tree.tokens[node] for node in tree.children(ROOT)}
     assert first == {3, 5}
     assert tree.tokens[1] == 3  # followed twice
@@ -107,12 +111,12 @@ def test_what_followed_becomes_a_tree() -> None:
 
 
 def test_text_that_repeats_is_continued_beyond_its_end() -> None:
-    (tree,) = make_drafter(6).propose([request([7, 8] * 6)])
+    (tree,) = make_drafter().propose([request([7, 8] * 6)], limits(6))
     assert len(tree.follow([7, 8, 7, 8, 7])) >= 4
 
 
 def test_nothing_seen_before_gives_nothing() -> None:
-    (tree,) = make_drafter().propose([request([1, 2, 3])])
+    (tree,) = make_drafter().propose([request([1, 2, 3])], LIMITS)
     assert len(tree) == 0
 
 
@@ -125,19 +129,19 @@ def test_nothing_seen_before_gives_nothing() -> None:
 def test_trees_are_bounded_and_best_first(
     tokens: list[int], past: list[list[int]], max_nodes: int, temperature: float
 ) -> None:
-    drafter = make_drafter(max_nodes)
+    drafter = make_drafter()
     for response in past:
         drafter.responses.add("a", response)
-    (tree,) = drafter.propose([request(tokens, "a", temperature)])
+    (tree,) = drafter.propose([request(tokens, "a", temperature)], limits(max_nodes))
     assert len(tree) <= max_nodes
     assert set(tree.tokens[1:]) <= set(tokens).union(*past)
     assert tree.scores[1:] == sorted(tree.scores[1:], reverse=True)
     for node in tree.nodes():
         assert MIN_SCORE <= tree.scores[node] <= tree.scores[tree.parents[node]]
         assert len(tree.children(node)) <= CHILDREN
-    larger = make_drafter(max_nodes + 1)
+    larger = make_drafter()
     larger.responses = drafter.responses
-    (more,) = larger.propose([request(tokens, "a", temperature)])
+    (more,) = larger.propose([request(tokens, "a", temperature)], limits(max_nodes + 1))
     assert more.tokens[: len(tree.tokens)] == tree.tokens  # the best nodes, whatever the limit
 
 
@@ -146,8 +150,8 @@ def test_growing_with_the_sequence_is_reading_it_at_once(tokens: list[int], data
     start = data.draw(st.integers(1, len(tokens)))
     drafter, r = make_drafter(), request(tokens[:start])
     while True:
-        (tree,) = drafter.propose([r])
-        (fresh,) = make_drafter().propose([request(r.tokens)])
+        (tree,) = drafter.propose([r], LIMITS)
+        (fresh,) = make_drafter().propose([request(r.tokens)], LIMITS)
         assert seen(tree) == seen(fresh)
         if len(r.tokens) == len(tokens):
             return
@@ -160,7 +164,7 @@ def test_the_noise_chooses_among_equals() -> None:
     """Three tokens followed as often; the first child is the one that the noise favours."""
     for length in range(20):
         tokens = [8] * length + [1, 5, 2, 1, 6, 3, 1, 7, 4, 1]
-        (tree,) = make_drafter().propose([request(tokens, temperature=1.0)])
+        (tree,) = make_drafter().propose([request(tokens, temperature=1.0)], LIMITS)
         noise = gumbel(3, len(tokens), 8)
         children = [tree.tokens[node] for node in tree.children(ROOT)]
         assert children[0] == max((5, 6, 7), key=noise.__getitem__)
@@ -172,14 +176,14 @@ def test_the_noise_chooses_among_equals() -> None:
 def test_past_responses_of_the_tenant_are_guessed_from() -> None:
     drafter = make_drafter()
     finish(drafter, request([1, 2, 3], "a"), [10, 11, 12, 13])
-    (tree,) = drafter.propose([request([5, 10, 11], "a", number=1)])
+    (tree,) = drafter.propose([request([5, 10, 11], "a", number=1)], LIMITS)
     assert len(tree.follow([12, 13])) == 2
 
 
 def test_the_prompts_end_leads_to_the_first_token() -> None:
     drafter = make_drafter()
     finish(drafter, request([9, 9, 9, 1, 2, 3, 4], "a"), [10, 11])
-    (tree,) = drafter.propose([request([6, 3, 4], "a", number=1)])
+    (tree,) = drafter.propose([request([6, 3, 4], "a", number=1)], LIMITS)
     assert len(tree.follow([10, 11])) == 2
     assert drafter.responses.num_tokens == LEAD + 2
 
@@ -187,7 +191,7 @@ def test_the_prompts_end_leads_to_the_first_token() -> None:
 def test_both_sources_share_a_tree() -> None:
     drafter = make_drafter()
     finish(drafter, request([1], "a"), [7, 8, 20])
-    (tree,) = drafter.propose([request([7, 8, 30, 5, 7, 8], "a", number=1)])
+    (tree,) = drafter.propose([request([7, 8, 30, 5, 7, 8], "a", number=1)], LIMITS)
     assert {tree.tokens[node] for node in tree.children(ROOT)} == {20, 30}
 
 
@@ -217,21 +221,21 @@ def test_nobody_else_sees_or_feels_them(
         tenant._old.num_tokens = tenant._young.num_tokens = 1
     if other is not None:
         with pytest.raises(AssertionError, match="looked up"):
-            busy.propose([request([1, 2], other, number=9)])
+            busy.propose([request([1, 2], other, number=9)], LIMITS)
     mine = [request([2, 3, 7, 1, 2, 3], salt, temperature, number=n) for n in (10, 11)]
     for r in mine:
-        assert [seen(t) for t in busy.propose([r])] == [seen(t) for t in fresh.propose([r])]
-        assert len(busy.propose([r])[0])
+        assert [seen(t) for t in busy.propose([r], LIMITS)] == [seen(t) for t in fresh.propose([r], LIMITS)]
+        assert len(busy.propose([r], LIMITS)[0])
     for drafter in (busy, fresh):
         finish(drafter, request([2, 3], salt, number=12), [4, 5])
     r = request([2, 3, 7, 1, 2, 3], salt, temperature, number=13)
-    assert [seen(t) for t in busy.propose([r])] == [seen(t) for t in fresh.propose([r])]
+    assert [seen(t) for t in busy.propose([r], LIMITS)] == [seen(t) for t in fresh.propose([r], LIMITS)]
 
 
 def test_requests_that_run_together_do_not_see_each_other() -> None:
     drafter = make_drafter()
-    drafter.propose([request([1, 2, 3], "a")])
-    (tree,) = drafter.propose([request([1, 2], "a", number=1)])
+    drafter.propose([request([1, 2, 3], "a")], LIMITS)
+    (tree,) = drafter.propose([request([1, 2], "a", number=1)], LIMITS)
     assert len(tree) == 0
 
 
@@ -245,8 +249,8 @@ def test_what_did_not_end_by_itself_is_forgotten(reason: FinishReason) -> None:
 def test_closing_frees_the_sequence() -> None:
     drafter = make_drafter()
     first = request([1, 2, 1])
-    drafter.propose([first])
+    drafter.propose([first], LIMITS)
     finish(drafter, first, [])
     drafter.close(first)
     assert not drafter._own
-    assert [len(tree) for tree in drafter.propose([request([3, 1])])] == [0]
+    assert [len(tree) for tree in drafter.propose([request([3, 1])], LIMITS)] == [0]

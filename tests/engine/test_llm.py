@@ -16,7 +16,7 @@ P = SamplingParams(max_tokens=8, seed=3)
 
 @pytest.fixture(scope="module")
 def llm(llama: Path, draft: Path) -> LLM:
-    return LLM(llama, draft=draft, dtype="float32", threads=1, kv_slots=1024, nodes=8, levels=2)
+    return LLM(llama, draft=draft, dtype="float32", threads=1, kv_slots=1024, nodes=8, levels=2, budget="fixed")
 
 
 def test_one_prompt_many_prompts_and_token_ids(llm: LLM) -> None:

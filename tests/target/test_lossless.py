@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
 
-from pilotfish.core import scheduler
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.pairs import resolve_pair
@@ -136,10 +135,10 @@ def test_small_budgets_change_nothing(llama: Path, draft: Path, name: str, limit
 
 
 @pytest.mark.parametrize("name", ["off", "lm 16", "ngram", "random"])
-def test_preemption_changes_nothing(llama: Path, draft: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preemption_changes_nothing(llama: Path, draft: Path, name: str) -> None:
     """Half of the requests lose their KV on the way; what they report of their prompts is reported once."""
-    monkeypatch.setattr(scheduler, "HEADROOM", 1)
     plain, engine = make_engine(llama), drafting(name, llama, draft, kv_slots=150)
+    engine.worker.scheduler.headroom = 1
     asked = [(SNIPPETS[i], params((i, s), logprobs=1, prompt_logprobs=1)) for i, s in MIXED]
     samples = [engine.submit(prompt, p)[0] for prompt, p in asked]
     while engine.busy:

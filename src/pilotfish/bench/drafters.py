@@ -8,11 +8,13 @@ import numpy as np
 
 from pilotfish.bench.workload import Job
 from pilotfish.config import DrafterKind, EngineConfig, drafter_kinds
-from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.budget import FixedBudget
+from pilotfish.core.drafter import Drafter, DraftLimits, NoDrafter
 from pilotfish.core.request import Request
+from pilotfish.core.scheduler import HEADROOM
 from pilotfish.core.tree import TokenTree
 from pilotfish.draft.combined import CombinedDrafter
-from pilotfish.draft.lm import LMDrafter, TreeShape
+from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.responses import ResponseCache
 from pilotfish.draft.suffix import SuffixDrafter
@@ -26,11 +28,13 @@ class RandomDrafter:
     A tree is a function of the request's seed and length, so a run can be repeated.
     """
 
+    levels = 0
+
     def __init__(self, vocab_size: int, max_nodes: int) -> None:
         self.vocab_size = vocab_size
         self.max_nodes = max_nodes
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
         return [self._tree(request) for request in requests]
 
     def _tree(self, request: Request) -> TokenTree:
@@ -53,38 +57,33 @@ class Bench:
     """One engine over one pair, whose drafter can be swapped while it is idle."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """`config` must be of mode sync with drafter lm; its tree is that of `shape`."""
+        """`config` must be of mode sync with drafter lm."""
         self.engine = Engine(config)
         drafter = self.engine.drafter
         if not isinstance(drafter, LMDrafter):
             raise EngineError("bench: an engine of mode sync with drafter lm is needed")
         self.lm_drafter = drafter
-        self.shape = drafter.shape
 
-    def lm(self, nodes: int | None = None) -> LMDrafter:
+    def lm(self) -> LMDrafter:
         """An LM drafter over the loaded draft."""
-        shape = self.shape
-        tree = TreeShape(nodes or shape.max_nodes, shape.levels, shape.width, shape.children)
-        return LMDrafter(self.lm_drafter.runner, tree, self.lm_drafter.vocab_size)
+        return LMDrafter(self.lm_drafter.runner, self.lm_drafter.shape, self.lm_drafter.vocab_size)
 
     def drafter(self, name: str) -> Drafter:
-        """`off`, or what EngineConfig.drafter may name, with the configured tree."""
+        """`off`, or what EngineConfig.drafter may name."""
         if name == "off":
             return NoDrafter()
         drafters = [self._drafter(kind) for kind in drafter_kinds(name)]
-        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters, self.shape.max_nodes)
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
     def _drafter(self, kind: DrafterKind) -> Drafter:
         if kind == "lm":
             return self.lm()
-        nodes = self.shape.max_nodes
-        if kind == "ngram":
-            return NgramDrafter(nodes)
-        return SuffixDrafter(nodes, ResponseCache(self.engine.config.max_cached_tokens))
+        return NgramDrafter() if kind == "ngram" else SuffixDrafter(ResponseCache(self.engine.config.max_cached_tokens))
 
-    def use(self, drafter: Drafter) -> None:
-        """Swap the drafter; EngineError while requests run."""
-        self.engine.use(drafter)
+    def use(self, drafter: Drafter, nodes: int | None = None) -> None:
+        """Swap the drafter, whose trees are verified in full; EngineError while requests run."""
+        config = self.engine.config
+        self.engine.use(drafter, FixedBudget(nodes or config.nodes, config.levels))
 
     def drain(self, done: Callable[[], None] = lambda: None) -> None:
         """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed
@@ -103,11 +102,18 @@ class Bench:
         concurrency: int,
         done: Callable[[], None] = lambda: None,
         cache_salt: str | None = None,
+        nodes: int | None = None,
+        kv_slots: int | None = None,
     ) -> list[Sample]:
         """Generate all jobs, `concurrency` at a time, in order of arrival; `done` is called for each. With a
-        `cache_salt` a suffix drafter guesses from outputs of jobs that ended before."""
-        self.use(drafter)
-        self.engine.worker.scheduler.max_requests = concurrency
+        `cache_salt` a suffix drafter guesses from outputs of jobs that ended before. With `kv_slots` the target has
+        no more, and admits what only just fits, so that requests are preempted."""
+        self.use(drafter, nodes)
+        scheduler = self.engine.worker.scheduler
+        scheduler.max_requests = concurrency
+        held = [] if kv_slots is None else scheduler.pool.allocate(scheduler.pool.capacity - kv_slots)
+        scheduler.headroom = HEADROOM if kv_slots is None else 1
         samples = [self.engine.submit(job.prompt.text, job.params, cache_salt)[0] for job in jobs]
         self.drain(done)
+        scheduler.pool.release(held)
         return samples

@@ -31,7 +31,7 @@ class Outcome:
     """One drafter at one concurrency and thread count, against `off` alone at that thread count.
 
     `verified` counts the nodes of all trees, `accepted` those on accepted paths: a drafter that offers
-    nothing is equal and shows nothing.
+    nothing is equal and shows nothing, as does a scarce pool that nobody gave way in.
     """
 
     threads: int
@@ -41,11 +41,13 @@ class Outcome:
     differing: int
     verified: int
     accepted: int
+    preemptions: int
     seconds: float
 
     @property
     def vacuous(self) -> bool:
-        return self.verified == 0 and self.drafter != "off"
+        guessless = self.verified == 0 and not self.drafter.startswith("off")
+        return guessless or (self.preemptions == 0 and "preempted" in self.drafter)
 
 
 @dataclass(frozen=True)
@@ -87,18 +89,37 @@ class ParityReport:
         return self.dtype == "float32" and unproved
 
 
-def contestants(bench: Bench) -> dict[str, Drafter]:
-    """Every drafter that is compared, over the models that `bench` has loaded."""
-    vocab_size = bench.engine.model.shape.vocab_size
-    trees = {f"lm {nodes}": bench.lm(nodes) for nodes in LM_NODES}
-    plain = {name: bench.drafter(name) for name in ("off", *COMBINATIONS)}
-    return {**plain, **trees, "random": RandomDrafter(vocab_size, RANDOM_NODES)}
+@dataclass(frozen=True)
+class Contestant:
+    """What is compared with `off` alone: a drafter of Bench.drafter, or random trees."""
+
+    drafter: str
+    concurrency: int
+    nodes: int | None = None  # of a tree; None: as configured
+    preempted: bool = False  # with a KV pool too small for its batch
+
+    @property
+    def name(self) -> str:
+        nodes = f" {self.nodes}" if self.drafter == "lm" else ""
+        return self.drafter + nodes + (", preempted" if self.preempted else "")
+
+    def make(self, bench: Bench) -> Drafter:
+        if self.drafter == "random":
+            return RandomDrafter(bench.engine.model.shape.vocab_size, RANDOM_NODES)
+        return bench.drafter(self.drafter)
 
 
-def runs() -> list[tuple[str, int]]:
-    """(drafter, concurrency) in order; the reference first, batched runs, which are quicker, next."""
-    names = ["off", *(f"lm {nodes}" for nodes in LM_NODES), *COMBINATIONS, "random"]
-    return [("off", 1), *((name, BATCH) for name in names), *((name, 1) for name in names[1:])]
+def runs() -> list[Contestant]:
+    """In order; the reference first, batched runs, which are quicker, next."""
+    trees = [("lm", nodes) for nodes in LM_NODES] + [(name, None) for name in COMBINATIONS] + [("random", RANDOM_NODES)]
+    return [
+        Contestant("off", 1),
+        Contestant("off", BATCH),
+        *(Contestant(name, BATCH, nodes) for name, nodes in trees),
+        Contestant("off", BATCH, preempted=True),
+        Contestant("lm+ngram+suffix", BATCH, preempted=True),
+        *(Contestant(name, 1, nodes) for name, nodes in trees),
+    ]
 
 
 def num_sequences(num_prompts: int, thread_counts: Sequence[int]) -> int:
@@ -135,8 +156,7 @@ def run_parity(
 
 @dataclass(frozen=True)
 class _Run:
-    drafter: str
-    concurrency: int
+    contestant: Contestant
     samples: list[Sample]
     seconds: float
 
@@ -146,12 +166,18 @@ class _Run:
 
 
 def _runs(bench: Bench, jobs: list[Job], threads: int, done: Callable[[str], None]) -> Iterator[_Run]:
-    drafters = contestants(bench)
-    for name, concurrency in runs():
-        label = f"{name}, {concurrency} at a time, {threads} thread{'s' if threads > 1 else ''}"
+    for one in runs():
+        label = f"{one.name}, {one.concurrency} at a time, {threads} thread{'s' if threads > 1 else ''}"
+        slots = scarce_slots(bench, jobs) if one.preempted else None
         began = time.perf_counter()
-        samples = bench.run(drafters[name], jobs, concurrency, partial(done, label), SALT)
-        yield _Run(name, concurrency, samples, time.perf_counter() - began)
+        samples = bench.run(one.make(bench), jobs, one.concurrency, partial(done, label), SALT, one.nodes, slots)
+        yield _Run(one, samples, time.perf_counter() - began)
+
+
+def scarce_slots(bench: Bench, jobs: Sequence[Job]) -> int:
+    """Half of what the longest batch needs, and enough for the longest sequence."""
+    lengths = sorted(len(bench.engine.check_prompt(job.prompt.text)) + job.params.max_tokens for job in jobs)
+    return max(lengths[-1], sum(lengths[-BATCH:]) // 2)
 
 
 def _outcome(threads: int, run: _Run, reference: Outputs) -> Outcome:
@@ -159,12 +185,13 @@ def _outcome(threads: int, run: _Run, reference: Outputs) -> Outcome:
     stats = [sample.request.stats for sample in run.samples]
     return Outcome(
         threads=threads,
-        drafter=run.drafter,
-        concurrency=run.concurrency,
+        drafter=run.contestant.name,
+        concurrency=run.contestant.concurrency,
         compared=len(reference),
         differing=differing,
         verified=sum(one.draft_tokens for one in stats),
         accepted=sum(one.accepted_tokens for one in stats),
+        preemptions=sum(one.preemptions for one in stats),
         seconds=run.seconds,
     )
 
@@ -173,12 +200,25 @@ def _differences(threads: int, run: _Run, reference: Outputs, jobs: list[Job]) -
     for job, left, right in zip(jobs, run.outputs, reference, strict=True):
         index = first_difference(left, right)
         if index is not None:
-            yield Difference(threads, run.drafter, run.concurrency, job.prompt.id, job.setting, index)
+            yield Difference(
+                threads, run.contestant.name, run.contestant.concurrency, job.prompt.id, job.setting, index
+            )
 
 
 def print_parity(report: ParityReport) -> None:
     """Compared and differing sequences of each run, and the first differences."""
-    header = ("drafter", "at a time", "threads", "compared", "differing", "equal", "verified", "accepted", "seconds")
+    header = (
+        "drafter",
+        "at a time",
+        "threads",
+        "compared",
+        "differing",
+        "equal",
+        "verified",
+        "accepted",
+        "preempted",
+        "seconds",
+    )
     print_table(f"against off alone, {report.dtype}", header, map(_row, report.outcomes))
     if report.across_threads:
         print_table("off alone, against off at the first thread count", header, map(_row, report.across_threads))
@@ -193,4 +233,4 @@ def print_parity(report: ParityReport) -> None:
 def _row(outcome: Outcome) -> tuple[object, ...]:
     counts = (outcome.drafter, outcome.concurrency, outcome.threads, outcome.compared, outcome.differing)
     equal = f"{1 - outcome.differing / outcome.compared:.2%}"
-    return (*counts, equal, outcome.verified, outcome.accepted, f"{outcome.seconds:.0f}")
+    return (*counts, equal, outcome.verified, outcome.accepted, outcome.preemptions, f"{outcome.seconds:.0f}")

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
+from pilotfish.core.budget import FixedBudget
 from pilotfish.core.drafter import NoDrafter
 from pilotfish.core.request import RequestStats
 from pilotfish.core.sampling_params import SamplingParams
@@ -47,12 +48,12 @@ def run_pass(engine: Engine, prompts: Sequence[str], params: SamplingParams) -> 
 @contextmanager
 def speculation_off(engine: Engine) -> Iterator[None]:
     """Every step plain decoding; only while no request runs."""
-    drafter = engine.drafter
-    engine.use(NoDrafter())
+    drafter, budget = engine.drafter, engine.worker.budget
+    engine.use(NoDrafter(), FixedBudget(0, 0))
     try:
         yield
     finally:
-        engine.use(drafter)
+        engine.use(drafter, budget)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from pilotfish.core.request import Request
 from pilotfish.core.tree import TokenTree
 
 
+@dataclass(frozen=True)
+class DraftLimits:
+    """What a drafter may spend on the next trees."""
+
+    nodes: int  # of one tree
+    total: int  # of all trees: nodes that are not among so many best will not be verified
+    levels: int  # forwards of a draft model; 0: only guesses that cost none
+    price: float  # tokens a second that the time of one more level would give otherwise
+
+
 class Drafter(Protocol):
     """Guesses what comes next. Whatever it answers, no output changes."""
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+    @property
+    def levels(self) -> int:
+        """Forwards of a draft model that the last trees took one after the other."""
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         """A tree below each request's last committed token; an empty tree is always right."""
 
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
@@ -26,7 +41,9 @@ class Drafter(Protocol):
 class NoDrafter:
     """Mode `off`: every tree is empty, every step is plain decoding."""
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
+    levels = 0
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
         return [TokenTree() for _ in requests]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> None:

@@ -102,6 +102,7 @@ class Scheduler:
         self.pool = pool
         self.max_rows = max_rows
         self.max_requests = min(max_requests, max_rows)  # so that each running request gets a row
+        self.headroom = HEADROOM
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -142,7 +143,7 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_requests:
             request = self.waiting[0]
             pending = sum(r.num_pending for r in self.running if not r.set_aside)
-            need = request.max_length if request.stats.preemptions else request.num_pending + HEADROOM
+            need = request.max_length if request.stats.preemptions else request.num_pending + self.headroom
             if min(need, request.max_length) > self._unclaimed() - pending:
                 return
             request.set_aside = bool(request.stats.preemptions)
@@ -165,15 +166,16 @@ class Scheduler:
         """Slots that a step takes from those unclaimed."""
         return sum(chunk.count for chunk in chunks if not chunk.request.set_aside)
 
-    def schedule(self, chunks: Sequence[Chunk], trees: Sequence[TokenTree]) -> Step:
-        """Give the rows that chunks leave over to the best nodes of all trees, and slots to all rows.
+    def schedule(self, chunks: Sequence[Chunk], trees: Sequence[TokenTree], max_nodes: int) -> Step:
+        """Give the rows that chunks leave over to the best nodes of all trees, `max_nodes` at most, and slots to
+        all rows.
 
         `trees` holds one tree for each chunk that is complete, in order.
         """
         proposed = iter(trees)
         offers = [_useful(next(proposed), chunk.request) if chunk.complete else TokenTree() for chunk in chunks]
         spare_rows = self.max_rows - sum(chunk.count for chunk in chunks)
-        budget = min(spare_rows, self._unclaimed() - self._growth(chunks))
+        budget = min(max_nodes, spare_rows, self._unclaimed() - self._growth(chunks))
         return Step([self._rows(chunk, tree) for chunk, tree in zip(chunks, share(offers, budget), strict=True)])
 
     def _rows(self, chunk: Chunk, tree: TokenTree) -> Rows:

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pilotfish.core.drafter import Drafter
+from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.tree import TokenTree
 
 
+def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
+    """Those of a combination, or the one itself."""
+    return drafter.drafters if isinstance(drafter, CombinedDrafter) else [drafter]
+
+
 class CombinedDrafter:
-    """Merges the drafters' trees and keeps the best `max_nodes`. Where paths meet the first drafter's score holds."""
+    """Merges the drafters' trees and keeps the best nodes. Where paths meet the first drafter's score holds."""
 
-    def __init__(self, drafters: Sequence[Drafter], max_nodes: int) -> None:
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = drafters
-        self.max_nodes = max_nodes
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
-        first, *others = [drafter.propose(requests) for drafter in self.drafters]
+    @property
+    def levels(self) -> int:
+        return max(drafter.levels for drafter in self.drafters)
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+        first, *others = [drafter.propose(requests, limits) for drafter in self.drafters]
         for trees in others:
             for tree, other in zip(first, trees, strict=True):
                 tree.merge(other)
-        return [tree.best(self.max_nodes) for tree in first]
+        return [tree.best(limits.nodes) for tree in first]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
         for drafter in self.drafters:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pilotfish.core.calibration import SecondsBySize
+from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import ROOT, TokenTree
@@ -23,11 +26,9 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class TreeShape:
-    """How a tree is grown: at most `levels` forwards, each over the best `width` leaves of a request; an
-    expanded node gets `children`; the best `max_nodes` are proposed."""
+    """How a tree is grown: each level is a forward over the best `width` leaves of a request, each of which gets
+    `children`."""
 
-    max_nodes: int
-    levels: int
     width: int
     children: int = 4
 
@@ -53,26 +54,32 @@ class LMDrafter:
     #: tokens accepted, 0.25, 0.7 and 1 fewer.
     NOISE_SCALE = 0.5
 
-    def __init__(self, runner: Runner, shape: TreeShape, vocab_size: int) -> None:
+    def __init__(
+        self, runner: Runner, shape: TreeShape, vocab_size: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         """`vocab_size` is the target's: models of one tokenizer may pad their vocabularies differently."""
         self.runner = runner
         self.vocab_size = min(vocab_size, runner.model.shape.vocab_size)
         self.shape = shape
         self.pool = SlotPool(runner.num_slots)
         self._sessions: dict[int, _Session] = {}
+        self._level_seconds = SecondsBySize(0.0)  # by sequences
+        self._clock = clock
+        self.levels = 0
 
     # -- the protocol
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
-        served = self._affordable(requests)
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+        self.levels = 0
+        if limits.levels == 0 or limits.nodes == 0:
+            return [TokenTree() for _ in requests]
+        served = self._affordable(requests, limits.levels)
         for request in served:
             self._catch_up(request)
         if served:
-            self._grow(served)
+            self._grow(served, limits)
         grown = {request.id for request in served}
-        return [
-            self._sessions[r.id].tree.best(self.shape.max_nodes) if r.id in grown else TokenTree() for r in requests
-        ]
+        return [self._sessions[r.id].tree.best(limits.nodes) if r.id in grown else TokenTree() for r in requests]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
         """Accepted nodes that were expanded keep their KV; the rest of the tree is freed. The last token
@@ -102,13 +109,13 @@ class LMDrafter:
 
     # -- the draft's own KV of committed tokens
 
-    def _affordable(self, requests: Sequence[Request]) -> list[Request]:
+    def _affordable(self, requests: Sequence[Request], levels: int) -> list[Request]:
         """The requests, in order, whose missing tokens and whose tree fit into the free slots."""
         served, left = [], self.pool.num_free
         for request in requests:
             session = self._sessions.setdefault(request.id, _Session(np.zeros(0, np.int32)))
             missing = request.tokens[len(session.slots) :]
-            need = len(missing) + self.shape.levels * self.shape.width
+            need = len(missing) + levels * self.shape.width
             if need <= left and max(missing) < self.runner.model.shape.vocab_size:
                 left -= need
                 served.append(request)
@@ -128,27 +135,40 @@ class LMDrafter:
 
     # -- growth
 
-    def _grow(self, requests: Sequence[Request]) -> None:
+    def _grow(self, requests: Sequence[Request], limits: DraftLimits) -> None:
         rows = []
         for request in requests:
             session = self._sessions[request.id]
             count = len(request.tokens) - len(session.slots)
             rows.append(self._committed_rows(request, session, count, kept=[count - 1]))
         self._expand(requests, [[ROOT]] * len(requests), rows)
-        for _ in range(self.shape.levels - 1):
-            leaves = [self._best_leaves(request) for request in requests]
-            if not any(leaves):
+        for _ in range(limits.levels - 1):
+            floor = self._floor(requests, limits.total)
+            leaves = [self._best_leaves(request, limits.nodes, floor) for request in requests]
+            if not any(leaves) or self._promise(requests, leaves) < limits.price * self._level_seconds.at(
+                len(requests)
+            ):
                 return
+            began = self._clock()
             rows = [self._leaf_rows(r, nodes) for r, nodes in zip(requests, leaves, strict=True)]
             self._expand(requests, leaves, rows)
+            self._level_seconds.observe(len(requests), self._clock() - began)
 
-    def _best_leaves(self, request: Request) -> list[int]:
+    def _promise(self, requests: Sequence[Request], leaves: Sequence[Sequence[int]]) -> float:
+        """Tokens that a level over these leaves would bring if each had the right child."""
+        trees = [self._sessions[request.id].tree for request in requests]
+        return sum(math.exp(tree.scores[n]) for tree, nodes in zip(trees, leaves, strict=True) for n in nodes)
+
+    def _floor(self, requests: Sequence[Request], total: int) -> float:
+        """The score that a node must exceed to be among the `total` best of all trees."""
+        return _nth_largest([s for request in requests for s in self._sessions[request.id].tree.scores[1:]], total)
+
+    def _best_leaves(self, request: Request, max_nodes: int, floor: float) -> list[int]:
         """The best nodes to expand next: not yet expanded, not too deep to be committed, and good enough
-        that a child (whose score is no higher) could be among the proposed."""
+        that a child (whose score is no higher) could be among the proposed and verified."""
         session = self._sessions[request.id]
         tree = session.tree
-        ranked = heapq.nlargest(self.shape.max_nodes, tree.scores[1:])
-        floor = ranked[-1] if len(ranked) == self.shape.max_nodes else -math.inf
+        floor = max(floor, _nth_largest(tree.scores[1:], max_nodes))
         open_nodes = (n for n in tree.nodes() if n not in session.node_slots and tree.scores[n] > floor)
         leaves = [n for n in open_nodes if tree.depths[n] < request.num_remaining]
         return sorted(heapq.nsmallest(self.shape.width, leaves, key=lambda n: (-tree.scores[n], n)))
@@ -162,6 +182,7 @@ class LMDrafter:
         self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows]
     ) -> None:
         """One forward; each expanded node gets its children."""
+        self.levels += 1
         logits = self.runner.forward(rows)
         targets = [(request, node) for request, expanded in zip(requests, nodes, strict=True) for node in expanded]
         tokens, log_chances = self._children(logits, targets)
@@ -194,3 +215,8 @@ class LMDrafter:
         """The target's own rules on the path to `node`: a draft that ignored them would guess what is never given."""
         path = self._sessions[request.id].tree.path_tokens(node)
         return RowSampling(request.params, request.seed, len(request.tokens) + len(path), request.edits(path))
+
+
+def _nth_largest(values: Sequence[float], n: int) -> float:
+    """-infinity where there are fewer."""
+    return heapq.nlargest(n, values)[-1] if len(values) >= n else -math.inf

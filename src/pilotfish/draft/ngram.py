@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.tree import TokenTree
 
@@ -39,15 +40,16 @@ class NgramIndex:
 class NgramDrafter:
     """Proposes, as a chain, what followed the longest suffix of prompt and output seen before."""
 
-    def __init__(self, max_nodes: int, max_n: int = max(CONFIDENCE)) -> None:
-        self.max_nodes = max_nodes
+    levels = 0
+
+    def __init__(self, max_n: int = max(CONFIDENCE)) -> None:
         self.max_n = max_n
         self._indexes: dict[int, NgramIndex] = {}
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
-        return [self._tree(request) for request in requests]
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+        return [self._tree(request, limits.nodes) for request in requests]
 
-    def _tree(self, request: Request) -> TokenTree:
+    def _tree(self, request: Request, nodes: int) -> TokenTree:
         index = self._indexes.setdefault(request.id, NgramIndex(self.max_n))
         index.update(request.tokens)
         tree = TokenTree()
@@ -56,7 +58,7 @@ class NgramDrafter:
             return tree
         n, start = found
         node, score = 0, 0.0
-        for token in request.tokens[start : start + self.max_nodes]:
+        for token in request.tokens[start : start + nodes]:
             score += math.log(CONFIDENCE[n])
             node = tree.add(node, token, score)
         return tree

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.noise import gumbel_of
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.tree import ROOT, TokenTree
@@ -82,13 +83,14 @@ class SuffixDrafter:
     A request that ends by itself leaves its output to its tenant; without a salt nothing is left or looked up.
     """
 
-    def __init__(self, max_nodes: int, responses: ResponseCache) -> None:
-        self.max_nodes = max_nodes
+    levels = 0
+
+    def __init__(self, responses: ResponseCache) -> None:
         self.responses = responses
         self._own: dict[int, SuffixAutomaton] = {}
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
-        return [self._tree(request) for request in requests]
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+        return [self._tree(request, limits.nodes) for request in requests]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
         """The automaton catches up in `propose`."""
@@ -98,11 +100,11 @@ class SuffixDrafter:
         if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.responses.add(request.cache_salt, request.tokens[max(0, request.num_prompt_tokens - LEAD) :])
 
-    def _tree(self, request: Request) -> TokenTree:
-        """The `max_nodes` likeliest paths."""
+    def _tree(self, request: Request, nodes: int) -> TokenTree:
+        """The `nodes` likeliest paths."""
         tree, frontier = TokenTree(), _Frontier()
         node, cursors = ROOT, self._cursors(request)
-        while len(tree) < self.max_nodes:
+        while len(tree) < nodes:
             frontier.add_children(request, tree, node, cursors)
             leaf = frontier.pop()
             if leaf is None:

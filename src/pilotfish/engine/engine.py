@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pilotfish.config import DrafterKind, EngineConfig
+from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.logit_rules import check_token_ids
 from pilotfish.core.logprobs import TokenLogprobs
@@ -20,11 +21,12 @@ from pilotfish.core.request import FinishReason, Request, check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Commit, Scheduler
 from pilotfish.core.slots import SlotPool
-from pilotfish.draft.combined import CombinedDrafter
+from pilotfish.draft.combined import CombinedDrafter, drafters_of
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.responses import ResponseCache
 from pilotfish.draft.suffix import SuffixDrafter
+from pilotfish.engine.costs import forward_seconds, step_costs
 from pilotfish.engine.text import TextStream, tokenizer_digest
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer
@@ -92,7 +94,7 @@ class Engine:
         runner = Runner(self.model, config.kv_slots)
         self.drafter = drafter or self._make_drafter()
         scheduler = Scheduler(SlotPool(config.kv_slots), config.max_rows, config.max_requests)
-        self.worker = TargetWorker(runner, scheduler, self.drafter)
+        self.worker = TargetWorker(runner, scheduler, self.drafter, self._make_budget(runner))
         self._samples: dict[int, Sample] = {}
         self._next_id = 0
 
@@ -102,11 +104,11 @@ class Engine:
             return NoDrafter()
         makers: dict[DrafterKind, Callable[[], Drafter]] = {
             "lm": self._make_lm_drafter,
-            "ngram": lambda: NgramDrafter(config.nodes),
-            "suffix": lambda: SuffixDrafter(config.nodes, ResponseCache(config.max_cached_tokens)),
+            "ngram": NgramDrafter,
+            "suffix": lambda: SuffixDrafter(ResponseCache(config.max_cached_tokens)),
         }
         drafters = [makers[kind]() for kind in config.drafters]
-        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters, config.nodes)
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
     def _make_lm_drafter(self) -> LMDrafter:
         config = self.config
@@ -114,15 +116,23 @@ class Engine:
         if tokenizer_digest(load_tokenizer(config.draft)) != tokenizer_digest(self.tokenizer):
             raise ModelError(f"draft: {config.draft} and target {config.target} have unequal tokenizers")
         runner = Runner(load(config, config.draft), config.kv_slots)
-        shape = TreeShape(max_nodes=config.nodes, levels=config.levels, width=config.width)
-        return LMDrafter(runner, shape, self.model.shape.vocab_size)
+        return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size)
 
-    def use(self, drafter: Drafter) -> None:
-        """Attach another drafter; EngineError while requests run."""
+    def _make_budget(self, runner: Runner) -> Budget:
+        config = self.config
+        if isinstance(self.drafter, NoDrafter) or config.budget == "fixed":
+            return FixedBudget(config.nodes, config.levels)
+        lm = next((d for d in drafters_of(self.drafter) if isinstance(d, LMDrafter)), None)
+        level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width)
+        return AdaptiveBudget(config.nodes, config.levels, step_costs(runner, config), level_seconds)
+
+    def use(self, drafter: Drafter, budget: Budget) -> None:
+        """Attach another drafter, and decide by another budget; EngineError while requests run."""
         if self.busy:
             raise EngineError("the drafter cannot be swapped while requests run")
         self.drafter = drafter
         self.worker.drafter = GuardedDrafter(drafter, self.model.shape.vocab_size)
+        self.worker.budget = budget
 
     # -- requests
 

@@ -61,7 +61,7 @@ class Runner:
 
     def prepare(self, sequences: Sequence[SequenceRows]) -> Batch:
         """The tensors of a forward, on the model's device."""
-        return Batch.build(sequences, self._padding, self.num_slots).to(self.model.device)
+        return Batch.build(sequences, self.padded, self.num_slots).to(self.model.device)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
@@ -76,11 +76,11 @@ class Runner:
         )
         return output.logits[0, : batch.num_kept].float()  # type: ignore[no-any-return]
 
-    def _padding(self, rows: int) -> int:
-        """Rows to add to `rows`."""
+    def padded(self, rows: int) -> int:
+        """Rows that a forward of `rows` runs."""
         if self.model.native:
-            return 0
-        return next((bucket for bucket in LIBRARY_BUCKETS if bucket >= rows), -(-rows // 1024) * 1024) - rows
+            return rows
+        return next((bucket for bucket in LIBRARY_BUCKETS if bucket >= rows), -(-rows // 1024) * 1024)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Batch:
     placement: Placement
 
     @classmethod
-    def build(cls, sequences: Sequence[SequenceRows], padding: Callable[[int], int], scratch: int) -> Batch:
+    def build(cls, sequences: Sequence[SequenceRows], padded_rows: Callable[[int], int], scratch: int) -> Batch:
         rows = sum(s.num_rows for s in sequences)
-        padded = rows + padding(rows)
+        padded = padded_rows(rows)
         ids, slots = np.zeros(padded, np.int64), np.full(padded, scratch, np.int32)
         positions, trunks = np.full(padded, -1, np.int32), np.zeros(padded, np.int32)
         owners = np.zeros(padded, np.int32)
@@ -121,7 +121,7 @@ class Batch:
                 path_slots[row, : len(path)] = [s.node_slots[n] for n in path]
                 keep.append(row)
                 row += 1
-        kept = np.array(keep + [0] * padding(len(keep)), np.int64)
+        kept = np.array(keep + [0] * (padded_rows(len(keep)) - len(keep)), np.int64)
         arrays = (slots, owners, positions, trunks, trunk_slots, path_slots)
         placement = Placement(*(torch.from_numpy(array) for array in arrays))
         position_ids = torch.from_numpy(np.maximum(positions, 0).astype(np.int64))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.drafter import Drafter, DraftLimits, NoDrafter
 from pilotfish.core.request import Request
 from pilotfish.core.tree import TokenTree
 
@@ -22,9 +22,13 @@ class GuardedDrafter:
         self.drafter = drafter
         self._vocab = range(vocab_size)
 
-    def propose(self, requests: Sequence[Request]) -> list[TokenTree]:
-        empty = NoDrafter().propose(requests)
-        trees = self._try(lambda: self.drafter.propose(requests), empty)
+    @property
+    def levels(self) -> int:
+        return self._try(lambda: self.drafter.levels, 0)
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+        empty = NoDrafter().propose(requests, limits)
+        trees = self._try(lambda: self.drafter.propose(requests, limits), empty)
         if len(trees) != len(requests):
             self._drop(f"{len(trees)} trees for {len(requests)} requests")
             return empty

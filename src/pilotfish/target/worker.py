@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from pilotfish.core.budget import Budget, Load
 from pilotfish.core.drafter import Drafter
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.scheduler import Commit, Rows, Scheduler, Step
@@ -43,11 +44,13 @@ class TargetWorker:
         runner: Runner,
         scheduler: Scheduler,
         drafter: Drafter,
+        budget: Budget,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.drafter = GuardedDrafter(drafter, runner.model.shape.vocab_size)
+        self.budget = budget
         self.times = StepTimes()
         self._clock = clock
 
@@ -59,9 +62,12 @@ class TargetWorker:
         for request in plan.preempted:
             self.drafter.close(request)
         planned = self._clock()
-        trees = self.drafter.propose([chunk.request for chunk in plan.chunks if chunk.complete])
+        requests = [chunk.request for chunk in plan.chunks if chunk.complete]
+        load = Load(len(requests), sum(chunk.count for chunk in plan.chunks))
+        trees = self.drafter.propose(requests, self.budget.limits(load, planned))
         drafted = self._clock()
-        step = self.scheduler.schedule(plan.chunks, trees)
+        nodes = self.budget.nodes(load, trees, drafted - planned, self.drafter.levels)
+        step = self.scheduler.schedule(plan.chunks, trees, nodes)
         scheduled = self._clock()
         try:
             batch = self.runner.prepare([_sequence_rows(rows) for rows in step.rows])
@@ -75,7 +81,9 @@ class TargetWorker:
                 self.drafter.close(request)
             raise
         verified = self._clock()
-        commits = [_with_logprobs(c, logits, kept) for c in self.scheduler.commit(step, sampled)]
+        committed = self.scheduler.commit(step, sampled)
+        self.budget.observe(step, committed, computed - prepared)
+        commits = [_with_logprobs(c, logits, kept) for c in committed]
         for commit in commits:
             self._tell_drafter(commit)
         self.times.steps += 1

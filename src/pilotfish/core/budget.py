@@ -1,0 +1,214 @@
+"""How much to speculate. One rule, per step, from measured costs: rows and draft time go where they buy the most
+tokens a second (design.md, section 7).
+
+                     sequences + sum of the chances of the nodes verified
+    goodput(rows) = ------------------------------------------------------
+                       seconds of a forward of `rows` + seconds of drafting
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.calibration import Calibration, Floats, GainCurve, SecondsBySize, StepCosts
+from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.scheduler import Commit, Step
+from pilotfish.core.tree import TokenTree
+
+#: Nodes that a step may verify, over all its sequences together.
+BUCKETS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+@dataclass(frozen=True)
+class Load:
+    """A step before any guess: who samples, and the rows of committed tokens."""
+
+    sequences: int
+    rows: int
+
+
+class Budget(Protocol):
+    """Decides before drafting and before verifying, and learns from what came of it. Times are in seconds."""
+
+    def limits(self, load: Load, now: float) -> DraftLimits:
+        """What drafting may cost in this step."""
+
+    def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:
+        """How many of the trees' best nodes to verify. Drafting them took `draft_seconds` and `levels` forwards."""
+
+    def observe(self, step: Step, commits: Sequence[Commit], forward_seconds: float) -> None:
+        """What the step's forward took and what it committed."""
+
+
+class FixedBudget:
+    """Every tree in full, in every step: for comparisons, and for targets whose cost is not the device's."""
+
+    def __init__(self, nodes: int, levels: int) -> None:
+        self._nodes, self._levels = nodes, levels
+
+    def limits(self, load: Load, now: float) -> DraftLimits:  # noqa: ARG002
+        return DraftLimits(self._nodes, self._nodes * load.sequences, self._levels, price=0.0)
+
+    def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:  # noqa: ARG002
+        return self._nodes * load.sequences
+
+    def observe(self, step: Step, commits: Sequence[Commit], forward_seconds: float) -> None:
+        """Nothing is learned."""
+
+
+class Effort(Enum):
+    """What a step spends on guesses."""
+
+    NONE = "none"
+    FREE = "free"  # n-gram and suffix nodes
+    DRAFT = "draft"  # and the draft model's
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to spend on guesses, and how many nodes a step may verify."""
+
+    effort: Effort
+    bucket: int
+
+
+class AdaptiveBudget:
+    """Follows the rule. Effort and bucket change slowly, on expected goodput: only when another choice is better by
+    `MARGIN`, and in steady load at most once in `DWELL` seconds. Inside the bucket every step takes as many nodes as
+    its own trees are worth.
+
+    An effort that is not chosen is tried for `PROBE_STEPS` steps now and then, first after `FIRST_PROBE` seconds, then
+    at twice the distance each time up to `LAST_PROBE`, so that it comes back when the text becomes predictable.
+    """
+
+    MARGIN, DWELL = 0.03, 1.0
+    PROBE_STEPS, FIRST_PROBE, LAST_PROBE = 4, 2.0, 16.0
+    FIRST_STEPS = 16  # of drafting, before anything is decided
+
+    def __init__(self, nodes: int, levels: int, costs: StepCosts, level_seconds: float) -> None:
+        """At most `nodes` a tree and `levels` of drafting, each of which is believed to take `level_seconds`."""
+        self._nodes, self._levels = nodes, levels
+        self._costs = costs
+        self._calibration = Calibration()
+        self._gains = {Effort.FREE: GainCurve(nodes, 0.02, 0.5), Effort.DRAFT: GainCurve(nodes, 0.8, 0.7)}
+        self._level_seconds = {Effort.FREE: SecondsBySize(0.0), Effort.DRAFT: SecondsBySize(level_seconds)}
+        self.choice = Choice(Effort.DRAFT, nodes)
+        self.changes = 0
+        self._changed_at = -self.DWELL
+        self._sequences = 0  # of the last step
+        self._probes = Probes(self.FIRST_STEPS, self.PROBE_STEPS, self.FIRST_PROBE, self.LAST_PROBE)
+        self._effort = Effort.NONE  # of this step
+        self._resumed = False  # whether this step's draft had to catch up
+        self._total = 0  # nodes that this step may verify
+        self._price = 0.0  # tokens a second that its time is worth
+
+    # -- before drafting
+
+    def limits(self, load: Load, now: float) -> DraftLimits:
+        if not load.sequences:
+            return DraftLimits(0, 0, 0, 0.0)
+        expected = self._expected(load)
+        probed = self._probes.effort(self.choice.effort, now)
+        if probed is None:
+            self._choose(load, expected, now)
+        before, self._effort = self._effort, probed or self.choice.effort
+        self._resumed = before is not Effort.DRAFT
+        if probed and before is not self._effort:
+            self._gains[probed].forget()
+        self._price = expected.get(self.choice, 0.0)
+        self._total = self._nodes * load.sequences if probed else self.choice.bucket
+        levels = self._levels if self._effort is Effort.DRAFT else 0
+        return DraftLimits(min(self._nodes, self._total), self._total, levels, self._price)
+
+    def _expected(self, load: Load) -> dict[Choice, float]:
+        """Tokens a second of every choice whose bucket the trees could fill."""
+        largest = self._nodes * load.sequences
+        buckets = np.array([*(b for b in BUCKETS if b < largest), largest])
+        forward = self._costs.over(load.rows + buckets)
+        expected = {Choice(Effort.NONE, 0): load.sequences / float(forward[0])}
+        for effort, curve in self._gains.items():
+            tokens = load.sequences * (1 + curve.gain(buckets / load.sequences))
+            levels = self._depths(load, buckets) if effort is Effort.DRAFT else 1.0
+            values = tokens / (forward + self._level_seconds[effort].at(load.sequences) * levels)
+            expected |= {Choice(effort, b): v for b, v in zip(buckets.tolist()[1:], values.tolist()[1:], strict=True)}
+        return expected
+
+    def _depths(self, load: Load, buckets: NDArray[np.int64]) -> Floats:
+        """Levels after which trees hold what fits into each bucket: a node a level, as in a chain."""
+        return np.clip(buckets / load.sequences, 1.0, self._levels)
+
+    def _choose(self, load: Load, expected: dict[Choice, float], now: float) -> None:
+        """Take the best choice where it is due."""
+        best = max(expected, key=lambda choice: expected[choice])
+        steady, self._sequences = load.sequences == self._sequences, load.sequences
+        if best == self.choice or (steady and now - self._changed_at < self.DWELL):
+            return
+        if expected[best] < (1 + self.MARGIN) * expected.get(self.choice, 0.0):
+            return
+        self.choice, self._changed_at = best, now
+        self.changes += 1
+        self._probes.restart(now)
+
+    # -- before verifying
+
+    def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:
+        if not trees or self._effort is Effort.NONE:
+            return 0
+        chances = [self._calibration.chances(tree.scores[1:]) for tree in trees]
+        for of_tree in chances:
+            self._gains[self._effort].observe(of_tree)
+        if not self._resumed:  # or the time has the draft's catching up in it
+            self._level_seconds[self._effort].observe(load.sequences, draft_seconds / max(levels, 1))
+        return self._worthwhile(load, np.sort(np.concatenate(chances))[::-1][: self._total])
+
+    def _worthwhile(self, load: Load, ranked: Floats) -> int:
+        """How many of the best nodes give more than their rows' time would give otherwise."""
+        tokens = np.concatenate(([0.0], np.cumsum(ranked)))
+        seconds = self._costs.over(load.rows + np.arange(len(tokens)))
+        return int(np.argmax(tokens - self._price * seconds))
+
+    # -- after
+
+    def observe(self, step: Step, commits: Sequence[Commit], forward_seconds: float) -> None:
+        self._costs.observe(step.num_rows, forward_seconds)
+        trees = {rows.request.id: rows.tree for rows in step.rows}
+        for commit in commits:
+            tree = trees[commit.request.id]
+            self._calibration.observe(tree, tree.follow(commit.tokens))
+
+
+class Probes:
+    """When to try an effort that is not chosen. The draft is tried at the very start."""
+
+    def __init__(self, first_steps: int, steps: int, first: float, last: float) -> None:
+        """`first_steps` at the start, then `steps` at a time: `first` seconds after a change of choice and at twice the
+        distance each time up to `last`."""
+        self._steps, self._first, self._last = steps, first, last
+        self._left = first_steps
+        self._effort = Effort.DRAFT
+        self._distance = first
+        self._due = 0.0
+
+    def restart(self, now: float) -> None:
+        """The choice has changed."""
+        self._distance = self._first
+        self._due = now + self._first
+
+    def effort(self, chosen: Effort, now: float) -> Effort | None:
+        """The effort to try in this step; None: the chosen one."""
+        if self._left == 0 and now >= self._due:
+            others = [e for e in (Effort.DRAFT, Effort.FREE) if e is not chosen]
+            self._effort = others[-1] if self._effort is others[0] else others[0]  # in turn where there are two
+            self._left = self._steps
+            self._distance = min(2 * self._distance, self._last)
+            self._due = now + self._distance
+        if self._left == 0:
+            return None
+        self._left -= 1
+        return self._effort

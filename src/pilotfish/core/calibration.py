@@ -1,0 +1,146 @@
+"""What forwards cost and how often guesses are right, learned while serving."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.tree import TokenTree
+
+Floats = NDArray[np.float64]
+
+
+class StepCosts:
+    """Seconds of a forward by its rows: measured knots, straight lines between them, never falling.
+
+    T │            ·           An observation between two knots moves both, the nearer one more,
+      │      ·    /            by the ratio of what was seen to what was expected.
+      │ ·──·─────·             Where a larger forward is seen to cost less than a smaller one was
+      └─┴──┴─────┴──── rows    believed to, the belief gives way.
+    """
+
+    RATE = 0.1  # share of an observed deviation that is taken over
+    OUTLIER = 2.0  # deviations beyond this factor count as this factor: a descheduled step says nothing
+
+    def __init__(self, seconds: Mapping[int, float], padded: Callable[[int], int] = lambda rows: rows) -> None:
+        """`seconds` by rows, one at least; `padded` gives the rows that the device runs for a row count."""
+        self._rows = sorted(seconds)
+        self._seconds = np.maximum.accumulate([seconds[rows] for rows in self._rows])
+        self._padded = padded
+
+    def at(self, rows: int) -> float:
+        """Seconds of a forward of `rows`; beyond the last knot in proportion to its slope from the first."""
+        return float(self.over(np.array([rows]))[0])
+
+    def over(self, rows: NDArray[np.int64]) -> Floats:
+        """The same for many row counts, ascending."""
+        places = np.array([self._padded(int(r)) for r in rows], np.float64)
+        inside = np.interp(places, self._rows, self._seconds)
+        slope = (self._seconds[-1] - self._seconds[0]) / max(self._rows[-1] - self._rows[0], 1)
+        return np.asarray(inside + np.maximum(places - self._rows[-1], 0.0) * slope)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A forward of `rows` took `seconds`."""
+        ratio = min(max(seconds / self.at(rows), 1 / self.OUTLIER), self.OUTLIER)
+        for knot, weight in self._neighbours(self._padded(rows)):
+            seen = self._seconds[knot] * ratio ** (self.RATE * weight)
+            self._seconds[:knot] = np.minimum(self._seconds[:knot], seen)
+            self._seconds[knot:] = np.maximum(self._seconds[knot:], seen)
+            self._seconds[knot] = seen
+
+    def _neighbours(self, rows: int) -> list[tuple[int, float]]:
+        """Knots beside `rows` and their shares in it."""
+        right = bisect.bisect_left(self._rows, rows)
+        if right == len(self._rows):
+            return [(right - 1, 1.0)]
+        if self._rows[right] == rows or right == 0:
+            return [(right, 1.0)]
+        share = (rows - self._rows[right - 1]) / (self._rows[right] - self._rows[right - 1])
+        return [(right - 1, 1.0 - share), (right, share)]
+
+
+class Calibration:
+    """How often nodes of a score turn out to be on the accepted path. A drafter's score is the log of the chance
+    that it believes in; bins of a tenth of e hold what came of it, each with a prior of `PRIOR` nodes that did as
+    believed, and old counts fade by `DECAY` a step."""
+
+    WIDTH, BINS, PRIOR, DECAY = 0.1, 60, 10.0, 0.999
+
+    def __init__(self) -> None:
+        believed = np.exp(-(np.arange(self.BINS) + 0.5) * self.WIDTH)
+        self._prior = believed * self.PRIOR
+        self._hits = np.zeros(self.BINS)
+        self._seen = np.zeros(self.BINS)
+
+    def chances(self, scores: Sequence[float]) -> Floats:
+        """Calibrated chances of nodes."""
+        table = (self._hits + self._prior) / (self._seen + self.PRIOR)
+        return np.asarray(table[self._bins(scores)])
+
+    def observe(self, tree: TokenTree, accepted: Sequence[int]) -> None:
+        """A verified tree, of which the nodes `accepted` were on the accepted path."""
+        if not len(tree):
+            return
+        self._hits *= self.DECAY
+        self._seen *= self.DECAY
+        np.add.at(self._seen, self._bins(tree.scores[1:]), 1.0)
+        np.add.at(self._hits, self._bins([tree.scores[node] for node in accepted]), 1.0)
+
+    def _bins(self, scores: Sequence[float]) -> NDArray[np.int64]:
+        depths = -np.asarray(scores, np.float64) / self.WIDTH
+        return np.clip(depths, 0, self.BINS - 1).astype(np.int64)
+
+
+class GainCurve:
+    """Tokens that a sequence gains a step from its k best nodes: the mean of their calibrated chances by rank."""
+
+    RATE = 0.02
+
+    def __init__(self, nodes: int, first: float, falls: float) -> None:
+        """Believed at first: chances first, first * falls, … of the best node, the second, …"""
+        self._by_rank = first * falls ** np.arange(nodes)
+        self._count = 0
+
+    def observe(self, chances: Floats) -> None:
+        """Chances of one proposed tree's nodes."""
+        self._count += 1
+        ranked = np.zeros(len(self._by_rank))
+        best = np.sort(chances)[::-1][: len(ranked)]
+        ranked[: len(best)] = best
+        self._by_rank += max(self.RATE, 1 / (self._count + 3)) * (ranked - self._by_rank)
+
+    def forget(self) -> None:
+        """Believe less of what was seen: it is some time ago."""
+        self._count = min(self._count, 2)
+
+    def gain(self, nodes: Floats) -> Floats:
+        """Expected tokens from the best `nodes` (fractions of a node too) of one sequence."""
+        total = np.concatenate(([0.0], np.cumsum(self._by_rank)))
+        return np.asarray(np.interp(nodes, np.arange(len(total)), total))
+
+
+class SecondsBySize:
+    """Mean seconds of something by how many it is done for, in powers of two: of all values at first, then of about
+    the last 1 / RATE."""
+
+    RATE = 0.1
+
+    def __init__(self, believed: float) -> None:
+        self._believed = believed
+        self._means: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+
+    def at(self, size: int) -> float:
+        """As measured for as many or for the nearest number; as believed where nothing was measured."""
+        if not self._means:
+            return self._believed
+        return self._means[min(self._means, key=lambda known: abs(known - size.bit_length()))]
+
+    def observe(self, size: int, seconds: float) -> None:
+        key = size.bit_length()
+        self._counts[key] = self._counts.get(key, 0) + 1
+        mean = self._means.get(key, seconds)
+        self._means[key] = mean + max(self.RATE, 1 / self._counts[key]) * (seconds - mean)

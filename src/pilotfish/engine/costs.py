@@ -1,0 +1,40 @@
+"""What forwards cost on this device, measured at start."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from pilotfish.config import EngineConfig
+from pilotfish.core.calibration import StepCosts
+from pilotfish.core.tree import TokenTree
+from pilotfish.model.runner import Runner, SequenceRows
+
+KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+REPEATS = 3
+#: Seconds after which no larger forward is measured: what they cost follows from the others and, soon, from service.
+PATIENCE = 1.0
+
+
+def step_costs(runner: Runner, config: EngineConfig) -> StepCosts:
+    """Seconds of a forward by rows."""
+    began, seconds = time.perf_counter(), dict[int, float]()
+    for rows in (knot for knot in KNOTS if knot <= min(config.max_rows, runner.num_slots)):
+        seconds[rows] = forward_seconds(runner, rows)
+        if time.perf_counter() - began > PATIENCE:
+            break
+    return StepCosts(seconds, runner.padded)
+
+
+def forward_seconds(runner: Runner, rows: int) -> float:
+    """Least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first slots: only while idle."""
+    tokens, slots = [0] * rows, np.arange(rows, dtype=np.int32)
+    sequence = SequenceRows(0, tokens, slots, TokenTree(), [], {}, kept=range(rows))
+    return min(_timed(runner, sequence) for _ in range(REPEATS))
+
+
+def _timed(runner: Runner, sequence: SequenceRows) -> float:
+    began = time.perf_counter()
+    runner.forward([sequence]).sum().item()  # waits for the device
+    return time.perf_counter() - began
