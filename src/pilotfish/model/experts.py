@@ -31,7 +31,7 @@ class Mixture(torch.nn.Module):
         choices = top_k_index.flatten()
         counts = choices.bincount(minlength=len(self.experts)).tolist()
         outputs = hidden_states.new_empty(rows * k, hidden_states.shape[1])
-        for expert, chosen in zip(self.experts, choices.argsort().split(counts), strict=True):
+        for expert, chosen in zip(self.experts, torch.split(choices.argsort(), counts), strict=True):
             if len(chosen):
                 outputs[chosen] = expert(hidden_states[chosen // k])
         weighted = outputs.view(rows, k, -1) * top_k_weights[..., None]
@@ -83,6 +83,6 @@ def use_library_experts(module: torch.nn.Module) -> None:
     """Replace transformers' stacked experts in place, where no kernel computes them."""
     for name, child in list(module.named_children()):
         if type(child).__name__.endswith("Experts"):
-            setattr(module, name, Mixture(LibraryExpert(child, i) for i in range(child.num_experts)))
+            setattr(module, name, Mixture(LibraryExpert(child, i) for i in range(len(child.gate_up_proj))))  # type: ignore[arg-type]
         else:
             use_library_experts(child)

@@ -48,11 +48,11 @@ def layer_groups(config: Any) -> tuple[LayerGroup, ...]:
 def layer_windows(config: Any) -> tuple[int, ...]:
     """Each layer's window; 0 where no sequence can outgrow it."""
     rule = ARCHITECTURES[config.architectures[0]]
-    window = getattr(config, "sliding_window", None) or 0
+    window: int = getattr(config, "sliding_window", None) or 0
     if rule == _NONE or window >= config.max_position_embeddings:
         window = 0
     if rule != _BY_LAYER:
-        return (window,) * config.num_hidden_layers
+        return tuple([window] * config.num_hidden_layers)
     return tuple(window if kind == "sliding_attention" else 0 for kind in config.layer_types)
 
 
