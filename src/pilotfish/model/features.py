@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
 from pilotfish.errors import ModelError
 
 #: The window of every layer: as `layer_types` says, the same everywhere, or none whatever other fields say.
@@ -66,11 +68,18 @@ def refuse_unsupported(config: Any, directory: Path) -> None:
     architecture = (config.architectures or ["none"])[0]
     if architecture not in ARCHITECTURES:
         raise ModelError(f"model: {directory} is a {architecture}; supported are {', '.join(ARCHITECTURES)}")
-    checks: tuple[Callable[[Any], str | None], ...] = (_quantization, _layers, _attention, _rope, _feed_forward)
+    checks: tuple[Callable[[Any], str | None], ...] = (_class, _quantization, _layers, _attention, _rope, _feed_forward)
     for check in checks:
         reason = check(config)
         if reason:
             raise ModelError(f"model: {directory} {reason}")
+
+
+def _class(config: Any) -> str | None:
+    loaded = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if loaded != config.architectures[0]:
+        return f"has model_type {config.model_type}, which is no {config.architectures[0]}"
+    return None
 
 
 def _quantization(config: Any) -> str | None:
