@@ -94,6 +94,24 @@ def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> P
     return tiny_models[request.param]
 
 
+def test_heads_that_no_kernel_takes_run_without_kernels(tmp_path: Path) -> None:
+    """Of 24, no multiple of 32."""
+    reference = tiny_model("phi3", head_dim=24)
+    reference.save_pretrained(tmp_path)
+    model = native_model(tmp_path)
+    assert not model.native
+    rows = SequenceRows(0, tokens_of(40), np.arange(40, dtype=np.int32), TokenTree(), [], {}, sampled=True)
+    with torch.inference_mode():
+        expected = reference.eval()(torch.tensor([tokens_of(40)])).logits[0, -1]
+    torch.testing.assert_close(Runner(model, SLOTS).forward([rows])[0], expected, rtol=0, atol=1e-4)
+
+
+def test_no_product_is_left_to_a_library(directory: Path) -> None:
+    """Every weight but the embedding's is packed for a kernel."""
+    left = [name for name, _ in native_model(directory).module.named_parameters()]
+    assert left == ["model.embed_tokens.weight"]
+
+
 def tokens_of(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
 

@@ -21,7 +21,6 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +31,7 @@ from pilotfish.model.attention import KVPool, Placement, Scoring, attend
 from pilotfish.model.experts import Mixture, Router, expert_linear
 from pilotfish.model.features import activation, layer_windows
 from pilotfish.model.linears import joined, linear_of, split_gate_up
+from pilotfish.model.rowwise import CappedLinear, FusedRMSNorm, RowOp, clamped_gate_op, gate_op, norm_heads
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,6 @@ PANEL = 32  # kPanel in kernels.cpp
 FAMILIES = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral", "Phi3", "Olmo2", "Gemma2", "Gemma3", "GptOss",
 )  # fmt: skip
-#: Whose norms multiply by their weight before they round.
-_ROUND_ONCE = ("Olmo2", "Gemma2", "Gemma3", "GptOss")
 
 
 def cache_dir() -> Path:
@@ -143,21 +141,15 @@ class PackedGatedMLP(torch.nn.Module):
 
 
 class ActivatedMLP(torch.nn.Module):
-    """A feed-forward with biases or another gate: down(gate_op(gate(x), up(x)))."""
+    """A feed-forward with biases or another gate: down(op(gate(x), up(x)))."""
 
-    def __init__(
-        self,
-        gate: torch.nn.Linear,
-        up: torch.nn.Linear,
-        down: torch.nn.Linear,
-        gate_op: Callable[[torch.Tensor], torch.Tensor],
-    ) -> None:
+    def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, op: RowOp) -> None:
         super().__init__()
-        self.gate_up, self.down, self.gate_op = PackedLinear(joined(gate, up)), PackedLinear(down), gate_op
+        self.gate_up, self.down, self.op = PackedLinear(joined(gate, up)), PackedLinear(down), op
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., K]."""
-        y: torch.Tensor = self.down(self.gate_op(self.gate_up(x.reshape(-1, x.shape[-1]))))
+        y: torch.Tensor = self.down(self.op(self.gate_up(x.reshape(-1, x.shape[-1]))))
         return y.view_as(x)
 
 
@@ -196,47 +188,11 @@ class PackedAttention(torch.nn.Module):
         q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         cos, sin = position_embeddings[0][0], position_embeddings[1][0]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = _norm_heads(self.q_norm, q), _norm_heads(self.k_norm, k)
+            q, k = norm_heads(self.q_norm, q), norm_heads(self.k_norm, k)
         for x in (q, k):
             torch.ops.pilotfish.rotate(x[..., : self.rotated_per_angle * cos.shape[1]], cos, sin)
         out = attend(torch.ops.pilotfish.tree_attention, self.layer, q, k, v, self.scoring, placement, kv)
         return self.out(out.view(1, -1, self.heads * self.head_dim)), None
-
-
-def _norm_heads(norm: FusedRMSNorm, x: torch.Tensor) -> torch.Tensor:
-    """Each head's norm, or one over all heads: as wide as its weight. x [rows, heads, head_dim] -> like x."""
-    normed: torch.Tensor = norm(x.reshape(len(x), -1, norm.weight.numel()))
-    return normed.view(x.shape)
-
-
-class FusedRMSNorm(torch.nn.Module):
-    """An RMS norm in one call. With a float32 weight the op rounds once, after the product."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        kind = type(norm).__name__.removesuffix("RMSNorm")
-        weight = norm.weight.detach()
-        self.weight = weight.float() if kind in _ROUND_ONCE else weight
-        if kind.startswith("Gemma"):
-            self.weight = 1.0 + self.weight
-        self.eps = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., size] -> [..., size]."""
-        return torch.ops.pilotfish.rms_norm(x, self.weight, self.eps)  # type: ignore[no-any-return]
-
-
-class CappedLinear(torch.nn.Module):
-    """A linear whose outputs are soft-capped: the head of Gemma 2."""
-
-    def __init__(self, linear: torch.nn.Module, cap: float) -> None:
-        super().__init__()
-        self.linear, self.cap = linear, cap
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K] -> [..., N]."""
-        y: torch.Tensor = self.linear(x)
-        return torch.ops.pilotfish.softcap(y.view(-1, y.shape[-1]), self.cap).view_as(y)  # type: ignore[no-any-return]
 
 
 def use_kernels(model: Any) -> None:
@@ -290,13 +246,11 @@ def _packed_expert(experts: Any, index: int) -> torch.nn.Module:
     gate_up, down = (expert_linear(experts, name, index) for name in ("gate_up_proj", "down_proj"))
     gate, up = split_gate_up(gate_up, interleaved=not experts.is_concatenated)
     if type(experts).__name__ == "GptOssExperts":
-        clamped = functools.partial(torch.ops.pilotfish.gate_clamped, alpha=experts.alpha, limit=experts.limit)
-        return ActivatedMLP(gate, up, down, clamped)
+        return ActivatedMLP(gate, up, down, clamped_gate_op(experts.alpha, experts.limit))
     return _gated(gate, up, down, activation(experts.config))
 
 
 def _gated(gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, kind: str) -> torch.nn.Module:
     if kind == "silu" and all(x.bias is None for x in (gate, up, down)):
         return PackedGatedMLP(SimpleNamespace(gate_proj=gate, up_proj=up, down_proj=down))
-    ops = {"silu": torch.ops.pilotfish.gate_silu, "gelu_pytorch_tanh": torch.ops.pilotfish.gate_gelu}
-    return ActivatedMLP(gate, up, down, ops[kind])
+    return ActivatedMLP(gate, up, down, gate_op(kind))
