@@ -88,7 +88,9 @@ def test_a_tensor_of_another_shape(copy: Path) -> None:
     assert str(copy) in refusal(copy)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "no-such-model"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"model_type": "no-such-model"}', '{"model_type": "llama", "hidden_size": "wide"}']
+)
 def test_a_corrupt_config(copy: Path, text: str) -> None:
     (copy / "config.json").write_text(text)
     assert str(copy) in refusal(copy)

@@ -68,7 +68,7 @@ def load_config(directory: Path) -> Any:
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
     try:
         config = AutoConfig.from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # what is wrong in a file or a field has no common base
         raise ModelError(f"model: {path} cannot be read: {_one_line(error)}") from error
     refuse_unsupported(config, directory)
     return config
