@@ -132,7 +132,7 @@ def test_wrong_beliefs_about_costs_are_corrected() -> None:
     for error in (0.3, 3.0):
         device = Device(SMALL, 0.0008, 0.8)
         budget = adaptive(device, error)
-        assert speed(budget, device, 4, 3000) > 0.95 * best_fixed(device, 4), device.choices
+        assert speed(budget, device, 4, 6000) > 0.95 * best_fixed(device, 4), device.choices
 
 
 def test_a_draft_that_becomes_good_comes_back() -> None:

@@ -119,7 +119,7 @@ class AdaptiveBudget:
             self._choose(load, expected, now)
         before, self._effort = self._effort, probed or self.choice.effort
         self._resumed = before is not Effort.DRAFT
-        if probed and before is not self._effort:
+        if probed in self._gains and before is not probed:
             self._gains[probed].forget()
         self._price = expected.get(self.choice, 0.0)
         self._total = self._nodes * load.sequences if probed else self.choice.bucket
@@ -184,7 +184,8 @@ class AdaptiveBudget:
 
 
 class Probes:
-    """When to try an effort that is not chosen. The draft is tried at the very start."""
+    """When to try an effort that is not chosen: guesses, for what they bring, and none, for what a plain step
+    costs. The draft is tried at the very start."""
 
     def __init__(self, first_steps: int, steps: int, first: float, last: float) -> None:
         """`first_steps` at the start, then `steps` at a time: `first` seconds after a change of choice and at twice the
@@ -192,6 +193,7 @@ class Probes:
         self._steps, self._first, self._last = steps, first, last
         self._left = first_steps
         self._effort = Effort.DRAFT
+        self._turn = 0
         self._distance = first
         self._due = 0.0
 
@@ -203,8 +205,9 @@ class Probes:
     def effort(self, chosen: Effort, now: float) -> Effort | None:
         """The effort to try in this step; None: the chosen one."""
         if self._left == 0 and now >= self._due:
-            others = [e for e in (Effort.DRAFT, Effort.FREE) if e is not chosen]
-            self._effort = others[-1] if self._effort is others[0] else others[0]  # in turn where there are two
+            others = [effort for effort in Effort if effort is not chosen]
+            self._turn += 1
+            self._effort = others[self._turn % len(others)]
             self._left = self._steps
             self._distance = min(2 * self._distance, self._last)
             self._due = now + self._distance

@@ -22,13 +22,14 @@ class StepCosts:
       └─┴──┴─────┴──── rows    believed to, the belief gives way.
     """
 
-    RATE = 0.1  # share of an observed deviation that is taken over
+    RATE = 0.1  # share of an observed deviation that is taken over; of a knot's first ones more
     OUTLIER = 2.0  # deviations beyond this factor count as this factor: a descheduled step says nothing
 
     def __init__(self, seconds: Mapping[int, float], padded: Callable[[int], int] = lambda rows: rows) -> None:
         """`seconds` by rows, one at least; `padded` gives the rows that the device runs for a row count."""
         self._rows = sorted(seconds)
         self._seconds = np.maximum.accumulate([seconds[rows] for rows in self._rows])
+        self._counts = np.ones(len(self._rows))
         self._padded = padded
 
     def at(self, rows: int) -> float:
@@ -46,7 +47,8 @@ class StepCosts:
         """A forward of `rows` took `seconds`."""
         ratio = min(max(seconds / self.at(rows), 1 / self.OUTLIER), self.OUTLIER)
         for knot, weight in self._neighbours(self._padded(rows)):
-            seen = self._seconds[knot] * ratio ** (self.RATE * weight)
+            self._counts[knot] += weight
+            seen = self._seconds[knot] * ratio ** (weight * max(self.RATE, 1 / self._counts[knot]))
             self._seconds[:knot] = np.minimum(self._seconds[:knot], seen)
             self._seconds[knot:] = np.maximum(self._seconds[knot:], seen)
             self._seconds[knot] = seen

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from pilotfish.core.tree import TokenTree
 from pilotfish.model.attention import KVPool, Placement
+from pilotfish.model.linears import library_padding
 from pilotfish.model.loader import LoadedModel
-
-#: Library matrix products give a row the same bits at every row count from 16 up; below, others.
-LIBRARY_BUCKETS = (16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Runner:
     """Runs a loaded model over a pool of KV slots.
 
     A row's logits do not depend on the rows that share its forward: with the C++ kernels by how they
-    reduce, otherwise because rows are padded to a few fixed counts (`LIBRARY_BUCKETS`).
+    reduce, otherwise because rows are padded to a few fixed counts (`linears.LIBRARY_BUCKETS`).
     """
 
     def __init__(self, model: LoadedModel, num_slots: int) -> None:
@@ -78,9 +76,7 @@ class Runner:
 
     def padded(self, rows: int) -> int:
         """Rows that a forward of `rows` runs."""
-        if self.model.native:
-            return rows
-        return next((bucket for bucket in LIBRARY_BUCKETS if bucket >= rows), -(-rows // 1024) * 1024)
+        return rows if self.model.native else rows + library_padding(rows)
 
 
 @dataclass(frozen=True)
