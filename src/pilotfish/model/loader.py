@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from pilotfish.errors import ModelError
 from pilotfish.model import (
     attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
+    graphs,
     native,
 )
 
@@ -41,19 +42,23 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     native: bool  # whether the C++ kernels run it
+    recordable: bool  # whether CUDA graphs can record it
 
 
 def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool) -> LoadedModel:
     """Load weights for inference. ModelError for what is missing, corrupt or not supported."""
     config = load_config(directory)
     shape = _shape(config, directory)
-    config._attn_implementation = "pilotfish"
+    if device.type == "cuda":
+        graphs.use_reproducible_products()
+    config._attn_implementation = "pilotfish_reference" if eager else "pilotfish"
     module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
     parameters = sum(p.numel() for p in module.parameters())
     use_native = not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
     if use_native:
         native.use_kernels(module)
-    return LoadedModel(module, shape, _eos_ids(config, directory), parameters, dtype, device, use_native)
+    recordable = not eager and device.type == "cuda" and graphs.recordable(config)
+    return LoadedModel(module, shape, _eos_ids(config, directory), parameters, dtype, device, use_native, recordable)
 
 
 def load_config(directory: Path) -> Any:

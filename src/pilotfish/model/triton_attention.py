@@ -59,8 +59,18 @@ def tree_attention(
     rows = (q.contiguous(), row_sequences, row_positions, row_trunks, path_slots)
     out = torch.empty_like(rows[0])
     for start in range(0, len(q), chunk):
-        part = [x[start : start + chunk] for x in rows]
-        _attend(out[start : start + chunk], *part, k_pool, v_pool, trunk_slots, splits, scale, window, softcap, sinks)
+        some = (x[start : start + chunk] for x in (out, *rows))
+        _attend(
+            *some,
+            k_pool=k_pool,
+            v_pool=v_pool,
+            trunk_slots=trunk_slots,
+            splits=splits,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
     return out
 
 
@@ -71,6 +81,7 @@ def _attend(
     row_positions: torch.Tensor,
     row_trunks: torch.Tensor,
     path_slots: torch.Tensor,
+    *,
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     trunk_slots: torch.Tensor,
