@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from pilotfish.model.loader import LoadedModel, load_model
 
@@ -62,6 +63,7 @@ SHAPES = {
 
 def random_model(shape: LlamaShape, dtype: torch.dtype, device: torch.device, *, eager: bool = False) -> LoadedModel:
     """Random weights, loaded as any other model is; they pass through a temporary directory."""
+    transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     model = LlamaForCausalLM(shape.config()).to(dtype)
     with tempfile.TemporaryDirectory() as directory:
