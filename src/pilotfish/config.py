@@ -27,7 +27,7 @@ class EngineConfig:
     `mode` off decodes plainly; sync verifies a token tree in every step. The tree has at most `nodes`
     nodes; the draft grows it in at most `levels` forwards of `width` leaves. `kv_slots` tokens fit into the
     target's KV pool (and into the draft's), `max_rows` rows into one forward, `max_requests` sequences
-    run at a time. `eager` runs transformers' own torch operations instead of the C++ kernels: the reference.
+    run at a time. `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the reference.
     """
 
     target: Path

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import VOCAB, random_tree
+from support import KINDS, VOCAB, random_tree, tiny_model
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("triton")
 
+from pilotfish.core.tree import TokenTree
 from pilotfish.model import attention, native, triton_attention
 from pilotfish.model.attention import dense_tree_attention
-from pilotfish.model.loader import load_model
+from pilotfish.model.graphs import recordable
+from pilotfish.model.loader import LoadedModel, ModelShape, load_model
 from pilotfish.model.runner import Runner, SequenceRows
 from pilotfish.model.triton_attention import tree_attention
 
@@ -220,6 +223,43 @@ def test_a_model_runs_on_it(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     got = Runner(model, 30).forward([rows])
     assert len(calls) == model.shape.layers
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+class NoLaunch:
+    """A kernel that is not there."""
+
+    def __getitem__(self, grid: object) -> Any:
+        return lambda *_, **__: None
+
+
+def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """A forward of tensors that hold nothing: whatever asks one for its value fails, as it would in a CUDA graph."""
+    for kernel in ("attend_split", "combine_splits"):
+        monkeypatch.setattr(triton_attention, kernel, NoLaunch())
+    monkeypatch.setattr(attention, "_attention_on", lambda _: tree_attention)
+    config._attn_implementation = "pilotfish"
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config).eval()
+    shape = ModelShape(VOCAB, 64, config.num_hidden_layers, 2, 32)
+    meta = torch.device("meta")
+    model = LoadedModel(module, shape, frozenset(), 0, torch.float32, meta, native=False, recordable=False)
+    rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), TokenTree(), [], {}, sampled=True)
+    return Runner(model, 10).forward([rows])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forward_waits_for_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_model(kind).config
+    assert recordable(config)
+    assert forward_without_values(config, monkeypatch).shape == (1, VOCAB)
+
+
+def test_what_waits_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    config = tiny_model("llama", rope_parameters=rope).config
+    assert not recordable(config)
+    with pytest.raises(RuntimeError, match="meta"):
+        forward_without_values(config, monkeypatch)
 
 
 # -- on a GPU that this machine need not have
