@@ -42,3 +42,8 @@ CUDA = {
     torch.float32: Buckets(rows=(64,), **_WIDTHS),
     torch.bfloat16: Buckets(rows=(16, 32, 64, 128, 256), **_WIDTHS),
 }
+
+
+def library_buckets(device: torch.device, dtype: torch.dtype) -> Buckets:
+    """Where matrix products are a library's."""
+    return CUDA[dtype] if device.type == "cuda" else LIBRARY

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pilotfish.core.tree import TokenTree
 from pilotfish.model.attention import KVPool, Placement
-from pilotfish.model.buckets import CUDA, EXACT, LIBRARY, Buckets, bucket
+from pilotfish.model.buckets import EXACT, Buckets, bucket, library_buckets
 from pilotfish.model.graphs import CudaRecorder, GraphCache
 from pilotfish.model.loader import LoadedModel
 
@@ -53,7 +53,7 @@ class Runner:
         self.model = model
         self.num_slots = num_slots
         self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
-        self.buckets = _buckets_of(model)
+        self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
         self._forward: Callable[[Batch], torch.Tensor] = self._run_model
         if graphs and model.recordable:
             self._forward = GraphCache(self._run_model, CudaRecorder(), model.device)
@@ -86,12 +86,6 @@ class Runner:
             kv=self.kv,
         )
         return output.logits[0]  # type: ignore[no-any-return]
-
-
-def _buckets_of(model: LoadedModel) -> Buckets:
-    if model.native:
-        return EXACT
-    return CUDA[model.dtype] if model.device.type == "cuda" else LIBRARY
 
 
 @dataclass(frozen=True)
