@@ -49,6 +49,12 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For each of `tiny_models` a draft of its architecture that is often right about it."""
+    return {kind: write_model(tmp_path_factory.mktemp(kind), kind, seed=2, perturbed=0.05) for kind in KINDS}
+
+
+@pytest.fixture(scope="session")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft that is often right about `llama`."""
     return write_model(tmp_path_factory.mktemp("draft"), "llama", perturbed=0.05)

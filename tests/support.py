@@ -9,17 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedTokenizerFast
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import Drafter
@@ -51,14 +41,15 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "min_p": 0.05, "top_k": 50},
 )
 
-CORPUS = [Path(__file__).read_text(), "".join(SNIPPETS) * 3, "naïve – Größe ☃ 😀 日本語 " * 20]
+#: A text that does not change, code, and what is not ASCII.
+CORPUS = [(Path(__file__).parents[1] / "LICENSE").read_text(), "".join(SNIPPETS) * 3, "naïve – Größe ☃ 😀 日本語 " * 20]
 
 
 # -- models on disk
 
 
 def write_tokenizer(directory: Path, vocab_size: int = VOCAB) -> None:
-    """A byte-level BPE tokenizer trained on this very file."""
+    """A byte-level BPE tokenizer trained on `CORPUS`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -70,40 +61,48 @@ def write_tokenizer(directory: Path, vocab_size: int = VOCAB) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(directory)
 
 
-KINDS = ("llama", "mistral", "qwen2", "qwen3")
+#: A window that short prompts and even trees cross.
+WINDOW = 16
+_WINDOWED: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": CONTEXT // 4}
+#: What is special about the tiny model of each kind, named as transformers names its configuration.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2": {},
+    "qwen3": {"use_sliding_window": True, **_WINDOWED},
+    "qwen3_moe": {"num_experts": 6, **_EXPERTS},
+    "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW},
+    "phi3": {"sliding_window": WINDOW, "partial_rotary_factor": 0.5},
+    "olmo2": {"attention_bias": True},
+    "gemma2": {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, **_WINDOWED},
+    "gemma3_text": {"query_pre_attn_scalar": 24, **_WINDOWED},
+    "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_parameters": _YARN, **_WINDOWED},
+}
 
 
-def tiny_model(kind: str, seed: int = 0, layers: int = 2, **options: Any) -> torch.nn.Module:
+def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     """A random model of two small layers, 4 query and 2 key heads of 32. No end-of-sequence token. `options`
     are further fields of its configuration."""
-    config_type, model_type = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "mistral": (MistralConfig, MistralForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[kind]
-    if kind == "mistral":
-        options.setdefault("sliding_window", None)
-    config = config_type(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=options.pop("num_key_value_heads", 2),
-        head_dim=32,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        **options,
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.2,
+    }
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = CONFIG_MAPPING[kind](**{**shape, **special, **KINDS[kind], **options})
     torch.manual_seed(seed)
-    model: torch.nn.Module = model_type(config)
+    model: torch.nn.Module = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     for name, weight in model.named_parameters():
-        if name.endswith("bias"):  # zeros, where a model has any
-            torch.nn.init.normal_(weight, std=0.2)
+        if name.endswith(("bias", "norm.weight")):  # zeros or ones
+            torch.nn.init.normal_(weight, float(weight.detach().mean()), std=0.2)
     return model
 
 

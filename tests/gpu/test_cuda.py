@@ -63,7 +63,7 @@ def test_attention_is_the_reference(rows: int, context: int, heads: tuple[int, i
     from pilotfish.model.triton_attention import tree_attention
 
     inputs = attention_inputs(rows, context, heads, dtype)
-    got, expected = (op(*inputs, heads[2] ** -0.5) for op in (tree_attention, dense_tree_attention))
+    got, expected = (op(*inputs, heads[2] ** -0.5, 0, 0.0, None) for op in (tree_attention, dense_tree_attention))
     tolerance = 1e-5 if dtype == torch.float32 else 2**-6
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 

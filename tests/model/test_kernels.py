@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,19 @@ DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 600), (40, 5001)]  # outputs, inputs
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 SCALE = HEAD_DIM**-0.5
+SINKS = torch.tensor([1.5, -2.0, 0.0, 4.0])
+#: What follows `path_slots`: scale, window, softcap, sinks.
+PLAIN = (SCALE, 0, 0.0, None)
+SCORINGS = {
+    "plain": PLAIN,
+    "window 1": (SCALE, 1, 0.0, None),
+    "window 16": (SCALE, 16, 0.0, None),
+    "window 64": (SCALE, 64, 0.0, None),
+    "window 100": (SCALE, 100, 0.0, None),
+    "softcap": (2.0, 0, 3.0, None),
+    "sinks": (SCALE, 0, 0.0, SINKS),
+    "all": (1.0, 70, 5.0, SINKS),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -121,12 +135,13 @@ def test_a_sum_rounds_to_bfloat16_as_torch_does(inputs: tuple[float, float]) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 31, 32, 64, 257, 2048])
-def test_rms_norm_is_an_rms_norm(size: int, dtype: torch.dtype, threads: int) -> None:
+@pytest.mark.parametrize("round_once", [False, True])
+def test_rms_norm_is_an_rms_norm(size: int, dtype: torch.dtype, round_once: bool, threads: int) -> None:
     torch.manual_seed(threads)
-    x, weight = torch.randn(40, size).to(dtype), torch.randn(size).to(dtype)
+    x, weight = torch.randn(40, size).to(dtype), torch.randn(size).to(torch.float32 if round_once else dtype)
     exact = F.rms_norm(x.double(), (size,), weight.double(), 1e-6)
     together = torch.ops.pilotfish.rms_norm(x, weight, 1e-6)
-    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-8 if round_once else 2**-6
     torch.testing.assert_close(together.double(), exact, rtol=tolerance, atol=tolerance)
     torch.set_num_threads(1)
     for rows in (1, 2, 17):
@@ -147,11 +162,78 @@ def test_rotate_is_a_rotary_embedding_of_the_heads_it_is_given(size: int, dtype:
     assert torch.equal(rotated[:, ::4], x[:, ::4])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotate_takes_a_part_of_a_head_and_angles_of_half_a_head(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, angles = torch.randn(7, 5, 64).to(dtype), torch.randn(7, 16)
+    cos, sin = angles.cos(), angles.sin()  # float32, as OLMo 2 gives them
+    whole, part, untouched = (x.clone() for _ in range(3))
+    torch.ops.pilotfish.rotate(whole[..., :32], torch.cat([cos, cos], dim=1), torch.cat([sin, sin], dim=1))
+    torch.ops.pilotfish.rotate(part[..., :32], cos, sin)
+    exact, _ = apply_rotary_pos_emb(
+        x[..., :32].double(), x[..., :32].double(), *(torch.cat([a, a], dim=1).double() for a in (cos, sin))
+    )
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(part[..., :32].double(), exact, rtol=tolerance, atol=tolerance)
+    assert torch.equal(part, whole)
+    assert torch.equal(part[..., 32:], untouched[..., 32:])
+
+
 def test_rotate_refuses_what_does_not_fit() -> None:
     x, angle = torch.randn(3, 2, 32), torch.randn(3, 32)
     for bad, cos in ((x, angle[:2]), (x, angle.double()), (x[:, :, ::2], angle[:, :16]), (torch.randn(3, 2, 5), angle)):
         with pytest.raises(RuntimeError, match="rotate:"):
             torch.ops.pilotfish.rotate(bad, cos, cos)
+
+
+# -- elements
+
+
+def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate.clamp(max=2.0), up.clamp(-2.0, 2.0)
+    return gate * torch.sigmoid(1.7 * gate) * (up + 1)
+
+
+GATES = {
+    "silu": (lambda x: torch.ops.pilotfish.gate_silu(x), lambda gate, up: F.silu(gate) * up),
+    "gelu": (lambda x: torch.ops.pilotfish.gate_gelu(x), lambda gate, up: F.gelu(gate, approximate="tanh") * up),
+    "clamped": (lambda x: torch.ops.pilotfish.gate_clamped(x, 1.7, 2.0), clamped),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 16, 37, 3000])
+@pytest.mark.parametrize("name", GATES)
+def test_a_gate_is_its_formula(name: str, size: int, dtype: torch.dtype, threads: int) -> None:
+    op, formula = GATES[name]
+    torch.manual_seed(threads)
+    x = (4 * torch.randn(24, 2 * size)).to(dtype)
+    together = op(x)
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(together.double(), formula(*x.double().chunk(2, dim=1)), rtol=tolerance, atol=tolerance)
+    torch.set_num_threads(1)
+    for rows in (1, 2, 5, 13):
+        assert torch.equal(op(x[:rows]), together[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 16, 37, 3000])
+def test_a_softcap_is_its_formula(size: int, dtype: torch.dtype, threads: int) -> None:
+    torch.manual_seed(threads)
+    x = (10 ** (6 * torch.rand(24, size) - 4) * torch.randn(24, size).sign()).to(dtype)
+    together = torch.ops.pilotfish.softcap(x, 5.0)
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(together.double(), 5 * torch.tanh(x.double() / 5), rtol=tolerance, atol=0)
+    torch.set_num_threads(1)
+    for row in range(24):
+        assert torch.equal(torch.ops.pilotfish.softcap(x[row:], 5.0), together[row:])
+
+
+def test_gates_and_softcap_refuse_what_does_not_fit() -> None:
+    with pytest.raises(RuntimeError, match="gate:"):
+        torch.ops.pilotfish.gate_silu(torch.randn(2, 3))
+    with pytest.raises(RuntimeError, match="softcap:"):
+        torch.ops.pilotfish.softcap(torch.randn(2, 3), 0.0)
 
 
 # -- attention
@@ -198,34 +280,65 @@ class Rows:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("trunks", [[1], [5], [63], [64], [65], [3, 200, 70]])
-def test_attention_is_the_dense_reference(trunks: list[int], dtype: torch.dtype, threads: int) -> None:
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_attention_is_the_dense_reference(
+    trunks: list[int], dtype: torch.dtype, scoring: tuple[Any, ...], threads: int
+) -> None:
     rows = Rows(trunks, nodes=12, dtype=dtype, seed=sum(trunks) + threads)
-    got = torch.ops.pilotfish.tree_attention(*rows.tensors(rows.everything()), SCALE)
-    expected = dense_tree_attention(*rows.tensors(rows.everything()), SCALE)
-    tolerance = 2e-6 if dtype == torch.float32 else 2**-7
+    got = torch.ops.pilotfish.tree_attention(*rows.tensors(rows.everything()), *scoring)
+    expected = dense_tree_attention(*rows.tensors(rows.everything()), *scoring)
+    tolerance = 4e-6 if dtype == torch.float32 else 2**-7
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_the_dense_reference_is_softmax_attention() -> None:
     """One sequence without a tree is what torch calls causal attention."""
     rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
-    got = dense_tree_attention(*rows.tensors(rows.everything()), SCALE)
+    got = dense_tree_attention(*rows.tensors(rows.everything()), *PLAIN)
     q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(got, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("window", "softcap", "sinks"), [(2, 0.0, None), (0, 1.5, None), (2, 1.5, SINKS)])
+def test_the_dense_reference_scores_as_transformers_does(
+    window: int, softcap: float, sinks: torch.Tensor | None
+) -> None:
+    """Said again with a mask: sliding_window_overlay's, and a column of scores for the sinks."""
+    rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
+    got = dense_tree_attention(*rows.tensors(rows.everything()), 2.0, window, softcap, sinks)
+    q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))
+    scores = 2.0 * q @ k.repeat_interleave(2, dim=0).mT  # [heads, 3, 3]
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    seen = [[j <= i and (not window or j > i - window) for j in range(3)] for i in range(3)]
+    scores = scores.masked_fill(~torch.tensor(seen), -torch.inf)
+    column = torch.full((HEADS,), -torch.inf) if sinks is None else sinks
+    weights = torch.cat([scores, column[:, None, None].expand(-1, 3, 1)], dim=-1).softmax(dim=-1)[..., :-1]
+    expected = weights @ v.repeat_interleave(2, dim=0)
+    torch.testing.assert_close(got, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
+
+
+def test_attention_refuses_what_does_not_fit() -> None:
+    rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
+    for wrong in ((SCALE, -1, 0.0, None), (SCALE, 0, -1.0, None), (SCALE, 0, 0.0, SINKS[:2])):
+        with pytest.raises(RuntimeError, match="tree_attention:"):
+            torch.ops.pilotfish.tree_attention(*rows.tensors(rows.everything()), *wrong)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("attend", [torch.ops.pilotfish, None], ids=["native", "dense"])
-def test_attention_gives_a_row_the_same_bits_in_any_company(attend: object, dtype: torch.dtype, threads: int) -> None:
+@pytest.mark.parametrize("scoring", ["plain", "window 64", "all"])
+def test_attention_gives_a_row_the_same_bits_in_any_company(
+    attend: object, dtype: torch.dtype, scoring: str, threads: int
+) -> None:
     op = attend.tree_attention if attend else dense_tree_attention  # type: ignore[attr-defined]
     rows = Rows([5, 130, 64], nodes=10, dtype=dtype, seed=threads)
     every = rows.everything()
-    together = op(*rows.tensors(every), SCALE)  # fills the pools for what follows
+    together = op(*rows.tensors(every), *SCORINGS[scoring])  # fills the pools for what follows
     rng = np.random.default_rng(0)
     for count in itertools.chain(range(1, len(every)), [len(every)] * 3):
         chosen = sorted(rng.choice(every, count, replace=False).tolist())
-        some = op(*rows.tensors(chosen, extra_width=count % 3), SCALE)
+        some = op(*rows.tensors(chosen, extra_width=count % 3), *SCORINGS[scoring])
         assert torch.equal(some, together[chosen]), f"{count} rows"
 
 
@@ -235,20 +348,20 @@ def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype) -> None:
     other.trunks = [[s + 1 for s in trunk] for trunk in one.trunks]
     other.rows = [(slot + 1, i, p, [s + 1 for s in path]) for slot, i, p, path in one.rows]
     other.pools = [pool.roll(1, dims=0) for pool in one.pools]
-    results = [torch.ops.pilotfish.tree_attention(*r.tensors(r.everything()), SCALE) for r in (one, other)]
+    results = [torch.ops.pilotfish.tree_attention(*r.tensors(r.everything()), *SCORINGS["all"]) for r in (one, other)]
     assert torch.equal(*results)
 
 
 def test_padding_rows_are_zero_and_harm_nobody() -> None:
     rows = Rows([5], nodes=3, dtype=torch.float32, seed=0)
     inputs = rows.tensors(rows.everything())
-    expected = torch.ops.pilotfish.tree_attention(*inputs, SCALE)
+    expected = torch.ops.pilotfish.tree_attention(*inputs, *SCORINGS["all"])
     padded = [
         F.pad(t, (0, 0) * (t.dim() - 1) + (0, 2)) if i in (0, 1, 2, 5, 6, 8, 10) else t for i, t in enumerate(inputs)
     ]
     padded[5][-2:] = rows.num_slots  # the scratch slot
     padded[7] = F.pad(inputs[7], (0, 2), value=-1)
     for op in (torch.ops.pilotfish.tree_attention, dense_tree_attention):
-        out = op(*padded, SCALE)
+        out = op(*padded, *SCORINGS["all"])
         torch.testing.assert_close(out[:-2], expected, rtol=2e-6, atol=2e-6)
         assert not out[-2:].any()

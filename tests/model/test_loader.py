@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import CONTEXT, VOCAB, native_model, tiny_model, write_tokenizer
+from support import CONTEXT, VOCAB, WINDOW, native_model, tiny_model
 
 from pilotfish.errors import ModelError
+from pilotfish.model.features import LayerGroup
 from pilotfish.model.loader import load_model, load_tokenizer
 
 
@@ -87,14 +88,22 @@ def test_a_tensor_of_another_shape(copy: Path) -> None:
     assert str(copy) in refusal(copy)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "no-such-model"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"model_type": "no-such-model"}', '{"model_type": "llama", "hidden_size": "wide"}']
+)
 def test_a_corrupt_config(copy: Path, text: str) -> None:
     (copy / "config.json").write_text(text)
     assert str(copy) in refusal(copy)
 
 
 @pytest.mark.parametrize(
-    ("model_type", "name"), [("gemma2", "Gemma2ForCausalLM"), ("gpt2", "GPT2LMHeadModel"), ("bert", "BertModel")]
+    ("model_type", "name"),
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("llama4_text", "Llama4ForCausalLM"),
+        ("gpt2", "GPT2LMHeadModel"),
+        ("bert", "BertModel"),
+    ],
 )
 def test_other_architectures_are_named(copy: Path, model_type: str, name: str) -> None:
     edit_config(copy, model_type=model_type, architectures=[name])
@@ -103,27 +112,57 @@ def test_other_architectures_are_named(copy: Path, model_type: str, name: str) -
     assert "LlamaForCausalLM" in message
 
 
-def test_sliding_windows_are_refused(qwen3: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(qwen3, tmp_path / "model"))
-    edit_config(copy, layer_types=["full_attention", "sliding_attention"])
-    assert "sliding_attention" in refusal(copy)
-
-
-@pytest.mark.parametrize(("window", "served"), [(None, True), (CONTEXT, True), (CONTEXT - 1, False)])
-def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path, window: int | None, served: bool) -> None:
+@pytest.mark.parametrize(("window", "seen"), [(None, 0), (CONTEXT, 0), (CONTEXT - 1, CONTEXT - 1), (WINDOW, WINDOW)])
+def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path, window: int | None, seen: int) -> None:
     tiny_model("mistral", sliding_window=window).save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
-    if served:
-        assert native_model(tmp_path).shape.context == CONTEXT
-    else:
-        assert "sliding_attention" in refusal(tmp_path)
+    assert native_model(tmp_path).shape.groups == (LayerGroup(seen, (0, 1)),)
 
 
-def test_angles_that_depend_on_the_batch_are_refused(llama: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(llama, tmp_path / "model"))
-    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 64}
-    edit_config(copy, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors})
-    assert "longrope" in refusal(copy)
+def test_layers_are_grouped_by_window(tiny_models: dict[str, Path]) -> None:
+    groups = {kind: native_model(path).shape.groups for kind, path in tiny_models.items()}
+    for kind in ("llama", "qwen2", "qwen3_moe", "olmo2"):
+        assert groups[kind] == (LayerGroup(0, (0, 1)),)
+    for kind in ("mistral", "mixtral", "phi3"):
+        assert groups[kind] == (LayerGroup(WINDOW, (0, 1)),)
+    for kind in ("qwen3", "gemma2", "gemma3_text", "gpt_oss"):
+        assert groups[kind] == (LayerGroup(0, (1,)), LayerGroup(WINDOW, (0,)))
+
+
+LONGROPE = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 64}
+ROPES: dict[str, dict[str, Any]] = {
+    "longrope": {"rope_type": "longrope", "rope_theta": 1e4, **LONGROPE},
+    "partial_rotary_factor": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ("qwen3", {"use_sliding_window": False}, "no sliding_window"),
+        ("mistral", {"sliding_window": 0}, "sliding_window of 0"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        # angles that depend on the longest sequence of a batch
+        ("llama", {"rope_parameters": ROPES["longrope"]}, "longrope"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": ROPES["longrope"]}}, "longrope"),
+        ("llama", {"rope_parameters": ROPES["partial_rotary_factor"]}, "partial_rotary_factor of 0.5"),
+        ("llama", {"hidden_act": "gelu"}, "activation gelu"),
+        ("llama", {"model_type": "mistral"}, "model_type mistral"),
+        ("gemma2", {"hidden_activation": "relu"}, "activation relu"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+    ],
+)
+def test_what_would_be_served_wrong_is_refused(
+    tiny_models: dict[str, Path], tmp_path: Path, kind: str, changes: dict[str, Any], named: str
+) -> None:
+    copy = Path(shutil.copytree(tiny_models[kind], tmp_path / "model"))
+    edit_config(copy, **changes)
+    message = refusal(copy)
+    assert named in message
+    assert str(copy) in message
 
 
 def test_a_corrupt_generation_config(copy: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import KINDS, VOCAB, native_model, random_tree, tiny_model
+from support import CONTEXT, KINDS, VOCAB, WINDOW, native_model, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.tree import TokenTree
@@ -21,6 +21,46 @@ OTHER_SHAPES: list[dict[str, Any]] = [
     {"num_key_value_heads": 1},
     {"num_key_value_heads": 4},
     {"tie_word_embeddings": True},
+]
+ROPE = {"rope_theta": 1e4, "factor": 4.0}
+#: Fields that one architecture has, and what else they may be.
+OTHER_FIELDS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"mlp_bias": True}),
+    ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", **ROPE}}),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", **ROPE}}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": CONTEXT // 4, **ROPE}}),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "original_max_position_embeddings": 64,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                **ROPE,
+            }
+        },
+    ),
+    ("qwen3", {"use_sliding_window": False, "layer_types": ["full_attention"] * 2}),
+    ("qwen3_moe", {"norm_topk_prob": True}),
+    ("qwen3_moe", {"mlp_only_layers": [0], "num_experts_per_tok": 6}),
+    ("mixtral", {"sliding_window": None, "num_experts_per_tok": 1}),
+    ("phi3", {"sliding_window": None, "partial_rotary_factor": 1.0}),
+    ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    ("gemma2", {"layer_types": ["full_attention"] * 2}),
+    ("gemma3_text", {"final_logit_softcapping": 2.0}),
+    (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            }
+        },
+    ),
+    ("gpt_oss", {"swiglu_limit": 0.5, "swiglu_alpha": 1.0, "num_experts_per_tok": 4}),
+    ("gpt_oss", {"attention_bias": False, "layer_types": ["full_attention"] * 2}),
 ]
 
 
@@ -54,6 +94,24 @@ def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> P
     return tiny_models[request.param]
 
 
+def test_heads_that_no_kernel_takes_run_without_kernels(tmp_path: Path) -> None:
+    """Of 24, no multiple of 32."""
+    reference = tiny_model("phi3", head_dim=24)
+    reference.save_pretrained(tmp_path)
+    model = native_model(tmp_path)
+    assert not model.native
+    rows = SequenceRows(0, tokens_of(40), np.arange(40, dtype=np.int32), TokenTree(), [], {}, sampled=True)
+    with torch.inference_mode():
+        expected = reference.eval()(torch.tensor([tokens_of(40)])).logits[0, -1]
+    torch.testing.assert_close(Runner(model, SLOTS).forward([rows])[0], expected, rtol=0, atol=1e-4)
+
+
+def test_no_product_is_left_to_a_library(directory: Path) -> None:
+    """Every weight but the embedding's is packed for a kernel."""
+    left = [name for name, _ in native_model(directory).module.named_parameters()]
+    assert left == ["model.embed_tokens.weight"]
+
+
 def tokens_of(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
 
@@ -71,6 +129,19 @@ def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, option
         with torch.inference_mode():
             expected = reference(torch.tensor([tokens])).logits[0, -1]
         torch.testing.assert_close(bench.logits(bench.rows(tokens, TokenTree()))[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("kind", "options"), OTHER_FIELDS, ids=str)
+def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str, Any], eager: bool) -> None:
+    """Each gives what transformers gives, and something else than the tiny model without it."""
+    reference, usual = tiny_model(kind, **options), tiny_model(kind)
+    reference.save_pretrained(tmp_path)
+    bench, tokens = Bench(tmp_path, torch.float32, eager=eager), tokens_of(3 * WINDOW)
+    with torch.inference_mode():
+        expected, other = (model.eval()(torch.tensor([tokens])).logits[0, -1] for model in (reference, usual))
+    torch.testing.assert_close(bench.logits(bench.rows(tokens, TokenTree()))[0], expected, rtol=0, atol=1e-4)
+    assert "dynamic" in str(options) or (expected - other).abs().max() > 1e-2  # dynamic: beyond the context only
 
 
 @pytest.mark.parametrize("eager", [False, True])

@@ -82,12 +82,29 @@ def test_a_second_thread_changes_nothing(llama: Path, draft: Path, name: str) ->
     assert generate(engine, MIXED, together=True) == [alone(llama)[case] for case in MIXED]
 
 
-@pytest.mark.parametrize("name", ["lm 16", "random"])
+@cache
+def mixed_alone(target: Path) -> list[list[int]]:
+    """What the target gives for `MIXED`, one after the other, without a draft."""
+    return generate(make_engine(target), MIXED, together=False)
+
+
+@pytest.mark.parametrize("name", ["lm 16", "ngram", "random"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama"])
-def test_a_draft_changes_nothing_in_other_architectures(tiny_models: dict[str, Path], kind: str, name: str) -> None:
-    model = tiny_models[kind]
-    engine = drafting(name, model, model)
-    assert generate(engine, MIXED, together=True) == [alone(model)[case] for case in MIXED]
+def test_a_draft_changes_nothing_in_other_architectures(
+    tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, name: str
+) -> None:
+    engine = drafting(name, tiny_models[kind], tiny_drafts[kind])
+    assert generate(engine, MIXED, together=True) == mixed_alone(tiny_models[kind])
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith(("moe", "mixtral", "oss"))])
+def test_the_reference_operations_hold_the_promise_for_experts_too(tiny_models: dict[str, Path], kind: str) -> None:
+    plain = generate(make_engine(tiny_models[kind], eager=True), MIXED[:4], together=False)
+    assert (
+        generate(drafting("random", tiny_models[kind], tiny_models[kind], eager=True), MIXED[:4], together=True)
+        == plain
+    )
 
 
 @pytest.mark.parametrize("name", ["lm 16", "random"])
@@ -147,8 +164,11 @@ def test_arrivals_and_aborts_change_nothing(llama: Path, draft: Path) -> None:
     assert_idle(engine)
 
 
-def test_the_draft_is_right_often_enough_to_test_anything(llama: Path, draft: Path) -> None:
-    engine = drafting("lm 48", llama, draft)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_is_right_often_enough_to_test_anything(
+    tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str
+) -> None:
+    engine = drafting("lm 48", tiny_models[kind], tiny_drafts[kind])
     for case in MIXED:
         engine.submit(SNIPPETS[case[0]], params(case))
     stats = [sample.request.stats for sample in engine._samples.values()]

@@ -18,7 +18,8 @@ from pilotfish.engine.engine import Engine
 from pilotfish.model.runner import SequenceRows
 from pilotfish.pairs import resolve_pair
 
-NEW_TOKENS = 64
+NEW_TOKENS = 32
+LENGTHS = (1, 2, 17, 47, 63, 64, 65, 700)  # up to and over a block of keys, and three times a tiny model's window
 CLOSE = 1e-4
 
 
@@ -30,17 +31,16 @@ def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> P
 @cache
 def both(directory: Path) -> tuple[Any, Engine]:
     """transformers' model, and ours."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval(), make_engine(directory)
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    return reference.eval(), make_engine(directory)
 
 
 def prompt_of(length: int, vocab: int) -> list[int]:
     return np.random.default_rng(length).integers(1, vocab, length).tolist()
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 700])
-def test_greedy_tokens_are_those_of_generate(directory: Path, length: int) -> None:
-    reference, engine = both(directory)
-    prompt = prompt_of(length, engine.model.shape.vocab_size)
+def sure_tokens(reference: Any, prompt: list[int]) -> list[int]:
+    """What `generate` adds to a prompt, up to where its two best logits are too close to call."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         out = reference.generate(
@@ -52,17 +52,24 @@ def test_greedy_tokens_are_those_of_generate(directory: Path, length: int) -> No
             output_logits=True,
             return_dict_in_generate=True,
         )
-    expected = out.sequences[0, length:].tolist()
     gaps = [float(x[0] - x[1]) for x in (step[0].topk(2).values for step in out.logits)]
     sure = next((i for i, gap in enumerate(gaps) if gap < CLOSE), len(gaps))
-    (tokens,) = run(engine, [prompt], [SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)])
-    assert tokens[:sure] == expected[:sure]
-    assert sure > 0  # so that something was compared
+    return out.sequences[0, len(prompt) : len(prompt) + sure].tolist()
+
+
+def test_greedy_tokens_of_a_batch_are_those_of_generate(directory: Path) -> None:
+    reference, engine = both(directory)
+    prompts = [prompt_of(length, engine.model.shape.vocab_size) for length in LENGTHS]
+    greedy = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
+    for prompt, tokens in zip(prompts, run(engine, prompts, [greedy] * len(prompts)), strict=True):
+        expected = sure_tokens(reference, prompt)
+        assert tokens[: len(expected)] == expected, f"after {len(prompt)} tokens"
+        assert expected  # so that something was compared
 
 
 def test_logits_are_those_of_transformers(directory: Path) -> None:
     reference, engine = both(directory)
-    for length in (1, 2, 63, 64, 65, 700):
+    for length in LENGTHS:
         prompt = prompt_of(length, engine.model.shape.vocab_size)
         rows = SequenceRows(0, prompt, np.arange(length, dtype=np.int32), TokenTree(), [], {}, sampled=True)
         with torch.inference_mode():

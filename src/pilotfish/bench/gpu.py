@@ -143,7 +143,7 @@ def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: 
 
     q, k, v = (normal(rows, heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
     pools = [normal(SLOTS + 1, shape.kv_heads) for _ in range(2)]
-    given = (q, k, v, *pools, *vars(place).values(), SCALE)
+    given = (q, k, v, *pools, *vars(place).values(), SCALE, 0, 0.0, None)
     dense_tree_attention(*given)  # writes k and v
     query, keys, values = (x.transpose(0, 1)[None].contiguous() for x in (q, *(p[: CONTEXT + rows] for p in pools)))
     mask = tree_mask(place)

@@ -51,6 +51,20 @@ class KVPool:
         return cls(pool(), pool())
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How a layer turns queries and keys into weights.
+
+    A row at position p sees the positions p - window + 1 .. p of its path. Scores are q . k * scale, capped at
+    softcap * tanh(score / softcap). A sink is one more score of its head, without a value.
+    """
+
+    scale: float
+    window: int = 0  # 0: all positions
+    softcap: float = 0.0  # 0: none
+    sinks: torch.Tensor | None = None  # [heads], None: none
+
+
 def slot_attention(
     module: torch.nn.Module,
     query: torch.Tensor,  # [1, heads, rows, head_dim]
@@ -60,14 +74,21 @@ def slot_attention(
     scaling: float,
     placement: Placement,
     kv: KVPool,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,  # [heads]
     attention: Callable[..., torch.Tensor] | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer where no kernel does. Returns [1, rows, heads, head_dim]."""
+    """What transformers calls in each layer where no kernel does. Returns [1, rows, heads, head_dim].
+
+    The loader serves only architectures that say all they want of attention in these arguments.
+    """
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     attention = attention or _attention_on(query.device)
-    return attend(attention, layer, q, k, v, scaling, placement, kv).unsqueeze(0), None
+    scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
+    return attend(attention, layer, q, k, v, scoring, placement, kv).unsqueeze(0), None
 
 
 def _attention_on(device: torch.device) -> Callable[..., torch.Tensor]:
@@ -85,7 +106,7 @@ def attend(
     q: torch.Tensor,  # [rows, heads, head_dim]
     k: torch.Tensor,  # [rows, kv_heads, head_dim]
     v: torch.Tensor,  # [rows, kv_heads, head_dim]
-    scale: float,
+    scoring: Scoring,
     placement: Placement,
     kv: KVPool,
 ) -> torch.Tensor:
@@ -102,7 +123,10 @@ def attend(
         placement.row_trunks,
         placement.trunk_slots,
         placement.path_slots,
-        scale,
+        scoring.scale,
+        scoring.window,
+        scoring.softcap,
+        scoring.sinks,
     )
 
 
@@ -119,6 +143,9 @@ def dense_tree_attention(
     trunk_slots: torch.Tensor,
     path_slots: torch.Tensor,
     scale: float,
+    window: int,  # 0: none
+    softcap: float,  # 0: none
+    sinks: torch.Tensor | None,  # [heads]
 ) -> torch.Tensor:
     """The reference: every row gathers its own keys in position order. Same signature as the kernel.
 
@@ -132,8 +159,16 @@ def dense_tree_attention(
     keys = k_pool[slots].double().repeat_interleave(groups, dim=2)  # [rows, positions, heads, head_dim]
     values = v_pool[slots].double().repeat_interleave(groups, dim=2)
     scores = torch.einsum("rhd,rphd->rhp", q.double(), keys) * scale
-    visible = torch.arange(slots.shape[1], device=q.device) <= row_positions[:, None]
-    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    positions = torch.arange(slots.shape[1], device=q.device)
+    visible = positions <= row_positions[:, None]
+    if window:
+        visible &= positions > row_positions[:, None] - window
+    scores = scores.masked_fill(~visible[:, None], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().expand(len(q), -1)[..., None]], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(positions)]
     weights = weights.nan_to_num(0.0)  # padding rows see nothing
     return torch.einsum("rhp,rphd->rhd", weights, values).to(q.dtype)
 

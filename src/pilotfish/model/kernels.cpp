@@ -7,6 +7,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -69,6 +71,23 @@ inline Vec exp_negative(Vec x) {
   for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f}) poly = poly * r + c;
   const Words exponent = (reinterpret_cast<Words>(shifted) + 127u) << 23;
   return poly * reinterpret_cast<Vec>(exponent);
+}
+
+// 1 / (1 + e^-x), by exp(-|x|) for either sign.
+inline Vec sigmoid(Vec x) {
+  const Vec e = exp_negative(x < 0.0f ? x : -x);
+  return (x < 0.0f ? e : splat(1.0f)) / (1.0f + e);
+}
+
+// tanh in about 2 ulp: its series near 0, where (1 - e^-2|x|) / (1 + e^-2|x|) would cancel.
+inline Vec tanh(Vec x) {
+  const Vec square = x * x;
+  Vec series = splat(-1382.0f / 155925);
+  for (float c : {62.0f / 2835, -17.0f / 315, 2.0f / 15, -1.0f / 3, 1.0f}) series = series * square + c;
+  const Vec size = x < 0.0f ? -x : x;
+  const Vec e = exp_negative(-2.0f * size);
+  const Vec ratio = (1.0f - e) / (1.0f + e);
+  return size < 0.25f ? x * series : x < 0.0f ? -ratio : ratio;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -329,6 +348,11 @@ void check_linear(const Tensor& x, int64_t inputs, const Tensor& packed, int64_t
   TORCH_CHECK(outputs <= packed.size(0) * kPanel, "linear: more outputs than packed");
 }
 
+// Whether y has the dtype of x, or float32.
+bool is_of_or_float(const Tensor& y, const Tensor& x) {
+  return y.scalar_type() == x.scalar_type() || y.scalar_type() == at::kFloat;
+}
+
 // Calls run(T{}) for the element type of x.
 template <typename F>
 void dispatch(const Tensor& x, const F& run) {
@@ -371,10 +395,11 @@ Tensor gated_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const Te
 }
 
 // ---------------------------------------------------------------------------------------------------
-// RMS norm: x / sqrt(mean(x^2) + eps), rounded to x's type as transformers does, times weight.
+// RMS norm: x / sqrt(mean(x^2) + eps) times weight. With a weight of x's type the quotient is rounded to that
+// type first, as in Llama; with a float32 weight only the product is, as in Gemma and OLMo.
 
-template <typename T>
-void rms_norm_rows(const T* x, const T* weight, T* y, int64_t rows, int64_t size, float eps) {
+template <typename T, typename W>
+void rms_norm_rows(const T* x, const W* weight, T* y, int64_t rows, int64_t size, float eps) {
   at::parallel_for(0, rows, 1 + 32768 / size, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const T* in = x + r * size;
@@ -389,56 +414,135 @@ void rms_norm_rows(const T* x, const T* weight, T* y, int64_t rows, int64_t size
       for (; i < size; ++i) total += static_cast<float>(in[i]) * static_cast<float>(in[i]);
       const float scale = 1.0f / std::sqrt(total / size + eps);
       for (i = 0; i < size; ++i)
-        y[r * size + i] = static_cast<T>(static_cast<float>(static_cast<T>(static_cast<float>(in[i]) * scale)) *
+        y[r * size + i] = static_cast<T>(static_cast<float>(static_cast<W>(static_cast<float>(in[i]) * scale)) *
                                          static_cast<float>(weight[i]));
     }
   });
 }
 
-// x [..., size], weight [size] of the same dtype -> like x.
+// x [..., size], weight [size] of the same dtype or float32 -> like x.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  TORCH_CHECK(weight.dim() == 1 && x.size(-1) == weight.size(0) && x.scalar_type() == weight.scalar_type(),
+  TORCH_CHECK(weight.dim() == 1 && x.size(-1) == weight.size(0) && is_of_or_float(weight, x),
               "rms_norm: weight does not match x");
   const Tensor rows = x.contiguous();
   Tensor y = at::empty(rows.sizes(), rows.options());
   const int64_t size = weight.size(0);
   dispatch(x, [&]<typename T>(T) {
-    rms_norm_rows<T>(rows.const_data_ptr<T>(), weight.const_data_ptr<T>(), y.mutable_data_ptr<T>(), x.numel() / size,
-                     size, static_cast<float>(eps));
+    dispatch(weight, [&]<typename W>(W) {
+      rms_norm_rows(rows.const_data_ptr<T>(), weight.const_data_ptr<W>(), y.mutable_data_ptr<T>(), x.numel() / size,
+                    size, static_cast<float>(eps));
+    });
+  });
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Functions of single elements. Every element takes one path, through a vector of kLanes, wherever it lies.
+
+// out[i] = f(a[i], b[i]), rounded to T.
+template <typename T, typename F>
+void map_row(const T* a, const T* b, T* out, int64_t size, const F& f) {
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const int64_t count = std::min<int64_t>(kLanes, size - i);
+    float x[kLanes] = {}, y[kLanes] = {};
+    std::copy_n(a + i, count, x);
+    std::copy_n(b + i, count, y);
+    store(x, f(load(x), load(y)));
+    std::transform(x, x + count, out + i, [](float value) { return static_cast<T>(value); });
+  }
+}
+
+// x [rows, 2 n], gates then ups -> f(gate, up) [rows, n].
+template <typename F>
+Tensor map_gates(const Tensor& x, const F& f) {
+  TORCH_CHECK(x.dim() == 2 && x.size(1) % 2 == 0, "gate: rows of gates, then as many ups");
+  const Tensor rows = x.contiguous();
+  const int64_t size = x.size(1) / 2;
+  Tensor y = at::empty({x.size(0), size}, x.options());
+  dispatch(x, [&]<typename T>(T) {
+    const T* in = rows.const_data_ptr<T>();
+    T* out = y.mutable_data_ptr<T>();
+    at::parallel_for(0, x.size(0), 1 + 8192 / std::max<int64_t>(size, 1), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        map_row(in + 2 * r * size, in + (2 * r + 1) * size, out + r * size, size, f);
+    });
+  });
+  return y;
+}
+
+// silu(gate) * up.
+Tensor gate_silu(const Tensor& x) {
+  return map_gates(x, [](Vec gate, Vec up) { return gate * sigmoid(gate) * up; });
+}
+
+// gelu(gate) * up, gelu by tanh (Hendrycks and Gimpel 2016, arXiv 1606.08415): (1 + tanh z) / 2 = sigmoid(2 z).
+Tensor gate_gelu(const Tensor& x) {
+  return map_gates(x, [](Vec gate, Vec up) {
+    return gate * sigmoid(1.59576912f * (gate + 0.044715f * gate * gate * gate)) * up;
+  });
+}
+
+// The clamped SwiGLU of gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), gate up to limit, up within +-limit.
+Tensor gate_clamped(const Tensor& x, double alpha, double limit) {
+  const float a = static_cast<float>(alpha), most = static_cast<float>(limit);
+  return map_gates(x, [a, most](Vec gate, Vec up) {
+    gate = gate > most ? splat(most) : gate;
+    up = up > most ? splat(most) : up < -most ? splat(-most) : up;
+    return gate * sigmoid(a * gate) * (up + 1.0f);
+  });
+}
+
+// cap * tanh(x / cap) of x [rows, size].
+Tensor softcap(const Tensor& x, double cap) {
+  TORCH_CHECK(x.dim() == 2 && cap > 0, "softcap: x [rows, size] and a cap above 0");
+  const float most = static_cast<float>(cap);
+  const Tensor rows = x.contiguous();
+  Tensor y = at::empty_like(rows);
+  dispatch(x, [&]<typename T>(T) {
+    const T* in = rows.const_data_ptr<T>();
+    T* out = y.mutable_data_ptr<T>();
+    at::parallel_for(0, x.size(0), 1, [&](int64_t begin, int64_t end) {
+      map_row(in + begin * x.size(1), in + begin * x.size(1), out + begin * x.size(1), (end - begin) * x.size(1),
+              [most](Vec value, Vec) { return most * tanh(value / most); });
+    });
   });
   return y;
 }
 
 // ---------------------------------------------------------------------------------------------------
 // Rotary position embedding (Su et al. 2021, arXiv 2104.09864) of the halves (a, b) of a head, in place:
-// (a cos - b sin, b cos + a sin), rounded once.
+// (a cos - b sin, b cos + a sin), rounded once. Angles of a whole head hold those of a, then those of b; angles
+// of half a head hold for both.
 
-template <typename T>
-void rotate_rows(Tensor& x, const T* cos, const T* sin) {
-  const int64_t heads = x.size(1), size = x.size(2), half = size / 2, stride = x.stride(0);
+template <typename T, typename A>
+void rotate_rows(Tensor& x, const A* cos, const A* sin, int64_t angles) {
+  const int64_t half = x.size(2) / 2, second = angles - half;
   T* data = x.mutable_data_ptr<T>();
-  for (int64_t r = 0; r < x.size(0); ++r, cos += size, sin += size)
-    for (int64_t h = 0; h < heads; ++h) {
-      T *a = data + r * stride + h * size, *b = a + half;
+  for (int64_t r = 0; r < x.size(0); ++r, cos += angles, sin += angles)
+    for (int64_t h = 0; h < x.size(1); ++h) {
+      T *a = data + r * x.stride(0) + h * x.stride(1), *b = a + half;
       for (int64_t i = 0; i < half; ++i) {
         const float low = a[i], high = b[i];
         a[i] = static_cast<T>(low * static_cast<float>(cos[i]) - high * static_cast<float>(sin[i]));
-        b[i] = static_cast<T>(high * static_cast<float>(cos[half + i]) + low * static_cast<float>(sin[half + i]));
+        b[i] = static_cast<T>(high * static_cast<float>(cos[second + i]) + low * static_cast<float>(sin[second + i]));
       }
     }
 }
 
-// Whether each row's heads lie side by side; rows may lie apart.
-bool has_whole_rows(const Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2); }
-
-// x [rows, heads, d] of even d, cos and sin [rows, d].
+// x [rows, heads, d] of even d, maybe the first part of longer heads; cos and sin [rows, d or d / 2] of x's dtype
+// or float32.
 void rotate(Tensor& x, const Tensor& cos, const Tensor& sin) {
-  TORCH_CHECK(x.dim() == 3 && x.size(2) % 2 == 0 && has_whole_rows(x), "rotate: x [rows, heads, an even d]");
+  TORCH_CHECK(x.dim() == 3 && x.size(2) % 2 == 0 && x.stride(2) == 1, "rotate: x [rows, heads, an even d]");
   for (const Tensor& angle : {cos, sin})
-    TORCH_CHECK(angle.dim() == 2 && angle.size(0) == x.size(0) && angle.size(1) == x.size(2) &&
-                    angle.scalar_type() == x.scalar_type() && angle.is_contiguous(),
+    TORCH_CHECK(angle.dim() == 2 && angle.size(0) == x.size(0) && angle.sizes() == cos.sizes() &&
+                    (angle.size(1) == x.size(2) || 2 * angle.size(1) == x.size(2)) && is_of_or_float(angle, x) &&
+                    angle.scalar_type() == cos.scalar_type() && angle.is_contiguous(),
                 "rotate: cos and sin do not match x");
-  dispatch(x, [&]<typename T>(T) { rotate_rows<T>(x, cos.const_data_ptr<T>(), sin.const_data_ptr<T>()); });
+  dispatch(x, [&]<typename T>(T) {
+    dispatch(cos, [&]<typename A>(A) {
+      rotate_rows<T>(x, cos.const_data_ptr<A>(), sin.const_data_ptr<A>(), cos.size(1));
+    });
+  });
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -449,8 +553,10 @@ void rotate(Tensor& x, const Tensor& cos, const Tensor& sin) {
 //     position   0 ........ row_trunks[r] - 1   row_trunks[r] ...... row_positions[r]
 //     slot       trunk_slots[row_sequences[r]]  path_slots[r]
 //
-// The trunk holds a sequence's committed tokens, the path a tree node's ancestors and the node itself.
-// Keys are reduced in blocks of kBlock positions with a running maximum (Milakov and Gimelshein 2018,
+// The trunk holds a sequence's committed tokens, the path a tree node's ancestors and the node itself. With a
+// window of w the row attends to the last w of these positions alone, its own included. A score is q . k * scale,
+// capped at softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118). A head's sink is one more score without
+// a value: it takes its share of the weights (gpt-oss; Xiao et al. 2023, arXiv 2309.17453). Keys are reduced in blocks of kBlock positions with a running maximum (Milakov and Gimelshein 2018,
 // arXiv 1805.02867); block borders depend on positions alone. A row at position -1 is padding: zeros.
 
 constexpr int64_t kBlock = 64;
@@ -459,6 +565,9 @@ struct AttentionInputs {
   const int32_t *row_sequences, *row_positions, *row_trunks, *trunk_slots, *path_slots;
   int64_t trunk_width, path_width, query_heads, kv_heads, head_dim, query_stride;
   float scale;
+  int64_t window;      // 0: none
+  float softcap;       // 0: none
+  const float* sinks;  // [query_heads], null: none
 
   int64_t slot(int64_t row, int64_t position) const {
     const int64_t trunk = row_trunks[row];
@@ -471,28 +580,33 @@ struct AttentionInputs {
 template <typename T>
 struct HeadGroup {
   int64_t heads, pairs;
+  float softcap;
   std::vector<float> query, out, scores;  // [heads, head_dim], [heads, head_dim], [heads, kBlock]
   std::vector<float> largest, total;      // [heads]
 
   HeadGroup(const AttentionInputs& in)
-      : heads(in.query_heads / in.kv_heads), pairs(in.head_dim / (2 * kLanes)), query(heads * in.head_dim),
+      : heads(in.query_heads / in.kv_heads), pairs(in.head_dim / (2 * kLanes)), softcap(in.softcap), query(heads * in.head_dim),
         out(heads * in.head_dim), scores(heads * kBlock), largest(heads), total(heads) {}
 
-  void begin(const T* q, float scale) {
+  // q [heads, head_dim]; sinks [heads] or null.
+  void begin(const T* q, float scale, const float* sinks) {
     for (int64_t i = 0; i < heads * pairs; ++i) {
       const Pair pair = load_pair(q + i * 2 * kLanes);
       store(query.data() + i * 2 * kLanes, pair.low * scale);
       store(query.data() + i * 2 * kLanes + kLanes, pair.high * scale);
     }
     std::fill(out.begin(), out.end(), 0.0f);
-    std::fill(total.begin(), total.end(), 0.0f);
-    std::fill(largest.begin(), largest.end(), -std::numeric_limits<float>::infinity());
+    for (int64_t h = 0; h < heads; ++h) {  // a sink is its head's first score
+      largest[h] = sinks ? sinks[h] : -std::numeric_limits<float>::infinity();
+      total[h] = sinks ? 1.0f : 0.0f;
+    }
   }
 
-  void add_block(const T* const* keys, const T* const* values, int64_t count) {
-    for_head_tiles([&](auto tile, int64_t h) { score<tile()>(keys, count, h); });
-    for (int64_t h = 0; h < heads; ++h) rescale(h, count);
-    for_head_tiles([&](auto tile, int64_t h) { accumulate<tile()>(values, count, h); });
+  // Keys and values [first, last) of a block.
+  void add_block(const T* const* keys, const T* const* values, int64_t first, int64_t last) {
+    for_head_tiles([&](auto tile, int64_t h) { score<tile()>(keys, first, last, h); });
+    for (int64_t h = 0; h < heads; ++h) rescale(h, first, last);
+    for_head_tiles([&](auto tile, int64_t h) { accumulate<tile()>(values, first, last, h); });
   }
 
   // Heads in tiles of four, then two, then one, so that a key is unpacked once a tile and sums stay in registers.
@@ -505,10 +619,10 @@ struct HeadGroup {
   }
 
   template <int Heads>
-  void score(const T* const* keys, int64_t count, int64_t first) {
+  void score(const T* const* keys, int64_t first, int64_t last, int64_t head) {
     const int64_t size = pairs * 2 * kLanes;
-    const float* q = query.data() + first * size;
-    for (int64_t j = 0; j < count; ++j) {
+    const float* q = query.data() + head * size;
+    for (int64_t j = first; j < last; ++j) {
       Vec sum[Heads] = {};
       for (int64_t i = 0; i < size; i += 2 * kLanes) {
         const Pair pair = load_pair(keys[j] + i);
@@ -517,14 +631,17 @@ struct HeadGroup {
           sum[h] += load(q + h * size + i + kLanes) * pair.high;
         }
       }
-      for (int h = 0; h < Heads; ++h) scores[(first + h) * kBlock + j] = sum_lanes(sum[h]);
+      for (int h = 0; h < Heads; ++h) scores[(head + h) * kBlock + j] = sum_lanes(sum[h]);
     }
   }
 
-  void rescale(int64_t h, int64_t count) {
+  void rescale(int64_t h, int64_t first, int64_t last) {
     float* row = scores.data() + h * kBlock;
-    std::fill(row + count, row + kBlock, -std::numeric_limits<float>::infinity());
-    const float top = std::max(largest[h], *std::max_element(row, row + count));
+    if (softcap > 0)
+      for (int64_t j = 0; j < kBlock; j += kLanes) store(row + j, softcap * tanh(load(row + j) / softcap));
+    std::fill(row, row + first, -std::numeric_limits<float>::infinity());
+    std::fill(row + last, row + kBlock, -std::numeric_limits<float>::infinity());
+    const float top = std::max(largest[h], *std::max_element(row + first, row + last));
     Vec sum{};
     for (int64_t j = 0; j < kBlock; j += kLanes) {
       const Vec weight = exp_negative(load(row + j) - top);
@@ -541,16 +658,16 @@ struct HeadGroup {
   }
 
   template <int Heads>
-  void accumulate(const T* const* values, int64_t count, int64_t first) {
+  void accumulate(const T* const* values, int64_t first, int64_t last, int64_t head) {
     const int64_t size = pairs * 2 * kLanes;
     for (int64_t i = 0; i < size; i += 2 * kLanes) {
-      float* o = out.data() + first * size + i;
+      float* o = out.data() + head * size + i;
       Pair sum[Heads];
       for (int h = 0; h < Heads; ++h) sum[h] = {load(o + h * size), load(o + h * size + kLanes)};
-      for (int64_t j = 0; j < count; ++j) {
+      for (int64_t j = first; j < last; ++j) {
         const Pair pair = load_pair(values[j] + i);
         for (int h = 0; h < Heads; ++h) {
-          const Vec weight = splat(scores[(first + h) * kBlock + j]);
+          const Vec weight = splat(scores[(head + h) * kBlock + j]);
           sum[h].low += weight * pair.low;
           sum[h].high += weight * pair.high;
         }
@@ -590,20 +707,24 @@ void attend(const AttentionInputs& in, const T* q, const T* k_pool, const T* v_p
         std::fill(out, out + group.heads * in.head_dim, static_cast<T>(0.0f));
         continue;
       }
-      group.begin(q + row * in.query_stride + head, in.scale);
-      for (int64_t first = 0; first < length; first += kBlock) {
-        const int64_t count = std::min(kBlock, length - first);
-        for (int64_t j = 0; j < count; ++j) {
-          const int64_t place = in.slot(row, first + j) * slot_stride + kv_head * in.head_dim;
+      group.begin(q + row * in.query_stride + head, in.scale, in.sinks ? in.sinks + kv_head * group.heads : nullptr);
+      const int64_t start = in.window > 0 ? std::max<int64_t>(0, length - in.window) : 0;
+      for (int64_t block = start / kBlock * kBlock; block < length; block += kBlock) {
+        const int64_t first = std::max<int64_t>(0, start - block), last = std::min(kBlock, length - block);
+        for (int64_t j = first; j < last; ++j) {
+          const int64_t place = in.slot(row, block + j) * slot_stride + kv_head * in.head_dim;
           keys[j] = k_pool + place;
           values[j] = v_pool + place;
         }
-        group.add_block(keys, values, count);
+        group.add_block(keys, values, first, last);
       }
       group.finish(out);
     }
   });
 }
+
+// Whether each row's heads lie side by side; rows may lie apart.
+bool has_whole_rows(const Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2); }
 
 template <typename T>
 void write_rows(const Tensor& rows, Tensor& pool, const int32_t* slots) {
@@ -614,11 +735,13 @@ void write_rows(const Tensor& rows, Tensor& pool, const int32_t* slots) {
 }
 
 // q [rows, heads, d], k and v [rows, kv_heads, d] (d a multiple of 32), pools [slots, kv_heads, d], the
-// rest int32: row_* [rows], trunk_slots [sequences, longest trunk], path_slots [rows, longest path].
-// Writes k and v to the pools at row_slots, then attends. -> [rows, heads, d].
+// rest int32: row_* [rows], trunk_slots [sequences, longest trunk], path_slots [rows, longest path]. window and
+// softcap: 0 for none; sinks [heads] of any float dtype. Writes k and v to the pools at row_slots, then attends.
+// -> [rows, heads, d].
 Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_pool, Tensor& v_pool,
                       const Tensor& row_slots, const Tensor& row_sequences, const Tensor& row_positions,
-                      const Tensor& row_trunks, const Tensor& trunk_slots, const Tensor& path_slots, double scale) {
+                      const Tensor& row_trunks, const Tensor& trunk_slots, const Tensor& path_slots, double scale,
+                      int64_t window, double softcap, const std::optional<Tensor>& sinks) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && q.size(1) % k.size(1) == 0, "tree_attention: q, k of [rows, heads, d]");
   TORCH_CHECK(q.size(2) % (2 * kLanes) == 0, "tree_attention: head size must be a multiple of ", 2 * kLanes);
   for (const Tensor& index : {row_slots, row_sequences, row_positions, row_trunks, trunk_slots, path_slots})
@@ -631,11 +754,15 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
                     pool.scalar_type() == q.scalar_type(),
                 "tree_attention: pools do not match k");
   TORCH_CHECK(v.size(1) == k.size(1), "tree_attention: as many heads in v as in k");
+  TORCH_CHECK(window >= 0 && softcap >= 0, "tree_attention: window and softcap of at least 0");
+  TORCH_CHECK(!sinks || (sinks->dim() == 1 && sinks->size(0) == q.size(1)), "tree_attention: a sink for each head");
+  const Tensor sink_scores = sinks ? sinks->to(at::kFloat).contiguous() : Tensor();
   Tensor y = at::empty(q.sizes(), q.options());
   const AttentionInputs in{row_sequences.const_data_ptr<int32_t>(), row_positions.const_data_ptr<int32_t>(),
                            row_trunks.const_data_ptr<int32_t>(), trunk_slots.const_data_ptr<int32_t>(),
                            path_slots.const_data_ptr<int32_t>(), trunk_slots.size(1), path_slots.size(1),
-                           q.size(1), k.size(1), q.size(2), q.stride(0), static_cast<float>(scale)};
+                           q.size(1), k.size(1), q.size(2), q.stride(0), static_cast<float>(scale),
+                           window, static_cast<float>(softcap), sinks ? sink_scores.const_data_ptr<float>() : nullptr};
   dispatch(q, [&]<typename T>(T) {
     write_rows<T>(k, k_pool, row_slots.const_data_ptr<int32_t>());
     write_rows<T>(v, v_pool, row_slots.const_data_ptr<int32_t>());
@@ -819,10 +946,14 @@ TORCH_LIBRARY(pilotfish, m) {
   m.def("gated_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, int inner, int outputs) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rotate(Tensor(a!) x, Tensor cos, Tensor sin) -> ()");
+  m.def("gate_silu(Tensor x) -> Tensor");
+  m.def("gate_gelu(Tensor x) -> Tensor");
+  m.def("gate_clamped(Tensor x, float alpha, float limit) -> Tensor");
+  m.def("softcap(Tensor x, float cap) -> Tensor");
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, Tensor row_slots, "
       "Tensor row_sequences, Tensor row_positions, Tensor row_trunks, Tensor trunk_slots, Tensor path_slots, "
-      "float scale) -> Tensor");
+      "float scale, int window, float softcap, Tensor? sinks) -> Tensor");
   m.def("filter_logits(Tensor logits, Tensor temperatures, Tensor floors, Tensor top_k, Tensor top_p) -> Tensor");
   m.def("perturbed_topk(Tensor logits, Tensor seeds, Tensor positions, int k) -> (Tensor, Tensor)");
 }
@@ -832,6 +963,10 @@ TORCH_LIBRARY_IMPL(pilotfish, CPU, m) {
   m.impl("gated_mlp", gated_mlp);
   m.impl("rms_norm", rms_norm);
   m.impl("rotate", rotate);
+  m.impl("gate_silu", gate_silu);
+  m.impl("gate_gelu", gate_gelu);
+  m.impl("gate_clamped", gate_clamped);
+  m.impl("softcap", softcap);
   m.impl("tree_attention", tree_attention);
   m.impl("filter_logits", filter_logits);
   m.impl("perturbed_topk", perturbed_topk);

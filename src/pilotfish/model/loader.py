@@ -14,11 +14,12 @@ from transformers.utils import logging as transformers_logging
 from pilotfish.errors import ModelError
 from pilotfish.model import (
     attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
+    experts,
     graphs,
     native,
 )
+from pilotfish.model.features import LayerGroup, layer_groups, refuse_unsupported
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -29,8 +30,9 @@ class ModelShape:
     vocab_size: int
     context: int  # positions
     layers: int
-    kv_heads: int
-    head_dim: int
+    kv_heads: int  # of every layer
+    head_dim: int  # of every layer
+    groups: tuple[LayerGroup, ...]  # which layers see how far back
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,14 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eag
     if device.type == "cuda":
         graphs.use_reproducible_products()
     config._attn_implementation = "pilotfish_reference" if eager else "pilotfish"
+    config.output_router_logits = False  # for training only
     module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
     parameters = sum(p.numel() for p in module.parameters())
     use_native = not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
     if use_native:
         native.use_kernels(module)
+    else:
+        experts.use_library_experts(module)
     recordable = not eager and device.type == "cuda" and graphs.recordable(config)
     return LoadedModel(module, shape, _eos_ids(config, directory), parameters, dtype, device, use_native, recordable)
 
@@ -68,34 +73,10 @@ def load_config(directory: Path) -> Any:
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
     try:
         config = AutoConfig.from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # what is wrong in a file or a field has no common base
         raise ModelError(f"model: {path} cannot be read: {_one_line(error)}") from error
-    names = config.architectures or ["none"]
-    if names[0] not in ARCHITECTURES:
-        raise ModelError(
-            f"model: {directory} is a {names[0]}; supported are {', '.join(ARCHITECTURES)} "
-            "(others need attention features that are not implemented)"
-        )
-    _refuse_sliding_window(config, directory)
-    _refuse_longrope(config, directory)
+    refuse_unsupported(config, directory)
     return config
-
-
-def _refuse_sliding_window(config: Any, directory: Path) -> None:
-    """Mistral's window holds for all layers and is harmless where no sequence can outgrow it."""
-    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
-    everywhere = "full_attention" if window >= config.max_position_embeddings else "sliding_attention"
-    kinds = set(getattr(config, "layer_types", None) or [everywhere])
-    if kinds != {"full_attention"}:
-        raise ModelError(
-            f"model: {directory} has layers of {', '.join(sorted(kinds))}; only full attention is supported"
-        )
-
-
-def _refuse_longrope(config: Any, directory: Path) -> None:
-    """Its angles depend on the longest sequence of the batch: a row's logits would depend on the rows beside it."""
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
-        raise ModelError(f"model: {directory} has rotary embeddings of type longrope, which are not supported")
 
 
 def _shape(config: Any, directory: Path) -> ModelShape:
@@ -109,6 +90,7 @@ def _shape(config: Any, directory: Path) -> ModelShape:
         layers=config.num_hidden_layers,
         kv_heads=kv_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        groups=layer_groups(config),
     )
 
 

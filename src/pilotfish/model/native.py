@@ -4,6 +4,8 @@
     torch.ops.pilotfish.gated_mlp       (silu(rows @ gate) * (rows @ up)) @ down, likewise
     torch.ops.pilotfish.rms_norm        one call instead of six
     torch.ops.pilotfish.rotate          rotary position embedding in place
+    torch.ops.pilotfish.gate_silu       silu(gate) * up; gate_gelu, gate_clamped likewise
+    torch.ops.pilotfish.softcap         cap * tanh(x / cap)
     torch.ops.pilotfish.tree_attention  attention of tree rows over slots
     torch.ops.pilotfish.filter_logits   temperature, min-p, top-k, top-p
     torch.ops.pilotfish.perturbed_topk  the best tokens by logit + shared noise
@@ -20,11 +22,16 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from pilotfish.model.attention import KVPool, Placement, attend
+from pilotfish.model.attention import KVPool, Placement, Scoring, attend
+from pilotfish.model.experts import Mixture, Router, expert_linear
+from pilotfish.model.features import activation, layer_windows
+from pilotfish.model.linears import joined, linear_of, split_gate_up
+from pilotfish.model.rowwise import CappedLinear, FusedRMSNorm, RowOp, clamped_gate_op, gate_op, norm_heads
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +46,10 @@ _FLAGS = [
     "-Wno-psabi",
 ]
 PANEL = 32  # kPanel in kernels.cpp
-#: Whose attention, norms and MLPs differ in nothing but biases and norms of queries and keys.
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+#: transformers' names of the architectures, before `Attention`, `MLP` and so on.
+FAMILIES = (
+    "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral", "Phi3", "Olmo2", "Gemma2", "Gemma3", "GptOss",
+)  # fmt: skip
 
 
 def cache_dir() -> Path:
@@ -131,16 +140,37 @@ class PackedGatedMLP(torch.nn.Module):
         return y.view_as(x)
 
 
+class ActivatedMLP(torch.nn.Module):
+    """A feed-forward with biases or another gate: down(op(gate(x), up(x)))."""
+
+    def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, op: RowOp) -> None:
+        super().__init__()
+        self.gate_up, self.down, self.op = PackedLinear(joined(gate, up)), PackedLinear(down), op
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., K] -> [..., K]."""
+        y: torch.Tensor = self.down(self.op(self.gate_up(x.reshape(-1, x.shape[-1]))))
+        return y.view_as(x)
+
+
 class PackedAttention(torch.nn.Module):
     """The attention of the `FAMILIES` over slots: queries, keys and values come from one product."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
-        self.layer, self.scale, self.head_dim = attention.layer_idx, attention.scaling, attention.head_dim
-        self.joined = PackedLinear(_joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        config = attention.config
+        self.layer, self.head_dim = attention.layer_idx, attention.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.scoring = Scoring(
+            attention.scaling,
+            layer_windows(config)[self.layer],
+            getattr(attention, "attn_logit_softcapping", None) or 0.0,
+            getattr(attention, "sinks", None),
+        )
+        self.rotated_per_angle = 2 if type(attention).__name__ == "GptOssAttention" else 1
+        fused = getattr(attention, "qkv_proj", None)
+        self.joined = PackedLinear(fused or joined(attention.q_proj, attention.k_proj, attention.v_proj))
         self.out = PackedLinear(attention.o_proj)
-        self.kv_heads = attention.k_proj.out_features // self.head_dim
-        self.heads = attention.q_proj.out_features // self.head_dim
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         self.q_norm, self.k_norm = (None if norm is None else FusedRMSNorm(norm) for norm in norms)
 
@@ -152,53 +182,38 @@ class PackedAttention(torch.nn.Module):
         kv: KVPool,
         **_: object,
     ) -> tuple[torch.Tensor, None]:
-        """hidden_states [1, rows, K], cos and sin [1, rows, head_dim] -> [1, rows, K]. Writes KV to the pool."""
+        """hidden_states [1, rows, K], cos and sin [1, rows, rotated part of a head or half of it] -> [1, rows, K].
+        Writes KV to the pool."""
         rows = self.joined(hidden_states[0]).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         cos, sin = position_embeddings[0][0], position_embeddings[1][0]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = norm_heads(self.q_norm, q), norm_heads(self.k_norm, k)
         for x in (q, k):
-            torch.ops.pilotfish.rotate(x, cos, sin)
-        out = attend(torch.ops.pilotfish.tree_attention, self.layer, q, k, v, self.scale, placement, kv)
+            torch.ops.pilotfish.rotate(x[..., : self.rotated_per_angle * cos.shape[1]], cos, sin)
+        out = attend(torch.ops.pilotfish.tree_attention, self.layer, q, k, v, self.scoring, placement, kv)
         return self.out(out.view(1, -1, self.heads * self.head_dim)), None
 
 
-def _joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
-    """One linear that computes all of them, outputs end to end."""
-    first = linears[0]
-    biased = first.bias is not None
-    joined = torch.nn.Linear(first.in_features, sum(x.out_features for x in linears), biased, device="meta")
-    joined.weight = torch.nn.Parameter(torch.cat([x.weight for x in linears]), requires_grad=False)
-    if biased:
-        joined.bias = torch.nn.Parameter(torch.cat([x.bias for x in linears]), requires_grad=False)
-    return joined
+def use_kernels(model: Any) -> None:
+    """Replace, in place, every part of a transformers causal LM that a kernel computes."""
+    _replace_parts(model)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    if cap:
+        model.lm_head = CappedLinear(model.lm_head, cap)
+        model.config.final_logit_softcapping = None
 
 
-class FusedRMSNorm(torch.nn.Module):
-    """An RMS norm in one call."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight = norm.weight.detach()
-        self.eps = float(norm.variance_epsilon)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., size] -> [..., size]."""
-        return torch.ops.pilotfish.rms_norm(x, self.weight, self.eps)  # type: ignore[no-any-return]
-
-
-def use_kernels(module: torch.nn.Module) -> None:
-    """Replace, in place, every part of a transformers model that a kernel computes."""
+def _replace_parts(module: torch.nn.Module) -> None:
     for name, child in list(module.named_children()):
         fused = _fused(child)
         if fused is None:
-            use_kernels(child)
+            _replace_parts(child)
         else:
             setattr(module, name, fused)
 
 
-def _fused(module: torch.nn.Module) -> torch.nn.Module | None:
+def _fused(module: Any) -> torch.nn.Module | None:
     kind = type(module).__name__
     if kind in _named("Attention"):
         return PackedAttention(module)
@@ -206,8 +221,13 @@ def _fused(module: torch.nn.Module) -> torch.nn.Module | None:
         return PackedLinear(module)
     if kind in _named("RMSNorm"):
         return FusedRMSNorm(module)
-    if kind in _named("MLP") and _is_plain_silu(module):
-        return PackedGatedMLP(module)
+    if kind in _named("MLP") and hasattr(module, "down_proj"):
+        return _packed_mlp(module)
+    if kind in _named("Experts"):
+        return Mixture(_packed_expert(module, i) for i in range(module.num_experts))
+    if kind in _named("TopKRouter"):
+        linear = PackedLinear(linear_of(module.weight, getattr(module, "bias", None)))
+        return Router(linear, module.top_k, over_all=not getattr(module, "norm_topk_prob", True))
     return None
 
 
@@ -216,6 +236,21 @@ def _named(part: str) -> set[str]:
     return {f"{family}{part}" for family in FAMILIES}
 
 
-def _is_plain_silu(mlp: Any) -> bool:
-    biases = (projection.bias for projection in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    return mlp.config.hidden_act == "silu" and all(bias is None for bias in biases)
+def _packed_mlp(mlp: Any) -> torch.nn.Module:
+    fused = getattr(mlp, "gate_up_proj", None)
+    gate, up = (mlp.gate_proj, mlp.up_proj) if fused is None else split_gate_up(fused)
+    return _gated(gate, up, mlp.down_proj, activation(mlp.config))
+
+
+def _packed_expert(experts: Any, index: int) -> torch.nn.Module:
+    gate_up, down = (expert_linear(experts, name, index) for name in ("gate_up_proj", "down_proj"))
+    gate, up = split_gate_up(gate_up, interleaved=not experts.is_concatenated)
+    if type(experts).__name__ == "GptOssExperts":
+        return ActivatedMLP(gate, up, down, clamped_gate_op(experts.alpha, experts.limit))
+    return _gated(gate, up, down, activation(experts.config))
+
+
+def _gated(gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, kind: str) -> torch.nn.Module:
+    if kind == "silu" and all(x.bias is None for x in (gate, up, down)):
+        return PackedGatedMLP(SimpleNamespace(gate_proj=gate, up_proj=up, down_proj=down))
+    return ActivatedMLP(gate, up, down, gate_op(kind))

@@ -1,0 +1,90 @@
+"""Mixtures of experts whose result for a row does not depend on the other rows.
+
+How many rows choose an expert changes from forward to forward, so an expert's products must not depend on
+their row count: they are the C++ kernels' (`native.py`), or library products padded to fixed row counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from pilotfish.model.buckets import library_buckets
+from pilotfish.model.linears import linear_of
+
+
+class Mixture(torch.nn.Module):
+    """In place of transformers' stacked experts: each expert that was chosen runs once, over its rows. A row
+    adds up what its experts give in the order of its own choices."""
+
+    def __init__(self, experts: Iterable[torch.nn.Module]) -> None:
+        super().__init__()
+        self.experts = torch.nn.ModuleList(experts)
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden_states [rows, size], chosen experts and their weights [rows, k] -> [rows, size]."""
+        rows, k = top_k_index.shape
+        choices = top_k_index.flatten()
+        counts = choices.bincount(minlength=len(self.experts)).tolist()
+        outputs = hidden_states.new_empty(rows * k, hidden_states.shape[1])
+        for expert, chosen in zip(self.experts, torch.split(choices.argsort(), counts), strict=True):
+            if len(chosen):
+                outputs[chosen] = expert(hidden_states[chosen // k])
+        weighted = outputs.view(rows, k, -1) * top_k_weights[..., None]
+        return functools.reduce(torch.add, weighted.unbind(1)).to(hidden_states.dtype)
+
+
+class Router(torch.nn.Module):
+    """The best `k` experts of each row and their weights: `over_all`, shares of the softmax over all experts,
+    otherwise the softmax over the chosen, which is what shares that are scaled to a sum of 1 come to."""
+
+    def __init__(self, linear: torch.nn.Module, k: int, *, over_all: bool) -> None:
+        super().__init__()
+        self.linear, self.k, self.over_all = linear, k, over_all
+
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """hidden_states [rows, size] -> logits [rows, experts], weights float32 and experts [rows, k]."""
+        logits = self.linear(hidden_states)
+        if self.over_all:
+            weights, chosen = logits.float().softmax(dim=-1).topk(self.k, dim=-1)
+        else:
+            best, chosen = logits.float().topk(self.k, dim=-1)
+            weights = best.softmax(dim=-1)
+        return logits, weights, chosen
+
+
+class LibraryExpert(torch.nn.Module):
+    """One of transformers' stacked experts, by transformers' operations: the reference."""
+
+    def __init__(self, experts: Any, index: int) -> None:
+        super().__init__()
+        self.gate_up, self.down = (expert_linear(experts, name, index) for name in ("gate_up_proj", "down_proj"))
+        self.gate = experts._apply_gate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, size] -> [rows, size]."""
+        padding = library_buckets(x.device, x.dtype).pad_rows(len(x)) - len(x)
+        padded = torch.nn.functional.pad(x, (0, 0, 0, padding))
+        y: torch.Tensor = self.down(self.gate(self.gate_up(padded)))
+        return y[: len(x)]
+
+
+def expert_linear(experts: Any, name: str, index: int) -> torch.nn.Linear:
+    """One expert's projection out of the stack: views, no copies."""
+    weight = getattr(experts, name)[index]
+    bias = getattr(experts, f"{name}_bias")[index] if experts.has_bias else None
+    return linear_of(weight.T if experts.is_transposed else weight, bias)
+
+
+def use_library_experts(module: torch.nn.Module) -> None:
+    """Replace transformers' stacked experts in place, where no kernel computes them."""
+    for name, child in list(module.named_children()):
+        if type(child).__name__.endswith("Experts"):
+            setattr(module, name, Mixture(LibraryExpert(child, i) for i in range(len(child.gate_up_proj))))  # type: ignore[arg-type]
+        else:
+            use_library_experts(child)
