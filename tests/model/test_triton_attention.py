@@ -212,15 +212,17 @@ def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
     assert attention._attention_on(torch.device("cpu")) is dense_tree_attention
 
 
-def test_a_model_runs_on_it(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt_oss"])
+def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows, a soft cap, sinks."""
     monkeypatch.setattr(native, "load_kernels", lambda: False)
     tree = random_tree(np.random.default_rng(0), VOCAB, 4)
     slots = dict(zip(tree.nodes(), range(20, 24), strict=True))
-    rows = SequenceRows(0, list(range(1, 11)), np.arange(10, dtype=np.int32), tree, list(tree.nodes()), slots, True)
-    expected = Runner(load_model(qwen3, torch.float32, torch.device("cpu"), eager=True), 30).forward([rows])
+    rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), tree, list(tree.nodes()), slots, True)
+    expected = Runner(load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=True), 30).forward([rows])
     calls = []
     monkeypatch.setattr(attention, "_attention_on", lambda _: lambda *a: calls.append(1) or tree_attention(*a))
-    model = load_model(qwen3, torch.float32, torch.device("cpu"), eager=False)
+    model = load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=False)
     got = Runner(model, 30).forward([rows])
     assert len(calls) == model.shape.layers
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
