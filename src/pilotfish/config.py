@@ -41,7 +41,7 @@ class EngineConfig:
     `levels` forwards of `width` leaves. `budget` auto spends of that what pays by measured costs, down to plain
     decoding; fixed spends all of it, always. `kv_slots` tokens fit into the target's KV pool (and into the draft's),
     `max_rows` rows into one forward, `max_requests` sequences run at a time. `eager` runs transformers' own torch
-    operations instead of the C++ kernels: the reference.
+    operations instead of kernels and CUDA graphs: the reference.
     """
 
     target: Path

@@ -7,19 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast, get_args
 
 import typer
 
 from pilotfish.command import taking
 from pilotfish.config import DType, EngineConfig
+from pilotfish.errors import ParameterError
 
 if TYPE_CHECKING:
     from pilotfish.bench.workload import Prompt
 
 Report = TypeVar("Report")
 
-app = typer.Typer(help="Parity, speed, acceptance and a step's profile.", no_args_is_help=True)
+app = typer.Typer(help="Parity, speed, acceptance, a step's profile, and what it costs on a GPU.", no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
@@ -122,6 +123,24 @@ def profile(common: Measured, repeats: RepeatsOption = 20) -> None:
     with _bar(num_sequences(len(rows))) as done:
         report = run_profile(config, rows, common.max_tokens, repeats, done=done)
     _show(report, print_profile, common.out, json=common.json)
+
+
+@app.command()
+def gpu(
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    repeats: RepeatsOption = 50,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """What a step and its attention cost on a CUDA GPU, with random weights."""
+    from pilotfish.bench.gpu import TARGETS, cuda_device, print_gpu, run_gpu
+
+    if dtype not in get_args(DType):
+        raise ParameterError("dtype", dtype, " or ".join(get_args(DType)))
+    device = cuda_device()
+    with _bar(len(TARGETS)) as done:
+        report = run_gpu(device, cast(DType, dtype), repeats, done)
+    _show(report, print_gpu, out, json=json)
 
 
 @contextmanager

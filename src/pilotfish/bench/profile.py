@@ -109,7 +109,14 @@ def profile_steps(
 
 def forward_ms(runner: Runner, rows: int, repeats: int) -> float:
     """Median milliseconds of a forward of one token and a tree, `rows` together, after `CONTEXT` tokens."""
-    vocab_size = runner.model.shape.vocab_size
+    before, step = context_and_tree(rows, runner.model.shape.vocab_size)
+    runner.forward([before])
+    times = [timed(lambda: runner.forward([step])) for _ in range(WARM_UP + repeats)]
+    return 1000 * statistics.median(times[WARM_UP:])
+
+
+def context_and_tree(rows: int, vocab_size: int) -> tuple[SequenceRows, SequenceRows]:
+    """`CONTEXT` tokens; then a token and a tree below it, `rows` together. Slots count up from 0."""
     trunk = np.arange(CONTEXT + 1, dtype=np.int32)
     prompt = [1 + token % (vocab_size - 1) for token in range(CONTEXT + 1)]
     tree = TokenTree()
@@ -117,10 +124,7 @@ def forward_ms(runner: Runner, rows: int, repeats: int) -> float:
         tree.add((node - 1) // 4, node % vocab_size, -float(node))
     node_slots = {node: CONTEXT + node for node in tree.nodes()}
     before = SequenceRows(0, prompt[:CONTEXT], trunk[:CONTEXT], TokenTree(), [], {}, kept=[CONTEXT - 1])
-    step = SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, tree, list(tree.nodes()), node_slots, kept=[0])
-    runner.forward([before])
-    times = [timed(lambda: runner.forward([step])) for _ in range(WARM_UP + repeats)]
-    return 1000 * statistics.median(times[WARM_UP:])
+    return before, SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, tree, list(tree.nodes()), node_slots, kept=[0])
 
 
 def print_profile(report: ProfileReport) -> None:

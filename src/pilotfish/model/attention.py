@@ -1,13 +1,15 @@
 """Attention of flattened tree rows over KV slots, as a transformers attention implementation.
 
 The model is called on one flat batch: `input_ids` [1, rows], `position_ids` [1, rows], no cache of its
-own, and a `Placement` that says where each row's keys lie. Registered under the name `pilotfish`.
+own, and a `Placement` that says where each row's keys lie. Registered under the names `pilotfish`,
+which takes the device's kernel, and `pilotfish_reference`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import AttentionInterface
@@ -75,6 +77,7 @@ def slot_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,  # [heads]
+    attention: Callable[..., torch.Tensor] | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in each layer where no kernel does. Returns [1, rows, heads, head_dim].
@@ -83,8 +86,18 @@ def slot_attention(
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    attention = attention or _attention_on(query.device)
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
-    return attend(dense_tree_attention, layer, q, k, v, scoring, placement, kv).unsqueeze(0), None
+    return attend(attention, layer, q, k, v, scoring, placement, kv).unsqueeze(0), None
+
+
+def _attention_on(device: torch.device) -> Callable[..., torch.Tensor]:
+    """Triton's kernel on CUDA, else the reference; the C++ kernel comes with modules of its own (`native`)."""
+    if device.type != "cuda":
+        return dense_tree_attention
+    from pilotfish.model.triton_attention import tree_attention  # CUDA builds of torch bring Triton, others do not
+
+    return tree_attention
 
 
 def attend(
@@ -115,9 +128,6 @@ def attend(
         scoring.softcap,
         scoring.sinks,
     )
-
-
-AttentionInterface.register("pilotfish", slot_attention)
 
 
 def dense_tree_attention(
@@ -176,3 +186,7 @@ def key_slots(
     trunk = trunk_slots[row_sequences.long()][:, positions.clamp(max=trunk_slots.shape[1] - 1)]
     below = (positions - row_trunks[:, None]).clamp(0, path_slots.shape[1] - 1).long()
     return torch.where(positions < row_trunks[:, None], trunk, path_slots.gather(1, below)).long()
+
+
+AttentionInterface.register("pilotfish", slot_attention)
+AttentionInterface.register("pilotfish_reference", partial(slot_attention, attention=dense_tree_attention))

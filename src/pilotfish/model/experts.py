@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from pilotfish.model.linears import library_padding, linear_of
+from pilotfish.model.buckets import library_buckets
+from pilotfish.model.linears import linear_of
 
 
 class Mixture(torch.nn.Module):
@@ -67,7 +68,8 @@ class LibraryExpert(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, size] -> [rows, size]."""
-        padded = torch.nn.functional.pad(x, (0, 0, 0, library_padding(len(x))))
+        padding = library_buckets(x.device, x.dtype).pad_rows(len(x)) - len(x)
+        padded = torch.nn.functional.pad(x, (0, 0, 0, padding))
         y: torch.Tensor = self.down(self.gate(self.gate_up(padded)))
         return y[: len(x)]
 

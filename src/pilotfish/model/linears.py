@@ -1,16 +1,8 @@
-"""Linear layers made of other layers' weights, and the row counts at which library products are exact."""
+"""Linear layers made of other layers' weights."""
 
 from __future__ import annotations
 
 import torch
-
-#: Library matrix products give a row the same bits at every row count from 16 up; below, others.
-LIBRARY_BUCKETS = (16, 32, 64, 128, 256, 512, 1024)
-
-
-def library_padding(rows: int) -> int:
-    """Rows to add to `rows`, so that library products see one of a few row counts."""
-    return next((bucket for bucket in LIBRARY_BUCKETS if bucket >= rows), -(-rows // 1024) * 1024) - rows
 
 
 def linear_of(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:

@@ -14,6 +14,7 @@ from pilotfish.errors import ModelError
 from pilotfish.model import (
     attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
     experts,
+    graphs,
     native,
 )
 from pilotfish.model.features import LayerGroup, layer_groups, refuse_unsupported
@@ -43,6 +44,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     native: bool  # whether the C++ kernels run it
+    recordable: bool  # whether CUDA graphs can record it
 
 
 def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool) -> LoadedModel:
@@ -50,7 +52,9 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eag
     config = load_config(directory)
     shape = _shape(config, directory)
     generation = read_generation_config(directory, config.eos_token_id)
-    config._attn_implementation = "pilotfish"
+    if device.type == "cuda":
+        graphs.use_reproducible_products()
+    config._attn_implementation = "pilotfish_reference" if eager else "pilotfish"
     config.output_router_logits = False  # for training only
     module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
     parameters = sum(p.numel() for p in module.parameters())
@@ -59,7 +63,8 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eag
         native.use_kernels(module)
     else:
         experts.use_library_experts(module)
-    return LoadedModel(module, shape, generation, parameters, dtype, device, use_native)
+    recordable = not eager and device.type == "cuda" and graphs.recordable(config)
+    return LoadedModel(module, shape, generation, parameters, dtype, device, use_native, recordable)
 
 
 def load_config(directory: Path) -> Any:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from pilotfish.core.tree import TokenTree
 from pilotfish.model.attention import KVPool, Placement
-from pilotfish.model.linears import library_padding
+from pilotfish.model.buckets import EXACT, Buckets, bucket, library_buckets
+from pilotfish.model.graphs import CudaRecorder, GraphCache
 from pilotfish.model.loader import LoadedModel
 
 
@@ -43,27 +44,39 @@ class Runner:
     """Runs a loaded model over a pool of KV slots.
 
     A row's logits do not depend on the rows that share its forward: with the C++ kernels by how they
-    reduce, otherwise because rows are padded to a few fixed counts (`linears.LIBRARY_BUCKETS`).
+    reduce, otherwise because rows are padded to a few fixed counts (`buckets`; bfloat16 on CUDA excepted).
     """
 
-    def __init__(self, model: LoadedModel, num_slots: int) -> None:
+    def __init__(self, model: LoadedModel, num_slots: int, *, graphs: bool = True) -> None:
+        """`graphs` False: a model that CUDA graphs can record is run without them."""
         shape = model.shape
         self.model = model
         self.num_slots = num_slots
         self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
+        self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
+        self._forward: Callable[[Batch], torch.Tensor] = self._run_model
+        if graphs and model.recordable:
+            self._forward = GraphCache(self._run_model, CudaRecorder(), model.device)
 
     def forward(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
         """Write KV and return logits, float32 [kept rows, vocab]: of each sequence in order the committed rows
         in `kept`, then its nodes."""
         return self.run(self.prepare(sequences))
 
-    def prepare(self, sequences: Sequence[SequenceRows]) -> Batch:
-        """The tensors of a forward, on the model's device."""
-        return Batch.build(sequences, self.padded, self.num_slots).to(self.model.device)
+    def prepare(self, sequences: Sequence[SequenceRows]) -> list[Batch]:
+        """The tensors of a forward, in host memory; of several forwards, where there are more rows than the
+        largest bucket takes."""
+        return Batch.build(sequences, self.buckets, self.num_slots)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, batches: Sequence[Batch]) -> torch.Tensor:
         """The forward itself; see `forward`."""
+        logits = [self._forward(batch)[: batch.num_kept].float() for batch in batches]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _run_model(self, batch: Batch) -> torch.Tensor:
+        """Logits of the kept rows, padding included. [kept rows, vocab]."""
+        batch = batch.map(lambda tensor: tensor.to(self.model.device))
         output = self.model.module(
             input_ids=batch.input_ids[None],
             position_ids=batch.position_ids[None],
@@ -72,11 +85,11 @@ class Runner:
             placement=batch.placement,
             kv=self.kv,
         )
-        return output.logits[0, : batch.num_kept].float()  # type: ignore[no-any-return]
+        return output.logits[0]  # type: ignore[no-any-return]
 
     def padded(self, rows: int) -> int:
-        """Rows that a forward of `rows` runs."""
-        return rows if self.model.native else rows + library_padding(rows)
+        """Rows that forwards of `rows` run."""
+        return self.buckets.pad_rows(rows)
 
 
 @dataclass(frozen=True)
@@ -90,15 +103,16 @@ class Batch:
     placement: Placement
 
     @classmethod
-    def build(cls, sequences: Sequence[SequenceRows], padded_rows: Callable[[int], int], scratch: int) -> Batch:
-        rows = sum(s.num_rows for s in sequences)
-        padded = padded_rows(rows)
+    def build(cls, sequences: Sequence[SequenceRows], buckets: Buckets, scratch: int) -> list[Batch]:
+        """One batch, or several in order: a row's ancestors come before it, so their KV is there when it runs."""
+        padded = buckets.pad_rows(sum(s.num_rows for s in sequences))
         ids, slots = np.zeros(padded, np.int64), np.full(padded, scratch, np.int32)
         positions, trunks = np.full(padded, -1, np.int32), np.zeros(padded, np.int32)
         owners = np.zeros(padded, np.int32)
-        trunk_slots = np.zeros((len(sequences), max(len(s.trunk_slots) for s in sequences)), np.int32)
-        width = max((s.tree.depths[node] for s in sequences for node in s.nodes), default=1)
-        path_slots = np.zeros((padded, width), np.int32)
+        trunk_width = bucket(max(len(s.trunk_slots) for s in sequences), buckets.trunk)
+        trunk_slots = np.zeros((bucket(len(sequences), buckets.sequences), trunk_width), np.int32)
+        longest = max((s.tree.depths[node] for s in sequences for node in s.nodes), default=1)
+        path_slots = np.zeros((padded, bucket(longest, buckets.path)), np.int32)
         keep: list[int] = []
         row = 0
         for i, s in enumerate(sequences):
@@ -117,18 +131,31 @@ class Batch:
                 path_slots[row, : len(path)] = [s.node_slots[n] for n in path]
                 keep.append(row)
                 row += 1
-        kept = np.array(keep + [0] * (padded_rows(len(keep)) - len(keep)), np.int64)
-        arrays = (slots, owners, positions, trunks, trunk_slots, path_slots)
-        placement = Placement(*(torch.from_numpy(array) for array in arrays))
-        position_ids = torch.from_numpy(np.maximum(positions, 0).astype(np.int64))
-        return cls(torch.from_numpy(ids), position_ids, torch.from_numpy(kept), len(keep), placement)
+        rows = (ids, np.maximum(positions, 0).astype(np.int64), slots, owners, positions, trunks, path_slots)
+        size = buckets.rows[-1] if buckets.rows else padded
+        cuts = range(0, padded, size)
+        return [cls._cut(rows, trunk_slots, keep, slice(cut, cut + size), buckets) for cut in cuts]
 
-    def to(self, device: torch.device) -> Batch:
-        if device.type == "cpu":
-            return self
-        p = self.placement
-        tensors = (p.row_slots, p.row_sequences, p.row_positions, p.row_trunks, p.trunk_slots, p.path_slots)
-        placement = Placement(*(t.to(device) for t in tensors))
-        return Batch(
-            self.input_ids.to(device), self.position_ids.to(device), self.keep.to(device), self.num_kept, placement
-        )
+    @classmethod
+    def _cut(
+        cls,
+        rows: Sequence[NDArray[np.generic]],
+        trunk_slots: NDArray[np.int32],
+        keep: list[int],
+        cut: slice,
+        buckets: Buckets,
+    ) -> Batch:
+        """The batch of some of the rows."""
+        kept = [row - cut.start for row in keep if cut.start <= row < cut.stop]
+        padding = [0] * (bucket(len(kept), buckets.rows) - len(kept))
+        ids, position_ids, slots, owners, positions, trunks, path_slots = (torch.from_numpy(x[cut]) for x in rows)
+        placement = Placement(slots, owners, positions, trunks, torch.from_numpy(trunk_slots), path_slots)
+        return cls(ids, position_ids, torch.tensor(kept + padding, dtype=torch.int64), len(kept), placement)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.input_ids, self.position_ids, self.keep, *vars(self.placement).values())
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The same with each tensor changed."""
+        input_ids, position_ids, keep, *placement = map(change, self.tensors())
+        return Batch(input_ids, position_ids, keep, self.num_kept, Placement(*placement))

@@ -1,0 +1,82 @@
+"""CUDA graphs: a forward recorded once for each shape of its inputs, then replayed without Python or launches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from pilotfish.model.runner import Batch
+
+#: Runs a call, records it, and gives what repeats it and where its result then lies.
+Record = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A recorded forward: it reads `batch` and writes `output`, wherever they lay when it was recorded."""
+
+    batch: Batch
+    replay: Callable[[], None]
+    output: torch.Tensor
+
+
+class GraphCache:
+    """A forward that is recorded on the first batch of each shape and replayed from then on."""
+
+    def __init__(self, forward: Callable[[Batch], torch.Tensor], record: Record, device: torch.device) -> None:
+        self._forward, self._record, self._device = forward, record, device
+        self._graphs: dict[tuple[torch.Size, ...], Graph] = {}
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """What the forward gives for this batch, in memory of its own."""
+        shapes = tuple(tensor.shape for tensor in batch.tensors())
+        if shapes not in self._graphs:
+            self._graphs[shapes] = self._new_graph(batch)
+        graph = self._graphs[shapes]
+        for static, tensor in zip(graph.batch.tensors(), batch.tensors(), strict=True):
+            static.copy_(tensor)
+        graph.replay()
+        return graph.output.clone()
+
+    def _new_graph(self, batch: Batch) -> Graph:
+        static = batch.map(lambda tensor: tensor.to(self._device, copy=True))
+        replay, output = self._record(lambda: self._forward(static))
+        return Graph(static, replay, output)
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share scratch memory: they run one after another, each result is copied at once."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()  # compiles kernels and sets libraries up, which cannot be recorded
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = call()
+        return graph.replay, output
+
+
+def recordable(config: Any) -> bool:
+    """Whether a forward of this architecture never waits for what it has computed: dynamic rotary embeddings do, and
+    so do experts."""
+    settings = config.to_dict()
+    experts = any("experts" in name and value for name, value in settings.items())
+    return not experts and "dynamic" not in str(settings.get("rope_parameters"))
+
+
+def use_reproducible_products() -> None:
+    """cuBLAS without TF32, with sums of bfloat16 products in float32, and with workspaces of a fixed size."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

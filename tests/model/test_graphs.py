@@ -1,0 +1,126 @@
+"""Recorded forwards and the sizes they come in. The recorder only remembers the call; CUDA's is tested in tests/gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import VOCAB, random_tree
+from transformers import LlamaConfig, MixtralConfig
+
+from pilotfish.model.buckets import CUDA, EXACT, bucket
+from pilotfish.model.graphs import GraphCache, recordable
+from pilotfish.model.loader import load_model
+from pilotfish.model.runner import Runner, SequenceRows
+
+CPU = torch.device("cpu")
+ROWS = CUDA[torch.float32].rows[-1]
+
+
+class Recorder:
+    """As CUDA has it: what is replayed reads and writes the memory of the first call."""
+
+    def __init__(self) -> None:
+        self.recordings = 0
+
+    def __call__(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        self.recordings += 1
+        output = call()
+        return lambda: output.copy_(call()), output
+
+
+def sequence(tokens: int, nodes: int, seed: int, start: int = 0) -> SequenceRows:
+    """Tokens and a random tree at slots of their own: seed 0 from 0 on, seed 1 from 500 on."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, VOCAB, nodes)
+    first = 500 * seed
+    slots = {node: first + 400 + node for node in tree.nodes()}
+    trunk = np.arange(first, first + tokens, dtype=np.int32)
+    ids = rng.integers(0, VOCAB, tokens).tolist()
+    return SequenceRows(start, ids[start:], trunk, tree, list(tree.nodes()), slots, sampled=True)
+
+
+@pytest.fixture
+def plain(llama: Path) -> Runner:
+    return Runner(load_model(llama, torch.float32, CPU, eager=True), 1000)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def recorded(llama: Path, recorder: Recorder) -> Runner:
+    """As on CUDA in float32, less the device."""
+    runner = Runner(load_model(llama, torch.float32, CPU, eager=True), 1000)
+    runner.buckets = CUDA[torch.float32]
+    runner._forward = GraphCache(runner._run_model, recorder, CPU)
+    return runner
+
+
+def test_replays_give_what_the_forward_gives(plain: Runner, recorded: Runner, recorder: Recorder) -> None:
+    for tokens, nodes in ((9, 0), (1, 5), (33, 8), (40, 20), (9, 1)):
+        rows = [sequence(tokens, nodes, 0)]
+        assert torch.equal(recorded.forward(rows), plain.forward(rows)), f"{tokens} tokens, {nodes} nodes"
+    assert recorder.recordings == 1
+
+
+def test_other_shapes_are_recorded_anew(plain: Runner, recorded: Runner, recorder: Recorder) -> None:
+    one, two = [sequence(9, 2, 0)], [sequence(9, 2, 0), sequence(12, 3, 1)]
+    for rows in (one, two, one, two):
+        assert torch.equal(recorded.forward(rows), plain.forward(rows))
+    assert recorder.recordings == 2
+
+
+def test_logits_outlive_the_next_replay(recorded: Runner) -> None:
+    first = recorded.forward([sequence(9, 2, 0)])
+    kept = first.clone()
+    recorded.forward([sequence(9, 2, 1)])
+    assert torch.equal(first, kept)
+
+
+def test_a_recorded_batch_is_not_the_callers(recorded: Runner) -> None:
+    mine, other = recorded.prepare([sequence(9, 2, 0)]), recorded.prepare([sequence(9, 2, 1)])
+    before = [tensor.clone() for tensor in mine[0].tensors()]
+    recorded.run(mine)
+    recorded.run(other)
+    assert all(map(torch.equal, mine[0].tensors(), before))
+
+
+def test_more_rows_than_a_forward_takes_run_as_several(plain: Runner, recorded: Runner, recorder: Recorder) -> None:
+    """A prompt, then the rest of another and both their trees: cut within a prompt and within a tree."""
+    for rows in ([sequence(150, 0, 0)], [sequence(150, 30, 0, start=149), sequence(50, 40, 1)]):
+        batches = recorded.prepare(rows)
+        assert len(batches) > 1 and {len(batch.input_ids) for batch in batches} == {ROWS}
+        assert torch.equal(recorded.run(batches), plain.forward(rows))
+    assert recorder.recordings == 2
+
+
+def test_rows_that_give_no_logits(recorded: Runner) -> None:
+    rows = [replace(sequence(70, 0, 0), sampled=False)]
+    assert recorded.forward(rows).shape == (0, VOCAB)
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(1, 16), (16, 16), (17, 32), (256, 256), (257, 272), (600, 640)])
+def test_rows_are_padded_to_buckets(rows: int, padded: int) -> None:
+    assert CUDA[torch.bfloat16].pad_rows(rows) == padded
+    assert CUDA[torch.float32].pad_rows(rows) == -(-rows // ROWS) * ROWS
+    assert EXACT.pad_rows(rows) == rows
+
+
+def test_a_bucket_is_the_smallest_that_holds() -> None:
+    sizes = (8, 64, 512)
+    assert [bucket(size, sizes) for size in (0, 1, 8, 9, 512, 513)] == [8, 8, 8, 64, 512, 513]
+    assert bucket(7, ()) == 7
+
+
+def test_what_reads_its_own_results_is_not_recorded() -> None:
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert recordable(LlamaConfig())
+    assert not recordable(LlamaConfig(rope_parameters=dynamic))
+    assert not recordable(MixtralConfig())

@@ -1,0 +1,280 @@
+"""The Triton kernels against plain attention in float64, on the device or in Triton's interpreter; and their bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import KINDS, VOCAB, random_tree, tiny_model
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+pytest.importorskip("triton")
+
+from pilotfish.core.tree import TokenTree
+from pilotfish.model import attention, native, triton_attention
+from pilotfish.model.attention import dense_tree_attention
+from pilotfish.model.experts import use_library_experts
+from pilotfish.model.graphs import recordable
+from pilotfish.model.loader import LoadedModel, ModelShape, load_model
+from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.triton_attention import tree_attention
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = (torch.float32, torch.bfloat16)
+SCALE = 0.25
+HEADS = (4, 2, 32)  # heads, KV heads, head size
+OTHER_HEADS = [(1, 1, 16), (6, 2, 24), (20, 1, 8), (3, 3, 80)]
+FEATURES: list[dict[str, Any]] = [
+    {"window": 1},
+    {"window": 60},
+    {"window": 290},
+    {"softcap": 2.0},
+    {"sinks": True},
+    {"window": 20, "softcap": 2.0, "sinks": True},
+]
+
+
+class Rows:
+    """The last row of each trunk, and nodes of a random tree below it. The second trunk begins with slots of the
+    first. Slots that nobody may read hold no numbers."""
+
+    def __init__(
+        self,
+        trunks: list[int],
+        nodes: int,
+        dtype: torch.dtype = torch.float32,
+        heads: tuple[int, int, int] = HEADS,
+        seed: int = 0,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+        num_slots = 2 * (sum(trunks) + nodes * len(trunks))
+        free = iter(rng.permutation(num_slots).tolist())
+        self.trunks = [[next(free) for _ in range(size)] for size in trunks]
+        if len(trunks) > 1:
+            shared = min(trunks[:2]) // 2
+            self.trunks[1][:shared] = self.trunks[0][:shared]
+        self.rows: list[tuple[int, int, int, list[int]]] = []  # slot, sequence, position, path
+        for i, trunk in enumerate(self.trunks):
+            self.rows.append((trunk[-1], i, len(trunk) - 1, []))
+            paths: list[list[int]] = [[]]
+            for _ in range(nodes):
+                paths.append([*paths[rng.integers(len(paths))], next(free)])
+                self.rows.append((paths[-1][-1], i, len(trunk) + len(paths[-1]) - 1, paths[-1]))
+        num_heads, kv_heads, head_dim = heads
+        self.q, self.k, self.v = (
+            torch.randn(len(self.rows), n, head_dim).to(dtype) for n in (num_heads, kv_heads, kv_heads)
+        )
+        self.sinks = torch.randn(num_heads).to(dtype)
+        self.pools = [torch.full((num_slots + 1, kv_heads, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
+        for slot in (slot for trunk in self.trunks for slot in trunk):
+            for pool in self.pools:
+                pool[slot] = torch.randn(kv_heads, head_dim).to(dtype)
+        self.everything = list(range(len(self.rows)))
+
+    def path_of(self, row: int) -> list[int]:
+        """Slots of all that it sees without a window."""
+        _, sequence, position, path = self.rows[row]
+        return (self.trunks[sequence] + path)[: position + 1]
+
+    def tensors(self, chosen: list[int], extra_width: int = 0) -> list[torch.Tensor]:
+        """Arguments of the op for some rows; pools are shared among calls."""
+        rows = [self.rows[i] for i in chosen]
+        trunk_slots = torch.zeros(len(self.trunks), max(map(len, self.trunks)) + extra_width, dtype=torch.int32)
+        for i, trunk in enumerate(self.trunks):
+            trunk_slots[i, : len(trunk)] = torch.tensor(trunk)
+        paths = torch.zeros(len(rows), max(len(r[3]) for r in rows) + 1 + extra_width, dtype=torch.int32)
+        for i, row in enumerate(rows):
+            paths[i, : len(row[3])] = torch.tensor(row[3], dtype=torch.int32)
+        columns = [[r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]]
+        indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, [len(self.trunks[r[1]]) for r in rows])]
+        self.pools = [pool.to(DEVICE) for pool in self.pools]
+        given = [self.q[chosen], self.k[chosen], self.v[chosen], *self.pools, *indices, trunk_slots, paths]
+        return [tensor.to(DEVICE) for tensor in given]
+
+    def attend(self, chosen: list[int], extra_width: int = 0, **features: Any) -> torch.Tensor:
+        return tree_attention(*self.tensors(chosen, extra_width), SCALE, **features).cpu()  # type: ignore[arg-type]
+
+
+def plain_attention(rows: Rows, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> Any:
+    """Head by head in float64, over the keys that a row sees and no others. After the rows' KV is in the pools."""
+    keys, values = (pool.cpu().double() for pool in rows.pools)
+    group = rows.q.shape[1] // keys.shape[1]
+    out = torch.empty_like(rows.q, dtype=torch.float64)
+    for row, head in np.ndindex(*rows.q.shape[:2]):
+        slots = rows.path_of(row)[-window:]
+        scores = keys[slots, head // group] @ rows.q[row, head].double() * SCALE
+        scores = softcap * (scores / softcap).tanh() if softcap else scores
+        sink = [] if sinks is None else [sinks[head].double()]
+        weights = torch.cat([scores, torch.tensor(sink, dtype=torch.float64)]).softmax(dim=0)[: len(slots)]
+        out[row, head] = weights @ values[slots, head // group]
+    return out
+
+
+def check(rows: Rows, features: dict[str, Any]) -> None:
+    features = {**features, "sinks": rows.sinks.to(DEVICE) if features.get("sinks") else None}
+    got = rows.attend(rows.everything, **features).double()
+    tolerance = 1e-5 if rows.q.dtype == torch.float32 else 2**-6
+    features["sinks"] = None if features["sinks"] is None else rows.sinks
+    torch.testing.assert_close(got, plain_attention(rows, **features), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("trunks", [[1], [64], [256], [3, 70, 540]], ids=str)
+def test_it_is_softmax_attention(trunks: list[int], dtype: torch.dtype) -> None:
+    check(Rows(trunks, nodes=2, dtype=dtype), {})
+
+
+@pytest.mark.parametrize("heads", OTHER_HEADS, ids=str)
+def test_any_heads(heads: tuple[int, int, int]) -> None:
+    check(Rows([5, 70], nodes=2, heads=heads), {"softcap": 3.0, "sinks": True})
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_features(features: dict[str, Any]) -> None:
+    check(Rows([5, 300], nodes=1), features)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("features", [{}, {"window": 40}], ids=str)
+def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, features: dict[str, Any]) -> None:
+    rows = Rows([5, 260], nodes=3, dtype=dtype)
+    together = rows.attend(rows.everything, **features)
+    rng = np.random.default_rng(0)
+    for count in (1, 1, 3, 5):
+        chosen = rng.permutation(len(rows.rows))[:count].tolist()
+        some = rows.attend(chosen, extra_width=300 * (count % 2), **features)
+        assert torch.equal(some, together[chosen]), f"rows {chosen}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype) -> None:
+    one, other = (Rows([70, 9], nodes=2, dtype=dtype) for _ in range(2))
+    other.trunks = [[slot + 1 for slot in trunk] for trunk in one.trunks]
+    other.rows = [(slot + 1, i, p, [s + 1 for s in path]) for slot, i, p, path in one.rows]
+    other.pools = [pool.roll(1, dims=0) for pool in one.pools]
+    assert torch.equal(one.attend(one.everything), other.attend(other.everything))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_path_that_has_become_trunk_gives_the_same_bits(dtype: torch.dtype) -> None:
+    rows = Rows([255], nodes=6, dtype=dtype)
+    as_tree = rows.attend(rows.everything)
+    deepest = max(rows.everything, key=lambda i: len(rows.rows[i][3]))
+    slot, sequence, position, path = rows.rows[deepest]
+    assert position >= 256, "the path crosses a split"
+    rows.trunks[0] += path
+    rows.rows[deepest] = slot, sequence, position, []
+    assert torch.equal(rows.attend([deepest])[0], as_tree[deepest])
+
+
+def test_rows_in_turn_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows([5, 260], nodes=2)
+    together = rows.attend(rows.everything)
+    monkeypatch.setattr(triton_attention, "PARTIAL_BYTES", 3 * 4 * rows.q[0].numel() * 2)
+    assert torch.equal(rows.attend(rows.everything), together)
+
+
+@pytest.mark.parametrize("features", [{}, {"window": 2, "sinks": True}], ids=str)
+def test_padding_rows_are_zero_and_harm_nobody(features: dict[str, Any]) -> None:
+    rows = Rows([5], nodes=3)
+    features = {**features, "sinks": rows.sinks.to(DEVICE) if features else None}
+    expected = rows.attend(rows.everything, **features)
+    inputs = rows.tensors(rows.everything)
+    of_rows = {0, 1, 2, 5, 6, 7, 8, 10}
+    padded = [F.pad(t, (0, 0) * (t.dim() - 1) + (0, 2)) if i in of_rows else t for i, t in enumerate(inputs)]
+    padded[5][-2:], padded[7][-2:] = len(rows.pools[0]) - 1, -1  # the scratch slot, no position
+    out = tree_attention(*padded, SCALE, **features).cpu()  # type: ignore[arg-type]
+    assert torch.equal(out[:-2], expected) and not out[-2:].any()
+
+
+def test_keys_and_values_are_written() -> None:
+    rows = Rows([5, 9], nodes=3)
+    rows.attend(rows.everything)
+    slots = [slot for slot, *_ in rows.rows]
+    for pool, given in zip(rows.pools, (rows.k, rows.v), strict=True):
+        assert torch.equal(pool[slots].cpu(), given)
+
+
+# -- in a model
+
+
+def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
+    assert attention._attention_on(torch.device("cuda")) is tree_attention
+    assert attention._attention_on(torch.device("cpu")) is dense_tree_attention
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt_oss"])
+def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows, a soft cap, sinks."""
+    monkeypatch.setattr(native, "load_kernels", lambda: False)
+    tree = random_tree(np.random.default_rng(0), VOCAB, 4)
+    slots = dict(zip(tree.nodes(), range(20, 24), strict=True))
+    rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), tree, list(tree.nodes()), slots, True)
+    expected = Runner(load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=True), 30).forward([rows])
+    calls = []
+    monkeypatch.setattr(attention, "_attention_on", lambda _: lambda *a: calls.append(1) or tree_attention(*a))
+    model = load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=False)
+    got = Runner(model, 30).forward([rows])
+    assert len(calls) == model.shape.layers
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+class NoLaunch:
+    """A kernel that is not there."""
+
+    def __getitem__(self, grid: object) -> Any:
+        return lambda *_, **__: None
+
+
+def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """A forward of tensors that hold nothing: whatever asks one for its value fails, as it would in a CUDA graph."""
+    for kernel in ("attend_split", "combine_splits"):
+        monkeypatch.setattr(triton_attention, kernel, NoLaunch())
+    monkeypatch.setattr(attention, "_attention_on", lambda _: tree_attention)
+    config._attn_implementation = "pilotfish"
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config).eval()
+    use_library_experts(module)
+    shape = ModelShape(VOCAB, 64, config.num_hidden_layers, 2, 32, ())
+    meta = torch.device("meta")
+    model = LoadedModel(module, shape, frozenset(), 0, torch.float32, meta, native=False, recordable=False)
+    rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), TokenTree(), [], {}, sampled=True)
+    return Runner(model, 10).forward([rows])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "dynamic"])
+def test_what_waits_for_nothing_is_recorded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    config = (tiny_model("llama", rope_parameters=rope) if kind == "dynamic" else tiny_model(kind)).config
+    if recordable(config):
+        assert forward_without_values(config, monkeypatch).shape == (1, VOCAB)
+    else:
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)meta"):
+            forward_without_values(config, monkeypatch)
+
+
+# -- on a GPU that this machine need not have
+
+
+def test_one_binary_a_kernel_compiles_for_ampere_and_hopper(tmp_path: Path) -> None:
+    """What the interpreter accepts, the compiler need not; and a binary a width could change the order of sums."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = str(Path(triton_attention.__file__).parents[2])
+    script = Path(__file__).with_name("compile_triton.py")
+    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    compiled = json.loads(result.stdout)
+    assert set(compiled) == {"torch.float32", "torch.bfloat16"}
+    for dtype, kernel in compiled.items():
+        assert kernel["cubins"] and not kernel["tf32"]
+        assert kernel["tensor_cores"] == (dtype == "torch.bfloat16")
+        assert kernel["shared_bytes"] <= 99 * 1024, "what every GPU since Ampere has"
