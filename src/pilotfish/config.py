@@ -12,6 +12,7 @@ from pilotfish.errors import ParameterError, refuse_unknown
 Mode = Literal["off", "sync"]
 DrafterKind = Literal["lm", "ngram", "lm+ngram"]
 DType = Literal["float32", "bfloat16"]
+Quantization = Literal["none", "int8", "fp8"]
 
 
 def available_cores() -> int:
@@ -27,7 +28,8 @@ class EngineConfig:
     `mode` off decodes plainly; sync verifies a token tree in every step. The tree has at most `nodes`
     nodes; the draft grows it in at most `levels` forwards of `width` leaves. `kv_slots` tokens fit into the
     target's KV pool (and into the draft's), `max_rows` rows into one forward, `max_requests` sequences
-    run at a time. `eager` runs transformers' own torch operations instead of the C++ kernels: the reference.
+    run at a time. `quantization` is that of the weights of target and draft. `eager` runs transformers' own torch
+    operations instead of the C++ kernels: the reference.
     """
 
     target: Path
@@ -38,6 +40,7 @@ class EngineConfig:
     levels: int = 8
     width: int = 2
     dtype: DType = "bfloat16"
+    quantization: Quantization = "none"
     device: str = "cpu"
     threads: int = 0  # 0: the cores that the process may use
     kv_slots: int = 16384
@@ -46,7 +49,8 @@ class EngineConfig:
     eager: bool = False
 
     def __post_init__(self) -> None:
-        for field, kind in (("mode", Mode), ("drafter", DrafterKind), ("dtype", DType)):
+        kinds = (("mode", Mode), ("drafter", DrafterKind), ("dtype", DType), ("quantization", Quantization))
+        for field, kind in kinds:
             if getattr(self, field) not in get_args(kind):
                 raise ParameterError(field, getattr(self, field), " or ".join(get_args(kind)))
         limits = (

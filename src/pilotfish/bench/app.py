@@ -57,6 +57,7 @@ class Measured(Common):
     """Options of the commands that measure one tree in one precision."""
 
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16"
+    quantization: Annotated[str, typer.Option(help="Weights: none, int8, or fp8 on CUDA.")] = "none"
     threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 2
     nodes: Annotated[int, typer.Option(help="Nodes verified in a step.")] = EngineConfig.nodes
     levels: Annotated[int, typer.Option(help="Forwards of the draft in a step, at most.")] = EngineConfig.levels
@@ -64,8 +65,8 @@ class Measured(Common):
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None
 
     def engine_config(self) -> EngineConfig:
-        tree = {"nodes": self.nodes, "levels": self.levels, "width": self.width}
-        return dataclasses.replace(self.config(self.dtype), threads=self.threads, **tree)  # type: ignore[arg-type]
+        own = ("quantization", "threads", "nodes", "levels", "width")
+        return dataclasses.replace(self.config(self.dtype), **{name: getattr(self, name) for name in own})
 
 
 def taking(options: type[Common]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -13,12 +13,13 @@ from pilotfish.cli.options import (
     EagerOption,
     JsonOption,
     MaxTokensOption,
+    QuantizationOption,
     TemperatureOption,
     ThreadsOption,
     resolve_models,
 )
 from pilotfish.cli.show import JsonPrinter, TextPrinter, report
-from pilotfish.config import DrafterKind, DType, EngineConfig, Mode
+from pilotfish.config import DrafterKind, DType, EngineConfig, Mode, Quantization
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.prompts import BadRow, Row, read_rows
@@ -47,6 +48,7 @@ def generate(
     n: Annotated[int, typer.Option("--n", help="Outputs of each prompt.")] = SamplingParams.n,
     seed: Annotated[int | None, typer.Option(help="0 to 2^64 - 1; drawn and reported if absent.")] = None,
     dtype: DTypeOption = EngineConfig.dtype,
+    quantization: QuantizationOption = EngineConfig.quantization,
     device: DeviceOption = EngineConfig.device,
     threads: ThreadsOption = EngineConfig.threads,
     kv_slots: Annotated[int, typer.Option(help="Tokens that fit into the KV pool.")] = EngineConfig.kv_slots,
@@ -80,6 +82,7 @@ def generate(
         levels=levels,
         width=width,
         dtype=cast(DType, dtype),
+        quantization=cast(Quantization, quantization),
         device=device,
         threads=threads,
         kv_slots=kv_slots,

@@ -13,6 +13,7 @@ from pilotfish.errors import InputError, ParameterError
 DEFAULT_PAIR = "pycode"
 
 DTypeOption = Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")]
+QuantizationOption = Annotated[str, typer.Option("--quantization", help="Weights: none, int8, or fp8 on CUDA.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is one.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", help="CPU threads; 0: all cores of this process.")]
 EagerOption = Annotated[bool, typer.Option("--eager", help="The reference: plain torch operations, no C++ kernels.")]

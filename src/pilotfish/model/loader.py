@@ -11,11 +11,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from pilotfish.config import Quantization
 from pilotfish.errors import ModelError
 from pilotfish.model import (
     attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
     native,
 )
+from pilotfish.model.quantize import check_quantization, quantize
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -43,14 +45,20 @@ class LoadedModel:
     native: bool  # whether the C++ kernels run it
 
 
-def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool) -> LoadedModel:
-    """Load weights for inference. ModelError for what is missing, corrupt or not supported."""
+def load_model(
+    directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool, quantization: Quantization = "none"
+) -> LoadedModel:
+    """Load weights for inference. ModelError for what is missing, corrupt or not supported, ParameterError for a
+    quantization that the device lacks."""
+    check_quantization(quantization, dtype, device)
     config = load_config(directory)
     shape = _shape(config, directory)
     config._attn_implementation = "pilotfish"
     module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
     parameters = sum(p.numel() for p in module.parameters())
     use_native = not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
+    if quantization != "none":
+        quantize(module, quantization)
     if use_native:
         native.use_kernels(module)
     return LoadedModel(module, shape, _eos_ids(config, directory), parameters, dtype, device, use_native)

@@ -19,12 +19,14 @@ import hashlib
 import logging
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pilotfish.model.attention import KVPool, Placement, attend
+from pilotfish.model.quantize import int8_of
 
 logger = logging.getLogger(__name__)
 
@@ -87,27 +89,48 @@ def _digest() -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """[N, K] -> [ceil(N / 32), ceil(K / step), 32, step], the layout that `linear` reads (see kernels.cpp): a
-    step is 1 input in float32 and 2 in bfloat16."""
+    step is 1 input in float32 and 2 in bfloat16. `dtype` is the inputs', where it is not the weight's."""
     outputs, depth = weight.shape
-    step = 2 if weight.dtype == torch.bfloat16 else 1
+    step = 2 if (dtype or weight.dtype) == torch.bfloat16 else 1
     padded = torch.nn.functional.pad(weight, (0, -depth % step, 0, -outputs % PANEL))
     return padded.view(-1, PANEL, padded.shape[1] // step, step).transpose(1, 2).contiguous()
 
 
-class PackedLinear(torch.nn.Module):
-    """`nn.Linear` on packed weights."""
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight as the kernels read it, whatever its format: plain, or int8 where torchao has quantized it."""
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    panels: torch.Tensor  # the weight's dtype or int8, as packed by `pack_weight`
+    scales: torch.Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
+
+    @classmethod
+    def of(cls, *weights: torch.Tensor) -> PackedWeight:
+        """Weights [N, K], one below the other."""
+        parts = [int8_of(weight.detach()) for weight in weights]
+        if (quantized := [part for part in parts if part is not None]) != parts:
+            return cls(pack_weight(torch.cat([weight.detach() for weight in weights])), None)
+        scales = torch.cat([part.scales for part in quantized])
+        panels = pack_weight(torch.cat([part.values for part in quantized]), weights[0].dtype)
+        return cls(panels, torch.nn.functional.pad(scales, (0, -len(scales) % PANEL)))
+
+
+class PackedLinear(torch.nn.Module):
+    """`nn.Linear` on packed weights. Several become one, outputs end to end."""
+
+    def __init__(self, *linears: torch.nn.Linear) -> None:
         super().__init__()
-        self.out_features = linear.out_features
-        self.packed = pack_weight(linear.weight.detach())
-        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.out_features = sum(linear.out_features for linear in linears)
+        self.weight = PackedWeight.of(*(linear.weight for linear in linears))
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
-        y: torch.Tensor = torch.ops.pilotfish.linear(x.reshape(-1, x.shape[-1]), self.packed, self.out_features)
+        w = self.weight
+        rows = x.reshape(-1, x.shape[-1])
+        y: torch.Tensor = torch.ops.pilotfish.linear(rows, w.panels, self.out_features, w.scales)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
@@ -119,15 +142,15 @@ class PackedGatedMLP(torch.nn.Module):
         super().__init__()
         self.inner_features = mlp.gate_proj.out_features
         self.out_features = mlp.down_proj.out_features
-        self.gate, self.up, self.down = (
-            pack_weight(projection.weight.detach()) for projection in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        )
+        projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        self.gate, self.up, self.down = (PackedWeight.of(projection.weight) for projection in projections)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., K]."""
-        y: torch.Tensor = torch.ops.pilotfish.gated_mlp(
-            x.reshape(-1, x.shape[-1]), self.gate, self.up, self.down, self.inner_features, self.out_features
-        )
+        weights = self.gate, self.up, self.down
+        panels, scales = [w.panels for w in weights], [w.scales for w in weights]
+        rows = x.reshape(-1, x.shape[-1])
+        y: torch.Tensor = torch.ops.pilotfish.gated_mlp(rows, *panels, self.inner_features, self.out_features, *scales)
         return y.view_as(x)
 
 
@@ -137,7 +160,7 @@ class PackedAttention(torch.nn.Module):
     def __init__(self, attention: Any) -> None:
         super().__init__()
         self.layer, self.scale, self.head_dim = attention.layer_idx, attention.scaling, attention.head_dim
-        self.joined = PackedLinear(_joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        self.joined = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = PackedLinear(attention.o_proj)
         self.kv_heads = attention.k_proj.out_features // self.head_dim
         self.heads = attention.q_proj.out_features // self.head_dim
@@ -162,17 +185,6 @@ class PackedAttention(torch.nn.Module):
             torch.ops.pilotfish.rotate(x, cos, sin)
         out = attend(torch.ops.pilotfish.tree_attention, self.layer, q, k, v, self.scale, placement, kv)
         return self.out(out.view(1, -1, self.heads * self.head_dim)), None
-
-
-def _joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
-    """One linear that computes all of them, outputs end to end."""
-    first = linears[0]
-    biased = first.bias is not None
-    joined = torch.nn.Linear(first.in_features, sum(x.out_features for x in linears), biased, device="meta")
-    joined.weight = torch.nn.Parameter(torch.cat([x.weight for x in linears]), requires_grad=False)
-    if biased:
-        joined.bias = torch.nn.Parameter(torch.cat([x.bias for x in linears]), requires_grad=False)
-    return joined
 
 
 class FusedRMSNorm(torch.nn.Module):
