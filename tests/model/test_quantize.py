@@ -277,5 +277,3 @@ def test_log_levels_are_as_they_were() -> None:
     before = [logging.getLogger(name).level for name in ("torchao", "torch.utils._pytree")]
     quantize(torch.nn.Linear(4, 4), "int8")
     assert [logging.getLogger(name).level for name in ("torchao", "torch.utils._pytree")] == before
-
-

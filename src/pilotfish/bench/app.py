@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
-from pilotfish.config import DType, EngineConfig
+from pilotfish.config import DType, EngineConfig, Quantization
 
 if TYPE_CHECKING:
     from pilotfish.bench.workload import Prompt
 
 Report = TypeVar("Report")
 
-app = typer.Typer(help="Parity, speed, acceptance and a step's profile.", no_args_is_help=True)
+app = typer.Typer(help="Parity, speed, acceptance, a step's profile, quantization.", no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
@@ -53,11 +53,10 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Measured(Common):
+class Shaped(Common):
     """Options of the commands that measure one tree in one precision."""
 
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16"
-    quantization: Annotated[str, typer.Option(help="Weights: none, int8, or fp8 on CUDA.")] = "none"
     threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 2
     nodes: Annotated[int, typer.Option(help="Nodes verified in a step.")] = EngineConfig.nodes
     levels: Annotated[int, typer.Option(help="Forwards of the draft in a step, at most.")] = EngineConfig.levels
@@ -65,8 +64,19 @@ class Measured(Common):
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None
 
     def engine_config(self) -> EngineConfig:
-        own = ("quantization", "threads", "nodes", "levels", "width")
-        return dataclasses.replace(self.config(self.dtype), **{name: getattr(self, name) for name in own})
+        tree = {"nodes": self.nodes, "levels": self.levels, "width": self.width}
+        return dataclasses.replace(self.config(self.dtype), threads=self.threads, **tree)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Measured(Shaped):
+    """And in one quantization."""
+
+    quantization: Annotated[str, typer.Option(help="Weights: none or int8.")] = EngineConfig.quantization
+
+    def engine_config(self) -> EngineConfig:
+        checked = cast(Quantization, self.quantization)
+        return dataclasses.replace(super().engine_config(), quantization=checked)
 
 
 def taking(options: type[Common]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -144,6 +154,18 @@ def profile(common: Measured, repeats: RepeatsOption = 20) -> None:
     with _bar(num_sequences(len(rows))) as done:
         report = run_profile(config, rows, common.max_tokens, repeats, done=done)
     _show(report, print_profile, common.out, json=common.json)
+
+
+@app.command()
+@taking(Shaped)
+def quantization(common: Shaped, repeats: RepeatsOption = 20) -> None:
+    """Loss, acceptance and forwards with int8 weights, beside those of plain weights."""
+    from pilotfish.bench.quantization import num_sequences, print_quantization, run_quantization
+
+    rows, config = common.rows(), common.engine_config()
+    with _bar(num_sequences(len(rows))) as done:
+        report = run_quantization(config, rows, common.max_tokens, repeats, done=done)
+    _show(report, print_quantization, common.out, json=common.json)
 
 
 @contextmanager
