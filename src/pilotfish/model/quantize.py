@@ -65,7 +65,10 @@ def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> N
         if quantization == "int8"
         else Float8DynamicActivationFloat8WeightConfig(granularity=PerRow(), set_inductor_config=False)
     )
-    quantize_(module, config)
+    for linear in module.modules():
+        if isinstance(linear, torch.nn.Linear):
+            quantize_(linear, config)
+            vars(linear).pop("extra_repr", None)  # a cycle: a layer that is replaced would keep its weight for a while
 
 
 @contextmanager
