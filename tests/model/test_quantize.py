@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.loader import load_model
-from pilotfish.model.native import PackedGatedMLP, PackedLinear, PackedWeight, load_kernels, pack_weight
+from pilotfish.model.native import PackedGatedMLP, PackedLinear, PackedWeight, load_kernels, pack_weight, use_kernels
 from pilotfish.model.quantize import int8_of, quantize
 from pilotfish.model.runner import Runner, SequenceRows
 
@@ -235,6 +237,19 @@ def test_a_native_model_keeps_no_other_copy(llama: Path) -> None:
     quantized = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
     for model in (module, quantized):
         assert [name for name, _ in model.named_parameters()] == ["model.embed_tokens.weight"]
+
+
+def test_a_replaced_layer_frees_its_weight_at_once() -> None:
+    """Without the garbage collector: at load there is never much more than one copy."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Linear(40, 40))
+    quantize(model, "int8")
+    layers = [weakref.ref(layer) for layer in model]
+    gc.disable()
+    try:
+        use_kernels(model)
+        assert [layer() for layer in layers] == [None, None]
+    finally:
+        gc.enable()
 
 
 # -- what is refused
