@@ -1,6 +1,7 @@
 """Speed, acceptance and profile run on tiny models; no test says how fast."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from operator import eq
 from pathlib import Path
@@ -26,7 +27,7 @@ from pilotfish.bench.quantization import (
 from pilotfish.bench.quantization import num_sequences as quantized_sequences
 from pilotfish.bench.speed import BEST, num_sequences, print_speed, run_speed
 from pilotfish.bench.workload import Prompt, jobs_at
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, Quantization
 from pilotfish.errors import EngineError, InputError
 
 MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
@@ -47,11 +48,14 @@ def test_speed(config: EngineConfig, prompts: list[Prompt], capsys: pytest.Captu
     assert "ratios" in capsys.readouterr().out
 
 
-def test_contestants_agree_on_what_is_generated(config: EngineConfig, prompts: list[Prompt]) -> None:
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_contestants_agree_on_what_is_generated(
+    config: EngineConfig, prompts: list[Prompt], quantization: Quantization
+) -> None:
     """Greedy outputs of ours and of transformers are the same work, not only the same length."""
     from pilotfish.bench.speed import load_contestants
 
-    bench, contestants = load_contestants(config)
+    bench, contestants = load_contestants(replace(config, quantization=quantization))
     ids = bench.engine.check_prompt(prompts[0].text)
     outputs = {c.name: c.run(ids, 0.0, 1, 6).tokens for c in contestants}
     assert len(set(map(tuple, outputs.values()))) == 1
@@ -155,6 +159,7 @@ def test_commands(llama: Path, draft: Path, prompt_file: Path, tmp_path: Path) -
     out = tmp_path / "acceptance.json"
     acceptance = CliRunner().invoke(app, ["acceptance", *common, "--quantization", "int8", "--out", str(out)])
     assert acceptance.exit_code == 0 and json.loads(acceptance.stdout) == json.loads(out.read_text())
+    assert json.loads(acceptance.stdout)["quantization"] == "int8"
 
 
 @pytest.mark.parametrize("arguments", [["--shard", "2/1"], ["--threads", "0"], ["--dtype", "int8"]])

@@ -52,6 +52,7 @@ class ProfileReport:
     machine: Machine
     target: str
     dtype: str
+    quantization: str
     nodes: int
     levels: int
     width: int
@@ -78,8 +79,8 @@ def run_profile(
     forward = {rows: forward_ms(bench.engine.worker.runner, rows, repeats) for rows in ROWS}
     draft = forward_ms(bench.lm_drafter.runner, config.width, repeats)
     machine = machine or describe_machine(config.dtype)
-    shape = (config.nodes, config.levels, config.width)
-    return ProfileReport(machine, str(config.target), config.dtype, *shape, steps, forward, draft)
+    precision, shape = (config.dtype, config.quantization), (config.nodes, config.levels, config.width)
+    return ProfileReport(machine, str(config.target), *precision, *shape, steps, forward, draft)
 
 
 def num_sequences(num_prompts: int) -> int:
@@ -127,7 +128,11 @@ def print_profile(report: ProfileReport) -> None:
     parts = list(report.steps[0].milliseconds)
     header = ("drafter", "T", "steps", "ms/step", *parts, "runtime")
     tree = f"{report.nodes} nodes, up to {report.levels} levels of {report.width} leaves"
-    print_table(f"one step of {report.target}, {report.dtype}, {tree}", header, map(_row, report.steps))
+    print_table(
+        f"one step of {report.target}, {report.dtype}, quantization {report.quantization}, {tree}",
+        header,
+        map(_row, report.steps),
+    )
     rows = [(rows, f"{ms:.2f}", f"{ms / report.forward_ms[1]:.2f}") for rows, ms in report.forward_ms.items()]
     print_table(f"target forward at context {CONTEXT}", ("rows", "ms", "of one row"), rows)
     print_table("draft forward", ("rows", "ms"), [(report.width, f"{report.draft_forward_ms:.2f}")])
