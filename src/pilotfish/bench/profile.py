@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ DRAFTERS = ("off", "lm", "lm+ngram")
 ROWS = (1, 4, 8, 16, 32, 64)
 CONTEXT = 256
 WARM_UP = 3
+Name = TypeVar("Name", bound=str)
 #: What is neither model nor sampling.
 RUNTIME = ("schedule", "rows", "commit", "text")
 
@@ -109,7 +111,22 @@ def profile_steps(
 
 
 def forward_ms(runner: Runner, rows: int, repeats: int) -> float:
-    """Median milliseconds of a forward of one token and a tree, `rows` together, after `CONTEXT` tokens."""
+    """Median milliseconds of the forward of `step_rows`."""
+    return interleaved_ms({"": runner}, rows, repeats)[""]
+
+
+def interleaved_ms(runners: Mapping[Name, Runner], rows: int, repeats: int) -> dict[Name, float]:
+    """Of each runner, which take turns: what else the machine does meanwhile slows them alike."""
+    steps = {name: step_rows(runner, rows) for name, runner in runners.items()}
+    rounds = [
+        {name: timed(partial(runner.forward, [steps[name]])) for name, runner in runners.items()}
+        for _ in range(WARM_UP + repeats)
+    ]
+    return {name: 1000 * statistics.median(times[name] for times in rounds[WARM_UP:]) for name in runners}
+
+
+def step_rows(runner: Runner, rows: int) -> SequenceRows:
+    """One token and a tree, `rows` together, after `CONTEXT` tokens, whose KV this writes."""
     vocab_size = runner.model.shape.vocab_size
     trunk = np.arange(CONTEXT + 1, dtype=np.int32)
     prompt = [1 + token % (vocab_size - 1) for token in range(CONTEXT + 1)]
@@ -118,21 +135,16 @@ def forward_ms(runner: Runner, rows: int, repeats: int) -> float:
         tree.add((node - 1) // 4, node % vocab_size, -float(node))
     node_slots = {node: CONTEXT + node for node in tree.nodes()}
     before = SequenceRows(0, prompt[:CONTEXT], trunk[:CONTEXT], TokenTree(), [], {}, sampled=True)
-    step = SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, tree, list(tree.nodes()), node_slots, sampled=True)
     runner.forward([before])
-    times = [timed(lambda: runner.forward([step])) for _ in range(WARM_UP + repeats)]
-    return 1000 * statistics.median(times[WARM_UP:])
+    return SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, tree, list(tree.nodes()), node_slots, sampled=True)
 
 
 def print_profile(report: ProfileReport) -> None:
     parts = list(report.steps[0].milliseconds)
     header = ("drafter", "T", "steps", "ms/step", *parts, "runtime")
     tree = f"{report.nodes} nodes, up to {report.levels} levels of {report.width} leaves"
-    print_table(
-        f"one step of {report.target}, {report.dtype}, quantization {report.quantization}, {tree}",
-        header,
-        map(_row, report.steps),
-    )
+    precision = f"{report.dtype}, quantization {report.quantization}"
+    print_table(f"one step of {report.target}, {precision}, {tree}", header, map(_row, report.steps))
     rows = [(rows, f"{ms:.2f}", f"{ms / report.forward_ms[1]:.2f}") for rows, ms in report.forward_ms.items()]
     print_table(f"target forward at context {CONTEXT}", ("rows", "ms", "of one row"), rows)
     print_table("draft forward", ("rows", "ms"), [(report.width, f"{report.draft_forward_ms:.2f}")])

@@ -13,7 +13,7 @@ import torch
 from pilotfish.bench.acceptance import CONCURRENCY, acceptance
 from pilotfish.bench.drafters import Bench
 from pilotfish.bench.machine import Machine, describe_machine
-from pilotfish.bench.profile import CONTEXT, forward_ms
+from pilotfish.bench.profile import CONTEXT, interleaved_ms
 from pilotfish.bench.report import print_table
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.config import EngineConfig, Quantization
@@ -34,7 +34,7 @@ class ModelResult:
     quantization: str
     loss: float  # nats a token
     agreement: float  # share of positions whose likeliest token is that of plain weights
-    forward_ms: dict[int, float]  # by rows, at `CONTEXT` positions
+    forward_ms: dict[int, float]  # by rows, at `CONTEXT` positions; quantizations in turn
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def num_sequences(num_prompts: int) -> int:
 def compare_models(
     model: str, runners: dict[Quantization, Runner], texts: Sequence[Sequence[int]], repeats: int
 ) -> list[ModelResult]:
-    """One model in every quantization; forwards of equal rows one after the other."""
+    """One model in every quantization."""
     scores = {name: score(runner, texts) for name, runner in runners.items()}
-    times = {(name, rows): forward_ms(runners[name], rows, repeats) for rows, name in product(ROWS, runners)}
+    times = {rows: interleaved_ms(runners, rows, repeats) for rows in ROWS}
     plain = scores["none"].likeliest
     return [
         ModelResult(
@@ -113,7 +113,7 @@ def compare_models(
             name,
             loss=scores[name].losses.mean().item(),
             agreement=(scores[name].likeliest == plain).float().mean().item(),
-            forward_ms={rows: times[name, rows] for rows in ROWS},
+            forward_ms={rows: times[rows][name] for rows in ROWS},
         )
         for name in runners
     ]
