@@ -21,7 +21,7 @@ from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.loader import load_model
 from pilotfish.model.native import PackedGatedMLP, PackedLinear, PackedWeight, load_kernels, pack_weight, use_kernels
-from pilotfish.model.quantize import int8_of, quantize
+from pilotfish.model.quantize import concatenated, int8_of, quantize
 from pilotfish.model.runner import Runner, SequenceRows
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -157,11 +157,13 @@ def test_gated_mlp_multiplies_dequantized_weights(inner: int, width: int, dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_several_linears_are_one(dtype: torch.dtype) -> None:
-    linears = [quantized_linear(outputs, 60, dtype, bias=True) for outputs in (40, 7, 33)]
+def test_concatenated_weights_multiply_as_each(dtype: torch.dtype) -> None:
+    linears = [quantized_linear(outputs, 60, dtype) for outputs in (40, 7, 33)]
+    together = torch.nn.Linear(60, 80, bias=False, device="meta")
+    together.weight = torch.nn.Parameter(concatenated([x.weight for x in linears]), requires_grad=False)
     x = torch.randn(2, 3, 60).to(dtype)
     each = torch.cat([PackedLinear(linear)(x) for linear in linears], dim=-1)
-    assert torch.equal(PackedLinear(*linears)(x), each)
+    assert torch.equal(PackedLinear(together)(x), each)
 
 
 def test_linear_refuses_what_does_not_fit() -> None:

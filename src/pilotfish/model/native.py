@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from pilotfish.model.attention import KVPool, Placement, attend
-from pilotfish.model.quantize import int8_of
+from pilotfish.model.quantize import concatenated, int8_of
 
 logger = logging.getLogger(__name__)
 
@@ -106,25 +106,23 @@ class PackedWeight:
     scales: torch.Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
 
     @classmethod
-    def of(cls, *weights: torch.Tensor) -> PackedWeight:
-        """Weights [N, K], one below the other."""
-        parts = [int8_of(weight.detach()) for weight in weights]
-        if (quantized := [part for part in parts if part is not None]) != parts:
-            return cls(pack_weight(torch.cat([weight.detach() for weight in weights])), None)
-        scales = torch.cat([part.scales for part in quantized])
-        panels = pack_weight(torch.cat([part.values for part in quantized]), weights[0].dtype)
-        return cls(panels, torch.nn.functional.pad(scales, (0, -len(scales) % PANEL)))
+    def of(cls, weight: torch.Tensor) -> PackedWeight:
+        """Of a linear layer's weight [N, K]."""
+        int8 = int8_of(weight)
+        if int8 is None:
+            return cls(pack_weight(weight.detach()), None)
+        scales = torch.nn.functional.pad(int8.scales, (0, -len(int8.scales) % PANEL))
+        return cls(pack_weight(int8.values, weight.dtype), scales)
 
 
 class PackedLinear(torch.nn.Module):
-    """`nn.Linear` on packed weights. Several become one, outputs end to end."""
+    """`nn.Linear` on packed weights."""
 
-    def __init__(self, *linears: torch.nn.Linear) -> None:
+    def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.out_features = sum(linear.out_features for linear in linears)
-        self.weight = PackedWeight.of(*(linear.weight for linear in linears))
-        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        self.bias = torch.cat(biases) if biases else None
+        self.out_features = linear.out_features
+        self.weight = PackedWeight.of(linear.weight)
+        self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
@@ -160,7 +158,7 @@ class PackedAttention(torch.nn.Module):
     def __init__(self, attention: Any) -> None:
         super().__init__()
         self.layer, self.scale, self.head_dim = attention.layer_idx, attention.scaling, attention.head_dim
-        self.joined = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.joined = PackedLinear(_joined(attention.q_proj, attention.k_proj, attention.v_proj))
         self.out = PackedLinear(attention.o_proj)
         self.kv_heads = attention.k_proj.out_features // self.head_dim
         self.heads = attention.q_proj.out_features // self.head_dim
@@ -185,6 +183,17 @@ class PackedAttention(torch.nn.Module):
             torch.ops.pilotfish.rotate(x, cos, sin)
         out = attend(torch.ops.pilotfish.tree_attention, self.layer, q, k, v, self.scale, placement, kv)
         return self.out(out.view(1, -1, self.heads * self.head_dim)), None
+
+
+def _joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
+    """One linear that computes all of them, outputs end to end."""
+    first = linears[0]
+    biased = first.bias is not None
+    joined = torch.nn.Linear(first.in_features, sum(x.out_features for x in linears), biased, device="meta")
+    joined.weight = torch.nn.Parameter(concatenated([x.weight for x in linears]), requires_grad=False)
+    if biased:
+        joined.bias = torch.nn.Parameter(torch.cat([x.bias for x in linears]), requires_grad=False)
+    return joined
 
 
 class FusedRMSNorm(torch.nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -34,6 +34,16 @@ def int8_of(weight: torch.Tensor) -> Int8Weight | None:
     """What torchao has made of a weight; None for a plain one."""
     values = getattr(weight, "qdata", None)
     return None if values is None else Int8Weight(values, cast(Any, weight).scale.flatten())
+
+
+def concatenated(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Weights [N, K] of one format, one below the other; torch.cat does not know torchao's."""
+    first: Any = weights[0]
+    parts = [part for weight in weights if (part := int8_of(weight)) is not None]
+    if not parts:
+        return torch.cat(list(weights))
+    values, scales = torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts])
+    return cast(torch.Tensor, type(first)(values, scales[:, None], first.block_size, first.dtype))
 
 
 def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
