@@ -13,6 +13,7 @@ Mode = Literal["off", "sync"]
 BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["float32", "bfloat16"]
+Quantization = Literal["none", "int8", "fp8"]
 
 
 def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
@@ -40,8 +41,8 @@ class EngineConfig:
     `max_cached_tokens` tokens are kept). The tree has at most `nodes` nodes; the draft grows it in at most
     `levels` forwards of `width` leaves. `budget` auto spends of that what pays by measured costs, down to plain
     decoding; fixed spends all of it, always. `kv_slots` tokens fit into the target's KV pool (and into the draft's),
-    `max_rows` rows into one forward, `max_requests` sequences run at a time. `eager` runs transformers' own torch
-    operations instead of kernels and CUDA graphs: the reference.
+    `max_rows` rows into one forward, `max_requests` sequences run at a time. `quantization` is that of the weights of
+    target and draft. `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the reference.
     """
 
     target: Path
@@ -53,6 +54,7 @@ class EngineConfig:
     width: int = 2
     budget: BudgetKind = "auto"
     dtype: DType = "bfloat16"
+    quantization: Quantization = "none"
     device: str = "cpu"
     threads: int = 0  # 0: the cores that the process may use
     kv_slots: int = 16384
@@ -62,7 +64,8 @@ class EngineConfig:
     eager: bool = False
 
     def __post_init__(self) -> None:
-        for field, kind in (("mode", Mode), ("budget", BudgetKind), ("dtype", DType)):
+        kinds = (("mode", Mode), ("budget", BudgetKind), ("dtype", DType), ("quantization", Quantization))
+        for field, kind in kinds:
             if getattr(self, field) not in get_args(kind):
                 raise ParameterError(field, getattr(self, field), " or ".join(get_args(kind)))
         limits = (

@@ -1,11 +1,15 @@
 """Speed, acceptance and profile run on tiny models; no test says how fast."""
 
 import json
+from dataclasses import replace
+from itertools import product
+from operator import eq
 from pathlib import Path
 
 import pytest
 import torch
 from support import limits
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from pilotfish.bench import app
@@ -13,9 +17,18 @@ from pilotfish.bench.acceptance import run_acceptance
 from pilotfish.bench.drafters import Bench, RandomDrafter
 from pilotfish.bench.machine import Machine, cpu_name, describe_machine
 from pilotfish.bench.profile import ROWS, run_profile
+from pilotfish.bench.quantization import (
+    CHUNK,
+    QUANTIZATIONS,
+    compare_models,
+    print_quantization,
+    run_quantization,
+    score,
+)
+from pilotfish.bench.quantization import num_sequences as quantized_sequences
 from pilotfish.bench.speed import BEST, num_sequences, print_speed, run_speed
 from pilotfish.bench.workload import Prompt, jobs_at
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, Quantization
 from pilotfish.errors import EngineError, InputError
 
 MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
@@ -36,11 +49,14 @@ def test_speed(config: EngineConfig, prompts: list[Prompt], capsys: pytest.Captu
     assert "ratios" in capsys.readouterr().out
 
 
-def test_contestants_agree_on_what_is_generated(config: EngineConfig, prompts: list[Prompt]) -> None:
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_contestants_agree_on_what_is_generated(
+    config: EngineConfig, prompts: list[Prompt], quantization: Quantization
+) -> None:
     """Greedy outputs of ours and of transformers are the same work, not only the same length."""
     from pilotfish.bench.speed import load_contestants
 
-    bench, contestants = load_contestants(config)
+    bench, contestants = load_contestants(replace(config, quantization=quantization))
     ids = bench.engine.check_prompt(prompts[0].text)
     outputs = {c.name: c.run(ids, 0.0, 1, 6).tokens for c in contestants}
     assert len(set(map(tuple, outputs.values()))) == 1
@@ -65,6 +81,50 @@ def test_profile(config: EngineConfig, prompts: list[Prompt]) -> None:
         assert set(step.milliseconds) == {"draft", "schedule", "rows", "forward", "verify", "commit", "text"}
         assert 0 < step.runtime_share < 1 and all(ms >= 0 for ms in step.milliseconds.values())
     assert next(step for step in report.steps if step.drafter == "off").steps == 6
+
+
+def test_quantization(config: EngineConfig, prompts: list[Prompt], capsys: pytest.CaptureFixture[str]) -> None:
+    done: list[str] = []
+    report = run_quantization(config, prompts, 12, 1, MACHINE, done.append)
+    assert len(done) == quantized_sequences(len(prompts))
+    assert [(r.model, r.quantization) for r in report.models] == list(product(("target", "draft"), QUANTIZATIONS))
+    for plain, int8 in (report.models[:2], report.models[2:]):
+        assert plain.agreement == 1 >= int8.agreement > 0.5
+        assert plain.loss != int8.loss == pytest.approx(plain.loss, abs=0.3)
+        assert all(ms > 0 for result in (plain, int8) for ms in result.forward_ms.values())
+    plain_outputs = [r.equal_outputs for r in report.pairs if r.target == "none"]
+    assert plain_outputs == [1.0] * 4  # a draft changes nothing, whatever its weights
+    for temperature in (0.0, 0.8):
+        int8_outputs = {r.equal_outputs for r in report.pairs if (r.target, r.temperature) == ("int8", temperature)}
+        assert len(int8_outputs) == 1
+    assert all(1 <= r.tokens_per_verify_step <= 12 for r in report.pairs)
+    print_quantization(report)
+    assert "int8" in capsys.readouterr().out
+
+
+def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:
+    """Chunks of a chain of nodes, against one forward of transformers."""
+    tokens = list(range(1, 2 * CHUNK + 3))
+    runner = Bench(config).engine.worker.runner
+    reference = AutoModelForCausalLM.from_pretrained(config.target, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = reference(torch.tensor([tokens])).logits[0, :-1]
+    exact = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="none")
+    for length in (2, CHUNK, CHUNK + 1, CHUNK + 2, len(tokens)):
+        scores = score(runner, [tokens[:length]])
+        torch.testing.assert_close(scores.losses, exact[: length - 1], rtol=0, atol=1e-4)
+        assert torch.equal(scores.likeliest, logits[: length - 1].argmax(dim=-1))
+
+
+def test_agreement_is_with_plain_weights(config: EngineConfig) -> None:
+    """Shown on weights that differ more than int8 does: the draft in place of the quantized target."""
+    bench, texts = Bench(config), [list(range(1, 60)), [7, 8, 9]]
+    target, draft = bench.engine.worker.runner, bench.lm_drafter.runner
+    plain, other = compare_models("target", {"none": target, "int8": draft}, texts, 1)
+    likeliest = [score(runner, texts).likeliest.tolist() for runner in (target, draft)]
+    assert len(likeliest[0]) == 60
+    assert plain.agreement == 1 > other.agreement
+    assert other.agreement == pytest.approx(sum(map(eq, *likeliest)) / 60)
 
 
 def test_drafters_are_swapped_only_when_idle(config: EngineConfig, prompts: list[Prompt]) -> None:
@@ -98,8 +158,9 @@ def test_commands(llama: Path, draft: Path, prompt_file: Path, tmp_path: Path) -
     parity = CliRunner().invoke(app, ["parity", *common])
     assert parity.exit_code == 0 and json.loads(parity.stdout)["differences"] == []
     out = tmp_path / "acceptance.json"
-    acceptance = CliRunner().invoke(app, ["acceptance", *common, "--out", str(out)])
+    acceptance = CliRunner().invoke(app, ["acceptance", *common, "--quantization", "int8", "--out", str(out)])
     assert acceptance.exit_code == 0 and json.loads(acceptance.stdout) == json.loads(out.read_text())
+    assert json.loads(acceptance.stdout)["quantization"] == "int8"
 
 
 @pytest.mark.parametrize("arguments", [["--shard", "2/1"], ["--threads", "0"], ["--dtype", "int8"]])

@@ -48,6 +48,13 @@ def test_a_salt_lets_rows_be_drafted_from_earlier_ones(generate, prompts: Callab
     assert accepted[:3] == [accepted[0]] * 3 and accepted[3] > accepted[0] + 8
 
 
+def test_speculation_changes_no_token_of_int8_weights(generate, draft: Path) -> None:
+    fixed = ("--prompt", "x = [1, 2, 3]\nx = [1, 2,", "--seed", 3, "--max-tokens", 24, "--quantization", "int8")
+    off, sync = generate(*fixed), generate(*fixed, "--draft", draft)
+    assert (off.code, off.stderr) == (0, "")
+    assert sync.rows[0]["token_ids"] == off.rows[0]["token_ids"] and sync.rows[0]["stats"]["draft_tokens"] > 0
+
+
 def test_mode_off_needs_no_draft_and_loads_none(generate, tmp_path: Path) -> None:
     result = generate("--prompt", "a", "--mode", "off", "--draft", tmp_path)
     assert result.code == 0 and result.rows[0]["stats"]["draft_tokens"] == 0
@@ -156,6 +163,8 @@ def test_people_get_text_and_a_table(pilotfish, llama: Path) -> None:
         (["--levels", "0"], "levels"),
         (["--width", "0"], "width"),
         (["--dtype", "int4"], "dtype"),
+        (["--quantization", "int4"], "quantization"),
+        (["--quantization", "fp8"], "quantization"),
         (["--device", "abacus"], "device"),
         (["--threads", "-1"], "threads"),
         (["--concurrency", "0"], "concurrency"),

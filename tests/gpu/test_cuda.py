@@ -97,7 +97,7 @@ class Bench:
         ids, tree = rng.integers(0, VOCAB, tokens).tolist(), random_tree(rng, VOCAB, nodes)
         slots = {node: next(self._slots) for node in tree.nodes()}
         trunk = np.array([next(self._slots) for _ in ids], np.int32)
-        return SequenceRows(0, ids, trunk, tree, list(tree.nodes()), slots, sampled=True)
+        return SequenceRows(0, ids, trunk, tree, list(tree.nodes()), slots, kept=[tokens - 1])
 
 
 @pytest.fixture(params=KINDS)
@@ -149,7 +149,7 @@ def test_float32_gives_a_node_the_bits_that_it_has_alone(directory: Path) -> Non
     for node in together.nodes:
         tokens = [*together.tokens, *(together.tree.tokens[n] for n in together.tree.path(node))]
         slots = np.array([next(bench._slots) for _ in tokens], np.int32)
-        alone = SequenceRows(0, tokens, slots, TokenTree(), [], {}, sampled=True)
+        alone = SequenceRows(0, tokens, slots, TokenTree(), [], {}, kept=[len(tokens) - 1])
         assert torch.equal(bench.replaying.forward([alone])[0], logits[node]), f"node {node}"
 
 

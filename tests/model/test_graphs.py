@@ -41,7 +41,7 @@ def sequence(tokens: int, nodes: int, seed: int, start: int = 0) -> SequenceRows
     slots = {node: first + 400 + node for node in tree.nodes()}
     trunk = np.arange(first, first + tokens, dtype=np.int32)
     ids = rng.integers(0, VOCAB, tokens).tolist()
-    return SequenceRows(start, ids[start:], trunk, tree, list(tree.nodes()), slots, sampled=True)
+    return SequenceRows(start, ids[start:], trunk, tree, list(tree.nodes()), slots, kept=[len(ids) - start - 1])
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_more_rows_than_a_forward_takes_run_as_several(plain: Runner, recorded: 
 
 
 def test_rows_that_give_no_logits(recorded: Runner) -> None:
-    rows = [replace(sequence(70, 0, 0), sampled=False)]
+    rows = [replace(sequence(70, 0, 0), kept=())]
     assert recorded.forward(rows).shape == (0, VOCAB)
 
 

@@ -22,6 +22,7 @@ from pilotfish.core.tree import TokenTree
 from pilotfish.model import attention, native, triton_attention
 from pilotfish.model.attention import dense_tree_attention
 from pilotfish.model.experts import use_library_experts
+from pilotfish.model.generation_config import GenerationConfig
 from pilotfish.model.graphs import recordable
 from pilotfish.model.loader import LoadedModel, ModelShape, load_model
 from pilotfish.model.runner import Runner, SequenceRows
@@ -246,8 +247,10 @@ def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torc
     use_library_experts(module)
     shape = ModelShape(VOCAB, 64, config.num_hidden_layers, 2, 32, ())
     meta = torch.device("meta")
-    model = LoadedModel(module, shape, frozenset(), 0, torch.float32, meta, native=False, recordable=False)
-    rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), TokenTree(), [], {}, sampled=True)
+    model = LoadedModel(
+        module, shape, GenerationConfig(frozenset(), {}), 0, torch.float32, meta, native=False, recordable=False
+    )
+    rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), TokenTree(), [], {}, kept=[2])
     return Runner(model, 10).forward([rows])
 
 

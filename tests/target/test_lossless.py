@@ -119,6 +119,22 @@ def test_the_reference_operations_hold_the_promise_for_experts_too(tiny_models: 
 
 
 @pytest.mark.parametrize("name", ["lm 16", "random"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_changes_nothing_with_int8_weights(tiny_models: dict[str, Path], kind: str, name: str) -> None:
+    model = tiny_models[kind]
+    plain = generate(make_engine(model, quantization="int8"), MIXED, together=False)
+    assert generate(drafting(name, model, model, quantization="int8"), MIXED, together=True) == plain
+    assert plain != [alone(model)[case] for case in MIXED]  # they are other weights
+
+
+@pytest.mark.parametrize("name", ["lm 16", "random"])
+def test_int8_weights_in_the_reference_operations_hold_it_too(llama: Path, draft: Path, name: str) -> None:
+    cases, int8 = MIXED[:4], {"eager": True, "quantization": "int8"}
+    plain = generate(make_engine(llama, **int8), cases, together=False)
+    assert generate(drafting(name, llama, draft, **int8), cases, together=True) == plain
+
+
+@pytest.mark.parametrize("name", ["lm 16", "random"])
 def test_the_reference_operations_hold_the_promise_too(llama: Path, draft: Path, name: str) -> None:
     cases = MIXED[:4]
     plain = generate(make_engine(llama, eager=True), cases, together=False)

@@ -39,6 +39,7 @@ class AcceptanceReport:
     prompts: int
     max_tokens: int
     dtype: str
+    quantization: str
     nodes: int
     levels: int
     width: int
@@ -57,7 +58,7 @@ def run_acceptance(
             samples = bench.run(bench.drafter(name), jobs, CONCURRENCY, partial(done, label))
             results.append(acceptance(name, temperature, samples))
     shape = (config.nodes, config.levels, config.width)
-    return AcceptanceReport(len(prompts), max_tokens, config.dtype, *shape, results)
+    return AcceptanceReport(len(prompts), max_tokens, config.dtype, config.quantization, *shape, results)
 
 
 def num_sequences(num_prompts: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast, get_args
 import typer
 
 from pilotfish.command import taking
-from pilotfish.config import DType, EngineConfig
+from pilotfish.config import DType, EngineConfig, Quantization
 from pilotfish.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Report = TypeVar("Report")
 
-app = typer.Typer(help="Parity, speed, acceptance, a step's profile, and what it costs on a GPU.", no_args_is_help=True)
+app = typer.Typer(help="Parity, speed, acceptance, a step's profile, quantization, and GPUs.", no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
@@ -53,7 +53,7 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Measured(Common):
+class Shaped(Common):
     """Options of the commands that measure one tree in one precision."""
 
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16"
@@ -66,6 +66,17 @@ class Measured(Common):
     def engine_config(self) -> EngineConfig:
         tree = {"nodes": self.nodes, "levels": self.levels, "width": self.width}
         return dataclasses.replace(self.config(self.dtype), threads=self.threads, **tree)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Measured(Shaped):
+    """And in one quantization."""
+
+    quantization: Annotated[str, typer.Option(help="Weights: none or int8.")] = EngineConfig.quantization
+
+    def engine_config(self) -> EngineConfig:
+        checked = cast(Quantization, self.quantization)
+        return dataclasses.replace(super().engine_config(), quantization=checked)
 
 
 @app.command()
@@ -141,6 +152,18 @@ def gpu(
     with _bar(len(TARGETS)) as done:
         report = run_gpu(device, cast(DType, dtype), repeats, done)
     _show(report, print_gpu, out, json=json)
+
+
+@app.command()
+@taking(Shaped)
+def quantization(common: Shaped, repeats: RepeatsOption = 20) -> None:
+    """Loss, acceptance and forwards with int8 weights, beside those of plain weights."""
+    from pilotfish.bench.quantization import num_sequences, print_quantization, run_quantization
+
+    rows, config = common.rows(), common.engine_config()
+    with _bar(num_sequences(len(rows))) as done:
+        report = run_quantization(config, rows, common.max_tokens, repeats, done=done)
+    _show(report, print_quantization, common.out, json=common.json)
 
 
 @contextmanager

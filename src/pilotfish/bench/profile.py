@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ DRAFTERS = ("off", "lm", "lm+ngram")
 ROWS = (1, 4, 8, 16, 32, 64)
 CONTEXT = 256
 WARM_UP = 3
+Name = TypeVar("Name", bound=str)
 #: What is neither model nor sampling.
 RUNTIME = ("schedule", "rows", "commit", "text")
 
@@ -52,6 +54,7 @@ class ProfileReport:
     machine: Machine
     target: str
     dtype: str
+    quantization: str
     nodes: int
     levels: int
     width: int
@@ -78,8 +81,8 @@ def run_profile(
     forward = {rows: forward_ms(bench.engine.worker.runner, rows, repeats) for rows in ROWS}
     draft = forward_ms(bench.lm_drafter.runner, config.width, repeats)
     machine = machine or describe_machine(config.dtype)
-    shape = (config.nodes, config.levels, config.width)
-    return ProfileReport(machine, str(config.target), config.dtype, *shape, steps, forward, draft)
+    precision, shape = (config.dtype, config.quantization), (config.nodes, config.levels, config.width)
+    return ProfileReport(machine, str(config.target), *precision, *shape, steps, forward, draft)
 
 
 def num_sequences(num_prompts: int) -> int:
@@ -108,11 +111,25 @@ def profile_steps(
 
 
 def forward_ms(runner: Runner, rows: int, repeats: int) -> float:
-    """Median milliseconds of a forward of one token and a tree, `rows` together, after `CONTEXT` tokens."""
+    """Median milliseconds of the forward of `step_rows`."""
+    return interleaved_ms({"": runner}, rows, repeats)[""]
+
+
+def interleaved_ms(runners: Mapping[Name, Runner], rows: int, repeats: int) -> dict[Name, float]:
+    """Of each runner, which take turns: what else the machine does meanwhile slows them alike."""
+    steps = {name: step_rows(runner, rows) for name, runner in runners.items()}
+    rounds = [
+        {name: timed(partial(runner.forward, [steps[name]])) for name, runner in runners.items()}
+        for _ in range(WARM_UP + repeats)
+    ]
+    return {name: 1000 * statistics.median(times[name] for times in rounds[WARM_UP:]) for name in runners}
+
+
+def step_rows(runner: Runner, rows: int) -> SequenceRows:
+    """The step of `context_and_tree`, whose context this computes."""
     before, step = context_and_tree(rows, runner.model.shape.vocab_size)
     runner.forward([before])
-    times = [timed(lambda: runner.forward([step])) for _ in range(WARM_UP + repeats)]
-    return 1000 * statistics.median(times[WARM_UP:])
+    return step
 
 
 def context_and_tree(rows: int, vocab_size: int) -> tuple[SequenceRows, SequenceRows]:
@@ -131,7 +148,8 @@ def print_profile(report: ProfileReport) -> None:
     parts = list(report.steps[0].milliseconds)
     header = ("drafter", "T", "steps", "ms/step", *parts, "runtime")
     tree = f"{report.nodes} nodes, up to {report.levels} levels of {report.width} leaves"
-    print_table(f"one step of {report.target}, {report.dtype}, {tree}", header, map(_row, report.steps))
+    precision = f"{report.dtype}, quantization {report.quantization}"
+    print_table(f"one step of {report.target}, {precision}, {tree}", header, map(_row, report.steps))
     rows = [(rows, f"{ms:.2f}", f"{ms / report.forward_ms[1]:.2f}") for rows, ms in report.forward_ms.items()]
     print_table(f"target forward at context {CONTEXT}", ("rows", "ms", "of one row"), rows)
     print_table("draft forward", ("rows", "ms"), [(report.width, f"{report.draft_forward_ms:.2f}")])

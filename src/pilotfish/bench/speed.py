@@ -21,6 +21,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import Drafter
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.model.loader import DTYPES
+from pilotfish.model.quantize import quantize
 
 LOOKUP_TOKENS = 10
 BEST = "transformers, better of plain and assisted"
@@ -132,7 +133,10 @@ def load_contestants(config: EngineConfig) -> tuple[Bench, list[Contestant]]:
 def _reference(directory: Path, config: EngineConfig) -> Any:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[config.dtype]).eval()
+    module = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[config.dtype]).eval()
+    if config.quantization != "none":  # the same weights for all
+        quantize(module, config.quantization)
+    return module
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,7 @@ class SpeedReport:
     target: str
     draft: str
     dtype: str
+    quantization: str
     prompts: int
     max_tokens: int
     repeats: int
@@ -196,8 +201,9 @@ def run_speed(
         rounds = _measure(bench, playing, temperature, prompts, max_tokens, repeats, done)
         speeds.extend(_speed(name, temperature, runs) for name, runs in rounds.items())
         ratios.extend(_ratios(temperature, rounds))
+    precision = (config.dtype, config.quantization)
     sizes = (len(prompts), max_tokens, repeats, config.nodes, config.levels, config.width)
-    return SpeedReport(machine, str(config.target), str(config.draft), config.dtype, *sizes, speeds, ratios)
+    return SpeedReport(machine, str(config.target), str(config.draft), *precision, *sizes, speeds, ratios)
 
 
 def num_sequences(num_prompts: int, repeats: int) -> int:
@@ -258,7 +264,8 @@ def print_speed(report: SpeedReport) -> None:
           f"{machine.matmul_gflop_per_s:.0f}", machine.torch, machine.transformers)],
     )  # fmt: skip
     tree = f"{report.nodes} nodes, up to {report.levels} levels of {report.width} leaves"
-    title = f"{report.target}, {report.dtype}, {report.prompts} prompts x {report.repeats}, {tree}"
+    precision = f"{report.dtype}, quantization {report.quantization}"
+    title = f"{report.target}, {precision}, {report.prompts} prompts x {report.repeats}, {tree}"
     header = ("contestant", "T", "tokens/s: median (quartiles)", "min", "max", "tokens/verify step", "distinct 4-grams")
     print_table(title, header, map(_speed_row, report.speeds))
     rows = [(r.numerator, r.denominator, f"{r.temperature:g}", r.ratio) for r in report.ratios]

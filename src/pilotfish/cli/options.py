@@ -9,12 +9,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from pilotfish.config import DType, EngineConfig, Mode
+from pilotfish.config import DType, EngineConfig, Mode, Quantization
 from pilotfish.errors import InputError, ParameterError
 
 DEFAULT_PAIR = "pycode"
 
 DTypeOption = Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")]
+QuantizationOption = Annotated[str, typer.Option("--quantization", help="Weights: none, int8, or fp8 on CUDA.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, or cuda where there is one.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", help="CPU threads; 0: all cores of this process.")]
 EagerOption = Annotated[bool, typer.Option("--eager", help="The reference: plain torch operations, no C++ kernels.")]
@@ -36,6 +37,7 @@ class EngineOptions:
     levels: Annotated[int, typer.Option(help="Draft forwards that grow a tree, at most.")] = EngineConfig.levels
     width: Annotated[int, typer.Option(help="Leaves that a draft forward expands.")] = EngineConfig.width
     dtype: DTypeOption = EngineConfig.dtype
+    quantization: QuantizationOption = EngineConfig.quantization
     device: DeviceOption = EngineConfig.device
     threads: ThreadsOption = EngineConfig.threads
     kv_slots: Annotated[int, typer.Option(help="Tokens that fit into the KV pool.")] = EngineConfig.kv_slots
@@ -54,6 +56,7 @@ class EngineOptions:
             levels=self.levels,
             width=self.width,
             dtype=cast(DType, self.dtype),
+            quantization=cast(Quantization, self.quantization),
             device=self.device,
             threads=self.threads,
             kv_slots=self.kv_slots,

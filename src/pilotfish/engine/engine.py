@@ -248,4 +248,4 @@ def load(config: EngineConfig, directory: Path) -> LoadedModel:
         raise ParameterError("device", config.device, "cpu or cuda") from error
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise ParameterError("device", config.device, "cpu, or cuda where there is one")
-    return load_model(directory, DTYPES[config.dtype], device, eager=config.eager)
+    return load_model(directory, DTYPES[config.dtype], device, eager=config.eager, quantization=config.quantization)

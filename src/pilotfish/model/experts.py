@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pilotfish.errors import ParameterError
 from pilotfish.model.buckets import library_buckets
 from pilotfish.model.linears import linear_of
 
@@ -79,6 +80,12 @@ def expert_linear(experts: Any, name: str, index: int) -> torch.nn.Linear:
     weight = getattr(experts, name)[index]
     bias = getattr(experts, f"{name}_bias")[index] if experts.has_bias else None
     return linear_of(weight.T if experts.is_transposed else weight, bias)
+
+
+def refuse_quantized(module: torch.nn.Module, quantization: str) -> None:
+    """ParameterError for stacked experts: they are no linear layers, so they would stay as they are."""
+    if any(type(child).__name__.endswith("Experts") for child in module.modules()):
+        raise ParameterError("quantization", quantization, "none for a mixture of experts")
 
 
 def use_library_experts(module: torch.nn.Module) -> None:

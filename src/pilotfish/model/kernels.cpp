@@ -21,7 +21,7 @@
 #include <type_traits>
 #include <vector>
 
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -50,6 +50,18 @@ inline Pair load_pair(const float* p) { return {load(p), load(p + kLanes)}; }
 inline Pair load_pair(const BFloat16* p) {
   const Words words = *reinterpret_cast<const Words*>(p);
   return {reinterpret_cast<Vec>(words << 16), reinterpret_cast<Vec>(words & 0xffff0000u)};
+}
+
+// 16 int8 as float32, which is exact.
+inline Vec widen(const int8_t* p) {
+#ifdef __AVX512F__
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v[i] = p[i];
+  return v;
+#endif
 }
 
 inline float sum_lanes(Vec v) {
@@ -99,6 +111,9 @@ inline Vec tanh(Vec x) {
 //
 //     weights [N / kPanel, steps, kPanel, inputs of a step]      inputs [tiles, steps, rows of the tile]
 //
+// Weights are of the inputs' type, or int8 with a float32 scale for each output. An int8 becomes that type exactly,
+// in registers, and the scale multiplies the whole sum: the chain is that of a weight of the inputs' type.
+//
 // K goes in chunks that keep a panel in the core's cache while all tiles pass over it; the sums wait in
 // `acc` meanwhile.
 
@@ -118,6 +133,7 @@ struct Step<float> {
   using Weights = Vec;
   static Input input(const float* x, int64_t /*left*/) { return x[0]; }
   static Weights weights(const float* w) { return load(w); }
+  static Weights weights(const int8_t* w) { return widen(w); }
   static Vec add(Vec sum, Weights w, Input x) { return sum + splat(x) * w; }
 };
 
@@ -129,6 +145,11 @@ struct Step<BFloat16> {
   using Weights = Words;
   static Input input(const BFloat16* x, int64_t left) { return x[0].x | (left > 1 ? uint32_t{x[1].x} << 16 : 0); }
   static Weights weights(const BFloat16* w) { return *reinterpret_cast<const Words*>(w); }
+  static Weights weights(const int8_t* w) {
+    const Vec first = widen(w), second = widen(w + kLanes);
+    return reinterpret_cast<Weights>(
+        _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(second), reinterpret_cast<__m512>(first)));
+  }
   static Vec add(Vec sum, Weights w, Input x) {
     return reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(w),
                                                   reinterpret_cast<__m512bh>(_mm512_set1_epi32(x))));
@@ -138,6 +159,11 @@ struct Step<BFloat16> {
   using Weights = Pair;
   static Input input(const BFloat16* x, int64_t left) { return {float(x[0]), left > 1 ? float(x[1]) : 0.0f}; }
   static Weights weights(const BFloat16* w) { return load_pair(w); }
+  static Weights weights(const int8_t* w) {
+    const Vec first = widen(w), second = widen(w + kLanes);
+    return {__builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+            __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
+  }
   static Vec add(Vec sum, const Weights& w, const Input& x) {
     sum += splat(x[0]) * w.low;
     return sum + splat(x[1]) * w.high;
@@ -150,19 +176,19 @@ constexpr int64_t steps_of(int64_t depth) {
   return (depth + Step<T>::kDepth - 1) / Step<T>::kDepth;
 }
 
-// Elements of T in one step of a panel.
+// Elements in one step of a panel.
 template <typename T>
 constexpr int64_t kStepSize = kPanel * Step<T>::kDepth;
 
-// Adds `steps` steps of one panel to the sums of the rows of one tile, acc [Rows, kPanel].
-template <typename T, int Rows>
-void multiply(int64_t steps, const typename Step<T>::Input* x, const T* w, float* acc) {
+// Adds `steps` steps of one panel of weights, T or int8, to the sums of the rows of one tile, acc [Rows, kPanel].
+template <typename T, typename W, int Rows>
+void multiply(int64_t steps, const typename Step<T>::Input* x, const W* w, float* acc) {
   Vec sum[Rows][2];
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r)
     for (int h = 0; h < 2; ++h) sum[r][h] = load(acc + r * kPanel + h * kLanes);
   for (int64_t k = 0; k < steps; ++k, w += kStepSize<T>, x += Rows) {
-    for (size_t line = 0; line < kStepSize<T> * sizeof(T); line += 64)
+    for (size_t line = 0; line < kStepSize<T> * sizeof(W); line += 64)
       __builtin_prefetch(reinterpret_cast<const char*>(w) + kPrefetch + line);
     const auto low = Step<T>::weights(w), high = Step<T>::weights(w + kStepSize<T> / 2);
 #pragma GCC unroll 12
@@ -176,13 +202,13 @@ void multiply(int64_t steps, const typename Step<T>::Input* x, const T* w, float
     for (int h = 0; h < 2; ++h) store(acc + r * kPanel + h * kLanes, sum[r][h]);
 }
 
-template <typename T>
-using Kernel = void (*)(int64_t, const typename Step<T>::Input*, const T*, float*);
+template <typename T, typename W>
+using Kernel = void (*)(int64_t, const typename Step<T>::Input*, const W*, float*);
 
-template <typename T>
-Kernel<T> kernel_for(int rows) {
+template <typename T, typename W>
+Kernel<T, W> kernel_for(int rows) {
   switch (rows) {
-#define CASE(R) case R: return multiply<T, R>;
+#define CASE(R) case R: return multiply<T, W, R>;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
   }
@@ -215,6 +241,15 @@ T* scratch(int64_t size) {
   }
   return memory.data();
 }
+
+// A packed weight: panels of the inputs' type, or of int8 with `scales` [panels * kPanel].
+struct Weight {
+  const Tensor& panels;
+  const float* scales;  // null unless int8
+
+  Weight(const Tensor& panels, const std::optional<Tensor>& scales)
+      : panels(panels), scales(scales ? scales->const_data_ptr<float>() : nullptr) {}
+};
 
 // Rows of inputs in tiles, [tiles, steps, rows of the tile], in scratch memory of the calling thread.
 template <typename Tag, typename T>
@@ -249,16 +284,28 @@ struct Inputs {
       *out = Step<T>::input(x, left);
   }
 
-  // Sums of panels [first, first + count) of w into acc [count, rows, kPanel]. They share each chunk of
-  // inputs while that is in cache.
-  void multiply_panels(const T* w, int64_t first, int64_t count, float* acc) const {
+  // Sums of panels [first, first + count) of w into acc [count, rows, kPanel], times their scales.
+  void multiply_panels(const Weight& w, int64_t first, int64_t count, float* acc) const {
     std::fill(acc, acc + count * rows * kPanel, 0.0f);
+    if (!w.scales) return add_panels(w.panels.const_data_ptr<T>(), first, count, acc);
+    add_panels(w.panels.const_data_ptr<int8_t>(), first, count, acc);
+    for (int64_t p = 0; p < count; ++p)
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < kPanel; i += kLanes) {
+          float* sums = acc + (p * rows + r) * kPanel + i;
+          store(sums, load(sums) * load(w.scales + (first + p) * kPanel + i));
+        }
+  }
+
+  // The panels share each chunk of inputs while that is in cache.
+  template <typename W>
+  void add_panels(const W* w, int64_t first, int64_t count, float* acc) const {
     for (int64_t k = 0; k < steps; k += kChunkSteps)
       for (int64_t p = 0; p < count; ++p)
         for (const Tile& tile : tiles)
-          kernel_for<T>(tile.rows)(std::min(kChunkSteps, steps - k), packed + tile.first * steps + k * tile.rows,
-                                   w + ((first + p) * steps + k) * kStepSize<T>,
-                                   acc + (p * rows + tile.first) * kPanel);
+          kernel_for<T, W>(tile.rows)(std::min(kChunkSteps, steps - k), packed + tile.first * steps + k * tile.rows,
+                                      w + ((first + p) * steps + k) * kStepSize<T>,
+                                      acc + (p * rows + tile.first) * kPanel);
   }
 };
 
@@ -290,12 +337,12 @@ struct Sums {};
 
 // y [rows, outputs] = inputs times packed weights.
 template <typename Tag, typename T>
-void multiply_all(const Inputs<Tag, T>& in, const Tensor& packed, Tensor& y) {
+void multiply_all(const Inputs<Tag, T>& in, const Weight& w, Tensor& y) {
   const int64_t outputs = y.size(1);
   T* out = y.mutable_data_ptr<T>();
-  for_each_block(packed.size(0), in.depth, [&](int64_t first, int64_t count) {
+  for_each_block(w.panels.size(0), in.depth, [&](int64_t first, int64_t count) {
     float* acc = scratch<Sums, float>(count * in.rows * kPanel);
-    in.multiply_panels(packed.const_data_ptr<T>(), first, count, acc);
+    in.multiply_panels(w, first, count, acc);
     for (int64_t p = 0; p < count; ++p)
       for (int64_t r = 0; r < in.rows; ++r) {
         T rounded[kPanel];
@@ -318,13 +365,13 @@ void gate_sums(float* gate, const float* up, int64_t size) {
 
 // The inner activations, rounded to T, packed for the next product as they come.
 template <typename T>
-void gate_all(const Inputs<Rows, T>& in, const Tensor& gate, const Tensor& up, Inputs<Inner, T>& inner) {
+void gate_all(const Inputs<Rows, T>& in, const Weight& gate, const Weight& up, Inputs<Inner, T>& inner) {
   constexpr int64_t kSteps = kPanel / Step<T>::kDepth;
-  for_each_block(gate.size(0), in.depth, [&](int64_t first, int64_t count) {
+  for_each_block(gate.panels.size(0), in.depth, [&](int64_t first, int64_t count) {
     const int64_t size = count * in.rows * kPanel;
     float *gates = scratch<Sums, float>(2 * size), *ups = gates + size;
-    in.multiply_panels(gate.const_data_ptr<T>(), first, count, gates);
-    in.multiply_panels(up.const_data_ptr<T>(), first, count, ups);
+    in.multiply_panels(gate, first, count, gates);
+    in.multiply_panels(up, first, count, ups);
     gate_sums(gates, ups, size);
     for (int64_t p = first; p < first + count; ++p)
       for (const Tile& tile : inner.tiles)
@@ -337,10 +384,16 @@ void gate_all(const Inputs<Rows, T>& in, const Tensor& gate, const Tensor& up, I
   });
 }
 
-void check_linear(const Tensor& x, int64_t inputs, const Tensor& packed, int64_t outputs) {
+using Scales = std::optional<Tensor>;
+
+void check_linear(const Tensor& x, int64_t inputs, const Tensor& packed, int64_t outputs, const Scales& scales) {
   TORCH_CHECK(x.dim() == 2 && packed.dim() == 4 && packed.size(2) == kPanel,
               "linear: x [rows, K], packed [panels, steps, ", kPanel, ", inputs of a step]");
-  TORCH_CHECK(x.scalar_type() == packed.scalar_type() && packed.is_contiguous(), "linear: x does not match packed");
+  TORCH_CHECK(packed.scalar_type() == (scales ? at::kChar : x.scalar_type()) && packed.is_contiguous(),
+              "linear: packed of x's type, or of int8 with scales");
+  TORCH_CHECK(!scales || (scales->scalar_type() == at::kFloat && scales->is_contiguous() &&
+                          scales->numel() == packed.size(0) * kPanel),
+              "linear: a float32 scale for each output of packed");
   TORCH_CHECK(inputs > 0, "linear: no inputs");
   const int64_t depth = x.scalar_type() == at::kBFloat16 ? Step<BFloat16>::kDepth : Step<float>::kDepth;
   TORCH_CHECK(packed.size(3) == depth, "linear: a step of ", depth, " inputs");
@@ -361,35 +414,36 @@ void dispatch(const Tensor& x, const F& run) {
   else TORCH_CHECK(false, "pilotfish kernels take float32 or bfloat16, not ", x.scalar_type());
 }
 
-// x [rows, K], packed [ceil(N / kPanel), steps, kPanel, inputs of a step] of the same dtype -> [rows, N].
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t outputs) {
-  check_linear(x, x.size(-1), packed, outputs);
+// x [rows, K], packed [ceil(N / kPanel), steps, kPanel, inputs of a step] of the same dtype, or of int8 with float32
+// scales [ceil(N / kPanel) * kPanel] -> [rows, N].
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t outputs, const Scales& scales) {
+  check_linear(x, x.size(-1), packed, outputs, scales);
   const Tensor rows = x.contiguous();
   Tensor y = at::empty({x.size(0), outputs}, x.options());
   dispatch(x, [&]<typename T>(T) {
     Inputs<Rows, T> in(x.size(0), x.size(1));
     in.pack(rows.const_data_ptr<T>());
-    multiply_all(in, packed, y);
+    multiply_all(in, {packed, scales}, y);
   });
   return y;
 }
 
 // (silu(x @ gate) * (x @ up)) @ down, what is in parentheses rounded once. x [rows, K], gate and up packed
-// [K to inner], down [inner to N] -> [rows, N].
+// [K to inner], down [inner to N], each maybe of int8 with scales -> [rows, N].
 Tensor gated_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down, int64_t inner_size,
-                 int64_t outputs) {
-  check_linear(x, x.size(-1), gate, inner_size);
-  check_linear(x, x.size(-1), up, inner_size);
+                 int64_t outputs, const Scales& gate_scales, const Scales& up_scales, const Scales& down_scales) {
+  check_linear(x, x.size(-1), gate, inner_size, gate_scales);
+  check_linear(x, x.size(-1), up, inner_size, up_scales);
   TORCH_CHECK(gate.sizes() == up.sizes(), "linear: gate and up of one shape");
-  check_linear(x, inner_size, down, outputs);
+  check_linear(x, inner_size, down, outputs, down_scales);
   const Tensor rows = x.contiguous();
   Tensor y = at::empty({x.size(0), outputs}, x.options());
   dispatch(x, [&]<typename T>(T) {
     Inputs<Rows, T> in(x.size(0), x.size(1));
     in.pack(rows.const_data_ptr<T>());
     Inputs<Inner, T> inner(x.size(0), inner_size);
-    gate_all(in, gate, up, inner);
-    multiply_all(inner, down, y);
+    gate_all(in, {gate, gate_scales}, {up, up_scales}, inner);
+    multiply_all(inner, {down, down_scales}, y);
   });
   return y;
 }
@@ -942,8 +996,10 @@ std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& logits, const Tensor& se
 }  // namespace
 
 TORCH_LIBRARY(pilotfish, m) {
-  m.def("linear(Tensor x, Tensor packed, int outputs) -> Tensor");
-  m.def("gated_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, int inner, int outputs) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, int outputs, Tensor? scales=None) -> Tensor");
+  m.def(
+      "gated_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, int inner, int outputs, Tensor? gate_scales=None, "
+      "Tensor? up_scales=None, Tensor? down_scales=None) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rotate(Tensor(a!) x, Tensor cos, Tensor sin) -> ()");
   m.def("gate_silu(Tensor x) -> Tensor");

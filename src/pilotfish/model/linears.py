@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from pilotfish.model.quantize import concatenated
+
 
 def linear_of(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
     """A linear of these very tensors: weight [outputs, inputs], bias [outputs]."""
@@ -19,7 +21,7 @@ def joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
     """One linear that computes all of them, outputs end to end."""
     biased = linears[0].bias is not None
     bias = torch.cat([x.bias for x in linears]) if biased else None
-    return linear_of(torch.cat([x.weight for x in linears]), bias)
+    return linear_of(concatenated([x.weight for x in linears]), bias)
 
 
 def split_gate_up(linear: torch.nn.Linear, *, interleaved: bool = False) -> tuple[torch.nn.Linear, torch.nn.Linear]:

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from pilotfish.config import Quantization
 from pilotfish.errors import ModelError
 from pilotfish.model import (
     attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
@@ -19,6 +20,7 @@ from pilotfish.model import (
 )
 from pilotfish.model.features import LayerGroup, layer_groups, refuse_unsupported
 from pilotfish.model.generation_config import GenerationConfig, read_generation_config
+from pilotfish.model.quantize import check_quantization, quantize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -47,8 +49,12 @@ class LoadedModel:
     recordable: bool  # whether CUDA graphs can record it
 
 
-def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool) -> LoadedModel:
-    """Load weights for inference. ModelError for what is missing, corrupt or not supported."""
+def load_model(
+    directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool, quantization: Quantization = "none"
+) -> LoadedModel:
+    """Load weights for inference. ModelError for what is missing, corrupt or not supported, ParameterError for a
+    quantization that the device lacks."""
+    check_quantization(quantization, dtype, device)
     config = load_config(directory)
     shape = _shape(config, directory)
     generation = read_generation_config(directory, config.eos_token_id)
@@ -59,6 +65,9 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device, *, eag
     module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
     parameters = sum(p.numel() for p in module.parameters())
     use_native = not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
+    if quantization != "none":
+        experts.refuse_quantized(module, quantization)
+        quantize(module, quantization)
     if use_native:
         native.use_kernels(module)
     else:

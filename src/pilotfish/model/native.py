@@ -21,6 +21,7 @@ import hashlib
 import logging
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from pilotfish.model.attention import KVPool, Placement, Scoring, attend
 from pilotfish.model.experts import Mixture, Router, expert_linear
 from pilotfish.model.features import activation, layer_windows
 from pilotfish.model.linears import joined, linear_of, split_gate_up
+from pilotfish.model.quantize import int8_of
 from pilotfish.model.rowwise import CappedLinear, FusedRMSNorm, RowOp, clamped_gate_op, gate_op, norm_heads
 
 logger = logging.getLogger(__name__)
@@ -96,13 +98,30 @@ def _digest() -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """[N, K] -> [ceil(N / 32), ceil(K / step), 32, step], the layout that `linear` reads (see kernels.cpp): a
-    step is 1 input in float32 and 2 in bfloat16."""
+    step is 1 input in float32 and 2 in bfloat16. `dtype` is the inputs', where it is not the weight's."""
     outputs, depth = weight.shape
-    step = 2 if weight.dtype == torch.bfloat16 else 1
+    step = 2 if (dtype or weight.dtype) == torch.bfloat16 else 1
     padded = torch.nn.functional.pad(weight, (0, -depth % step, 0, -outputs % PANEL))
     return padded.view(-1, PANEL, padded.shape[1] // step, step).transpose(1, 2).contiguous()
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight as the kernels read it, whatever its format: plain, or int8 where torchao has quantized it."""
+
+    panels: torch.Tensor  # the weight's dtype or int8, as packed by `pack_weight`
+    scales: torch.Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> PackedWeight:
+        """Of a linear layer's weight [N, K]."""
+        int8 = int8_of(weight)
+        if int8 is None:
+            return cls(pack_weight(weight.detach()), None)
+        scales = torch.nn.functional.pad(int8.scales, (0, -len(int8.scales) % PANEL))
+        return cls(pack_weight(int8.values, weight.dtype), scales)
 
 
 class PackedLinear(torch.nn.Module):
@@ -111,12 +130,14 @@ class PackedLinear(torch.nn.Module):
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
         self.out_features = linear.out_features
-        self.packed = pack_weight(linear.weight.detach())
+        self.weight = PackedWeight.of(linear.weight)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
-        y: torch.Tensor = torch.ops.pilotfish.linear(x.reshape(-1, x.shape[-1]), self.packed, self.out_features)
+        w = self.weight
+        rows = x.reshape(-1, x.shape[-1])
+        y: torch.Tensor = torch.ops.pilotfish.linear(rows, w.panels, self.out_features, w.scales)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
@@ -128,15 +149,15 @@ class PackedGatedMLP(torch.nn.Module):
         super().__init__()
         self.inner_features = mlp.gate_proj.out_features
         self.out_features = mlp.down_proj.out_features
-        self.gate, self.up, self.down = (
-            pack_weight(projection.weight.detach()) for projection in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        )
+        projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        self.gate, self.up, self.down = (PackedWeight.of(projection.weight) for projection in projections)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., K]."""
-        y: torch.Tensor = torch.ops.pilotfish.gated_mlp(
-            x.reshape(-1, x.shape[-1]), self.gate, self.up, self.down, self.inner_features, self.out_features
-        )
+        weights = self.gate, self.up, self.down
+        panels, scales = [w.panels for w in weights], [w.scales for w in weights]
+        rows = x.reshape(-1, x.shape[-1])
+        y: torch.Tensor = torch.ops.pilotfish.gated_mlp(rows, *panels, self.inner_features, self.out_features, *scales)
         return y.view_as(x)
 
 

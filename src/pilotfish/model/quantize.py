@@ -1,0 +1,97 @@
+"""Weights of fewer bits, through torchao: int8 for weights alone, fp8 for weights and activations.
+
+`quantize` replaces the weights of a module's linear layers by torchao's tensors, which know how to multiply; the C++
+kernels take their int8 values out of them (`int8_of`) and multiply by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+
+from pilotfish.config import Quantization
+from pilotfish.errors import ParameterError
+
+#: Where FP8 matrix units begin: Ada and Hopper.
+FP8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """A linear layer's weight: `values` times the scale of their row."""
+
+    values: torch.Tensor  # int8 [N, K]
+    scales: torch.Tensor  # float32 [N]
+
+
+def int8_of(weight: torch.Tensor) -> Int8Weight | None:
+    """What torchao has made of a weight; None for a plain one."""
+    values = getattr(weight, "qdata", None)
+    return None if values is None else Int8Weight(values, cast(Any, weight).scale.flatten())
+
+
+def concatenated(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Weights [N, K] of one format, one below the other; torch.cat does not know torchao's."""
+    first: Any = weights[0]
+    parts = [part for weight in weights if (part := int8_of(weight)) is not None]
+    if not parts:
+        return torch.cat(list(weights))
+    values, scales = torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts])
+    return cast(torch.Tensor, type(first)(values, scales[:, None], first.block_size, first.dtype))
+
+
+def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
+    """ParameterError where the device cannot multiply such weights."""
+    if quantization != "fp8":
+        return
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        needed = ".".join(map(str, FP8_CAPABILITY))
+        raise ParameterError("quantization", quantization, f"none or int8 here; fp8 needs CUDA of capability {needed}")
+    if dtype != torch.bfloat16:
+        raise ParameterError("quantization", quantization, f"none or int8 with {dtype}; fp8 needs torch.bfloat16")
+
+
+def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> None:
+    """Replace, in place and one at a time, the weights of all linear layers. A head tied to the embedding becomes a
+    weight of its own, and the embedding stays as it is.
+
+    int8: symmetric, one scale an output channel. fp8 (e4m3): one scale an output channel, and one a row of activations.
+    """
+    with _quiet():
+        from torchao.quantization import (
+            Float8DynamicActivationFloat8WeightConfig,
+            Int8WeightOnlyConfig,
+            PerRow,
+            quantize_,
+        )
+    config = (
+        Int8WeightOnlyConfig(set_inductor_config=False)
+        if quantization == "int8"
+        else Float8DynamicActivationFloat8WeightConfig(granularity=PerRow(), set_inductor_config=False)
+    )
+    for linear in module.modules():
+        if isinstance(linear, torch.nn.Linear):
+            quantize_(linear, config)
+            vars(linear).pop("extra_repr", None)  # a cycle: a layer that is replaced would keep its weight for a while
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torchao's import logs which of its CUDA libraries do not load, and how it uses torch."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,298 @@
+"""Quantized weights: what torchao makes of them, what the kernels compute from them, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import KINDS, VOCAB, native_model, random_tree, tiny_model
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from pilotfish.core.tree import TokenTree
+from pilotfish.errors import ParameterError
+from pilotfish.model.loader import load_model
+from pilotfish.model.native import PackedGatedMLP, PackedLinear, PackedWeight, load_kernels, pack_weight, use_kernels
+from pilotfish.model.quantize import concatenated, int8_of, quantize
+from pilotfish.model.runner import Runner, SequenceRows
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (513, 600), (40, 5001)]  # outputs, inputs
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    assert load_kernels(), "these tests need a C++ compiler"
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(1)
+
+
+def quantized_linear(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = False) -> torch.nn.Linear:
+    """Random weights of int8, those of each output of another size."""
+    torch.manual_seed(outputs + inputs)
+    linear = torch.nn.Linear(inputs, outputs, bias=bias)
+    with torch.no_grad():
+        linear.weight *= torch.logspace(-2, 2, outputs)[:, None]
+    linear = linear.to(dtype).requires_grad_(False)
+    quantize(linear, "int8")
+    return linear
+
+
+def dequantized(linear: torch.nn.Linear) -> torch.Tensor:
+    """float64 [outputs, inputs]."""
+    weight = int8_of(linear.weight)
+    assert weight is not None
+    return weight.values.double() * weight.scales.double()[:, None]
+
+
+# -- what torchao makes
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_int8_weight_is_near_the_weight(dtype: torch.dtype) -> None:
+    linear = torch.nn.Linear(257, 33).to(dtype)
+    before = linear.weight.detach().double()
+    quantize(linear, "int8")
+    weight = int8_of(linear.weight)
+    assert weight is not None
+    assert weight.values.dtype == torch.int8 and weight.values.shape == (33, 257)
+    assert weight.scales.dtype == torch.float32 and weight.scales.shape == (33,)
+    error = (dequantized(linear) - before).abs() / weight.scales.double()[:, None]
+    assert error.max() < 0.6 and weight.values.abs().amax() > 100  # rounded, and all of the range is used
+
+
+def test_a_plain_weight_is_none() -> None:
+    assert int8_of(torch.zeros(2, 2)) is None
+
+
+def test_a_tied_head_is_quantized_and_the_embedding_is_not() -> None:
+    model = tiny_model("llama", tie_word_embeddings=True)
+    before = model.get_input_embeddings().weight.detach().clone()
+    quantize(model, "int8")
+    assert torch.equal(model.get_input_embeddings().weight, before)
+    head = int8_of(model.lm_head.weight)
+    assert head is not None and head.values.shape == before.shape
+
+
+# -- the kernels
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_linear_multiplies_dequantized_weights(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    linear = quantized_linear(outputs, inputs, dtype)
+    size = dequantized(linear).abs().amax(dim=1)
+    for rows in (1, 2, 5, 12, 13, 40):
+        x = torch.randn(rows, inputs).to(dtype)
+        exact = x.double() @ dequantized(linear).T / size
+        got = PackedLinear(linear)(x).double() / size
+        tolerance = 1e-5 if dtype == torch.float32 else 2**-8
+        torch.testing.assert_close(got, exact, rtol=tolerance, atol=tolerance * inputs**0.5 / 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_int8_is_exact(dtype: torch.dtype) -> None:
+    """One input, of 1: outputs are the weights themselves."""
+    values = torch.arange(-128, 128).to(torch.int8)[:, None]
+    scales = torch.full((256,), 0.5)
+    y = torch.ops.pilotfish.linear(torch.ones(1, 1).to(dtype), pack_weight(values, dtype), 256, scales)
+    assert torch.equal(y[0], values[:, 0].to(dtype) / 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(33, 257), (513, 600), (40, 5001)])
+def test_linear_gives_a_row_the_same_bits_in_any_company(
+    outputs: int, inputs: int, dtype: torch.dtype, threads: int
+) -> None:
+    linear, row = PackedLinear(quantized_linear(outputs, inputs, dtype)), torch.randn(inputs).to(dtype)
+    torch.set_num_threads(1)
+    alone = linear(row[None])[0]
+    torch.set_num_threads(threads)
+    for rows in range(1, 41):
+        x, at = torch.randn(rows, inputs).to(dtype), 7 * rows % 11 % rows
+        x[at] = x[-1] = row
+        y = linear(x)
+        assert torch.equal(y[at], alone) and torch.equal(y[-1], alone), f"{rows} rows, place {at}"
+
+
+class MLP(torch.nn.Module):
+    """What `PackedGatedMLP` reads of transformers' own."""
+
+    def __init__(self, width: int, inner: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(inner, width, bias=False)
+        self.to(dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inner", "width"), [(1, 1), (33, 257), (513, 600), (1100, 64)])
+def test_gated_mlp_multiplies_dequantized_weights(inner: int, width: int, dtype: torch.dtype, threads: int) -> None:
+    torch.manual_seed(inner + threads)
+    mlp, x = MLP(width, inner, dtype), torch.randn(40, width).to(dtype)
+    quantize(mlp, "int8")
+    gate, up, down = (dequantized(linear) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    between = (F.silu(x.double() @ gate.T) * (x.double() @ up.T)).to(dtype)
+    packed = PackedGatedMLP(mlp)
+    together = packed(x)
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
+    torch.testing.assert_close(together.double(), between.double() @ down.T, rtol=tolerance, atol=tolerance)
+    torch.set_num_threads(1)
+    for rows in (1, 2, 5, 13, 24):
+        assert torch.equal(packed(x[:rows]), together[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_concatenated_weights_multiply_as_each(dtype: torch.dtype) -> None:
+    linears = [quantized_linear(outputs, 60, dtype) for outputs in (40, 7, 33)]
+    together = torch.nn.Linear(60, 80, bias=False, device="meta")
+    together.weight = torch.nn.Parameter(concatenated([x.weight for x in linears]), requires_grad=False)
+    x = torch.randn(2, 3, 60).to(dtype)
+    each = torch.cat([PackedLinear(linear)(x) for linear in linears], dim=-1)
+    assert torch.equal(PackedLinear(together)(x), each)
+
+
+def test_linear_refuses_what_does_not_fit() -> None:
+    weight = PackedWeight.of(quantized_linear(32, 8, torch.float32).weight)
+    plain, x = pack_weight(torch.randn(32, 8)), torch.randn(1, 8)
+    for panels, scales in (
+        (weight.panels, None),
+        (plain, weight.scales),
+        (weight.panels, torch.ones(31)),
+        (weight.panels, torch.ones(32).double()),
+        (pack_weight(torch.ones(32, 8, dtype=torch.int8), torch.bfloat16), weight.scales),
+    ):
+        with pytest.raises(RuntimeError, match="linear:"):
+            torch.ops.pilotfish.linear(x, panels, 32, scales)
+
+
+# -- whole models
+
+
+def rows_of(tokens: list[int], tree: TokenTree, slots: np.ndarray) -> SequenceRows:
+    nodes = list(tree.nodes())
+    node_slots = dict(zip(nodes, slots[len(tokens) :].tolist(), strict=False))
+    return SequenceRows(
+        0, tokens, slots[: len(tokens)].astype(np.int32), tree, nodes, node_slots, kept=[len(tokens) - start - 1]
+    )
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(tiny_models[kind], dtype=torch.float32).eval()
+    for module in reference.modules():
+        if isinstance(module, torch.nn.Linear):
+            copy = torch.nn.Linear(module.in_features, module.out_features, bias=False)
+            copy.weight = module.weight
+            quantize(copy, "int8")
+            module.weight = torch.nn.Parameter(dequantized(copy).float(), requires_grad=False)
+    model = load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8")
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 70).tolist()
+    got = Runner(model, 100).forward([rows_of(tokens, TokenTree(), np.arange(70))])[0]
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0, -1]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+    plain = AutoModelForCausalLM.from_pretrained(tiny_models[kind], dtype=torch.float32).eval()
+    with torch.inference_mode():
+        assert (plain(torch.tensor([tokens])).logits[0, -1] - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_has_the_bits_that_it_has_alone(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
+    """With the kernels, and padded to the row counts of the reference path."""
+    runner = Runner(load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8"), 400)
+    rng = np.random.default_rng(1)
+    tokens, tree = rng.integers(0, VOCAB, 30).tolist(), random_tree(rng, VOCAB, 20)
+    together = runner.forward([rows_of(tokens, tree, rng.permutation(400))])
+    for node in tree.nodes():
+        whole = tokens + [tree.tokens[n] for n in tree.path(node)]
+        alone = runner.forward([rows_of(whole, TokenTree(), rng.permutation(400))])
+        assert torch.equal(alone[0], together[node]), f"node {node}"
+
+
+def test_bytes_are_halved(llama: Path) -> None:
+    sizes = []
+    for quantization in ("none", "int8"):
+        module = load_model(llama, torch.bfloat16, CPU, eager=False, quantization=quantization).module
+        weights = [m.weight for m in module.modules() if isinstance(m, PackedLinear)]
+        sizes.append(sum(w.panels.nbytes for w in weights))
+    assert sizes[0] == 2 * sizes[1] > 0
+
+
+def test_a_native_model_keeps_no_other_copy(llama: Path) -> None:
+    """What is left as a parameter is the embedding."""
+    module = native_model(llama).module
+    quantized = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
+    for model in (module, quantized):
+        assert [name for name, _ in model.named_parameters()] == ["model.embed_tokens.weight"]
+
+
+def test_a_replaced_layer_frees_its_weight_at_once() -> None:
+    """Without the garbage collector: at load there is never much more than one copy."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Linear(40, 40))
+    quantize(model, "int8")
+    layers = [weakref.ref(layer) for layer in model]
+    gc.disable()
+    try:
+        use_kernels(model)
+        assert [layer() for layer in layers] == [None, None]
+    finally:
+        gc.enable()
+
+
+# -- what is refused
+
+
+def test_fp8_needs_a_device_that_has_it(llama: Path) -> None:
+    with pytest.raises(ParameterError, match=r"^quantization: 'fp8' is not allowed; expected none or int8.*8\.9$"):
+        load_model(llama, torch.bfloat16, CPU, eager=False, quantization="fp8")
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((8, 6), torch.bfloat16), ((9, 0), torch.float32)])
+def test_fp8_needs_its_units_and_bfloat16(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with pytest.raises(ParameterError, match=r"^quantization: 'fp8' is not allowed"):
+        load_model(llama, dtype, torch.device("cuda"), eager=False, quantization="fp8")
+
+
+# -- the import
+
+
+def test_torchao_waits_for_its_use_and_says_nothing(llama: Path) -> None:
+    program = f"""
+import sys, torch
+from pathlib import Path
+import pilotfish.train.pair
+from pilotfish.model.loader import load_model
+load = lambda q: load_model(Path({str(llama)!r}), torch.float32, torch.device("cpu"), eager=True, quantization=q)
+load("none")
+assert not any(name.partition(".")[0] == "torchao" for name in sys.modules)
+load("int8")
+assert "torchao" in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_log_levels_are_as_they_were() -> None:
+    before = [logging.getLogger(name).level for name in ("torchao", "torch.utils._pytree")]
+    quantize(torch.nn.Linear(4, 4), "int8")
+    assert [logging.getLogger(name).level for name in ("torchao", "torch.utils._pytree")] == before
