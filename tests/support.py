@@ -85,6 +85,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_parameters": _YARN, **_WINDOWED},
 }
 
+#: Those with experts, which no quantization takes, and the others.
+MIXTURES = ("qwen3_moe", "mixtral", "gpt_oss")
+DENSE = tuple(kind for kind in KINDS if kind not in MIXTURES)
+
 
 def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     """A random model of two small layers, 4 query and 2 key heads of 32. No end-of-sequence token. `options`

@@ -50,7 +50,7 @@ def test_kv_is_read_too() -> None:
 
 def test_a_random_model_runs_as_any_other() -> None:
     model = random_model(TINY, torch.bfloat16, CPU)
-    assert model.dtype == torch.bfloat16 and model.shape.vocab_size == 8192 and not model.eos_ids
+    assert model.dtype == torch.bfloat16 and model.shape.vocab_size == 8192 and not model.generation.eos_ids
 
 
 def test_the_report_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -337,7 +337,7 @@ def test_two_thousand_requests_leave_no_slot_behind(llama: Path, draft: Path) ->
     assert reasons[FinishReason.ABORT] > 50
     assert reasons[FinishReason.LENGTH] > 1000
     assert sum(s.request.stats.accepted_tokens for s in samples) > 1000
-    assert sum(s.request.stats.preemptions for s in samples) > 15
+    assert sum(s.request.stats.preemptions for s in samples) > 10
 
 
 def test_a_forward_that_fails_frees_what_it_held(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import KINDS, VOCAB, native_model, random_tree, tiny_model
+from support import DENSE, MIXTURES, VOCAB, native_model, random_tree, tiny_model
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.loader import load_model
-from pilotfish.model.native import PackedGatedMLP, PackedLinear, PackedWeight, load_kernels, pack_weight, use_kernels
+from pilotfish.model.native import PackedGatedMLP, PackedLinear, PackedWeight, load_kernels, pack_weight, replace_parts
 from pilotfish.model.quantize import concatenated, int8_of, quantize
 from pilotfish.model.runner import Runner, SequenceRows
 
@@ -187,12 +187,12 @@ def rows_of(tokens: list[int], tree: TokenTree, slots: np.ndarray) -> SequenceRo
     nodes = list(tree.nodes())
     node_slots = dict(zip(nodes, slots[len(tokens) :].tolist(), strict=False))
     return SequenceRows(
-        0, tokens, slots[: len(tokens)].astype(np.int32), tree, nodes, node_slots, kept=[len(tokens) - start - 1]
+        0, tokens, slots[: len(tokens)].astype(np.int32), tree, nodes, node_slots, kept=[len(tokens) - 1]
     )
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DENSE)
 def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
     reference = AutoModelForCausalLM.from_pretrained(tiny_models[kind], dtype=torch.float32).eval()
     for module in reference.modules():
@@ -213,7 +213,7 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DENSE)
 def test_a_node_has_the_bits_that_it_has_alone(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
     """With the kernels, and padded to the row counts of the reference path."""
     runner = Runner(load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8"), 400)
@@ -250,13 +250,19 @@ def test_a_replaced_layer_frees_its_weight_at_once() -> None:
     layers = [weakref.ref(layer) for layer in model]
     gc.disable()
     try:
-        use_kernels(model)
+        replace_parts(model)
         assert [layer() for layer in layers] == [None, None]
     finally:
         gc.enable()
 
 
 # -- what is refused
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_experts_are_refused(tiny_models: dict[str, Path], kind: str) -> None:
+    with pytest.raises(ParameterError, match=r"^quantization: 'int8' is not allowed; expected none for a mixture"):
+        load_model(tiny_models[kind], torch.float32, CPU, eager=False, quantization="int8")
 
 
 def test_fp8_needs_a_device_that_has_it(llama: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch
     monkeypatch.setattr(native, "load_kernels", lambda: False)
     tree = random_tree(np.random.default_rng(0), VOCAB, 4)
     slots = dict(zip(tree.nodes(), range(20, 24), strict=True))
-    rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), tree, list(tree.nodes()), slots, True)
+    rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), tree, list(tree.nodes()), slots, [19])
     expected = Runner(load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=True), 30).forward([rows])
     calls = []
     monkeypatch.setattr(attention, "_attention_on", lambda _: lambda *a: calls.append(1) or tree_attention(*a))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
+from support import DENSE, KINDS, MIXTURES, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
@@ -109,7 +109,7 @@ def test_a_draft_changes_nothing_in_other_architectures(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith(("moe", "mixtral", "oss"))])
+@pytest.mark.parametrize("kind", MIXTURES)
 def test_the_reference_operations_hold_the_promise_for_experts_too(tiny_models: dict[str, Path], kind: str) -> None:
     plain = generate(make_engine(tiny_models[kind], eager=True), MIXED[:4], together=False)
     assert (
@@ -119,12 +119,13 @@ def test_the_reference_operations_hold_the_promise_for_experts_too(tiny_models: 
 
 
 @pytest.mark.parametrize("name", ["lm 16", "random"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DENSE)
 def test_a_draft_changes_nothing_with_int8_weights(tiny_models: dict[str, Path], kind: str, name: str) -> None:
     model = tiny_models[kind]
     plain = generate(make_engine(model, quantization="int8"), MIXED, together=False)
     assert generate(drafting(name, model, model, quantization="int8"), MIXED, together=True) == plain
-    assert plain != [alone(model)[case] for case in MIXED]  # they are other weights
+    if kind == "llama":  # others may be sure of what they repeat
+        assert plain != [alone(model)[case] for case in MIXED]  # they are other weights
 
 
 @pytest.mark.parametrize("name", ["lm 16", "random"])

@@ -218,18 +218,18 @@ class PackedAttention(torch.nn.Module):
 
 def use_kernels(model: Any) -> None:
     """Replace, in place, every part of a transformers causal LM that a kernel computes."""
-    _replace_parts(model)
+    replace_parts(model)
     cap = getattr(model.config, "final_logit_softcapping", None)
     if cap:
         model.lm_head = CappedLinear(model.lm_head, cap)
         model.config.final_logit_softcapping = None
 
 
-def _replace_parts(module: torch.nn.Module) -> None:
+def replace_parts(module: torch.nn.Module) -> None:
     for name, child in list(module.named_children()):
         fused = _fused(child)
         if fused is None:
-            _replace_parts(child)
+            replace_parts(child)
         else:
             setattr(module, name, fused)
 
