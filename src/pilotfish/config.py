@@ -40,9 +40,11 @@ class EngineConfig:
     by +: lm (the draft), ngram (lookup in the sequence), suffix (lookup in it and in past responses, of which
     `max_cached_tokens` tokens are kept). The tree has at most `nodes` nodes; the draft grows it in at most
     `levels` forwards of `width` leaves. `budget` auto spends of that what pays by measured costs, down to plain
-    decoding; fixed spends all of it, always. `kv_slots` tokens fit into the target's KV pool (and into the draft's),
-    `max_rows` rows into one forward, `max_requests` sequences run at a time. `quantization` is that of the weights of
-    target and draft. `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the reference.
+    decoding; fixed spends all of it, always. `kv_slots` tokens fit into the target's KV pool (and into the draft's); 0:
+    what `max_requests` sequences can use and `memory` GiB hold, or, where that is 0 too, most of what is available.
+    `max_rows` rows fit into one forward, `max_requests` sequences run at a time. `quantization` is that of the weights
+    of target and draft. `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the
+    reference.
     """
 
     target: Path
@@ -57,7 +59,8 @@ class EngineConfig:
     quantization: Quantization = "none"
     device: str = "cpu"
     threads: int = 0  # 0: the cores that the process may use
-    kv_slots: int = 16384
+    kv_slots: int = 0  # 0: planned
+    memory: float = 0.0  # GiB; 0: most of what is available
     max_rows: int = 256
     max_requests: int = 32
     max_cached_tokens: int = 1 << 17
@@ -73,7 +76,6 @@ class EngineConfig:
             ("levels", 1, 64),
             ("width", 1, 256),
             ("threads", 0, 1024),
-            ("kv_slots", 64, 1 << 26),
             ("max_rows", 1, 1 << 16),
             ("max_requests", 1, 1 << 12),
             ("max_cached_tokens", 2, 1 << 26),
@@ -82,10 +84,18 @@ class EngineConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ParameterError(field, value, f"an integer {low} to {high}")
+        self._check_memory()
         needs_draft = "lm" in self.drafters  # which checks them
         if self.mode == "sync" and needs_draft and self.draft is None:
             allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"
             raise ParameterError("draft", None, allowed)
+
+    def _check_memory(self) -> None:
+        slots, memory = self.kv_slots, self.memory
+        if not isinstance(slots, int) or isinstance(slots, bool) or not (slots == 0 or 64 <= slots <= 1 << 26):
+            raise ParameterError("kv_slots", slots, f"0, or an integer 64 to {1 << 26}")
+        if not isinstance(memory, int | float) or isinstance(memory, bool) or not 0 <= memory <= 1 << 20:
+            raise ParameterError("memory", memory, f"a number of GiB, 0 to {1 << 20}")
 
     @property
     def drafters(self) -> tuple[DrafterKind, ...]:

@@ -166,6 +166,37 @@ def quantization(common: Shaped, repeats: RepeatsOption = 20) -> None:
     _show(report, print_quantization, common.out, json=common.json)
 
 
+@app.command()
+def memory(
+    pair: Annotated[str | None, typer.Option(help="pycode, or pycode@<N>m.  [default: pycode]")] = None,
+    target: Annotated[Path | None, typer.Option(help="A target's directory, with --draft, instead of a pair.")] = None,
+    draft: Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    quantization: Annotated[str, typer.Option(help="Weights: none or int8.")] = EngineConfig.quantization,
+    kv_slots: Annotated[int, typer.Option(help="Tokens that fit into the KV pool; 0: planned.")] = 16384,
+    max_requests: Annotated[int, typer.Option(min=1, help="Sequences that fill it.")] = EngineConfig.max_requests,
+    json: JsonOption = False,
+) -> None:
+    """The memory plan against what the process takes when rows and slots are all in use. CPU."""
+    from pilotfish.bench.memory import print_memory, run_memory
+    from pilotfish.bench.workload import choose_models
+
+    models = choose_models(pair, target, draft)
+    config = EngineConfig(
+        target=models.target,
+        draft=models.draft,
+        mode="sync",
+        drafter="lm",
+        dtype=cast(DType, dtype),
+        quantization=cast(Quantization, quantization),
+        kv_slots=kv_slots,
+        max_requests=max_requests,
+    )
+    with _bar(max_requests) as done:
+        report = run_memory(config, done)
+    _show(report, print_memory, json=json)
+
+
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str], None]]:
     """A progress bar; what it gives is called with a label whenever a sequence is done."""

@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pilotfish import bench
-from pilotfish.cli import demo, generate, train
+from pilotfish.cli import demo, generate, models, train
 from pilotfish.errors import InputError
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.add_typer(bench.app, name="bench")
+app.add_typer(models.app, name="models")
 app.add_typer(train.app, name="train")
 
 

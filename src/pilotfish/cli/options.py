@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from pilotfish.config import DType, EngineConfig, Mode, Quantization
+from pilotfish.config import BudgetKind, DType, EngineConfig, Mode, Quantization
 from pilotfish.errors import InputError, ParameterError
 
 DEFAULT_PAIR = "pycode"
@@ -20,6 +20,8 @@ DeviceOption = Annotated[str, typer.Option("--device", help="cpu, or cuda where 
 ThreadsOption = Annotated[int, typer.Option("--threads", help="CPU threads; 0: all cores of this process.")]
 EagerOption = Annotated[bool, typer.Option("--eager", help="The reference: plain torch operations, no C++ kernels.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
+KVSlotsOption = Annotated[int, typer.Option("--kv-slots", help="Tokens that fit into the KV pool; 0: planned.")]
+MemoryOption = Annotated[float, typer.Option("--memory", help="GiB to stay within; 0: most of what is free.")]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="New tokens at most.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0: always the likeliest token.")]
 
@@ -36,11 +38,13 @@ class EngineOptions:
     nodes: Annotated[int, typer.Option(help="Nodes of a token tree, at most.")] = EngineConfig.nodes
     levels: Annotated[int, typer.Option(help="Draft forwards that grow a tree, at most.")] = EngineConfig.levels
     width: Annotated[int, typer.Option(help="Leaves that a draft forward expands.")] = EngineConfig.width
+    budget: Annotated[str, typer.Option(help="auto: guess as much as pays; fixed: always all.")] = EngineConfig.budget
     dtype: DTypeOption = EngineConfig.dtype
     quantization: QuantizationOption = EngineConfig.quantization
     device: DeviceOption = EngineConfig.device
     threads: ThreadsOption = EngineConfig.threads
-    kv_slots: Annotated[int, typer.Option(help="Tokens that fit into the KV pool.")] = EngineConfig.kv_slots
+    kv_slots: KVSlotsOption = EngineConfig.kv_slots
+    memory: MemoryOption = EngineConfig.memory
     eager: EagerOption = False
 
     def config(self, concurrency: int) -> EngineConfig:
@@ -55,11 +59,13 @@ class EngineOptions:
             nodes=self.nodes,
             levels=self.levels,
             width=self.width,
+            budget=cast(BudgetKind, self.budget),
             dtype=cast(DType, self.dtype),
             quantization=cast(Quantization, self.quantization),
             device=self.device,
             threads=self.threads,
             kv_slots=self.kv_slots,
+            memory=self.memory,
             max_requests=max(concurrency, EngineConfig.max_requests),
             eager=self.eager,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -26,13 +27,17 @@ from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.responses import ResponseCache
 from pilotfish.draft.suffix import SuffixDrafter
+from pilotfish.engine.check import refuse_unequal_tokenizers
 from pilotfish.engine.costs import forward_seconds, step_costs
-from pilotfish.engine.text import TextStream, tokenizer_digest
-from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError
+from pilotfish.engine.memory import device_of, plan_memory
+from pilotfish.engine.text import TextStream
+from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer
 from pilotfish.model.runner import Runner
 from pilotfish.target.guard import GuardedDrafter
 from pilotfish.target.worker import TargetWorker
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,10 +95,12 @@ class Engine:
         self.config = config
         torch.set_num_threads(config.num_threads)
         self.tokenizer = load_tokenizer(config.target)
+        self.memory = plan_memory(config)
+        logger.info(self.memory.describe())
         self.model = load(config, config.target)
-        runner = Runner(self.model, config.kv_slots)
+        runner = Runner(self.model, self.memory.slots)
         self.drafter = drafter or self._make_drafter()
-        scheduler = Scheduler(SlotPool(config.kv_slots), config.max_rows, config.max_requests)
+        scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
         self.worker = TargetWorker(runner, scheduler, self.drafter, self._make_budget(runner))
         self._samples: dict[int, Sample] = {}
         self._next_id = 0
@@ -113,9 +120,8 @@ class Engine:
     def _make_lm_drafter(self) -> LMDrafter:
         config = self.config
         assert config.draft is not None  # EngineConfig checks it
-        if tokenizer_digest(load_tokenizer(config.draft)) != tokenizer_digest(self.tokenizer):
-            raise ModelError(f"draft: {config.draft} and target {config.target} have unequal tokenizers")
-        runner = Runner(load(config, config.draft), config.kv_slots)
+        refuse_unequal_tokenizers(config.target, config.draft)
+        runner = Runner(load(config, config.draft), self.memory.slots)
         return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size)
 
     def _make_budget(self, runner: Runner) -> Budget:
@@ -124,7 +130,11 @@ class Engine:
             return FixedBudget(config.nodes, config.levels)
         lm = next((d for d in drafters_of(self.drafter) if isinstance(d, LMDrafter)), None)
         level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width)
-        return AdaptiveBudget(config.nodes, config.levels, step_costs(runner, config), level_seconds)
+        costs = step_costs(runner, config)
+        if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
+            reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"
+            logger.warning(reason, 1000 * level_seconds, 1000 * saved)
+        return AdaptiveBudget(config.nodes, config.levels, costs, level_seconds)
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
         """Attach another drafter, and decide by another budget; EngineError while requests run."""
@@ -242,10 +252,5 @@ class Engine:
 
 def load(config: EngineConfig, directory: Path) -> LoadedModel:
     """Load one of the configured models on the configured device."""
-    try:
-        device = torch.device(config.device)
-    except RuntimeError as error:
-        raise ParameterError("device", config.device, "cpu or cuda") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise ParameterError("device", config.device, "cpu, or cuda where there is one")
-    return load_model(directory, DTYPES[config.dtype], device, eager=config.eager, quantization=config.quantization)
+    dtype, device = DTYPES[config.dtype], device_of(config)
+    return load_model(directory, dtype, device, eager=config.eager, quantization=config.quantization)

@@ -56,7 +56,7 @@ def load_model(
     quantization that the device lacks."""
     check_quantization(quantization, dtype, device)
     config = load_config(directory)
-    shape = _shape(config, directory)
+    shape = shape_of(config, directory)
     generation = read_generation_config(directory, config.eos_token_id)
     if device.type == "cuda":
         graphs.use_reproducible_products()
@@ -64,7 +64,7 @@ def load_model(
     config.output_router_logits = False  # for training only
     module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
     parameters = sum(p.numel() for p in module.parameters())
-    use_native = not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
+    use_native = runs_native(shape, device, eager=eager)
     if quantization != "none":
         experts.refuse_quantized(module, quantization)
         quantize(module, quantization)
@@ -72,6 +72,7 @@ def load_model(
         native.use_kernels(module)
     else:
         experts.use_library_experts(module)
+    _own_memory(module)
     recordable = not eager and device.type == "cuda" and graphs.recordable(config)
     return LoadedModel(module, shape, generation, parameters, dtype, device, use_native, recordable)
 
@@ -89,7 +90,13 @@ def load_config(directory: Path) -> Any:
     return config
 
 
-def _shape(config: Any, directory: Path) -> ModelShape:
+def runs_native(shape: ModelShape, device: torch.device, *, eager: bool) -> bool:
+    """Whether the C++ kernels run such a model. Builds them where they are not built yet."""
+    return not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
+
+
+def shape_of(config: Any, directory: Path) -> ModelShape:
+    """ModelError for heads that do not divide."""
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if heads % kv_heads:
@@ -118,6 +125,23 @@ def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.
     if missing:
         raise ModelError(f"model: {directory} lacks {len(missing)} tensors of its architecture, {missing[0]} first")
     return module  # type: ignore[no-any-return]
+
+
+def _own_memory(module: torch.nn.Module) -> None:
+    """Copy whatever still lies in the mapped weight files, so that their pages can go. What is tied stays tied."""
+    copies: dict[int, Any] = {}
+    for part in module.modules():
+        for tensors in (vars(part), part._parameters, part._buffers):
+            for name, value in tensors.items():
+                if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                    if id(value) not in copies:
+                        copies[id(value)] = _copied(value)
+                    tensors[name] = copies[id(value)]
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.detach().clone()
+    return torch.nn.Parameter(copy, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else copy
 
 
 def load_tokenizer(directory: Path) -> Any:

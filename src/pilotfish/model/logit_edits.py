@@ -21,7 +21,7 @@ def edited(logits: torch.Tensor, edits: Sequence[LogitEdits | None], params: Seq
     where no row has any. The logits may cover a part of the vocabulary (a draft's): ids beyond it are skipped."""
     if all(edit is None for edit in edits):
         return logits
-    scores = logits.double().clone()
+    scores = logits.to(torch.float64, copy=True)
     present = [(row, edit) for row, edit in enumerate(edits) if edit is not None]
     _keep_allowed(scores, present)
     _add_bias(scores, present)

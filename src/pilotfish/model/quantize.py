@@ -63,22 +63,24 @@ def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> N
 
     int8: symmetric, one scale an output channel. fp8 (e4m3): one scale an output channel, and one a row of activations.
     """
-    with _quiet():
-        from torchao.quantization import (
-            Float8DynamicActivationFloat8WeightConfig,
-            Int8WeightOnlyConfig,
-            PerRow,
-            quantize_,
-        )
+    ao = load_torchao()
     config = (
-        Int8WeightOnlyConfig(set_inductor_config=False)
+        ao.Int8WeightOnlyConfig(set_inductor_config=False)
         if quantization == "int8"
-        else Float8DynamicActivationFloat8WeightConfig(granularity=PerRow(), set_inductor_config=False)
+        else ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow(), set_inductor_config=False)
     )
     for linear in module.modules():
         if isinstance(linear, torch.nn.Linear):
-            quantize_(linear, config)
+            ao.quantize_(linear, config)
             vars(linear).pop("extra_repr", None)  # a cycle: a layer that is replaced would keep its weight for a while
+
+
+def load_torchao() -> Any:
+    """Its quantization module; the import takes seconds and about 70 MiB, so only where it is needed."""
+    with _quiet():
+        import torchao.quantization
+
+    return torchao.quantization
 
 
 @contextmanager

@@ -1,0 +1,110 @@
+"""`pilotfish models check`: whether a model or a pair would run here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_module
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from pilotfish.cli.options import (
+    DeviceOption,
+    DTypeOption,
+    EagerOption,
+    JsonOption,
+    KVSlotsOption,
+    MemoryOption,
+    QuantizationOption,
+)
+from pilotfish.config import DType, EngineConfig, Quantization
+from pilotfish.errors import ParameterError
+
+if TYPE_CHECKING:
+    from pilotfish.engine.check import ModelFacts, Report
+
+app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True)
+
+
+@app.callback()
+def models() -> None:
+    """Look at models before serving them."""
+
+
+@app.command()
+def check(
+    directory: Annotated[Path, typer.Argument(help="A model, or a pair: a directory of target and draft.")],
+    draft: Annotated[Path | None, typer.Option(help="A draft's directory, to be checked with the model.")] = None,
+    dtype: DTypeOption = EngineConfig.dtype,
+    quantization: QuantizationOption = EngineConfig.quantization,
+    device: DeviceOption = EngineConfig.device,
+    kv_slots: KVSlotsOption = EngineConfig.kv_slots,
+    memory: MemoryOption = EngineConfig.memory,
+    eager: EagerOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Say whether DIRECTORY would run, how much memory it takes, and why not. Exit 0: it would; 2: it would not."""
+    if not directory.is_dir():
+        raise ParameterError("directory", str(directory), "a model directory in Hugging Face format, or one of a pair")
+    if (directory / "target").is_dir():
+        directory, draft = directory / "target", draft or directory / "draft"
+    config = EngineConfig(
+        target=directory,
+        draft=draft,
+        mode="off" if draft is None else "sync",
+        dtype=cast(DType, dtype),
+        quantization=cast(Quantization, quantization),
+        device=device,
+        kv_slots=kv_slots,
+        memory=memory,
+        eager=eager,
+    )
+    from pilotfish.engine.check import check_models
+
+    report = check_models(config)
+    _print_json(report) if json else _print(report)
+    raise typer.Exit(0 if report.would_run else 2)
+
+
+def _print_json(report: Report) -> None:
+    plan = report.memory
+    memory = None if plan is None else {**dataclasses.asdict(plan), "total": plan.total, "workspace": plan.workspace}
+    record = {**dataclasses.asdict(report), "memory": memory, "would_run": report.would_run}
+    sys.stdout.write(json_module.dumps(record) + "\n")
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for role, facts in (("target", report.target), ("draft", report.draft)):
+        if facts is not None:
+            console.print(_table(role, facts))
+    if report.memory is not None:
+        console.print(report.memory.describe(), soft_wrap=True)
+    for problem in report.problems:
+        console.print(f"problem: {problem}", soft_wrap=True, markup=False)
+    console.print("would run" if report.would_run else "would not run")
+
+
+def _table(role: str, facts: ModelFacts) -> object:
+    from rich.table import Table
+
+    table = Table(title=role, title_justify="left", box=None, show_header=False, pad_edge=False)
+    rows = {
+        "directory": facts.directory,
+        "architecture": facts.architecture,
+        "layers": facts.layers,
+        "context": facts.context,
+        "vocabulary": facts.vocab_size,
+        "runs on": facts.runs_on,
+        "weights": f"{facts.file_bytes / (1 << 30):.2f} GiB in {facts.files} files",
+        "chat template": "yes" if facts.chat_template else "no",
+        "ends at": ", ".join(map(str, facts.eos_ids)) or "max tokens only",
+        "its own defaults": ", ".join(f"{k} {v}" for k, v in facts.sampling_defaults.items()) or "none",
+    }
+    for name, value in rows.items():
+        table.add_row(name, str(value))
+    return table

@@ -1,0 +1,175 @@
+"""What will be kept in memory, planned before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from pilotfish.config import EngineConfig
+from pilotfish.errors import ModelError, ParameterError
+from pilotfish.model.footprint import Footprint, footprint
+from pilotfish.model.loader import DTYPES, load_config, shape_of
+from pilotfish.model.quantize import load_torchao
+
+GIB = 1 << 30
+#: Of the memory that is available at start, where no limit is given.
+SHARE = 0.9
+#: The fewest KV slots that are worth a start.
+MIN_SLOTS = 256
+#: The most where memory is shared with everything else and no limit is given: on a CPU.
+SHARED_SLOTS = 65536
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes, and the KV slots of each pool. The pages of weight files that are mapped while they are read come on
+    top; the system takes those back as it likes."""
+
+    limit: int
+    runtime: int  # the process before it holds a model
+    target: Footprint
+    draft: Footprint | None
+    max_rows: int
+    slots: int
+
+    @property
+    def models(self) -> tuple[Footprint, ...]:
+        return (self.target,) if self.draft is None else (self.target, self.draft)
+
+    @property
+    def weights(self) -> int:
+        return sum(model.weights for model in self.models)
+
+    @property
+    def slot(self) -> int:
+        """A token's keys and values in both pools."""
+        return sum(model.slot for model in self.models)
+
+    @property
+    def workspace(self) -> int:
+        """Of the largest forward; target and draft take turns."""
+        return self.max_rows * max(model.row for model in self.models)
+
+    @property
+    def fixed(self) -> int:
+        """All but KV."""
+        return self.runtime + self.weights + self.workspace
+
+    @property
+    def total(self) -> int:
+        return self.fixed + self.slots * self.slot
+
+    @property
+    def slots_that_fit(self) -> int:
+        return (self.limit - self.fixed) // self.slot
+
+    @property
+    def draft_in_slots(self) -> int:
+        """The target's slots that the memory of the draft would hold."""
+        if self.draft is None:
+            return 0
+        return (self.draft.weights + self.slots * self.draft.slot) // self.target.slot
+
+    def describe(self) -> str:
+        """One line."""
+        parts = [f"weights {gib(self.weights)}", f"{self.slots} KV slots {gib(self.slots * self.slot)}"]
+        parts += [f"workspace {gib(self.workspace)}", f"runtime {gib(self.runtime)}"]
+        draft = f"; the draft takes what {self.draft_in_slots} KV slots would" if self.draft else ""
+        return f"memory: {' + '.join(parts)} = {gib(self.total)} of {gib(self.limit)} GiB{draft}"
+
+
+def gib(size: int) -> str:
+    return f"{size / GIB:.2f}"
+
+
+def plan_memory(config: EngineConfig) -> MemoryPlan:
+    """As many KV slots as the requests can use and the memory holds, or as many as asked for. ModelError, with what
+    would fit, where that is too much."""
+    plan = _without_slots(config)
+    needed = config.kv_slots or MIN_SLOTS
+    if plan.fixed + needed * plan.slot > plan.limit:
+        raise ModelError(_too_large(config, plan, needed))
+    return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(_useful_slots(config), plan.slots_that_fit)))
+
+
+def _useful_slots(config: EngineConfig) -> int:
+    """What the longest sequences need together."""
+    context = shape_of(load_config(config.target), config.target).context
+    shared = config.memory == 0 and device_of(config).type == "cpu"
+    return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
+
+
+def _without_slots(config: EngineConfig) -> MemoryPlan:
+    device, dtype = device_of(config), DTYPES[config.dtype]
+
+    def of(directory: Path) -> Footprint:
+        return footprint(directory, dtype, device, eager=config.eager, quantization=config.quantization)
+
+    if config.quantization != "none":
+        load_torchao()  # before the runtime is measured
+    drafted = config.mode == "sync" and "lm" in config.drafters and config.draft is not None
+    draft = of(config.draft) if drafted and config.draft is not None else None
+    runtime = anonymous_memory() if device.type == "cpu" else 0
+    limit = round(config.memory * GIB) or runtime + round(SHARE * available_memory(device))
+    return MemoryPlan(limit, runtime, of(config.target), draft, config.max_rows, slots=0)
+
+
+def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int) -> str:
+    need = plan.fixed + slots * plan.slot
+    would = [f"{name} ({gib(size)} GiB)" for name, size in _alternatives(config, slots) if size <= plan.limit]
+    fits = f"what would fit: {', '.join(would)}" if would else "nothing that is offered here would fit"
+    return f"memory: {slots} KV slots and all else need {gib(need)} GiB; {gib(plan.limit)} are to be had; {fits}"
+
+
+def _alternatives(config: EngineConfig, slots: int) -> list[tuple[str, int]]:
+    """Ways to need less, and what they need."""
+    smaller = {
+        f"--kv-slots {MIN_SLOTS}": (config, MIN_SLOTS),
+        "--mode off": (replace(config, mode="off"), slots),
+        "--dtype bfloat16": (replace(config, dtype="bfloat16"), slots),
+        "--quantization int8": (replace(config, quantization="int8"), slots),
+        f"--mode off --quantization int8 --kv-slots {MIN_SLOTS}": (
+            replace(config, mode="off", quantization="int8"),
+            MIN_SLOTS,
+        ),
+    }
+    plans = {name: (_without_slots(other), count) for name, (other, count) in smaller.items()}
+    return [(name, plan.fixed + count * plan.slot) for name, (plan, count) in plans.items()]
+
+
+def device_of(config: EngineConfig) -> torch.device:
+    """ParameterError unless it is there."""
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ParameterError("device", config.device, "cpu or cuda") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise ParameterError("device", config.device, "cpu, or cuda where there is one")
+    return device
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that no file backs; 0 where the system does not say."""
+    return _field(Path("/proc/self/status"), "RssAnon")
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can be taken without swapping, within the limit of the process's control group."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = _field(Path("/proc/meminfo"), "MemAvailable")
+    limit, used = (_number(Path(f"/sys/fs/cgroup/memory.{name}")) for name in ("max", "current"))
+    return free if limit is None or used is None else min(free, limit - used)
+
+
+def _field(path: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(), re.MULTILINE) if path.is_file() else None
+    return int(found[1]) * 1024 if found else 0
+
+
+def _number(path: Path) -> int | None:
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,74 @@
+"""Bytes that a model will take, from its configuration alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from pilotfish.config import Quantization
+from pilotfish.model import native
+from pilotfish.model.loader import load_config, runs_native, shape_of
+
+#: Bytes of sampling for each logit: its float32, and float64 scores before and after the filters.
+_SAMPLING = 4 + 8 + 8
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes by what they grow with."""
+
+    parameters: int  # how many
+    weights: int
+    slot: int  # a token's keys and values
+    row: int  # of a forward, while it runs: activations, logits, sampling
+
+
+def footprint(
+    directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool, quantization: Quantization = "none"
+) -> Footprint:
+    """Of the model as `load_model` would keep it; ModelError as there, without reading a weight."""
+    config = load_config(directory)
+    shape = shape_of(config, directory)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    size, hidden = dtype.itemsize, config.hidden_size
+    packed = runs_native(shape, device, eager=eager)
+    sizes = _Sizes(size, packed, quantization != "none", bool(config.tie_word_embeddings))
+    inner = max(m.out_features for m in module.modules() if isinstance(m, torch.nn.Linear) and m is not module.lm_head)
+    return Footprint(
+        parameters=sum(p.numel() for p in module.parameters()),
+        weights=sum(sizes.of(m, head=m is module.lm_head) for m in module.modules()),
+        slot=2 * shape.layers * shape.kv_heads * shape.head_dim * size,
+        row=size * (8 * hidden + (1 if packed else 3) * inner + shape.vocab_size) + _SAMPLING * shape.vocab_size,
+    )
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How weights are kept."""
+
+    element: int  # bytes
+    packed: bool
+    quantized: bool
+    tied: bool
+
+    def of(self, module: Any, *, head: bool) -> int:
+        """A module's own weights, without those of its parts."""
+        own = list(module.parameters(recurse=False))
+        if not isinstance(module, torch.nn.Linear):
+            return int(sum(p.numel() for p in own)) * self.element
+        if head and self.tied and not self.packed and not self.quantized:
+            return 0  # the embedding's
+        bias = 0 if module.bias is None else module.out_features * self.element
+        return self._linear(module.out_features, module.in_features) + bias
+
+    def _linear(self, outputs: int, inputs: int) -> int:
+        element, scales = (1, 4 * outputs) if self.quantized else (self.element, 0)
+        if self.packed:  # whole panels of whole steps
+            outputs += -outputs % native.PANEL
+            inputs += inputs % 2 if self.element == 2 else 0
+        return outputs * inputs * element + scales
