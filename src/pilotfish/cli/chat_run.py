@@ -48,10 +48,10 @@ def converse(conversation: Conversation, screen: Screen) -> None:
     while True:
         try:
             text = screen.turn()
-            if text is None or text.strip() == EXIT:
+            if text is None or text.rstrip() == EXIT:
                 return
             if text.startswith("/"):
-                _command(text.strip(), conversation, screen)
+                _command(text.rstrip(), conversation, screen)
             elif text.strip():
                 answer(text, conversation, screen)
         except PromptError as error:
