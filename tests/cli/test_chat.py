@@ -20,6 +20,7 @@ from pilotfish.cli import chat_run, chat_screen
 from pilotfish.cli.chat_run import converse
 from pilotfish.cli.chat_screen import PlainScreen, TerminalScreen
 from pilotfish.cli.conversation import Conversation
+from pilotfish.cli.origin import OriginStream
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Delta, Engine, Sample
@@ -261,6 +262,16 @@ def test_people_see_who_wrote_what_and_what_it_cost(
     assert f"{len(sample.token_ids)} tokens · " in out and " tokens/s · " in out and " per verify step" in out
     assert "seed 5" in out and "/regenerate" in out and "/fly: there is no such command" in plain(out)
     assert sample.request.stats.accepted_tokens and out.count("\x1b[1;32m") > 1 and "\x1b[35m" in out
+
+
+def test_text_is_the_drafts_where_its_token_let_it_out(drafted: Engine) -> None:
+    whole = ask(conversation(drafted, max_tokens=40), "x = [1, 2,")
+    talk = conversation(drafted, max_tokens=40, stop=(whole.text[:30] + "\0",))  # 30 characters come at once
+    sample = talk.ask("x = [1, 2,")
+    origins = OriginStream(drafted.tokenizer, sample.request.params)
+    lengths = [(origins.drafted(delta), len(delta.text)) for delta in talk.stream(sample)]
+    assert lengths[0] == (0, 0) and any(drafted for drafted, _ in lengths)
+    assert all(drafted <= length for drafted, length in lengths)
 
 
 def test_without_colours_there_is_the_text_alone(
