@@ -150,6 +150,12 @@ def test_a_turn_that_cannot_be_served_is_dropped(chat: Any, turn: bytes, named: 
     assert line.startswith("pilotfish: turn dropped: ") and all(word in line for word in named)
 
 
+def test_a_full_kv_pool_drops_a_turn_too(chat: Any) -> None:
+    result = chat("a\n" + "a b " * 30 + "\n", "--kv-slots", 64)
+    assert (result.code, result.stdout) == (0, chat("a\n").stdout)
+    assert "KV slots; the pool has 64" in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_commands(chat: Any) -> None:
     one, two = (chat(text).stdout for text in ("a\n", "a\nb\n"))
     assert chat("a\n/exit\nb\n").stdout == one
