@@ -1,9 +1,9 @@
-"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}."""
+"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}. The chat template around messages."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,15 @@ def prompt_of(row: Row, tokenizer: Any, *, raw: bool) -> str | Sequence[int]:
         return "\n".join(row.texts)
     if not all(row.texts):
         raise PromptError("turns: a text is empty; at least one character is needed")
-    messages = [{"role": "user", "content": text} for text in row.texts]
+    return chat_prompt([{"role": "user", "content": text} for text in row.texts], tokenizer)
+
+
+def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[int]:
+    """Tokens of the chat template around messages of {role, content}, up to where the answer begins. PromptError
+    when the template refuses them."""
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # a template is a program: it may raise anything
-        raise PromptError(f"turns: the chat template refuses them: {error}") from error
+        raise PromptError(f"messages: the chat template refuses them: {error}") from error
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return tokens

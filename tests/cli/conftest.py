@@ -45,7 +45,20 @@ def pilotfish(capfd: pytest.CaptureFixture[str]) -> Run:
 @pytest.fixture
 def generate(pilotfish: Run, llama: Path) -> Run:
     """`generate --json` on the tiny model, in float32, on one thread, without compilation."""
-    fixed = ("--target", llama, "--dtype", "float32", "--threads", 1, "--eager", "--json", "--max-tokens", 8)
+    fixed = (
+        "--target",
+        llama,
+        "--dtype",
+        "float32",
+        "--threads",
+        1,
+        "--eager",
+        "--json",
+        "--max-tokens",
+        8,
+        "--budget",
+        "fixed",
+    )
     return lambda *arguments: pilotfish("generate", *fixed, *arguments)
 
 

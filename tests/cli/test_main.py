@@ -12,7 +12,9 @@ from pilotfish.cli import generate
 from pilotfish.errors import EngineError
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["generate", "--help"], ["demo", "--help"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [[], *([*c.split(), "--help"] for c in ("", "generate", "chat", "demo", "train"))]
+)
 def test_help(pilotfish, arguments: list[str]) -> None:
     result = pilotfish(*arguments)
     assert result.code == 0 and "Usage" in result.stdout and result.stderr == ""

@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pilotfish.cli.compare import Comparison, Summary, compare, run_pass, speculation_off
+from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
 from pilotfish.cli.show import status
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Delta, Engine
-from pilotfish.engine.text import TextStream
 
 PROMPTS = (
     'def mean(values: list[float]) -> float:\n    """Return the arithmetic mean of a non-empty list."""\n',
@@ -35,7 +35,6 @@ PROMPTS = (
 WARM_UP_TOKENS = 4
 MEASURE_SECONDS = 40.0  # rounds that would end later are left out
 DEPTHS_SHOWN = 8
-DRAFTED, OWN = "bold green", "magenta"
 OPENING, CLOSING = "«", "»"  # around drafted tokens where there are no colours
 
 
@@ -74,7 +73,7 @@ def _warm_up(engine: Engine, params: SamplingParams) -> None:
 
 
 def _stream(engine: Engine, params: SamplingParams, console: Console) -> None:
-    coloured = console.color_system is not None and not console.no_color
+    coloured = shows_colour(console)
     console.print(_legend(coloured))
     console.print(Text(PROMPTS[0], style="dim"), end="", soft_wrap=True)
     for piece in _pieces(engine, PROMPTS[0], params, coloured=coloured):
@@ -91,29 +90,16 @@ def _legend(coloured: bool) -> Text:
 
 def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bool) -> Iterator[Text]:
     """The text of each step as the engine commits it."""
-    text = TextStream(engine.tokenizer, ())
+    origins = OriginStream(engine.tokenizer, params)
     engine.submit(prompt, params)
     while engine.busy:
         for delta in engine.step():
-            drafted, own = _texts(text, delta)
-            yield _coloured(drafted, own) if coloured else Text(_bracketed(drafted) + own)
+            yield origins.coloured(delta) if coloured else _bracketed(delta, origins.drafted(delta))
 
 
-def _texts(stream: TextStream, delta: Delta) -> tuple[str, str]:
-    """What the draft had guessed, and what the target added. A character belongs to the token that completes it."""
-    pieces = []
-    for token in delta.tokens:
-        stream.add(token)
-        pieces.append(stream.take())
-    return "".join(pieces[: delta.accepted]), "".join(pieces[delta.accepted :])
-
-
-def _coloured(drafted: str, own: str) -> Text:
-    return Text.assemble((drafted, DRAFTED), (own, OWN))
-
-
-def _bracketed(text: str) -> str:
-    return f"{OPENING}{text}{CLOSING}" if text else ""
+def _bracketed(delta: Delta, end: int) -> Text:
+    drafted, own = delta.text[:end], delta.text[end:]
+    return Text((f"{OPENING}{drafted}{CLOSING}" if drafted else "") + own)
 
 
 # -- figures

@@ -1,0 +1,176 @@
+"""Where a conversation takes place: a person's terminal, or pipes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from threading import Event
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from pilotfish.cli.conversation import Conversation
+from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
+from pilotfish.core.request import FinishReason
+from pilotfish.engine.engine import Delta, Sample
+from pilotfish.errors import PromptError
+
+SIGN, CONTINUED = "> ", "... "
+
+
+class Screen(Protocol):
+    """Reads turns and shows answers."""
+
+    def greet(self, conversation: Conversation) -> None: ...
+
+    def turn(self) -> str | None:
+        """The next turn; None at the end. PromptError for one that is no text."""
+
+    def answering(self, sample: Sample) -> AbstractContextManager[Event]:
+        """Around the pieces of one answer, which shall end when the event is set."""
+
+    def piece(self, delta: Delta) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def error(self, text: str) -> None: ...
+
+
+def joined(line: Callable[[str], str | None]) -> str | None:
+    """One turn: a line, and the next one after each backslash at an end. `line` is given the sign to show."""
+    text = line(SIGN)
+    while text is not None and text.endswith("\\"):
+        text = f"{text[:-1]}\n{line(CONTINUED) or ''}"
+    return text
+
+
+# -- pipes
+
+
+class PlainScreen:
+    """Turns are lines of stdin; answers go to stdout, and nothing else does. Ctrl-C ends the program."""
+
+    def greet(self, conversation: Conversation) -> None:
+        if conversation.params.seed is None:
+            self.note(f"seed {conversation.seed}")
+
+    def turn(self) -> str | None:
+        return joined(self._line)
+
+    def _line(self, _: str) -> str | None:
+        line = sys.stdin.buffer.readline()
+        try:
+            return line.decode().rstrip("\r\n") if line else None
+        except UnicodeDecodeError as error:
+            raise PromptError(f"turn: it is not UTF-8: {error}") from error
+
+    @contextmanager
+    def answering(self, sample: Sample) -> Iterator[Event]:
+        yield Event()
+        sys.stdout.write("" if sample.text.endswith("\n") else "\n")
+        sys.stdout.flush()
+
+    def piece(self, delta: Delta) -> None:
+        sys.stdout.write(delta.text)
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+    def error(self, text: str) -> None:
+        self.note(f"pilotfish: {_one_line(text)}")
+
+
+# -- a terminal
+
+
+class TerminalScreen:
+    """A prompt sign, answers coloured by who wrote them where there is a draft, figures below each. Ctrl-C ends
+    an answer, or at the sign the conversation."""
+
+    def __init__(self, tokenizer: Any, *, drafts: bool) -> None:
+        """`drafts`: whether answers are speculated."""
+        with suppress(ImportError):
+            import readline  # noqa: F401  # `input` then edits lines and remembers them
+        self._tokenizer = tokenizer
+        self._console = Console(highlight=False)
+        self._coloured = drafts and shows_colour(self._console)
+        self._origins: OriginStream | None = None
+
+    def greet(self, conversation: Conversation) -> None:
+        self.note(f"seed {conversation.seed} · /help lists the commands")
+        if self._coloured:
+            self._print(Text.assemble(("guessed by the draft", DRAFTED), (" · ", "dim"), ("the target's own", OWN)))
+
+    def turn(self) -> str | None:
+        try:
+            return joined(self._line)
+        except KeyboardInterrupt:
+            self._print(Text())
+            return None
+
+    def _line(self, sign: str) -> str | None:
+        try:
+            line = input(sign)
+            line.encode()  # a byte that is no text may also have come through as a surrogate
+        except EOFError:
+            self._print(Text())
+            return None
+        except UnicodeError as error:
+            raise PromptError(f"turn: it is no text: {error}") from error
+        return line
+
+    @contextmanager
+    def answering(self, sample: Sample) -> Iterator[Event]:
+        self._origins = OriginStream(self._tokenizer, sample.request.params) if self._coloured else None
+        with ctrl_c() as interrupted:
+            yield interrupted
+        self._print(Text(sample.stream.take()), end="")  # what may have begun a stop string
+        self._print(Text("" if sample.text.endswith("\n") else "\n"), end="")
+        self.note(figures(sample))
+
+    def piece(self, delta: Delta) -> None:
+        self._print(self._origins.coloured(delta) if self._origins else Text(delta.text), end="")
+
+    def note(self, text: str) -> None:
+        self._print(Text(text, style="dim"))
+
+    def error(self, text: str) -> None:
+        self._print(Text(_one_line(text), style="yellow"))
+
+    def _print(self, text: Text, end: str = "\n") -> None:
+        self._console.print(text, end=end, soft_wrap=True)
+
+
+@contextmanager
+def ctrl_c() -> Iterator[Event]:
+    """Set by Ctrl-C, so that a step is never torn; a second one raises KeyboardInterrupt as ever."""
+    interrupted = Event()
+
+    def note(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def figures(sample: Sample) -> str:
+    """What an answer cost, and why it ended where that was not by itself."""
+    stats = sample.stats()
+    parts = [
+        f"{len(sample.token_ids)} tokens",
+        f"{stats['tokens_per_second']:.1f} tokens/s",
+        f"{stats['tokens_per_verify_step']:.2f} per verify step",
+    ]
+    return " · ".join(parts if sample.finish_reason == FinishReason.STOP else [*parts, str(sample.finish_reason)])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
