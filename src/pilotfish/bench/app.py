@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 
 import typer
 
 from pilotfish.command import taking
-from pilotfish.config import DType, EngineConfig, Quantization
+from pilotfish.config import DType, EngineConfig, Quantization, available_cores
 from pilotfish.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -146,12 +146,33 @@ def gpu(
     """What a step and its attention cost on a CUDA GPU, with random weights."""
     from pilotfish.bench.gpu import TARGETS, cuda_device, print_gpu, run_gpu
 
-    if dtype not in get_args(DType):
-        raise ParameterError("dtype", dtype, " or ".join(get_args(DType)))
+    checked = cast(DType, _checked("dtype", dtype, DType))
     device = cuda_device()
     with _bar(len(TARGETS)) as done:
-        report = run_gpu(device, cast(DType, dtype), repeats, done)
+        report = run_gpu(device, checked, repeats, done)
     _show(report, print_gpu, out, json=json)
+
+
+@app.command()
+def steps(
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: all cores.")] = 2,
+    quantization: Annotated[str, typer.Option(help="Weights: none or int8.")] = EngineConfig.quantization,
+    repeats: RepeatsOption = 20,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """What a step costs on the CPU beside the reading of its weights, kernel by kernel, with random weights."""
+    import torch
+
+    from pilotfish.bench.steps import num_rounds, print_steps, run_steps
+
+    precision = cast(DType, _checked("dtype", dtype, DType))
+    weights = cast(Quantization, _checked("quantization", quantization, Quantization))
+    torch.set_num_threads(threads or available_cores())
+    with _bar(num_rounds(repeats)) as done:
+        report = run_steps(precision, weights, repeats, done=done)
+    _show(report, print_steps, out, json=json)
 
 
 @app.command()
@@ -164,6 +185,13 @@ def quantization(common: Shaped, repeats: RepeatsOption = 20) -> None:
     with _bar(num_sequences(len(rows))) as done:
         report = run_quantization(config, rows, common.max_tokens, repeats, done=done)
     _show(report, print_quantization, common.out, json=common.json)
+
+
+def _checked(field: str, value: str, kind: Any) -> str:
+    """`value`; ParameterError unless the Literal `kind` has it."""
+    if value not in get_args(kind):
+        raise ParameterError(field, value, " or ".join(get_args(kind)))
+    return value
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class Engine:
         runner = Runner(self.model, config.kv_slots)
         self.drafter = drafter or self._make_drafter()
         scheduler = Scheduler(SlotPool(config.kv_slots), config.max_rows, config.max_requests)
-        self.worker = TargetWorker(runner, scheduler, self.drafter, self._make_budget(runner))
+        self.worker = TargetWorker(runner, scheduler, self.drafter, make_budget(config, runner, self.drafter))
         self._samples: dict[int, Sample] = {}
         self._next_id = 0
 
@@ -117,14 +117,6 @@ class Engine:
             raise ModelError(f"draft: {config.draft} and target {config.target} have unequal tokenizers")
         runner = Runner(load(config, config.draft), config.kv_slots)
         return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size)
-
-    def _make_budget(self, runner: Runner) -> Budget:
-        config = self.config
-        if isinstance(self.drafter, NoDrafter) or config.budget == "fixed":
-            return FixedBudget(config.nodes, config.levels)
-        lm = next((d for d in drafters_of(self.drafter) if isinstance(d, LMDrafter)), None)
-        level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width)
-        return AdaptiveBudget(config.nodes, config.levels, step_costs(runner, config), level_seconds)
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
         """Attach another drafter, and decide by another budget; EngineError while requests run."""
@@ -249,3 +241,12 @@ def load(config: EngineConfig, directory: Path) -> LoadedModel:
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise ParameterError("device", config.device, "cpu, or cuda where there is one")
     return load_model(directory, DTYPES[config.dtype], device, eager=config.eager, quantization=config.quantization)
+
+
+def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter) -> Budget:
+    """The budget that `config` describes. An adaptive one has the runners' forwards measured: only while idle."""
+    if isinstance(drafter, NoDrafter) or config.budget == "fixed":
+        return FixedBudget(config.nodes, config.levels)
+    lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
+    level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width)
+    return AdaptiveBudget(config.nodes, config.levels, step_costs(runner, config), level_seconds)
