@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Report = TypeVar("Report")
 
-app = typer.Typer(help="Parity, speed, acceptance, a step's profile, quantization, and GPUs.", no_args_is_help=True)
+app = typer.Typer(
+    help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, and GPUs.", no_args_is_help=True
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
@@ -134,6 +136,28 @@ def profile(common: Measured, repeats: RepeatsOption = 20) -> None:
     with _bar(num_sequences(len(rows))) as done:
         report = run_profile(config, rows, common.max_tokens, repeats, done=done)
     _show(report, print_profile, common.out, json=common.json)
+
+
+@app.command()
+@taking(Measured)
+def budget(
+    common: Measured,
+    concurrency: Annotated[str, typer.Option(help="Sequences at a time, separated by commas.")] = "1,2,4,8,16,32",
+    fixed: Annotated[str, typer.Option(help="Nodes of the fixed trees, separated by commas.")] = "2,4,8,16",
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.8,
+    batches: Annotated[int, typer.Option(min=1, help="Sequences of a round, in multiples of the concurrency.")] = 2,
+    repeats: RepeatsOption = 3,
+) -> None:
+    """Tokens per second with the adaptive budget beside fixed trees and plain decoding, by concurrency."""
+    from pilotfish.bench.budget import Workload, num_sequences, print_budget, run_budget
+    from pilotfish.bench.workload import parse_numbers
+
+    numbers = parse_numbers("concurrency", concurrency), parse_numbers("fixed", fixed)
+    workload = Workload(common.rows(), temperature, common.max_tokens, batches)
+    config = common.engine_config()
+    with _bar(num_sequences(workload, *numbers, repeats)) as done:
+        report = run_budget(config, workload, *numbers, repeats, done=done)
+    _show(report, print_budget, common.out, json=common.json)
 
 
 @app.command()

@@ -23,12 +23,13 @@ OPS = {
     "rms_norm": "norms",
     "rotate": "rotate",
 }
-#: What a forward's time is divided into. `rows` fills its tensors; `python` is all that is in no kernel.
-KINDS = ("linear", "gated_mlp", "lm_head", "attention", "norms", "rotate", "embedding", "rows", "python")
+#: What a forward's time is divided into. `rows` fills its tensors; `other` is all that is in no kernel: Python, and
+#: torch's own operations.
+KINDS = ("linear", "gated_mlp", "lm_head", "attention", "norms", "rotate", "embedding", "rows", "other")
 
 
 def kernel_seconds(runner: Runner, step: SequenceRows) -> dict[str, float]:
-    """Seconds of one forward of a Llama by `KINDS`. The clocks around its kernels count as `python`."""
+    """Seconds of one forward of a Llama by `KINDS`. The clocks around its kernels count as `other`."""
     with _clocked_kernels(runner.model.shape.vocab_size) as seconds:
         began = time.perf_counter()
         batches = runner.prepare([step])
@@ -36,7 +37,7 @@ def kernel_seconds(runner: Runner, step: SequenceRows) -> dict[str, float]:
         runner.run(batches)
         ended = time.perf_counter()
     seconds["rows"] = prepared - began
-    seconds["python"] = ended - began - sum(seconds.values())
+    seconds["other"] = ended - began - sum(seconds.values())
     return seconds
 
 

@@ -261,6 +261,7 @@ def _forward_row(time: ForwardTime) -> tuple[object, ...]:
 
 def _kernel_row(kernel: KernelTime, profile: ForwardProfile) -> tuple[object, ...]:
     head = (kernel.kind, f"{kernel.milliseconds:.3f}", f"{kernel.milliseconds / profile.milliseconds:.1%}")
-    speed = "" if kernel.gb_per_s is None else f"{kernel.gb_per_s:.1f}"
-    ends = (f"{kernel.floor_ms:.3f}", f"{kernel.milliseconds - kernel.floor_ms:.3f}")
-    return (*head, f"{kernel.read_bytes / 1e6:.1f}", speed, *ends)
+    above = f"{kernel.milliseconds - kernel.floor_ms:.3f}"
+    if kernel.gb_per_s is None:
+        return (*head, "", "", "", above)
+    return (*head, f"{kernel.read_bytes / 1e6:.2f}", f"{kernel.gb_per_s:.1f}", f"{kernel.floor_ms:.3f}", above)
