@@ -36,11 +36,14 @@ from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, L
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.engine.engine import Sample
 from pilotfish.errors import InputError
+from pilotfish.model.native import load_kernels
 
 MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.skipif(not load_kernels(), reason="no compiler"))]
+)
 def test_budget(config: EngineConfig, prompts: list[Prompt], dtype: DType) -> None:
     done: list[str] = []
     workload = Workload(prompts, 0.8, 12, batches=2)
