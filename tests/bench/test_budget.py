@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +18,6 @@ from pilotfish.bench.budget import (
     AutoResult,
     BudgetReport,
     Run,
-    WatchedBudget,
     Workload,
     auto_result,
     contestants,
@@ -30,6 +30,7 @@ from pilotfish.bench.budget import (
 from pilotfish.bench.compare import Spread
 from pilotfish.bench.drafters import Bench
 from pilotfish.bench.machine import Machine
+from pilotfish.bench.watched import WatchedBudget
 from pilotfish.bench.workload import Prompt
 from pilotfish.config import DType, EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, Load
@@ -81,8 +82,10 @@ class Scripted:
     script: Iterator[tuple[Choice, bool]]
     choice: Choice = Choice(Effort.DRAFT, 8)  # noqa: RUF009  # frozen
     changes: int = 0
+    times: list[float] = field(default_factory=list)
 
     def limits(self, load: Load, now: float) -> DraftLimits:  # noqa: ARG002
+        self.times.append(now)
         before = self.choice
         self.choice, drafts = next(self.script)
         self.changes += before != self.choice
@@ -104,6 +107,17 @@ def test_only_steady_load_counts() -> None:
     assert watched.last_choices == [off]
     watched.clear()
     assert (watched.steps, watched.changes, watched.seconds, watched.last_choices) == (0, 0, 0.0, [])
+
+
+def test_its_clock_stands_still_while_others_run() -> None:
+    scripted = Scripted(cycle([(Choice(Effort.DRAFT, 8), True)]))
+    watched = WatchedBudget(cast(AdaptiveBudget, scripted), 1)
+    for run in ((100.0, 101.0, 103.0), (200.0, 201.0), (300.0, 305.0)):
+        watched.begin_run()
+        for now in run:
+            watched.limits(Load(1, 1), now)
+    assert scripted.times == [0.0, 1.0, 3.0, 3.0, 4.0, 4.0, 9.0]
+    assert (watched.steps, watched.seconds, len(watched.last_choices)) == (7, 9.0, 3)
 
 
 @dataclass

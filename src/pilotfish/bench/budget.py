@@ -15,13 +15,12 @@ from pilotfish.bench.drafters import Bench
 from pilotfish.bench.machine import Machine, describe_machine
 from pilotfish.bench.quantization import equal_outputs
 from pilotfish.bench.report import print_table
+from pilotfish.bench.watched import WatchedBudget
 from pilotfish.bench.workload import Job, Prompt
 from pilotfish.config import EngineConfig
-from pilotfish.core.budget import AdaptiveBudget, Budget, Choice, Effort, FixedBudget, Load
-from pilotfish.core.drafter import Drafter, DraftLimits, NoDrafter
+from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
+from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Commit, Step
-from pilotfish.core.tree import TokenTree
 from pilotfish.engine.engine import Sample, make_budget
 
 AUTO = "auto"
@@ -92,52 +91,6 @@ class BudgetReport:
     width: int
     speeds: list[BudgetSpeed]
     auto: list[AutoResult]
-
-
-class WatchedBudget:
-    """An adaptive budget, and what it does in steady load: while `concurrency` sequences sample."""
-
-    def __init__(self, budget: AdaptiveBudget, concurrency: int) -> None:
-        self._budget, self._concurrency = budget, concurrency
-        self._steady_since: float | None = None  # the last step's time, where its load was steady
-        self.clear()
-
-    def clear(self) -> None:
-        """Count from here on; what the budget has learned stays."""
-        self.steps = self.probes = self.changes = 0
-        self.seconds = 0.0
-        self.last_choices: list[Choice] = []  # of each run
-
-    def begin_run(self) -> None:
-        """The time until the next step is no load's."""
-        self._steady_since = None
-        self.last_choices.append(self._budget.choice)
-
-    def limits(self, load: Load, now: float) -> DraftLimits:
-        before = self._budget.changes
-        limits = self._budget.limits(load, now)
-        if load.sequences == self._concurrency:
-            self._count(limits, self._budget.changes - before, now)
-        else:
-            self._steady_since = None
-        return limits
-
-    def _count(self, limits: DraftLimits, changes: int, now: float) -> None:
-        """A step in steady load. A change on its first step is the load's doing."""
-        choice = self._budget.choice
-        if self._steady_since is not None:
-            self.changes += changes
-            self.seconds += now - self._steady_since
-        self._steady_since = now
-        self.steps += 1
-        self.probes += (limits.levels > 0) != (choice.effort is Effort.DRAFT)
-        self.last_choices[-1] = choice
-
-    def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:
-        return self._budget.nodes(load, trees, draft_seconds, levels)
-
-    def observe(self, step: Step, commits: Sequence[Commit], forward_seconds: float) -> None:
-        self._budget.observe(step, commits, forward_seconds)
 
 
 @dataclass(frozen=True)
