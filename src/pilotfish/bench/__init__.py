@@ -1,4 +1,4 @@
-"""Measure and compare: parity, speed, acceptance, and where the time of a step goes."""
+"""Measure and compare: parity, speed, acceptance, budgets, and where the time of a step goes."""
 
 from pilotfish.bench.app import app
 

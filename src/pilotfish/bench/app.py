@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 
 import typer
 
 from pilotfish.command import taking
-from pilotfish.config import DType, EngineConfig, Quantization
+from pilotfish.config import DType, EngineConfig, Quantization, available_cores
 from pilotfish.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Report = TypeVar("Report")
 
-app = typer.Typer(help="Parity, speed, acceptance, a step's profile, quantization, and GPUs.", no_args_is_help=True)
+app = typer.Typer(
+    help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, and GPUs.", no_args_is_help=True
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
@@ -137,6 +139,28 @@ def profile(common: Measured, repeats: RepeatsOption = 20) -> None:
 
 
 @app.command()
+@taking(Measured)
+def budget(
+    common: Measured,
+    concurrency: Annotated[str, typer.Option(help="Sequences at a time, separated by commas.")] = "1,2,4,8,16,32",
+    fixed: Annotated[str, typer.Option(help="Nodes of the fixed trees, separated by commas.")] = "2,4,8,16",
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.8,
+    batches: Annotated[int, typer.Option(min=1, help="Sequences of a round, in multiples of the concurrency.")] = 2,
+    repeats: RepeatsOption = 3,
+) -> None:
+    """Tokens per second with the adaptive budget beside fixed trees and plain decoding, by concurrency."""
+    from pilotfish.bench.budget import Workload, num_sequences, print_budget, run_budget
+    from pilotfish.bench.workload import parse_numbers
+
+    numbers = parse_numbers("concurrency", concurrency), parse_numbers("fixed", fixed)
+    workload = Workload(common.rows(), temperature, common.max_tokens, batches)
+    config = common.engine_config()
+    with _bar(num_sequences(workload, *numbers, repeats)) as done:
+        report = run_budget(config, workload, *numbers, repeats, done=done)
+    _show(report, print_budget, common.out, json=common.json)
+
+
+@app.command()
 def gpu(
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
     repeats: RepeatsOption = 50,
@@ -146,12 +170,33 @@ def gpu(
     """What a step and its attention cost on a CUDA GPU, with random weights."""
     from pilotfish.bench.gpu import TARGETS, cuda_device, print_gpu, run_gpu
 
-    if dtype not in get_args(DType):
-        raise ParameterError("dtype", dtype, " or ".join(get_args(DType)))
+    checked = cast(DType, _checked("dtype", dtype, DType))
     device = cuda_device()
     with _bar(len(TARGETS)) as done:
-        report = run_gpu(device, cast(DType, dtype), repeats, done)
+        report = run_gpu(device, checked, repeats, done)
     _show(report, print_gpu, out, json=json)
+
+
+@app.command()
+def steps(
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: all cores.")] = 2,
+    quantization: Annotated[str, typer.Option(help="Weights: none or int8.")] = EngineConfig.quantization,
+    repeats: RepeatsOption = 20,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """What a step costs on the CPU beside the reading of its weights, kernel by kernel, with random weights."""
+    import torch
+
+    from pilotfish.bench.steps import num_rounds, print_steps, run_steps
+
+    precision = cast(DType, _checked("dtype", dtype, DType))
+    weights = cast(Quantization, _checked("quantization", quantization, Quantization))
+    torch.set_num_threads(threads or available_cores())
+    with _bar(num_rounds(repeats)) as done:
+        report = run_steps(precision, weights, repeats, done=done)
+    _show(report, print_steps, out, json=json)
 
 
 @app.command()
@@ -195,6 +240,13 @@ def memory(
     with _bar(max_requests) as done:
         report = run_memory(config, done)
     _show(report, print_memory, json=json)
+
+
+def _checked(field: str, value: str, kind: Any) -> str:
+    """`value`; ParameterError unless the Literal `kind` has it."""
+    if value not in get_args(kind):
+        raise ParameterError(field, value, " or ".join(get_args(kind)))
+    return value
 
 
 @contextmanager

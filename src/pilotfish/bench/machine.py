@@ -33,13 +33,14 @@ def describe_machine(dtype: DType, *, mebibytes: int = 512, size: int = 2048) ->
     """Probes read `mebibytes` and multiply two matrices of `size` by `size` in `dtype`."""
     import transformers
 
+    read = read_probe(mebibytes)
     return Machine(
         cpu=cpu_name(),
         cores=available_cores(),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         transformers=transformers.__version__,
-        read_gb_per_s=_read_speed(mebibytes),
+        read_gb_per_s=max(read() for _ in range(TRIALS)),
         matmul_gflop_per_s=_matmul_speed(DTYPES[dtype], size),
     )
 
@@ -51,9 +52,10 @@ def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def _read_speed(mebibytes: int) -> float:
+def read_probe(mebibytes: int = 512) -> Callable[[], float]:
+    """Each call reads `mebibytes` from memory and gives GB/s."""
     data = torch.ones(mebibytes * 2**20 // 4)
-    return mebibytes * 2**20 / fastest(data.sum) / 1e9
+    return lambda: data.nbytes / timed(data.sum) / 1e9
 
 
 def _matmul_speed(dtype: torch.dtype, size: int) -> float:

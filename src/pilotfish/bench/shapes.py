@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from pilotfish.config import Quantization
 from pilotfish.model.loader import LoadedModel, load_model
 
 VOCAB = 8192
@@ -61,11 +62,18 @@ SHAPES = {
 }
 
 
-def random_model(shape: LlamaShape, dtype: torch.dtype, device: torch.device, *, eager: bool = False) -> LoadedModel:
+def random_model(
+    shape: LlamaShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    eager: bool = False,
+    quantization: Quantization = "none",
+) -> LoadedModel:
     """Random weights, loaded as any other model is; they pass through a temporary directory."""
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     model = LlamaForCausalLM(shape.config()).to(dtype)
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
-        return load_model(Path(directory), dtype, device, eager=eager)
+        return load_model(Path(directory), dtype, device, eager=eager, quantization=quantization)

@@ -101,7 +101,7 @@ class Engine:
         runner = Runner(self.model, self.memory.slots)
         self.drafter = drafter or self._make_drafter()
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
-        self.worker = TargetWorker(runner, scheduler, self.drafter, self._make_budget(runner))
+        self.worker = TargetWorker(runner, scheduler, self.drafter, make_budget(config, runner, self.drafter))
         self._samples: dict[int, Sample] = {}
         self._next_id = 0
 
@@ -123,18 +123,6 @@ class Engine:
         refuse_unequal_tokenizers(config.target, config.draft)
         runner = Runner(load(config, config.draft), self.memory.slots)
         return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size)
-
-    def _make_budget(self, runner: Runner) -> Budget:
-        config = self.config
-        if isinstance(self.drafter, NoDrafter) or config.budget == "fixed":
-            return FixedBudget(config.nodes, config.levels)
-        lm = next((d for d in drafters_of(self.drafter) if isinstance(d, LMDrafter)), None)
-        level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width)
-        costs = step_costs(runner, config)
-        if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
-            reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"
-            logger.warning(reason, 1000 * level_seconds, 1000 * saved)
-        return AdaptiveBudget(config.nodes, config.levels, costs, level_seconds)
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
         """Attach another drafter, and decide by another budget; EngineError while requests run."""
@@ -254,3 +242,16 @@ def load(config: EngineConfig, directory: Path) -> LoadedModel:
     """Load one of the configured models on the configured device."""
     dtype, device = DTYPES[config.dtype], device_of(config)
     return load_model(directory, dtype, device, eager=config.eager, quantization=config.quantization)
+
+
+def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter) -> Budget:
+    """The budget that `config` describes. An adaptive one has the runners' forwards measured: only while idle."""
+    if isinstance(drafter, NoDrafter) or config.budget == "fixed":
+        return FixedBudget(config.nodes, config.levels)
+    lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
+    level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width)
+    costs = step_costs(runner, config)
+    if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
+        reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"
+        logger.warning(reason, 1000 * level_seconds, 1000 * saved)
+    return AdaptiveBudget(config.nodes, config.levels, costs, level_seconds)

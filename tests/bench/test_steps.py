@@ -1,0 +1,150 @@
+"""The bench of steps, on tiny shapes; no test says how fast."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pilotfish.bench import app, steps
+from pilotfish.bench.kernels import KINDS, bytes_read, kernel_seconds
+from pilotfish.bench.machine import Machine
+from pilotfish.bench.profile import CONTEXT, step_rows
+from pilotfish.bench.shapes import SHAPES, VOCAB, LlamaShape, random_model
+from pilotfish.bench.steps import (
+    LEVELS,
+    PROFILED,
+    TIMED,
+    WIDTH,
+    Case,
+    DraftLevels,
+    Round,
+    forward_time,
+    kernel_time,
+    print_steps,
+    run_steps,
+)
+from pilotfish.errors import InputError
+from pilotfish.model.native import load_kernels
+from pilotfish.model.runner import Runner, SequenceRows
+
+CPU = torch.device("cpu")
+MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
+TINY = LlamaShape(layers=2, hidden=64, heads=2, kv_heads=1, ffn=96)
+needs_kernels = pytest.mark.skipif(not load_kernels(), reason="no C++ compiler")
+
+
+@pytest.fixture
+def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SHAPES:
+        monkeypatch.setitem(SHAPES, name, TINY)
+    monkeypatch.setattr(steps, "read_probe", lambda: lambda: 10.0)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("tiny_shapes")
+def test_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    done: list[str] = []
+    report = run_steps("bfloat16", "none", 2, MACHINE, done.append)
+    assert len(done) == steps.num_rounds(2)
+    assert [(one.shape, one.rows) for one in report.forwards] == [(case.shape, case.rows) for case in TIMED]
+    for one in report.forwards:
+        assert one.read_bytes == TINY.read_bytes(CONTEXT + one.rows, 2)
+        assert one.floor_ms == pytest.approx(one.read_bytes / 10.0 / 1e6)
+        assert one.milliseconds > 0 and (one.of_one_row == 1) == (one.rows == 1)
+    assert [(one.shape, one.rows) for one in report.profiles] == [(case.shape, case.rows) for case in PROFILED]
+    for profile in report.profiles:
+        assert tuple(kernel.kind for kernel in profile.kernels) == KINDS
+        assert all(kernel.milliseconds > 0 for kernel in profile.kernels)
+    assert report.draft.rows == WIDTH and report.draft.forward_ms > 0
+    print_steps(report)
+    assert "whole level" in capsys.readouterr().out
+
+
+@needs_kernels
+@pytest.mark.usefixtures("tiny_shapes")
+def test_command(tmp_path: Path) -> None:
+    out = tmp_path / "steps.json"
+    arguments = ["--repeats", "1", "--threads", "1", "--quantization", "int8", "--dtype", "float32", "--json"]
+    result = CliRunner().invoke(app, ["steps", *arguments, "--out", str(out)])
+    assert result.exit_code == 0 and json.loads(result.stdout) == json.loads(out.read_text())
+    report = json.loads(result.stdout)
+    assert (report["dtype"], report["quantization"], report["machine"]["threads"]) == ("float32", "int8", 1)
+
+
+@pytest.mark.parametrize("arguments", [["--dtype", "int8"], ["--quantization", "int4"], ["--quantization", "fp8"]])
+def test_bad_usage(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["steps", *arguments])
+    assert isinstance(result.exception, InputError) and "\n" not in str(result.exception)
+
+
+def test_it_is_refused_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "load_kernels", lambda: False)
+    with pytest.raises(InputError, match="kernels"):
+        run_steps("float32", "none", 1, MACHINE)
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    """Medians of ratios, which are not ratios of medians."""
+    one, many = Case("88m", 1), Case("88m", 16)
+    kernels = {many: {"linear": 0.5}}
+    rounds = [Round(*values, 0.0, 0.0, kernels) for values in ((1.0, {one: 1.0, many: 2.0}),
+              (2.0, {one: 4.0, many: 4.0}), (4.0, {one: 1.0, many: 8.0}))]  # fmt: skip
+    time = forward_time(many, 10**9, rounds)
+    assert (time.milliseconds, time.of_one_row) == (4000.0, 2.0)
+    assert (time.floor_ms, time.share_of_floor) == (500.0, 0.125)  # of 1/2, 1/8 and 1/32
+    kernel = kernel_time(many, "linear", 10**9, rounds)
+    assert (kernel.milliseconds, kernel.gb_per_s, kernel.floor_ms) == (500.0, 2.0, 500.0)
+    assert kernel_time(many, "linear", 0, rounds).gb_per_s is None
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_read(dtype: torch.dtype) -> None:
+    """By kind it adds up to the shape's; int8 weights are bytes, with a float32 scale for each output."""
+    plain, int8 = (bytes_read(random_model(TINY, dtype, CPU, quantization=q), 7) for q in ("none", "int8"))
+    assert sum(plain.values()) == TINY.read_bytes(7, dtype.itemsize)
+    assert plain["lm_head"] == dtype.itemsize * VOCAB * TINY.hidden
+    assert int8["lm_head"] == (TINY.hidden + 4) * VOCAB
+    assert int8["gated_mlp"] == TINY.layers * (3 * TINY.hidden * TINY.ffn + 4 * (2 * TINY.ffn + TINY.hidden))
+    assert {kind: int8[kind] for kind in ("attention", "norms")} == {
+        kind: plain[kind] for kind in ("attention", "norms")
+    }
+
+
+@needs_kernels
+def test_clocks_change_nothing_and_go_away() -> None:
+    runner = Runner(random_model(TINY, torch.float32, CPU), 300)
+    step = step_rows(runner, 5)
+    before = [getattr(torch.ops.pilotfish, name) for name in ("linear", "gated_mlp", "rotate")]
+    embedding = torch.nn.functional.embedding
+    logits, kept = runner.forward([step]), []
+    run = runner.run
+    runner.run = lambda batches: kept.append(run(batches))  # type: ignore[method-assign,assign,func-returns-value]
+    seconds = kernel_seconds(runner, step)
+    assert torch.equal(kept[0], logits)
+    assert all(spent > 0 for spent in seconds.values()) and tuple(seconds) == KINDS
+    assert [getattr(torch.ops.pilotfish, name) for name in ("linear", "gated_mlp", "rotate")] == before
+    assert torch.nn.functional.embedding is embedding
+
+
+@needs_kernels
+def test_every_level_of_the_draft_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = DraftLevels(random_model(TINY, torch.float32, CPU))
+    rows: list[int] = []
+    forward = levels.drafter.runner.forward
+
+    def counted(sequences: list[SequenceRows]) -> torch.Tensor:
+        rows.append(sum(one.num_rows for one in sequences))
+        return forward(sequences)
+
+    monkeypatch.setattr(levels.drafter.runner, "forward", counted)
+    levels.seconds()
+    assert rows == [CONTEXT - 1, 1, 1, *[WIDTH] * (LEVELS - 1)]
+    levels.drafter.check()
+    assert levels.drafter.pool.num_free == levels.drafter.pool.capacity
+    assert dataclasses.asdict(levels.drafter.shape)["width"] == WIDTH
