@@ -61,7 +61,8 @@ def test_beliefs_are_corrected(believed: float, true: float) -> None:
         accepted = 0
         while accepted < 4 and rng.random() < true:
             accepted += 1
-        calibration.observe(chain(believed, 4), range(1, 1 + accepted))
+        scores = chain(believed, 4).scores[1:]
+        calibration.observe(scores, scores[:accepted])
     got = calibration.chances(chain(believed, 4).scores[1:])
     np.testing.assert_allclose(got[:2], [true, true**2], atol=0.08)
 
@@ -69,15 +70,15 @@ def test_beliefs_are_corrected(believed: float, true: float) -> None:
 def test_a_tree_without_nodes_teaches_nothing() -> None:
     calibration = Calibration()
     before = calibration.chances([-0.1, -2.0])
-    calibration.observe(TokenTree(), [])
+    calibration.observe([], [])
     np.testing.assert_array_equal(before, calibration.chances([-0.1, -2.0]))
 
 
 def test_gains_are_cumulated_means_by_rank() -> None:
     curve = GainCurve(4, 0.9, 0.5)
     for _ in range(500):
-        curve.observe(np.array([0.2, 0.6]))
-    np.testing.assert_allclose(curve.gain(np.array([0.0, 0.5, 1.0, 2.0, 4.0])), [0, 0.3, 0.6, 0.8, 0.8], atol=0.01)
+        curve.observe(np.array([0.2, 0.6, 0.6, 0.2, 0.0]), [2, 2, 1])
+    np.testing.assert_allclose(curve.gain(np.array([0.0, 0.5, 1.0, 2.0, 4.0])), [0, 0.2, 0.4, 0.533, 0.533], atol=0.01)
 
 
 def test_seconds_by_size_use_the_nearest_size() -> None:

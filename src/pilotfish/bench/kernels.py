@@ -21,6 +21,7 @@ OPS = {
     "gated_mlp": "gated_mlp",
     "tree_attention": "attention",
     "rms_norm": "norms",
+    "add_rms_norm": "norms",
     "rotate": "rotate",
 }
 #: What a forward's time is divided into. `rows` fills its tensors; `other` is all that is in no kernel: Python, and

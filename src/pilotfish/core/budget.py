@@ -42,8 +42,8 @@ class Budget(Protocol):
     def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:
         """How many of the trees' best nodes to verify. Drafting them took `draft_seconds` and `levels` forwards."""
 
-    def observe(self, step: Step, commits: Sequence[Commit], forward_seconds: float) -> None:
-        """What the step's forward took and what it committed."""
+    def observe(self, step: Step, commits: Sequence[Commit], seconds: float) -> None:
+        """What the step took without drafting, and what it committed."""
 
 
 class FixedBudget:
@@ -58,7 +58,7 @@ class FixedBudget:
     def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:  # noqa: ARG002
         return self._nodes * load.sequences
 
-    def observe(self, step: Step, commits: Sequence[Commit], forward_seconds: float) -> None:
+    def observe(self, step: Step, commits: Sequence[Commit], seconds: float) -> None:
         """Nothing is learned."""
 
 
@@ -90,6 +90,7 @@ class AdaptiveBudget:
     MARGIN, DWELL = 0.03, 1.0
     PROBE_STEPS, FIRST_PROBE, LAST_PROBE = 4, 2.0, 16.0
     FIRST_STEPS = 16  # of drafting, before anything is decided
+    REVIEW = 0.05  # seconds for which an expectation holds while as many sequences sample
 
     def __init__(self, nodes: int, levels: int, costs: StepCosts, level_seconds: float) -> None:
         """At most `nodes` a tree and `levels` of drafting, each of which is believed to take `level_seconds`."""
@@ -101,7 +102,8 @@ class AdaptiveBudget:
         self.choice = Choice(Effort.DRAFT, nodes)
         self.changes = 0
         self._changed_at = -self.DWELL
-        self._sequences = 0  # of the last step
+        self._sequences = 0  # at the last review
+        self._reviewed_at = 0.0
         self._probes = Probes(self.FIRST_STEPS, self.PROBE_STEPS, self.FIRST_PROBE, self.LAST_PROBE)
         self._effort = Effort.NONE  # of this step
         self._resumed = False  # whether this step's draft had to catch up
@@ -113,18 +115,24 @@ class AdaptiveBudget:
     def limits(self, load: Load, now: float) -> DraftLimits:
         if not load.sequences:
             return DraftLimits(0, 0, 0, 0.0)
-        expected = self._expected(load)
         probed = self._probes.effort(self.choice.effort, now)
-        if probed is None:
-            self._choose(load, expected, now)
+        if load.sequences != self._sequences or now - self._reviewed_at >= self.REVIEW:
+            self._review(load, now, may_change=probed is None)
         before, self._effort = self._effort, probed or self.choice.effort
         self._resumed = before is not Effort.DRAFT
         if probed in self._gains and before is not probed:
             self._gains[probed].forget()
-        self._price = expected.get(self.choice, 0.0)
         self._total = self._nodes * load.sequences if probed else self.choice.bucket
         levels = self._levels if self._effort is Effort.DRAFT else 0
         return DraftLimits(min(self._nodes, self._total), self._total, levels, self._price)
+
+    def _review(self, load: Load, now: float, *, may_change: bool) -> None:
+        """Look at what the choices are worth now, and at the price of time."""
+        expected = self._expected(load)
+        if may_change:
+            self._choose(load, expected, now)
+        self._price = expected.get(self.choice, 0.0)
+        self._sequences, self._reviewed_at = load.sequences, now
 
     def _expected(self, load: Load) -> dict[Choice, float]:
         """Tokens a second of every choice whose bucket the trees could fill."""
@@ -146,7 +154,7 @@ class AdaptiveBudget:
     def _choose(self, load: Load, expected: dict[Choice, float], now: float) -> None:
         """Take the best choice where it is due."""
         best = max(expected, key=lambda choice: expected[choice])
-        steady, self._sequences = load.sequences == self._sequences, load.sequences
+        steady = load.sequences == self._sequences
         if best == self.choice or (steady and now - self._changed_at < self.DWELL):
             return
         if expected[best] < (1 + self.MARGIN) * expected.get(self.choice, 0.0):
@@ -160,12 +168,11 @@ class AdaptiveBudget:
     def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:
         if not trees or self._effort is Effort.NONE:
             return 0
-        chances = [self._calibration.chances(tree.scores[1:]) for tree in trees]
-        for of_tree in chances:
-            self._gains[self._effort].observe(of_tree)
+        chances = self._calibration.chances([score for tree in trees for score in tree.scores[1:]])
+        self._gains[self._effort].observe(chances, [len(tree) for tree in trees])
         if not self._resumed:  # or the time has the draft's catching up in it
             self._level_seconds[self._effort].observe(load.sequences, draft_seconds / max(levels, 1))
-        return self._worthwhile(load, np.sort(np.concatenate(chances))[::-1][: self._total])
+        return self._worthwhile(load, np.sort(chances)[::-1][: self._total])
 
     def _worthwhile(self, load: Load, ranked: Floats) -> int:
         """How many of the best nodes give more than their rows' time would give otherwise."""
@@ -175,12 +182,12 @@ class AdaptiveBudget:
 
     # -- after
 
-    def observe(self, step: Step, commits: Sequence[Commit], forward_seconds: float) -> None:
-        self._costs.observe(step.num_rows, forward_seconds)
-        trees = {rows.request.id: rows.tree for rows in step.rows}
-        for commit in commits:
-            tree = trees[commit.request.id]
-            self._calibration.observe(tree, tree.follow(commit.tokens))
+    def observe(self, step: Step, commits: Sequence[Commit], seconds: float) -> None:
+        self._costs.observe(step.num_rows, seconds)
+        trees = {rows.request.id: rows.tree for rows in step.rows if len(rows.tree)}
+        verified = [score for tree in trees.values() for score in tree.scores[1:]]
+        paths = [(trees[c.request.id], c.tokens) for c in commits if c.request.id in trees]
+        self._calibration.observe(verified, [tree.scores[n] for tree, tokens in paths for n in tree.follow(tokens)])
 
 
 class Probes:

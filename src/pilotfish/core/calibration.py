@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.tree import TokenTree
-
 Floats = NDArray[np.float64]
 
 
@@ -82,14 +80,14 @@ class Calibration:
         table = (self._hits + self._prior) / (self._seen + self.PRIOR)
         return np.asarray(table[self._bins(scores)])
 
-    def observe(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """A verified tree, of which the nodes `accepted` were on the accepted path."""
-        if not len(tree):
+    def observe(self, verified: Sequence[float], accepted: Sequence[float]) -> None:
+        """Scores of the nodes that a step verified, and of those among them that were on an accepted path."""
+        if not verified:
             return
         self._hits *= self.DECAY
         self._seen *= self.DECAY
-        np.add.at(self._seen, self._bins(tree.scores[1:]), 1.0)
-        np.add.at(self._hits, self._bins([tree.scores[node] for node in accepted]), 1.0)
+        self._seen += np.bincount(self._bins(verified), minlength=self.BINS)
+        self._hits += np.bincount(self._bins(accepted), minlength=self.BINS)
 
     def _bins(self, scores: Sequence[float]) -> NDArray[np.int64]:
         depths = -np.asarray(scores, np.float64) / self.WIDTH
@@ -106,13 +104,15 @@ class GainCurve:
         self._by_rank = first * falls ** np.arange(nodes)
         self._count = 0
 
-    def observe(self, chances: Floats) -> None:
-        """Chances of one proposed tree's nodes."""
-        self._count += 1
-        ranked = np.zeros(len(self._by_rank))
-        best = np.sort(chances)[::-1][: len(ranked)]
-        ranked[: len(best)] = best
-        self._by_rank += max(self.RATE, 1 / (self._count + 3)) * (ranked - self._by_rank)
+    def observe(self, chances: Floats, sizes: Sequence[int]) -> None:
+        """Chances of the nodes of a step's trees, one tree after the other, `sizes` nodes each."""
+        table = np.zeros((len(sizes), max(len(self._by_rank), *sizes)))
+        table[np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(size) for size in sizes])] = chances
+        table.sort(axis=1)
+        ranked = table[:, ::-1][:, : len(self._by_rank)].mean(axis=0)
+        self._count += len(sizes)
+        share = 1 - (1 - max(self.RATE, 1 / (self._count + 3))) ** len(sizes)
+        self._by_rank += share * (ranked - self._by_rank)
 
     def forget(self) -> None:
         """Believe less of what was seen: it is some time ago."""

@@ -16,6 +16,7 @@ from pilotfish.model import (
     attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
     experts,
     graphs,
+    lean,
     native,
 )
 from pilotfish.model.features import LayerGroup, layer_groups, refuse_unsupported
@@ -72,6 +73,8 @@ def load_model(
         native.use_kernels(module)
     else:
         experts.use_library_experts(module)
+    if use_native and lean.is_plain(module):
+        module = lean.LeanDecoder(module, shape.context)
     _own_memory(module)
     recordable = not eager and device.type == "cuda" and graphs.recordable(config)
     return LoadedModel(module, shape, generation, parameters, dtype, device, use_native, recordable)

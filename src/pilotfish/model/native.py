@@ -3,6 +3,7 @@
     torch.ops.pilotfish.linear          rows @ packed weights, a row's bits independent of the other rows
     torch.ops.pilotfish.gated_mlp       (silu(rows @ gate) * (rows @ up)) @ down, likewise
     torch.ops.pilotfish.rms_norm        one call instead of six
+    torch.ops.pilotfish.add_rms_norm    of a residual stream, after adding to it
     torch.ops.pilotfish.rotate          rotary position embedding in place
     torch.ops.pilotfish.gate_silu       silu(gate) * up; gate_gelu, gate_clamped likewise
     torch.ops.pilotfish.softcap         cap * tanh(x / cap)
@@ -203,17 +204,24 @@ class PackedAttention(torch.nn.Module):
         kv: KVPool,
         **_: object,
     ) -> tuple[torch.Tensor, None]:
-        """hidden_states [1, rows, K], cos and sin [1, rows, rotated part of a head or half of it] -> [1, rows, K].
-        Writes KV to the pool."""
-        rows = self.joined(hidden_states[0]).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
+        """As transformers calls it: hidden_states [1, rows, K], cos and sin [1, rows, …] -> [1, rows, K]."""
+        cos, sin = position_embeddings
+        return self.attend(hidden_states[0], cos[0], sin[0], placement, kv)[None], None
+
+    def attend(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, placement: Placement, kv: KVPool
+    ) -> torch.Tensor:
+        """hidden [rows, K], cos and sin [rows, rotated part of a head or half of it] -> [rows, K]. Writes KV to the
+        pool."""
+        rows = self.joined(hidden).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        cos, sin = position_embeddings[0][0], position_embeddings[1][0]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = norm_heads(self.q_norm, q), norm_heads(self.k_norm, k)
         for x in (q, k):
             torch.ops.pilotfish.rotate(x[..., : self.rotated_per_angle * cos.shape[1]], cos, sin)
         out = attend(torch.ops.pilotfish.tree_attention, self.layer, q, k, v, self.scoring, placement, kv)
-        return self.out(out.view(1, -1, self.heads * self.head_dim)), None
+        attended: torch.Tensor = self.out(out.view(-1, self.heads * self.head_dim))
+        return attended
 
 
 def use_kernels(model: Any) -> None:

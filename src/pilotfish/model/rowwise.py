@@ -41,6 +41,10 @@ class FusedRMSNorm(torch.nn.Module):
         """x [..., size] -> [..., size]."""
         return torch.ops.pilotfish.rms_norm(x, self.weight, self.eps)  # type: ignore[no-any-return]
 
+    def of_sum(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Adds x to the residual in place, and norms that. Both [rows, size]."""
+        return torch.ops.pilotfish.add_rms_norm(residual, x, self.weight, self.eps)  # type: ignore[no-any-return]
+
 
 def norm_heads(norm: FusedRMSNorm, x: torch.Tensor) -> torch.Tensor:
     """Each head's norm, or one over all heads: as wide as its weight. x [rows, heads, head_dim] -> like x."""

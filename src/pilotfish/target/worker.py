@@ -82,7 +82,6 @@ class TargetWorker:
             raise
         verified = self._clock()
         committed = self.scheduler.commit(step, sampled)
-        self.budget.observe(step, committed, computed - prepared)
         commits = [_with_logprobs(c, logits, kept) for c in committed]
         for commit in commits:
             self._tell_drafter(commit)
@@ -92,7 +91,9 @@ class TargetWorker:
         self.times.rows += prepared - scheduled
         self.times.forward += computed - prepared
         self.times.verify += verified - computed
-        self.times.commit += self._clock() - verified
+        ended = self._clock()
+        self.times.commit += ended - verified
+        self.budget.observe(step, committed, ended - began - (drafted - planned))
         return commits
 
     def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
