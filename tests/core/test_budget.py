@@ -142,7 +142,7 @@ def test_a_draft_that_becomes_good_comes_back() -> None:
         device.step(budget, 2)
     assert budget.choice.effort is not Effort.DRAFT
     device.chance = 0.9
-    for _ in range(1000):
+    for _ in range(1500):
         device.step(budget, 2)
     assert budget.choice.effort is Effort.DRAFT
 

@@ -88,8 +88,8 @@ class AdaptiveBudget:
     """
 
     MARGIN, DWELL = 0.03, 1.0
-    PROBE_STEPS, FIRST_PROBE, LAST_PROBE = 4, 2.0, 16.0
-    FIRST_STEPS = 16  # of drafting, before anything is decided
+    PROBE_STEPS, FIRST_PROBE, LAST_PROBE = 4, 2.0, 8.0
+    FIRST_STEPS = 16  # of drafting, then half as many without, before anything is decided
     REVIEW = 0.05  # seconds for which an expectation holds while as many sequences sample
 
     def __init__(self, nodes: int, levels: int, costs: StepCosts, level_seconds: float) -> None:
@@ -192,17 +192,17 @@ class AdaptiveBudget:
 
 class Probes:
     """When to try an effort that is not chosen: guesses, for what they bring, and none, for what a plain step
-    costs. The draft is tried at the very start."""
+    costs. Each is tried at the very start."""
 
     def __init__(self, first_steps: int, steps: int, first: float, last: float) -> None:
-        """`first_steps` at the start, then `steps` at a time: `first` seconds after a change of choice and at twice the
-        distance each time up to `last`."""
+        """`first_steps` of the draft at the start, then `steps` at a time: `first` seconds after a change of choice and
+        at twice the distance each time up to `last`."""
         self._steps, self._first, self._last = steps, first, last
-        self._left = first_steps
-        self._effort = Effort.DRAFT
+        start = {Effort.DRAFT: first_steps, Effort.NONE: first_steps // 2, Effort.FREE: steps}
+        self._coming = [effort for effort, count in start.items() for _ in range(count)]
         self._turn = 0
         self._distance = first
-        self._due = 0.0
+        self._due = first
 
     def restart(self, now: float) -> None:
         """The choice has changed."""
@@ -211,14 +211,10 @@ class Probes:
 
     def effort(self, chosen: Effort, now: float) -> Effort | None:
         """The effort to try in this step; None: the chosen one."""
-        if self._left == 0 and now >= self._due:
-            others = [effort for effort in Effort if effort is not chosen]
+        if not self._coming and now >= self._due:
+            others = [effort for effort in (Effort.DRAFT, Effort.NONE, Effort.FREE) if effort is not chosen]
             self._turn += 1
-            self._effort = others[self._turn % len(others)]
-            self._left = self._steps
+            self._coming = [others[self._turn % len(others)]] * self._steps
             self._distance = min(2 * self._distance, self._last)
             self._due = now + self._distance
-        if self._left == 0:
-            return None
-        self._left -= 1
-        return self._effort
+        return self._coming.pop(0) if self._coming else None

@@ -21,6 +21,7 @@ class StepCosts:
     """
 
     RATE = 0.1  # share of an observed deviation that is taken over; of a knot's first ones more
+    COMMON = 0.7  # of that what all knots take over: longer contexts and busier machines slow every forward
     OUTLIER = 2.0  # deviations beyond this factor count as this factor: a descheduled step says nothing
 
     def __init__(self, seconds: Mapping[int, float], padded: Callable[[int], int] = lambda rows: rows) -> None:
@@ -44,9 +45,10 @@ class StepCosts:
     def observe(self, rows: int, seconds: float) -> None:
         """A forward of `rows` took `seconds`."""
         ratio = min(max(seconds / self.at(rows), 1 / self.OUTLIER), self.OUTLIER)
+        self._seconds *= ratio ** (self.RATE * self.COMMON)
         for knot, weight in self._neighbours(self._padded(rows)):
             self._counts[knot] += weight
-            seen = self._seconds[knot] * ratio ** (weight * max(self.RATE, 1 / self._counts[knot]))
+            seen = self._seconds[knot] * ratio ** (weight * (1 - self.COMMON) * max(self.RATE, 1 / self._counts[knot]))
             self._seconds[:knot] = np.minimum(self._seconds[:knot], seen)
             self._seconds[knot:] = np.maximum(self._seconds[knot:], seen)
             self._seconds[knot] = seen
