@@ -31,6 +31,22 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def parse_cores(text: str) -> frozenset[int]:
+    """Core numbers of "0,2-3"; ParameterError for what is no such list, and for cores that the process may not use."""
+    if text == "":
+        return frozenset()
+    may_use = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    chosen: set[int] = set()
+    for part in str(text).split(","):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) - int(first) > 1 << 12:
+            raise ParameterError("cores", text, "core numbers and ranges, as in 0,2-3")
+        chosen |= set(range(int(first), int(last or first) + 1))
+    if not chosen or not chosen <= may_use:
+        raise ParameterError("cores", text, f"cores of {', '.join(map(str, sorted(may_use)))}")
+    return frozenset(chosen)
+
+
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -58,7 +74,8 @@ class EngineConfig:
     dtype: DType = "bfloat16"
     quantization: Quantization = "none"
     device: str = "cpu"
-    threads: int = 0  # 0: the cores that the process may use
+    threads: int = 0  # 0: as many as cores
+    cores: str = ""  # as in "0,2-3"; "": all that the process may use
     kv_slots: int = 0  # 0: planned
     memory: float = 0.0  # GiB; 0: most of what is available
     max_rows: int = 256
@@ -85,6 +102,7 @@ class EngineConfig:
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ParameterError(field, value, f"an integer {low} to {high}")
         self._check_memory()
+        parse_cores(self.cores)
         needs_draft = "lm" in self.drafters  # which checks them
         if self.mode == "sync" and needs_draft and self.draft is None:
             allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"
@@ -102,5 +120,10 @@ class EngineConfig:
         return drafter_kinds(self.drafter)
 
     @property
+    def core_set(self) -> frozenset[int]:
+        """The cores to run on; empty: as the process is."""
+        return parse_cores(self.cores)
+
+    @property
     def num_threads(self) -> int:
-        return self.threads or available_cores()
+        return self.threads or len(self.core_set) or available_cores()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -232,3 +233,44 @@ def _assert_refused(result, named: str) -> None:
     assert (result.code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("pilotfish: ") and named in result.stderr
+
+
+def test_a_timeline_is_written(generate, tmp_path: Path) -> None:
+    file = tmp_path / "timeline.json"
+    assert generate("--prompt", "x = 1", "--profile", file).code == 0
+    assert any(event.get("name", "").startswith("aten::") for event in json.loads(file.read_text())["traceEvents"])
+
+
+def test_memory_is_told_to_people(pilotfish, llama: Path) -> None:
+    result = pilotfish("generate", "--target", llama, "--prompt", "x", "--max-tokens", 2, "--kv-slots", 512)
+    assert result.stdout.startswith("memory: weights ") and "512 KV slots" in result.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--repetition-penalty", 0], "repetition_penalty"),
+        (["--logit-bias", "a=1"], "logit_bias"),
+        (["--logit-bias", "3=1000"], "logit_bias"),
+        (["--allowed-token-id", 99999], "allowed_token_ids"),
+        (["--min-tokens", 9], "min_tokens"),
+        (["--bad-word", ""], "bad_words"),
+        (["--logprobs", 21], "logprobs"),
+        (["--cores", "0-9999"], "cores"),
+        (["--memory", -1], "memory"),
+        (["--budget", "all"], "budget"),
+    ],
+)
+def test_more_that_cannot_be_is_refused_in_one_line(generate, options: list[object], field: str) -> None:
+    result = generate("--prompt", "x", *options)
+    assert result.code == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"pilotfish: {field}: ") and len(result.stderr.splitlines()) == 1
+
+
+def test_rules_and_log_probabilities(generate) -> None:
+    options = ("--allowed-token-id", 65, "--allowed-token-id", 66, "--bad-token-id", 66, "--logprobs", 1)
+    (row,) = generate("--prompt", "x", *options, "--prompt-logprobs", 0, "--ignore-eos").rows
+    assert set(row["token_ids"]) == {65}
+    assert [entry["token_id"] for entry in row["logprobs"]] == row["token_ids"]
+    assert len(row["prompt_logprobs"]) == row["prompt_tokens"] - 1
+    assert all(len(entry["top"]) == 1 and entry["rank"] >= 1 for entry in row["logprobs"])

@@ -188,6 +188,30 @@ def test_preemption_changes_nothing(llama: Path, draft: Path, name: str) -> None
         assert sample.prompt_logprobs == expected.prompt_logprobs
 
 
+@pytest.mark.parametrize("name", ["lm + ngram", "random"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama"])
+def test_preemption_changes_nothing_in_other_architectures(
+    tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, name: str
+) -> None:
+    engine = drafting(name, tiny_models[kind], tiny_drafts[kind], kv_slots=150)
+    engine.worker.scheduler.headroom = 1
+    samples = [engine.submit(SNIPPETS[case[0]], params(case))[0] for case in MIXED]
+    while engine.busy:
+        engine.step()
+    assert sum(sample.request.stats.preemptions for sample in samples) > 1
+    assert [sample.token_ids for sample in samples] == mixed_alone(tiny_models[kind])
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", ["lm + ngram", "suffix"])
+def test_a_budget_that_chooses_changes_nothing(llama: Path, draft: Path, name: str) -> None:
+    engine = drafting(name, llama, draft, budget="auto")
+    for shift in range(len(SETTINGS)):
+        cases = [(i, (i + shift) % len(SETTINGS)) for i in range(len(SNIPPETS))]
+        assert generate(engine, cases, together=True) == [alone(llama)[case] for case in cases]
+    assert_idle(engine)
+
+
 def test_samples_are_those_of_their_seeds(llama: Path, draft: Path) -> None:
     several = [params((0, 1), n=3), params((1, 2), n=2)]
     plain = run(make_engine(llama), SNIPPETS[:2], several)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pilotfish.cli.options import Handling
 from pilotfish.cli.show import Printer, report, shown_when_slow, status
 from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
@@ -62,20 +68,18 @@ def generate_rows(
     sampling: dict[str, Any],
     rows: Sequence[Row],
     printer: Printer,
-    *,
-    cache_salt: str | None,
-    concurrency: int,
-    raw: bool,
+    handling: Handling,
 ) -> bool:
     """Load the models, print each row as it ends; whether all rows could be served. `sampling` holds the fields
     of SamplingParams that were given."""
     with status(f"loading {config.target}"):
         engine = Engine(config)
+    printer.begin(engine.memory.describe())
     params = engine.sampling_params(**sampling)
     served = 0
-    with shown_when_slow(printer.progress(len(rows))) as bar:
+    with shown_when_slow(printer.progress(len(rows))) as bar, timeline(handling.profile):
         task = bar.add_task("rows", total=len(rows))
-        for outcome in run_rows(engine, rows, params, cache_salt=cache_salt, concurrency=concurrency, raw=raw):
+        for outcome in run_rows(engine, rows, params, handling):
             if isinstance(outcome, BadRow):
                 report(outcome)
             else:
@@ -86,23 +90,33 @@ def generate_rows(
     return served == len(rows)
 
 
+@contextmanager
+def timeline(path: Path | None) -> Iterator[None]:
+    """Record every operation meanwhile into a file that Perfetto and chrome://tracing open; nothing without a path."""
+    if path is None:
+        yield
+        return
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profile(activities=activities) as recorded:
+        yield
+    recorded.export_chrome_trace(str(path))
+
+
 def run_rows(
     engine: Engine,
     rows: Iterable[Row],
     params: SamplingParams,
-    *,
-    cache_salt: str | None = None,
-    concurrency: int,
-    raw: bool,
+    handling: Handling,
 ) -> Iterator[Finished | BadRow]:
-    """Each row as it ends, at most `concurrency` of them submitted. One that cannot be served harms no other."""
+    """Each row as it ends, at most `handling.concurrency` of them submitted. One that cannot be served harms no
+    other."""
     waiting, running = deque(rows), dict[str, tuple[Row, list[Sample]]]()
     while waiting or running:
-        while waiting and len(running) < concurrency:
+        while waiting and len(running) < handling.concurrency:
             row = waiting.popleft()
             try:
-                prompt = prompt_of(row, engine.tokenizer, raw=raw)
-                running[row.place] = row, engine.submit(prompt, params, cache_salt)
+                prompt = prompt_of(row, engine.tokenizer, raw=handling.raw)
+                running[row.place] = row, engine.submit(prompt, params, handling.cache_salt)
             except InputError as error:
                 yield BadRow(row.place, str(error))
         if running:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pilotfish.cli.options import EngineOptions, JsonOption, SamplingOptions
+from pilotfish.cli.options import EngineOptions, Handling, JsonOption, SamplingOptions
 from pilotfish.cli.show import JsonPrinter, TextPrinter, report
 from pilotfish.command import taking
 from pilotfish.config import EngineConfig
@@ -31,6 +31,7 @@ def generate(
     cache_salt: Annotated[str | None, typer.Option(help="The tenant from whose outputs suffix guesses.")] = None,
     concurrency: Annotated[int, typer.Option(help="Rows that run at a time.")] = 1,
     raw: Annotated[bool, typer.Option("--raw", help="Apply no chat template to turns.")] = False,
+    profile: Annotated[Path | None, typer.Option(help="Write a timeline of all operations to this file.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Continue prompts. With --json one object a line: id, token_ids, text, finish_reason, seed, stats."""
@@ -44,7 +45,8 @@ def generate(
         raise InputError("logprobs: they are reported with --json only")
     rows = _rows(prompt, prompts)
     config = engine.config(concurrency)
-    if not _run(config, given, rows, cache_salt=cache_salt, concurrency=concurrency, raw=raw, json=json):
+    handling = Handling(cache_salt=cache_salt, concurrency=concurrency, raw=raw, profile=profile)
+    if not _run(config, given, rows, handling, json=json):
         raise typer.Exit(2)
 
 
@@ -60,10 +62,8 @@ def _run(
     config: EngineConfig,
     sampling: dict[str, Any],
     rows: list[Row | BadRow],
+    handling: Handling,
     *,
-    cache_salt: str | None,
-    concurrency: int,
-    raw: bool,
     json: bool,
 ) -> bool:
     """Run the rows that can be run; whether that was all of them."""
@@ -76,5 +76,5 @@ def _run(
     from pilotfish.cli.batch import generate_rows
 
     printer = JsonPrinter() if json else TextPrinter()
-    all_served = generate_rows(config, sampling, good, printer, cache_salt=cache_salt, concurrency=concurrency, raw=raw)
+    all_served = generate_rows(config, sampling, good, printer, handling)
     return all_served and len(good) == len(rows)

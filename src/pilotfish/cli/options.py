@@ -43,6 +43,7 @@ class EngineOptions:
     quantization: QuantizationOption = EngineConfig.quantization
     device: DeviceOption = EngineConfig.device
     threads: ThreadsOption = EngineConfig.threads
+    cores: Annotated[str, typer.Option(help="Cores to run on, as in 0,2-3.  [default: all]")] = EngineConfig.cores
     kv_slots: KVSlotsOption = EngineConfig.kv_slots
     memory: MemoryOption = EngineConfig.memory
     eager: EagerOption = False
@@ -64,6 +65,7 @@ class EngineOptions:
             quantization=cast(Quantization, self.quantization),
             device=self.device,
             threads=self.threads,
+            cores=self.cores,
             kv_slots=self.kv_slots,
             memory=self.memory,
             max_requests=max(concurrency, EngineConfig.max_requests),
@@ -131,6 +133,16 @@ def _bias(pair: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError as error:
         raise ParameterError("logit_bias", pair, "ID=BIAS, as in 42=-5.5") from error
+
+
+@dataclass(frozen=True)
+class Handling:
+    """How the rows of `generate` are run."""
+
+    cache_salt: str | None
+    concurrency: int
+    raw: bool
+    profile: Path | None
 
 
 @dataclass(frozen=True)

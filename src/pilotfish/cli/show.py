@@ -37,6 +37,8 @@ def report(row: BadRow) -> None:
 class Printer(Protocol):
     """Prints rows as they end."""
 
+    def begin(self, memory: str) -> None: ...
+
     def row(self, finished: Finished) -> None: ...
 
     def end(self) -> None: ...
@@ -46,6 +48,9 @@ class Printer(Protocol):
 
 class JsonPrinter:
     """One object a line on stdout, at once. Progress goes to stderr, unless stdout shows on a terminal as well."""
+
+    def begin(self, memory: str) -> None:
+        """Nothing but rows."""
 
     def row(self, finished: Finished) -> None:
         for record in finished.records():
@@ -65,6 +70,9 @@ class TextPrinter:
     def __init__(self) -> None:
         self._console = Console(highlight=False)
         self._records: list[dict[str, Any]] = []
+
+    def begin(self, memory: str) -> None:
+        self._console.print(Text(memory, style="dim"), soft_wrap=True)
 
     def row(self, finished: Finished) -> None:
         for record in finished.records():

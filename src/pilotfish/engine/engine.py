@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -93,6 +94,8 @@ class Engine:
     def __init__(self, config: EngineConfig, drafter: Drafter | None = None) -> None:
         """`drafter` replaces the one that `config` describes."""
         self.config = config
+        if config.core_set:
+            os.sched_setaffinity(0, config.core_set)
         torch.set_num_threads(config.num_threads)
         self.tokenizer = load_tokenizer(config.target)
         self.memory = plan_memory(config)

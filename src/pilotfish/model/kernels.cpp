@@ -645,6 +645,60 @@ struct AttentionInputs {
   }
 };
 
+// Transposes 16 by 16 in place: at every size of block the off-diagonal blocks change places.
+template <int Size>
+inline void swap_blocks(Vec* rows) {
+  constexpr auto from = [](int lane, bool upper) {
+    return upper ? (lane & Size ? kLanes + lane - Size : lane) : (lane & Size ? kLanes + lane : lane + Size);
+  };
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & Size) continue;
+    const Vec a = rows[i], b = rows[i + Size];
+#define LANES(U) from(0, U), from(1, U), from(2, U), from(3, U), from(4, U), from(5, U), from(6, U), from(7, U), \
+                 from(8, U), from(9, U), from(10, U), from(11, U), from(12, U), from(13, U), from(14, U), from(15, U)
+    rows[i] = __builtin_shufflevector(a, b, LANES(true));
+    rows[i + Size] = __builtin_shufflevector(a, b, LANES(false));
+#undef LANES
+  }
+}
+
+inline void transpose(Vec* rows) {
+  swap_blocks<8>(rows);
+  swap_blocks<4>(rows);
+  swap_blocks<2>(rows);
+  swap_blocks<1>(rows);
+}
+
+// The keys of a block side by side, [head_dim, kBlock], dimensions in the lane order of load_pair: a score is then a
+// lane of a sum over dimensions, and no sum over lanes is needed.
+struct Columns {};
+
+template <typename T>
+struct KeyColumns {
+  int64_t dims;
+  float* columns;
+
+  KeyColumns(int64_t head_dim) : dims(head_dim), columns(scratch<Columns, float>(head_dim * kBlock)) {}
+
+  void fill(const T* const* keys) {
+    for (int64_t j = 0; j < kBlock; j += kLanes)
+      for (int64_t i = 0; i < dims; i += 2 * kLanes) {
+        Vec low[kLanes], high[kLanes];
+        for (int k = 0; k < kLanes; ++k) {
+          const Pair pair = load_pair(keys[j + k] + i);
+          low[k] = pair.low;
+          high[k] = pair.high;
+        }
+        transpose(low);
+        transpose(high);
+        for (int k = 0; k < kLanes; ++k) {
+          store(columns + (i + k) * kBlock + j, low[k]);
+          store(columns + (i + kLanes + k) * kBlock + j, high[k]);
+        }
+      }
+  }
+};
+
 // The query heads that share one KV head, for one row. Vectors keep the lane order of load_pair.
 template <typename T>
 struct HeadGroup {
@@ -672,13 +726,13 @@ struct HeadGroup {
   }
 
   // Keys and values [first, last) of a block.
-  void add_block(const T* const* keys, const T* const* values, int64_t first, int64_t last) {
-    for_head_tiles([&](auto tile, int64_t h) { score<tile()>(keys, first, last, h); });
+  void add_block(const float* columns, const T* const* values, int64_t first, int64_t last) {
+    for_head_tiles([&](auto tile, int64_t h) { score<tile()>(columns, h); });
     for (int64_t h = 0; h < heads; ++h) rescale(h, first, last);
     for_head_tiles([&](auto tile, int64_t h) { accumulate<tile()>(values, first, last, h); });
   }
 
-  // Heads in tiles of four, then two, then one, so that a key is unpacked once a tile and sums stay in registers.
+  // Heads in tiles of four, then two, then one, so that a value is unpacked once a tile and sums stay in registers.
   template <typename F>
   void for_head_tiles(const F& run) {
     int64_t h = 0;
@@ -687,21 +741,23 @@ struct HeadGroup {
     for (; h < heads; ++h) run(std::integral_constant<int, 1>{}, h);
   }
 
+  // Of all keys of the block; those outside [first, last) are dropped by `rescale`.
   template <int Heads>
-  void score(const T* const* keys, int64_t first, int64_t last, int64_t head) {
+  void score(const float* columns, int64_t head) {
+    constexpr int kVectors = kBlock / kLanes;
     const int64_t size = pairs * 2 * kLanes;
     const float* q = query.data() + head * size;
-    for (int64_t j = first; j < last; ++j) {
-      Vec sum[Heads] = {};
-      for (int64_t i = 0; i < size; i += 2 * kLanes) {
-        const Pair pair = load_pair(keys[j] + i);
-        for (int h = 0; h < Heads; ++h) {
-          sum[h] += load(q + h * size + i) * pair.low;
-          sum[h] += load(q + h * size + i + kLanes) * pair.high;
-        }
+    Vec sum[Heads][kVectors] = {};
+    for (int64_t i = 0; i < size; ++i, columns += kBlock) {
+      Vec keys[kVectors];
+      for (int v = 0; v < kVectors; ++v) keys[v] = load(columns + v * kLanes);
+      for (int h = 0; h < Heads; ++h) {
+        const Vec element = splat(q[h * size + i]);
+        for (int v = 0; v < kVectors; ++v) sum[h][v] += element * keys[v];
       }
-      for (int h = 0; h < Heads; ++h) scores[(head + h) * kBlock + j] = sum_lanes(sum[h]);
     }
+    for (int h = 0; h < Heads; ++h)
+      for (int v = 0; v < kVectors; ++v) store(scores.data() + (head + h) * kBlock + v * kLanes, sum[h][v]);
   }
 
   void rescale(int64_t h, int64_t first, int64_t last) {
@@ -761,34 +817,88 @@ struct HeadGroup {
   }
 };
 
+// Rows [first, first + count) of one sequence, which share the keys of their trunk.
+struct RowGroup {
+  int64_t first, count;
+};
+
+constexpr int64_t kGroupRows = 16;
+
+std::vector<RowGroup> groups_of(const AttentionInputs& in, int64_t rows) {
+  std::vector<RowGroup> groups;
+  for (int64_t r = 0; r < rows; ++r) {
+    const bool same = !groups.empty() && in.row_sequences[groups.back().first] == in.row_sequences[r] &&
+                      in.row_trunks[groups.back().first] == in.row_trunks[r];
+    if (same && groups.back().count < kGroupRows) ++groups.back().count;
+    else groups.push_back({r, 1});
+  }
+  return groups;
+}
+
+// Attention of the rows of a group with one KV head. A block of the trunk is laid out once for all of them, one that
+// reaches into their paths for each: either way a row sees the same keys in the same order.
+template <typename T>
+struct GroupAttention {
+  const AttentionInputs& in;
+  const T *k_pool, *v_pool;
+  std::vector<HeadGroup<T>> states;
+  KeyColumns<T> columns;
+  const T *keys[kBlock], *values[kBlock];
+
+  GroupAttention(const AttentionInputs& in, const T* k_pool, const T* v_pool, int64_t rows)
+      : in(in), k_pool(k_pool), v_pool(v_pool), states(rows, HeadGroup<T>(in)), columns(in.head_dim) {}
+
+  int64_t length(int64_t row) const { return in.row_positions[row] + 1; }
+  int64_t start(int64_t row) const { return in.window > 0 ? std::max<int64_t>(0, length(row) - in.window) : 0; }
+
+  void run(const RowGroup& group, int64_t kv_head, const T* q, T* y) {
+    const int64_t heads = states[0].heads, head = kv_head * heads * in.head_dim;
+    int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+    for (int64_t r = 0; r < group.count; ++r) {
+      const int64_t row = group.first + r;
+      states[r].begin(q + row * in.query_stride + head, in.scale, in.sinks ? in.sinks + kv_head * heads : nullptr);
+      begin = std::min(begin, start(row));
+      end = std::max(end, length(row));
+    }
+    for (int64_t block = begin / kBlock * kBlock; block < end; block += kBlock) add_block(group, kv_head, block);
+    for (int64_t r = 0; r < group.count; ++r) {
+      T* out = y + (group.first + r) * in.query_heads * in.head_dim + head;
+      if (length(group.first + r) > 0) states[r].finish(out);
+      else std::fill(out, out + heads * in.head_dim, static_cast<T>(0.0f));
+    }
+  }
+
+  void add_block(const RowGroup& group, int64_t kv_head, int64_t block) {
+    const bool shared = block + kBlock <= in.row_trunks[group.first];
+    if (shared) lay_out(group.first, kv_head, block, 0, kBlock);
+    for (int64_t r = 0; r < group.count; ++r) {
+      const int64_t row = group.first + r;
+      const int64_t first = std::max<int64_t>(0, start(row) - block), last = std::min(kBlock, length(row) - block);
+      if (first >= last) continue;
+      if (!shared) lay_out(row, kv_head, block, first, last);
+      states[r].add_block(columns.columns, values, first, last);
+    }
+  }
+
+  // Positions block + [first, last) as `row` sees them.
+  void lay_out(int64_t row, int64_t kv_head, int64_t block, int64_t first, int64_t last) {
+    for (int64_t j = 0; j < kBlock; ++j) {
+      const int64_t position = block + std::clamp(j, first, last - 1);  // others are dropped, but must be readable
+      const int64_t place = (in.slot(row, position) * in.kv_heads + kv_head) * in.head_dim;
+      keys[j] = k_pool + place;
+      values[j] = v_pool + place;
+    }
+    columns.fill(keys);
+  }
+};
+
 template <typename T>
 void attend(const AttentionInputs& in, const T* q, const T* k_pool, const T* v_pool, T* y, int64_t rows) {
-  const int64_t slot_stride = in.kv_heads * in.head_dim;
-  at::parallel_for(0, rows * in.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    HeadGroup<T> group(in);
-    const T *keys[kBlock], *values[kBlock];
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t row = item / in.kv_heads, kv_head = item % in.kv_heads;
-      const int64_t head = kv_head * group.heads * in.head_dim;
-      T* out = y + row * in.query_heads * in.head_dim + head;
-      const int64_t length = in.row_positions[row] + 1;
-      if (length == 0) {
-        std::fill(out, out + group.heads * in.head_dim, static_cast<T>(0.0f));
-        continue;
-      }
-      group.begin(q + row * in.query_stride + head, in.scale, in.sinks ? in.sinks + kv_head * group.heads : nullptr);
-      const int64_t start = in.window > 0 ? std::max<int64_t>(0, length - in.window) : 0;
-      for (int64_t block = start / kBlock * kBlock; block < length; block += kBlock) {
-        const int64_t first = std::max<int64_t>(0, start - block), last = std::min(kBlock, length - block);
-        for (int64_t j = first; j < last; ++j) {
-          const int64_t place = in.slot(row, block + j) * slot_stride + kv_head * in.head_dim;
-          keys[j] = k_pool + place;
-          values[j] = v_pool + place;
-        }
-        group.add_block(keys, values, first, last);
-      }
-      group.finish(out);
-    }
+  const std::vector<RowGroup> groups = groups_of(in, rows);
+  at::parallel_for(0, groups.size() * in.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    GroupAttention<T> attention(in, k_pool, v_pool, std::min(rows, kGroupRows));
+    for (int64_t item = begin; item < end; ++item)
+      attention.run(groups[item / in.kv_heads], item % in.kv_heads, q, y);
   });
 }
 

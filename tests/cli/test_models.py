@@ -1,0 +1,77 @@
+"""`models check`: would it run, what would it take, why not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from pilotfish.pairs import resolve_pair
+
+
+def test_a_model_that_would_run(pilotfish: Run, llama: Path) -> None:
+    result = pilotfish("models", "check", llama, "--json")
+    assert (result.code, result.stderr) == (0, "")
+    (row,) = result.rows
+    assert row["would_run"] and row["problems"] == [] and row["draft"] is None
+    assert row["target"]["architecture"] == "LlamaForCausalLM" and row["target"]["layers"] == "2 full"
+    assert row["memory"]["total"] > row["memory"]["runtime"] > 0
+
+
+def test_a_pair_is_looked_at_together(pilotfish: Run) -> None:
+    result = pilotfish("models", "check", resolve_pair("pycode").target.parent)
+    assert result.code == 0
+    assert "draft" in result.stdout and "the draft takes what" in result.stdout
+    assert result.stdout.rstrip().endswith("would run")
+
+
+def test_windows_are_named(pilotfish: Run, tiny_models: dict[str, Path]) -> None:
+    (row,) = pilotfish("models", "check", tiny_models["gemma2"], "--json").rows
+    assert sorted(row["target"]["layers"].split(", ")) == ["1 full", "1 of window 16"]
+
+
+def copy_of(model: Path, directory: Path) -> Path:
+    return Path(shutil.copytree(model, directory / "model"))
+
+
+def test_a_missing_shard_is_named(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
+    copy = copy_of(llama, tmp_path)
+    (copy / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00002-of-00002.safetensors"}}')
+    result = pilotfish("models", "check", copy)
+    assert result.code == 2
+    assert "model-00002-of-00002.safetensors cannot be read" in result.stdout and "would not run" in result.stdout
+
+
+def test_cut_off_weights_are_found(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
+    copy = copy_of(llama, tmp_path)
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    (row,) = pilotfish("models", "check", copy, "--json").rows
+    assert not row["would_run"] and "cannot be read" in row["problems"][0]
+
+
+def test_every_problem_of_a_pair_is_told(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
+    copy = copy_of(llama, tmp_path)
+    (copy / "config.json").unlink()
+    (row,) = pilotfish("models", "check", copy, "--draft", copy, "--json").rows
+    assert len(row["problems"]) == 2
+
+
+def test_too_little_memory_is_a_problem(pilotfish: Run, llama: Path) -> None:
+    result = pilotfish("models", "check", llama, "--memory", 0.001)
+    assert result.code == 2 and "problem: memory: " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "directory: 'nowhere' is not allowed"),
+        ([".", "--dtype", "float16"], "dtype: 'float16' is not allowed"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_usage_is_one_line(pilotfish: Run, arguments: list[str], message: str) -> None:
+    result = pilotfish("models", "check", *arguments)
+    assert result.code == 2 and message in result.stderr and len(result.stderr.splitlines()) == 1

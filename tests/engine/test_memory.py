@@ -1,0 +1,120 @@
+"""The memory plan: what it counts, what it gives to KV, what it refuses and offers instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import DENSE, KINDS, VOCAB, make_engine
+
+from pilotfish.config import EngineConfig
+from pilotfish.engine import memory
+from pilotfish.engine.memory import GIB, MIN_SLOTS, plan_memory
+from pilotfish.errors import ModelError, ParameterError
+from pilotfish.model.footprint import footprint
+from pilotfish.model.loader import load_model
+from pilotfish.model.native import PackedWeight
+
+CPU = torch.device("cpu")
+
+
+def config(target: Path, **fields: Any) -> EngineConfig:
+    return EngineConfig(target=target, **{"dtype": "float32", **fields})
+
+
+def kept_bytes(module: torch.nn.Module) -> int:
+    """Every tensor that a loaded module holds, once."""
+    found: dict[int, int] = {}
+
+    def note(value: Any) -> None:
+        if isinstance(value, PackedWeight):
+            note(value.panels)
+            note(value.scales)
+        elif isinstance(value, torch.Tensor):
+            data = getattr(value, "qdata", value)
+            found[data.data_ptr()] = data.nbytes
+            if data is not value:
+                note(value.scale)
+
+    for part in module.modules():
+        for tensors in (vars(part), part._parameters):
+            for name, value in tensors.items():
+                if name not in ("cos", "sin"):  # angles count as workspace
+                    note(value)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_of_the_loaded_model(
+    tiny_models: dict[str, Path], kind: str, dtype: torch.dtype, eager: bool
+) -> None:
+    directory = tiny_models[kind]
+    planned = footprint(directory, dtype, CPU, eager=eager)
+    loaded = load_model(directory, dtype, CPU, eager=eager)
+    assert planned.weights == pytest.approx(kept_bytes(loaded.module), rel=0.02)
+    shape = loaded.shape
+    assert planned.slot == 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
+    assert planned.parameters == loaded.num_parameters
+
+
+@pytest.mark.parametrize("kind", DENSE[:2])
+def test_int8_weights_are_planned_as_they_are_kept(tiny_models: dict[str, Path], kind: str) -> None:
+    directory = tiny_models[kind]
+    planned = footprint(directory, torch.bfloat16, CPU, eager=False, quantization="int8")
+    loaded = load_model(directory, torch.bfloat16, CPU, eager=False, quantization="int8")
+    assert planned.weights == pytest.approx(kept_bytes(loaded.module), rel=0.02)
+
+
+def test_slots_are_what_requests_can_use_and_memory_holds(llama: Path) -> None:
+    few = plan_memory(config(llama, max_requests=2))
+    assert few.slots == 2 * 2048  # its context
+    tight = plan_memory(config(llama, memory=(few.fixed + 1000 * few.slot) / GIB))
+    assert 0 < tight.slots <= 1000 + 4000 * 1024 // few.slot  # the process may have grown meanwhile
+    assert tight.total <= tight.limit
+    assert plan_memory(config(llama, kv_slots=777)).slots == 777
+
+
+def test_a_draft_is_counted_where_it_is_used(llama: Path, draft: Path) -> None:
+    off, ngram, lm = (
+        plan_memory(config(llama, draft=draft, kv_slots=1024, **fields))
+        for fields in ({"mode": "off"}, {"mode": "sync", "drafter": "ngram"}, {"mode": "sync"})
+    )
+    assert off.draft is None and ngram.draft is None and lm.draft is not None
+    assert lm.slot == 2 * off.slot  # two models of one shape
+    assert lm.draft_in_slots == lm.draft.weights // lm.target.slot + 1024
+    assert "the draft takes what" in lm.describe() and "the draft" not in off.describe()
+
+
+def test_what_does_not_fit_is_refused_with_what_would(llama: Path, draft: Path) -> None:
+    plan = plan_memory(config(llama, draft=draft, mode="sync", kv_slots=50_000))
+    with pytest.raises(ModelError, match=r"^memory: 50000 KV slots .*what would fit: --kv-slots 256") as caught:
+        make_engine(llama, draft=draft, mode="sync", kv_slots=50_000, memory=0.9 * plan.total / GIB)
+    assert "--mode off" in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(ModelError, match="nothing that is offered here would fit"):
+        make_engine(llama, memory=0.001)
+
+
+def test_the_pool_has_what_was_planned(llama: Path) -> None:
+    engine = make_engine(llama, kv_slots=0, max_requests=1)
+    assert engine.memory.slots == engine.worker.scheduler.pool.capacity == engine.worker.runner.num_slots == 2048
+
+
+def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = memory.available_memory(CPU)
+    monkeypatch.setattr(memory, "_number", lambda path: {"memory.max": 3 << 20, "memory.current": 1 << 20}[path.name])
+    assert memory.available_memory(CPU) == 2 << 20 < whole
+
+
+@pytest.mark.parametrize(("field", "value"), [("memory", -1), ("memory", "much"), ("kv_slots", 63), ("kv_slots", 1.5)])
+def test_impossible_limits_are_refused(llama: Path, field: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=f"^{field}: "):
+        config(llama, **{field: value})
+
+
+def test_the_least_is_enough_for_something(llama: Path) -> None:
+    assert plan_memory(config(llama, max_requests=1)).slots >= MIN_SLOTS
+    assert plan_memory(config(llama)).target.row > VOCAB * 4

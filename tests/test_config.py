@@ -1,0 +1,39 @@
+"""Cores: what names some of this process's is taken, anything else refused in one line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from support import make_engine
+
+from pilotfish.config import EngineConfig, parse_cores
+from pilotfish.errors import ParameterError
+
+MAY_USE = sorted(os.sched_getaffinity(0))
+
+
+def test_lists_and_ranges() -> None:
+    assert parse_cores("") == frozenset()
+    assert parse_cores(str(MAY_USE[0])) == {MAY_USE[0]}
+    assert parse_cores(",".join(map(str, MAY_USE))) == set(MAY_USE)
+    if list(range(MAY_USE[0], MAY_USE[-1] + 1)) == MAY_USE:
+        assert parse_cores(f"{MAY_USE[0]}-{MAY_USE[-1]}") == set(MAY_USE)
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "0,,1", "3-1", "99999", "0-99999", " 0", "0.5"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ParameterError, match=r"^cores: "):
+        EngineConfig(target=Path(), cores=text)
+
+
+def test_an_engine_runs_on_its_cores(llama: Path) -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        make_engine(llama, cores=str(MAY_USE[-1]), threads=0)
+        assert os.sched_getaffinity(0) == {MAY_USE[-1]}
+        assert torch.get_num_threads() == 1
+    finally:
+        os.sched_setaffinity(0, before)
