@@ -38,10 +38,10 @@ def parse_cores(text: str) -> frozenset[int]:
     may_use = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
     chosen: set[int] = set()
     for part in str(text).split(","):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) - int(first) > 1 << 12:
+        ends = part.split("-")
+        if len(ends) > 2 or not all(end.isdecimal() and len(end) < 6 for end in ends):
             raise ParameterError("cores", text, "core numbers and ranges, as in 0,2-3")
-        chosen |= set(range(int(first), int(last or first) + 1))
+        chosen |= set(range(int(ends[0]), int(ends[-1]) + 1))
     if not chosen or not chosen <= may_use:
         raise ParameterError("cores", text, f"cores of {', '.join(map(str, sorted(may_use)))}")
     return frozenset(chosen)

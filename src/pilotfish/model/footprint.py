@@ -59,12 +59,22 @@ class _Sizes:
     def of(self, module: Any, *, head: bool) -> int:
         """A module's own weights, without those of its parts."""
         own = list(module.parameters(recurse=False))
+        if type(module).__name__.endswith("Experts"):
+            return self._experts(module)
         if not isinstance(module, torch.nn.Linear):
             return int(sum(p.numel() for p in own)) * self.element
         if head and self.tied and not self.packed and not self.quantized:
             return 0  # the embedding's
         bias = 0 if module.bias is None else module.out_features * self.element
         return self._linear(module.out_features, module.in_features) + bias
+
+    def _experts(self, module: Any) -> int:
+        """Stacked ones: gate, up and down of each."""
+        count, *down = module.down_proj.shape
+        inner, outputs = down if module.is_transposed else reversed(down)
+        products = 2 * self._linear(inner, outputs) + self._linear(outputs, inner)
+        biases = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() == 2)
+        return int(count * products + biases * self.element)
 
     def _linear(self, outputs: int, inputs: int) -> int:
         element, scales = (1, 4 * outputs) if self.quantized else (self.element, 0)
