@@ -114,10 +114,10 @@ def tiny_model(kind: str, seed: int = 0, **options: Any) -> torch.nn.Module:
     return model
 
 
-def write_model(directory: Path, kind: str, *, seed: int = 0, perturbed: float = 0.0) -> Path:
+def write_model(directory: Path, kind: str, *, seed: int = 0, perturbed: float = 0.0, **options: Any) -> Path:
     """A tiny model and its tokenizer. `perturbed` adds noise to all weights, which makes a draft that
-    is often, not always, right about the model without it."""
-    model = tiny_model(kind, seed)
+    is often, not always, right about the model without it. `options` as for `tiny_model`."""
+    model = tiny_model(kind, seed, **options)
     if perturbed:
         with torch.no_grad():
             for weight in model.parameters():

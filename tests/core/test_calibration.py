@@ -90,3 +90,20 @@ def test_seconds_by_size_use_the_nearest_size() -> None:
     for _ in range(200):
         seconds.observe(1, 5.0)
     assert seconds.at(1) == pytest.approx(5.0, rel=0.01)
+
+
+def test_far_beyond_what_was_measured_is_learned() -> None:
+    costs = StepCosts({1: 0.3, 2: 0.3, 4: 0.3})
+    for _ in range(30):
+        costs.observe(256, 6.0)
+        costs.observe(1, 0.3)
+    assert costs.at(1) == pytest.approx(0.3, rel=0.1)
+    assert costs.at(256) == pytest.approx(6.0, rel=0.1)
+    assert costs.at(128) == pytest.approx(3.1, rel=0.2)
+
+
+def test_one_long_pause_says_little() -> None:
+    seconds = SecondsBySize(0.0)
+    for value in [0.002] * 20 + [1.0]:
+        seconds.observe(4, value)
+    assert seconds.at(4) < 0.0023

@@ -248,3 +248,17 @@ def test_a_chunk_that_is_not_complete_samples_nothing() -> None:
         assert request.num_computed == computed
     (chunk,) = scheduler.plan().chunks
     assert chunk.complete
+
+
+def test_a_request_that_came_back_alone_is_drafted_for() -> None:
+    """All slots are set aside for it: its trees borrow them."""
+    scheduler = Scheduler(SlotPool(40), max_rows=64, max_requests=2)
+    request = Request(0, [1] * 5, SamplingParams(max_tokens=35), 0, frozenset(), 1000)
+    request.restart()
+    scheduler.add(request)
+    rng = np.random.default_rng(0)
+    assert len(advance(scheduler, rng, 12).rows[0].tree) > 0
+    while scheduler.busy:
+        advance(scheduler, rng, 12)
+        scheduler.check()
+    assert scheduler.pool.num_free == 40

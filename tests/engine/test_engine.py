@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_tokenizer
+from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model, write_tokenizer
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import DraftLimits
@@ -17,6 +17,7 @@ from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError, PromptError
+from pilotfish.target import worker
 
 SYNC = {"mode": "sync", "nodes": 8, "levels": 3, "width": 3}
 
@@ -353,4 +354,51 @@ def test_a_forward_that_fails_frees_what_it_held(llama: Path, draft: Path, monke
     while engine.busy:
         engine.step()
     assert samples[2].token_ids == run(make_engine(llama), [SNIPPETS[2]], [params()])[0]
+    assert_idle(engine)
+
+
+def test_a_draft_of_a_shorter_context_rests_where_it_ends(llama: Path, tmp_path: Path) -> None:
+    """It goes on for others, and nothing fails."""
+    short = write_model(tmp_path / "short", "llama", max_position_embeddings=64)
+    engine = make_engine(llama, draft=short, **SYNC)
+    long, brief = (engine.submit(SNIPPETS[i], params(length))[0] for i, length in ((0, 90), (1, 10)))
+    while engine.busy:
+        engine.step()
+    assert engine.worker.drafter.drafter is engine.drafter
+    assert long.token_ids == run(make_engine(llama), [SNIPPETS[0]], [params(90)])[0]
+    assert brief.request.stats.draft_tokens > 0
+    again = engine.submit(SNIPPETS[2], params(10))[0]
+    while engine.busy:
+        engine.step()
+    assert again.request.stats.draft_tokens > 0
+    assert_idle(engine)
+
+
+def test_costs_of_a_short_context_are_measured(tmp_path: Path) -> None:
+    short = write_model(tmp_path / "short", "llama", max_position_embeddings=64)
+    make_engine(short, draft=short, mode="sync", budget="auto")
+
+
+@pytest.mark.parametrize("text", ["a\ud800b", "\udfff"])
+def test_text_that_is_none_is_refused(off: Engine, text: str) -> None:
+    with pytest.raises(PromptError, match="surrogate"):
+        off.submit(text, params())
+    with pytest.raises(ParameterError, match="bad_words"):
+        params(bad_words=(text,))
+    assert_idle(off)
+
+
+def test_log_probabilities_that_fail_end_their_step_alone(
+    llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(llama, draft=draft, max_requests=2, **SYNC)
+    samples = [engine.submit(snippet, params(logprobs=1))[0] for snippet in SNIPPETS[:3]]
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "token_logprobs", lambda *_: 1 / 0)
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            engine.step()
+    assert [s.finish_reason for s in samples] == [FinishReason.ABORT, FinishReason.ABORT, None]
+    while engine.busy:
+        engine.step()
     assert_idle(engine)

@@ -202,7 +202,7 @@ class Probes:
         self._coming = [effort for effort, count in start.items() for _ in range(count)]
         self._turn = 0
         self._distance = first
-        self._due = first
+        self._due: float | None = None
 
     def restart(self, now: float) -> None:
         """The choice has changed."""
@@ -211,6 +211,8 @@ class Probes:
 
     def effort(self, chosen: Effort, now: float) -> Effort | None:
         """The effort to try in this step; None: the chosen one."""
+        if self._due is None:
+            self._due = now + self._first
         if not self._coming and now >= self._due:
             others = [effort for effort in (Effort.DRAFT, Effort.NONE, Effort.FREE) if effort is not chosen]
             self._turn += 1

@@ -22,6 +22,7 @@ class StepCosts:
 
     RATE = 0.1  # share of an observed deviation that is taken over; of a knot's first ones more
     COMMON = 0.7  # of that what all knots take over: longer contexts and busier machines slow every forward
+    FAR = 1.5
     OUTLIER = 2.0  # deviations beyond this factor count as this factor: a descheduled step says nothing
 
     def __init__(self, seconds: Mapping[int, float], padded: Callable[[int], int] = lambda rows: rows) -> None:
@@ -43,7 +44,11 @@ class StepCosts:
         return np.asarray(inside + np.maximum(places - self._rows[-1], 0.0) * slope)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A forward of `rows` took `seconds`."""
+        """A forward of `rows` took `seconds`. Far beyond the last knot it becomes one."""
+        if self._padded(rows) > self.FAR * self._rows[-1]:
+            self._rows.append(self._padded(rows))
+            self._seconds = np.append(self._seconds, max(seconds, self._seconds[-1]))
+            self._counts = np.append(self._counts, 1.0)
         ratio = min(max(seconds / self.at(rows), 1 / self.OUTLIER), self.OUTLIER)
         self._seconds *= ratio ** (self.RATE * self.COMMON)
         for knot, weight in self._neighbours(self._padded(rows)):
@@ -131,6 +136,7 @@ class SecondsBySize:
     the last 1 / RATE."""
 
     RATE = 0.1
+    OUTLIER = 2.0
 
     def __init__(self, believed: float) -> None:
         self._believed = believed
@@ -147,4 +153,5 @@ class SecondsBySize:
         key = size.bit_length()
         self._counts[key] = self._counts.get(key, 0) + 1
         mean = self._means.get(key, seconds)
-        self._means[key] = mean + max(self.RATE, 1 / self._counts[key]) * (seconds - mean)
+        seen = min(seconds, self.OUTLIER * mean)  # a draft that reads a new prompt says nothing of its levels
+        self._means[key] = mean + max(self.RATE, 1 / self._counts[key]) * (seen - mean)

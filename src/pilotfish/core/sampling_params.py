@@ -78,7 +78,7 @@ class SamplingParams:
         for name, count in (("stop", MAX_STOPS), ("bad_words", MAX_BAD_WORDS)):
             _require_tuple(name, getattr(self, name), count)
             for text in getattr(self, name):
-                if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
+                if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH or not is_text(text):
                     raise ParameterError(name, text, f"strings of 1 to {MAX_STOP_LENGTH} characters")
 
     def _check_token_ids(self) -> None:
@@ -114,6 +114,11 @@ _INTEGERS = (
     ("min_tokens", 0, 1 << 31),
     ("n", 1, MAX_SAMPLES),
 )
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be written as UTF-8: half a surrogate pair, which JSON can spell, cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _require_number(field: str, value: object, low: float, high: float) -> None:

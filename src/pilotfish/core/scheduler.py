@@ -175,8 +175,15 @@ class Scheduler:
         proposed = iter(trees)
         offers = [_useful(next(proposed), chunk.request) if chunk.complete else TokenTree() for chunk in chunks]
         spare_rows = self.max_rows - sum(chunk.count for chunk in chunks)
-        budget = min(max_nodes, spare_rows, self._unclaimed() - self._growth(chunks))
+        budget = min(max_nodes, spare_rows, self._spare_slots(chunks))
         return Step([self._rows(chunk, tree) for chunk, tree in zip(chunks, share(offers, budget), strict=True)])
+
+    def _spare_slots(self, chunks: Sequence[Chunk]) -> int:
+        """Slots that trees may take beside the chunks. What is set aside is lent to them where nobody could keep it
+        but those for whom it is: what a tree does not get accepted is free again after the step."""
+        if all(chunk.request.set_aside for chunk in chunks):
+            return self.pool.num_free - sum(chunk.count for chunk in chunks)
+        return self._unclaimed() - self._growth(chunks)
 
     def _rows(self, chunk: Chunk, tree: TokenTree) -> Rows:
         slots = self.pool.allocate(chunk.count + len(tree))

@@ -110,13 +110,14 @@ class LMDrafter:
     # -- the draft's own KV of committed tokens
 
     def _affordable(self, requests: Sequence[Request], levels: int) -> list[Request]:
-        """The requests, in order, whose missing tokens and whose tree fit into the free slots."""
-        served, left = [], self.pool.num_free
+        """The requests, in order, whose missing tokens and whose tree fit into the free slots and the context."""
+        served, left, shape = [], self.pool.num_free, self.runner.model.shape
         for request in requests:
             session = self._sessions.setdefault(request.id, _Session(np.zeros(0, np.int32)))
             missing = request.tokens[len(session.slots) :]
             need = len(missing) + levels * self.shape.width
-            if need <= left and max(missing) < self.runner.model.shape.vocab_size:
+            fits = need <= left and len(request.tokens) + levels <= shape.context
+            if fits and max(missing) < shape.vocab_size:
                 left -= need
                 served.append(request)
         return served

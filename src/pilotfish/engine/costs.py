@@ -20,15 +20,17 @@ PATIENCE = 1.0
 def step_costs(runner: Runner, config: EngineConfig) -> StepCosts:
     """Seconds of a forward by rows."""
     began, seconds = time.perf_counter(), dict[int, float]()
-    for rows in (knot for knot in KNOTS if knot <= min(config.max_rows, runner.num_slots)):
+    most = min(config.max_rows, runner.num_slots, runner.model.shape.context)
+    for rows in (knot for knot in KNOTS if knot <= most):
         seconds[rows] = forward_seconds(runner, rows)
-        if time.perf_counter() - began > PATIENCE:
+        if len(seconds) > 2 and time.perf_counter() - began > PATIENCE:
             break
     return StepCosts(seconds, runner.padded)
 
 
 def forward_seconds(runner: Runner, rows: int) -> float:
     """Least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first slots: only while idle."""
+    rows = min(rows, runner.model.shape.context)
     tokens, slots = [0] * rows, np.arange(rows, dtype=np.int32)
     sequence = SequenceRows(0, tokens, slots, TokenTree(), [], {}, kept=range(rows))
     return min(_timed(runner, sequence) for _ in range(REPEATS))

@@ -20,7 +20,7 @@ from pilotfish.core.logit_rules import check_token_ids
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.request import FinishReason, Request, check_cache_salt
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling_params import SamplingParams, is_text
 from pilotfish.core.scheduler import Commit, Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.combined import CombinedDrafter, drafters_of
@@ -175,6 +175,8 @@ class Engine:
 
     def check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt that can be served; PromptError or ParameterError otherwise."""
+        if isinstance(prompt, str) and not is_text(prompt):
+            raise PromptError("prompt: it holds half a surrogate pair; text that UTF-8 can write is needed")
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise PromptError("prompt: it is empty; at least one token is needed")

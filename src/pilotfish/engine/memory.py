@@ -162,12 +162,15 @@ def available_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     free = _field(Path("/proc/meminfo"), "MemAvailable")
     limit, used = (_number(Path(f"/sys/fs/cgroup/memory.{name}")) for name in ("max", "current"))
-    return free if limit is None or used is None else min(free, limit - used)
+    if limit is None or used is None:
+        return free
+    files = sum(_field(Path("/sys/fs/cgroup/memory.stat"), f"{kind}_file", unit=1) for kind in ("active", "inactive"))
+    return min(free, limit - used + files)  # pages of files can be given back
 
 
-def _field(path: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(), re.MULTILINE) if path.is_file() else None
-    return int(found[1]) * 1024 if found else 0
+def _field(path: Path, name: str, unit: int = 1024) -> int:
+    found = re.search(rf"^{name}:?\s+(\d+)", path.read_text(), re.MULTILINE) if path.is_file() else None
+    return int(found[1]) * unit if found else 0
 
 
 def _number(path: Path) -> int | None:

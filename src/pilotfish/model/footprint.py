@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pilotfish.config import Quantization
-from pilotfish.model import native
+from pilotfish.model import lean, native
 from pilotfish.model.loader import load_config, runs_native, shape_of
 
 #: Bytes of sampling for each logit: its float32, and float64 scores before and after the filters.
@@ -39,9 +39,10 @@ def footprint(
     packed = runs_native(shape, device, eager=eager)
     sizes = _Sizes(size, packed, quantization != "none", bool(config.tie_word_embeddings))
     inner = max(m.out_features for m in module.modules() if isinstance(m, torch.nn.Linear) and m is not module.lm_head)
+    angles = 2 * shape.context * shape.head_dim * size if packed and lean.is_plain(module) else 0
     return Footprint(
         parameters=sum(p.numel() for p in module.parameters()),
-        weights=sum(sizes.of(m, head=m is module.lm_head) for m in module.modules()),
+        weights=sum(sizes.of(m, head=m is module.lm_head) for m in module.modules()) + angles,
         slot=2 * shape.layers * shape.kv_heads * shape.head_dim * size,
         row=size * (8 * hidden + (1 if packed else 3) * inner + shape.vocab_size) + _SAMPLING * shape.vocab_size,
     )

@@ -82,7 +82,13 @@ class TargetWorker:
             raise
         verified = self._clock()
         committed = self.scheduler.commit(step, sampled)
-        commits = [_with_logprobs(c, logits, kept) for c in committed]
+        try:
+            commits = [_with_logprobs(commit, logits, kept) for commit in committed]
+        except BaseException:
+            for rows in step.rows:
+                self.scheduler.abort(rows.request)
+                self.drafter.close(rows.request)
+            raise
         for commit in commits:
             self._tell_drafter(commit)
         self.times.steps += 1

@@ -1,0 +1,43 @@
+"""What forwards cost is measured at start, and a draft that cannot pay is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import SNIPPETS, assert_idle, make_engine, run
+
+from pilotfish.core.budget import AdaptiveBudget, FixedBudget
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine import costs, engine
+
+
+def test_costs_of_every_row_count_up_to_a_full_step(llama: Path) -> None:
+    loaded = make_engine(llama, max_rows=24)
+    measured = costs.step_costs(loaded.worker.runner, loaded.config)
+    seconds = measured.over(np.arange(1, 25))
+    assert (seconds > 0).all() and (np.diff(seconds) >= 0).all()
+
+
+def test_measuring_leaves_nothing_behind(llama: Path, draft: Path) -> None:
+    prompt, params = SNIPPETS[0], SamplingParams(max_tokens=20, seed=1)
+    loaded = make_engine(llama, draft=draft, mode="sync", budget="auto")
+    assert isinstance(loaded.worker.budget, AdaptiveBudget)
+    assert_idle(loaded)
+    assert run(loaded, [prompt], [params]) == run(make_engine(llama), [prompt], [params])
+
+
+def test_a_draft_that_is_slower_than_it_is_worth_is_told(
+    llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine, "forward_seconds", lambda *_: 0.5)
+    make_engine(llama, draft=draft, mode="sync", budget="auto")
+    (message,) = (record.getMessage() for record in caplog.records if record.name.startswith("pilotfish"))
+    assert message.startswith("a draft forward takes 500.00 ms and saves ") and "mostly rest" in message
+
+
+def test_a_fixed_budget_measures_nothing(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "step_costs", lambda *_: pytest.fail("measured"))
+    loaded = make_engine(llama, draft=draft, mode="sync", budget="fixed")
+    assert isinstance(loaded.worker.budget, FixedBudget)
