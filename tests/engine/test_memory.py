@@ -89,9 +89,9 @@ def test_a_draft_is_counted_where_it_is_used(llama: Path, draft: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_what_would(llama: Path, draft: Path) -> None:
-    plan = plan_memory(config(llama, draft=draft, mode="sync", kv_slots=50_000))
-    with pytest.raises(ModelError, match=r"^memory: 50000 KV slots .*what would fit: --kv-slots 256") as caught:
-        make_engine(llama, draft=draft, mode="sync", kv_slots=50_000, memory=0.9 * plan.total / GIB)
+    plan = plan_memory(config(llama, draft=draft, mode="sync", kv_slots=400_000))
+    with pytest.raises(ModelError, match=r"^memory: 400000 KV slots .*what would fit: --kv-slots 256") as caught:
+        make_engine(llama, draft=draft, mode="sync", kv_slots=400_000, memory=0.9 * plan.total / GIB)
     assert "--mode off" in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(ModelError, match="nothing that is offered here would fit"):
         make_engine(llama, memory=0.001)
