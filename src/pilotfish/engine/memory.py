@@ -60,6 +60,16 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
+        """The most at any time: while serving or, where one layer's quantization takes more than all KV, before."""
+        return self.with_slots(self.slots)
+
+    def with_slots(self, slots: int) -> int:
+        loading = self.runtime + self.weights + max(model.loading for model in self.models)
+        return max(self.fixed + slots * self.slot, loading)
+
+    @property
+    def with_kv(self) -> int:
+        """While serving."""
         return self.fixed + self.slots * self.slot
 
     @property
@@ -77,8 +87,9 @@ class MemoryPlan:
         """One line."""
         parts = [f"weights {gib(self.weights)}", f"{self.slots} KV slots {gib(self.slots * self.slot)}"]
         parts += [f"workspace {gib(self.workspace)}", f"runtime {gib(self.runtime)}"]
+        peak = f" ({gib(self.total)} while it is quantized)" if self.total > self.with_kv else ""
         draft = f"; the draft takes what {self.draft_in_slots} KV slots would" if self.draft else ""
-        return f"memory: {' + '.join(parts)} = {gib(self.total)} of {gib(self.limit)} GiB{draft}"
+        return f"memory: {' + '.join(parts)} = {gib(self.with_kv)}{peak} of {gib(self.limit)} GiB{draft}"
 
 
 def gib(size: int) -> str:
@@ -90,7 +101,7 @@ def plan_memory(config: EngineConfig) -> MemoryPlan:
     would fit, where that is too much."""
     plan = _without_slots(config)
     needed = config.kv_slots or MIN_SLOTS
-    if plan.fixed + needed * plan.slot > plan.limit:
+    if plan.with_slots(needed) > plan.limit:
         raise ModelError(_too_large(config, plan, needed))
     return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(_useful_slots(config), plan.slots_that_fit)))
 
@@ -118,7 +129,7 @@ def _without_slots(config: EngineConfig) -> MemoryPlan:
 
 
 def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int) -> str:
-    need = plan.fixed + slots * plan.slot
+    need = plan.with_slots(slots)
     would = [f"{name} ({gib(size)} GiB)" for name, size in _alternatives(config, slots) if size <= plan.limit]
     fits = f"what would fit: {', '.join(would)}" if would else "nothing that is offered here would fit"
     return f"memory: {slots} KV slots and all else need {gib(need)} GiB; {gib(plan.limit)} are to be had; {fits}"
@@ -137,7 +148,7 @@ def _alternatives(config: EngineConfig, slots: int) -> list[tuple[str, int]]:
         ),
     }
     plans = {name: (_without_slots(other), count) for name, (other, count) in smaller.items()}
-    return [(name, plan.fixed + count * plan.slot) for name, (plan, count) in plans.items()]
+    return [(name, plan.with_slots(count)) for name, (plan, count) in plans.items()]
 
 
 def device_of(config: EngineConfig) -> torch.device:

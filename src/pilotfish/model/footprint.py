@@ -13,6 +13,8 @@ from pilotfish.config import Quantization
 from pilotfish.model import lean, native
 from pilotfish.model.loader import load_config, runs_native, shape_of
 
+#: Bytes that torchao takes for each weight of the layer that it quantizes: its own, and copies in float32.
+_QUANTIZING = 14
 #: Bytes of sampling for each logit: its float32, and float64 scores before and after the filters.
 _SAMPLING = 4 + 8 + 8
 
@@ -25,6 +27,7 @@ class Footprint:
     weights: int
     slot: int  # a token's keys and values
     row: int  # of a forward, while it runs: activations, logits, sampling
+    loading: int  # beside the weights, at worst, while they are quantized
 
 
 def footprint(
@@ -38,13 +41,15 @@ def footprint(
     size, hidden = dtype.itemsize, config.hidden_size
     packed = runs_native(shape, device, eager=eager)
     sizes = _Sizes(size, packed, quantization != "none", bool(config.tie_word_embeddings))
-    inner = max(m.out_features for m in module.modules() if isinstance(m, torch.nn.Linear) and m is not module.lm_head)
+    linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
+    inner = max(m.out_features for m in linears if m is not module.lm_head)
     angles = 2 * shape.context * shape.head_dim * size if packed and lean.is_plain(module) else 0
     return Footprint(
         parameters=sum(p.numel() for p in module.parameters()),
         weights=sum(sizes.of(m, head=m is module.lm_head) for m in module.modules()) + angles,
         slot=2 * shape.layers * shape.kv_heads * shape.head_dim * size,
         row=size * (8 * hidden + (1 if packed else 3) * inner + shape.vocab_size) + _SAMPLING * shape.vocab_size,
+        loading=0 if quantization == "none" else _QUANTIZING * max(m.in_features * m.out_features for m in linears),
     )
 
 

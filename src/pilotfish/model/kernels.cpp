@@ -72,6 +72,18 @@ inline float sum_lanes(Vec v) {
   return v[0];
 }
 
+// Of 64 values.
+inline float largest_of(const float* row) {
+  Vec most = load(row);
+  for (int i = 1; i < 4; ++i) {
+    const Vec next = load(row + i * kLanes);
+    most = most < next ? next : most;
+  }
+  float lanes[kLanes];
+  store(lanes, most);
+  return *std::max_element(lanes, lanes + kLanes);
+}
+
 // exp(x) for x <= 0, in about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2, e^r by its series. Below -87 it is
 // e^-87, which vanishes beside the 1 that the largest score adds to a sum.
 inline Vec exp_negative(Vec x) {
@@ -680,8 +692,9 @@ struct KeyColumns {
 
   KeyColumns(int64_t head_dim) : dims(head_dim), columns(scratch<Columns, float>(head_dim * kBlock)) {}
 
-  void fill(const T* const* keys) {
-    for (int64_t j = 0; j < kBlock; j += kLanes)
+  // Keys [first, last), and what lies beside them in their vectors.
+  void fill(const T* const* keys, int64_t first, int64_t last) {
+    for (int64_t j = first / kLanes * kLanes; j < last; j += kLanes)
       for (int64_t i = 0; i < dims; i += 2 * kLanes) {
         Vec low[kLanes], high[kLanes];
         for (int k = 0; k < kLanes; ++k) {
@@ -766,7 +779,7 @@ struct HeadGroup {
       for (int64_t j = 0; j < kBlock; j += kLanes) store(row + j, softcap * tanh(load(row + j) / softcap));
     std::fill(row, row + first, -std::numeric_limits<float>::infinity());
     std::fill(row + last, row + kBlock, -std::numeric_limits<float>::infinity());
-    const float top = std::max(largest[h], *std::max_element(row + first, row + last));
+    const float top = std::max(largest[h], largest_of(row));
     Vec sum{};
     for (int64_t j = 0; j < kBlock; j += kLanes) {
       const Vec weight = exp_negative(load(row + j) - top);
@@ -888,7 +901,7 @@ struct GroupAttention {
       keys[j] = k_pool + place;
       values[j] = v_pool + place;
     }
-    columns.fill(keys);
+    columns.fill(keys, first, last);
   }
 };
 
