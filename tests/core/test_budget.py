@@ -176,3 +176,17 @@ def test_a_fixed_budget_takes_all_of_it() -> None:
     budget = FixedBudget(6, 3)
     assert budget.limits(Load(2, 2), 0.0).levels == 3
     assert budget.nodes(Load(2, 2), [], 9.9, 3) == 12
+
+
+def test_prompts_sway_no_choice() -> None:
+    """A step with a long prompt costs so much that guesses beside it look free: they are not in the steps after it."""
+    device = Device(SMALL, 0.0008, 0.8)
+    budget = adaptive(device)
+    for _ in range(300):
+        device.step(budget, 4)
+    before = budget.choice
+    assert before.effort is Effort.NONE
+    for sequences in (3, 4, 3, 4):
+        device.now += 0.01
+        budget.limits(Load(sequences, 256), device.now)
+    assert budget.choice == before

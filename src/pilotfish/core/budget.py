@@ -117,7 +117,8 @@ class AdaptiveBudget:
             return DraftLimits(0, 0, 0, 0.0)
         probed = self._probes.effort(self.choice.effort, now)
         if load.sequences != self._sequences or now - self._reviewed_at >= self.REVIEW:
-            self._review(load, now, may_change=probed is None)
+            alone = Load(load.sequences, load.sequences)  # prompts pass; what is chosen beside one would outlast it
+            self._review(alone, now, may_change=probed is None)
         before, self._effort = self._effort, probed or self.choice.effort
         self._resumed = before is not Effort.DRAFT
         if probed in self._gains and before is not probed:
@@ -183,7 +184,8 @@ class AdaptiveBudget:
     # -- after
 
     def observe(self, step: Step, commits: Sequence[Commit], seconds: float) -> None:
-        self._costs.observe(step.num_rows, seconds)
+        if all(rows.count == 1 for rows in step.rows):  # prompts cost otherwise: few of their rows give logits
+            self._costs.observe(step.num_rows, seconds)
         trees = {rows.request.id: rows.tree for rows in step.rows if len(rows.tree)}
         verified = [score for tree in trees.values() for score in tree.scores[1:]]
         paths = [(trees[c.request.id], c.tokens) for c in commits if c.request.id in trees]
