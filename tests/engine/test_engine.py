@@ -376,7 +376,9 @@ def test_a_draft_of_a_shorter_context_rests_where_it_ends(llama: Path, tmp_path:
 
 def test_costs_of_a_short_context_are_measured(tmp_path: Path) -> None:
     short = write_model(tmp_path / "short", "llama", max_position_embeddings=64)
-    make_engine(short, draft=short, mode="sync", budget="auto")
+    engine = make_engine(short, draft=short, mode="sync", budget="auto")
+    assert engine.memory.slots >= 64
+    assert len(run(engine, [SNIPPETS[0]], [params(12)])[0]) == 12
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "\udfff"])
