@@ -16,6 +16,7 @@ from pilotfish.bench import app
 from pilotfish.bench.acceptance import run_acceptance
 from pilotfish.bench.drafters import Bench, RandomDrafter
 from pilotfish.bench.machine import Machine, cpu_name, describe_machine
+from pilotfish.bench.memory import print_memory, run_memory
 from pilotfish.bench.profile import ROWS, run_profile
 from pilotfish.bench.quantization import (
     CHUNK,
@@ -100,6 +101,18 @@ def test_quantization(config: EngineConfig, prompts: list[Prompt], capsys: pytes
     assert all(1 <= r.tokens_per_verify_step <= 12 for r in report.pairs)
     print_quantization(report)
     assert "int8" in capsys.readouterr().out
+
+
+def test_memory(config: EngineConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """The deviation means something in a fresh process only; here that all is filled, counted and printed."""
+    done: list[str] = []
+    report = run_memory(replace(config, kv_slots=256, max_requests=4), done.append)
+    assert len(done) == report.requests == 4
+    assert report.plan.slots == 256 and report.total == report.plan.total
+    assert 0 < report.loaded <= report.peak
+    assert report.deviation == report.peak / report.total - 1
+    print_memory(report)
+    assert "256 KV slots" in capsys.readouterr().out
 
 
 def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:

@@ -259,6 +259,7 @@ def test_memory_is_told_to_people(pilotfish, llama: Path) -> None:
         (["--cores", "0-9999"], "cores"),
         (["--memory", -1], "memory"),
         (["--budget", "all"], "budget"),
+        (["--profile", "/nowhere/at/all.json"], "profile"),
     ],
 )
 def test_more_that_cannot_be_is_refused_in_one_line(generate, options: list[object], field: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -308,6 +309,23 @@ def test_a_broken_drafter_changes_nothing(llama: Path, off: Engine, where: str) 
 
 def test_tokens_outside_the_vocabulary_change_nothing(llama: Path, off: Engine) -> None:
     engine = make_engine(llama, RandomDrafter(10 * VOCAB))
+    assert run(engine, SNIPPETS[:2], [params()] * 2) == run(off, SNIPPETS[:2], [params()] * 2)
+    assert_idle(engine)
+
+
+class UncertainDrafter(RandomDrafter):
+    """Knows no chances: its scores are no numbers."""
+
+    def propose(self, requests: Sequence[Any], limits: DraftLimits) -> list[Any]:
+        trees = super().propose(requests, limits)
+        for tree in trees:
+            tree.scores[1:] = [math.nan] * len(tree)
+        return trees
+
+
+@pytest.mark.parametrize("budget", ["auto", "fixed"])
+def test_scores_that_are_no_numbers_change_nothing(llama: Path, off: Engine, budget: str) -> None:
+    engine = make_engine(llama, UncertainDrafter(VOCAB), budget=budget)
     assert run(engine, SNIPPETS[:2], [params()] * 2) == run(off, SNIPPETS[:2], [params()] * 2)
     assert_idle(engine)
 

@@ -43,6 +43,8 @@ def generate(
         raise ParameterError("concurrency", concurrency, f"an integer 1 to {MAX_CONCURRENCY}")
     if not json and (logprobs is not None or prompt_logprobs is not None):
         raise InputError("logprobs: they are reported with --json only")
+    if profile is not None and not profile.parent.is_dir():
+        raise ParameterError("profile", str(profile), "a file in a directory that exists")
     rows = _rows(prompt, prompts)
     config = engine.config(concurrency)
     handling = Handling(cache_salt=cache_salt, concurrency=concurrency, raw=raw, profile=profile)

@@ -15,8 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedDrafter:
-    """Passes on what a drafter proposes, without trees that cannot be verified (tokens outside the
-    target's vocabulary). A drafter that raises, or answers for another number of requests, is not asked again."""
+    """Passes on what a drafter proposes, without trees that cannot be verified: with tokens outside the target's
+    vocabulary, or scores that are no log-probabilities. A drafter that raises, or answers for another number of
+    requests, is not asked again."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.drafter = drafter
@@ -41,7 +42,8 @@ class GuardedDrafter:
         self._try(lambda: self.drafter.close(request), None)
 
     def _verifiable(self, tree: TokenTree) -> bool:
-        return all(token in self._vocab for token in tree.tokens[1:])
+        known = all(token in self._vocab for token in tree.tokens[1:])
+        return known and all(score <= 0.0 for score in tree.scores)  # which NaN is not
 
     def _try(self, call: Callable[[], T], otherwise: T) -> T:
         try:
