@@ -71,7 +71,7 @@ class LMDrafter:
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         self.levels = 0
-        if limits.levels == 0 or limits.nodes == 0:
+        if limits.levels == 0:
             return [TokenTree() for _ in requests]
         served = self._affordable(requests, limits.levels)
         for request in served:

@@ -29,6 +29,8 @@ class GuardedDrafter:
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         empty = NoDrafter().propose(requests, limits)
+        if limits.nodes == 0:
+            return empty
         trees = self._try(lambda: self.drafter.propose(requests, limits), empty)
         if len(trees) != len(requests):
             self._drop(f"{len(trees)} trees for {len(requests)} requests")
