@@ -6,6 +6,7 @@
     │   ├── UnknownOptionError           a keyword that names no option
     │   ├── PromptError                  empty, too long, or ids outside the vocabulary
     │   └── ModelError                   weights, architecture or tokenizer that cannot be served
+    ├── WireError                        a frame from another process that is no message: dropped and counted
     └── EngineError (also RuntimeError)  the engine itself failed: CLI exit code 1
 
 Messages are one line: the field, the value, and what is allowed.
@@ -50,6 +51,10 @@ class PromptError(InputError):
 
 class ModelError(InputError):
     """A model directory or pair that cannot be served."""
+
+
+class WireError(PilotfishError):
+    """A frame that is no message, or one that breaks the protocol."""
 
 
 class EngineError(PilotfishError, RuntimeError):

@@ -1,0 +1,1 @@
+"""What target and draft say to each other, and how it gets there. Token ids only; no pickle."""

@@ -1,0 +1,87 @@
+"""One end of the connections between targets and drafts: frames in, frames out. Delivery may fail; order holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+#: A peer's address on a channel: for a draft the identity of a target, for a target the number of a pool.
+Peer = bytes
+#: Frames that wait for a peer which does not take them. More are lost, which both sides notice and mend.
+HIGH_WATER = 1024
+
+
+@dataclass(frozen=True)
+class Received:
+    """A frame and who sent it."""
+
+    peer: Peer
+    frame: bytes
+    tenant: str = ""  # to whom the peer's key belongs; "" without keys
+    weight: float = 1.0  # which share of a saturated draft the tenant has
+
+
+class Channel(Protocol):
+    """Used by one thread at a time; only `wake` may be called from any."""
+
+    def send(self, peer: Peer, frame: bytes) -> bool:
+        """Never blocks; False where the frame is lost: nobody is there, or too many are waiting."""
+
+    def receive(self, timeout: float) -> list[Received]:
+        """What has come; waits for it up to `timeout` seconds, or until `wake`."""
+
+    def wake(self) -> None:
+        """Have the thread that waits in `receive` return."""
+
+    def close(self) -> None:
+        """Free sockets and files. What was sent just before may still go out, for 100 ms at most."""
+
+
+class Loopback:
+    """Both ends of a connection within one process.
+
+    >>> target, draft = Loopback.pair(b"target")
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._other = self
+        self._frames: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._woken = False
+
+    @classmethod
+    def pair(cls, target: Peer, pool: Peer = b"0") -> tuple[Loopback, Loopback]:
+        """The target's end, which knows its peer as `pool`, and the draft's, which knows its peer as `target`."""
+        ends = cls(pool), cls(target)
+        ends[0]._other, ends[1]._other = ends[1], ends[0]
+        return ends
+
+    def send(self, peer: Peer, frame: bytes) -> bool:
+        other = self._other
+        with other._changed:
+            taken = peer == self._peer and len(other._frames) < HIGH_WATER
+            if taken:
+                other._frames.append(frame)
+                other._changed.notify()
+        return taken
+
+    def receive(self, timeout: float) -> list[Received]:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not (self._frames or self._woken) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            frames, self._woken = list(self._frames), False
+            self._frames.clear()
+        return [Received(self._peer, frame) for frame in frames]
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,177 @@
+"""The messages between a target and a draft (docs/draft-protocol.md), as MessagePack maps with a `type`.
+
+    target                                    draft
+      ├─ Hello ──────────────────────────────► │   once a second: the connection lives
+      │ ◄──────────────────────────── Load ────┤   the answer to a first Hello, then a few times a second
+      ├─ Open(tokens so far) ────────────────► │
+      │ ◄──────── Tree(nodes added) ───────────┤   pushed as they are found, several before the next Commit
+      ├─ Commit(base_len, tokens) ───────────► │   both sides re-root
+      │ ◄──────── Tree(…) ─────────────────────┤
+      ├─ Close ──────────────────────────────► │
+
+Ids of nodes, sessions and generations are positive. Every number has its limit here, so that what decodes can be
+handled.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pilotfish.errors import WireError
+
+PROTOCOL_VERSION = 1
+#: Bytes of one frame.
+MAX_FRAME = 1 << 24
+#: Nodes of one Tree.
+MAX_NODES = 1 << 14
+#: The session that a Refuse names where it means the whole connection.
+CONNECTION = 0
+
+Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
+Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
+Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
+
+
+class Hello(Struct, tag="hello", frozen=True):
+    """Who the target is. A draft of another version, or of another tokenizer, answers Refuse."""
+
+    version: Index
+    tokenizer: Text  # digest of the vocabulary
+    vocab_size: Length
+    model: Text
+
+
+class Sampling(Struct, frozen=True, omit_defaults=True):
+    """What the target does to logits before it draws, for a draft that mirrors it: fields of SamplingParams."""
+
+    temperature: float = 1.0
+    top_k: Index = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[Index, float] = {}
+    allowed_token_ids: Tokens | None = None
+    bad_token_ids: Tokens = []
+    bad_sequences: list[Tokens] = []
+    stop_ids: Tokens = []  # tokens that end the output; never given while there are fewer than min_tokens
+    min_tokens: Index = 0
+
+
+class Open(Struct, tag="open", frozen=True):
+    """A sequence to draft for. One of a higher generation replaces the session."""
+
+    session: Id
+    generation: Id
+    tokens: Tokens  # committed so far
+    prompt_tokens: Length  # the first of `tokens`
+    max_length: Length  # tokens that the sequence can reach
+    seed: Annotated[int, Meta(ge=0)]  # 64 bits
+    sampling: Sampling
+    wanted: Index  # nodes below the root after which to stop growing
+
+
+class Commit(Struct, tag="commit", frozen=True):
+    """The target's own tokens after `base_len` ones: re-root."""
+
+    session: Id
+    generation: Id
+    base_len: Length  # tokens of the sequence before these
+    tokens: Annotated[list[Index], Meta(min_length=1, max_length=1 << 16)]
+    wanted: Index
+
+
+class Close(Struct, tag="close", frozen=True):
+    """The sequence has ended."""
+
+    session: Id
+    generation: Id
+
+
+class Tree(Struct, tag="tree", frozen=True):
+    """Nodes added since the last push, parents first. All four lists have one length.
+
+    Node ids rise within a generation. Parent 0 is the root: the last of the `base_len` tokens that the draft knew of.
+    A score is the log of the chance that the node's path from that root is the target's.
+    """
+
+    session: Id
+    generation: Id
+    sequence: Index  # 0 for a generation's first push, then one more each
+    base_len: Length
+    ids: Annotated[list[Id], Meta(max_length=MAX_NODES)]
+    parents: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(max_length=MAX_NODES)]
+    tokens: Annotated[list[Index], Meta(max_length=MAX_NODES)]
+    scores: Annotated[list[Annotated[float, Meta(le=0.0)]], Meta(max_length=MAX_NODES)]
+
+
+class Resync(Struct, tag="resync", frozen=True):
+    """The draft cannot follow; the target opens the session anew, one generation up."""
+
+    session: Id
+    generation: Id
+    reason: Text
+
+
+class Refuse(Struct, tag="refuse", frozen=True):
+    """The draft will not serve this session, or (`CONNECTION`) this target."""
+
+    session: Index
+    generation: Index
+    reason: Text
+
+
+class Load(Struct, tag="load", frozen=True):
+    """How busy the draft is."""
+
+    model: Text
+    sessions: Index  # of all targets
+    own_sessions: Index  # of the target that this goes to
+    own_rows: Annotated[int, Meta(ge=0)]  # rows grown for it so far
+    free_slots: Index
+    step_ms: float  # of a level, lately
+    queue_ms: float  # that a leaf lately waited before its level began
+
+
+ToDraft: TypeAlias = Hello | Open | Commit | Close
+ToTarget: TypeAlias = Tree | Resync | Refuse | Load
+Message = TypeVar("Message")
+
+_encoder = msgspec.msgpack.Encoder()
+_to_draft: msgspec.msgpack.Decoder[ToDraft] = msgspec.msgpack.Decoder(ToDraft)
+_to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
+
+
+def encode(message: ToDraft | ToTarget) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_draft(frame: bytes) -> ToDraft:
+    """WireError for what is no such message."""
+    return _decoded(_to_draft, frame)
+
+
+def decode_to_target(frame: bytes) -> ToTarget:
+    """WireError for what is no such message, and for a Tree whose lists differ in length."""
+    message = _decoded(_to_target, frame)
+    if (
+        isinstance(message, Tree)
+        and len({len(x) for x in (message.ids, message.parents, message.tokens, message.scores)}) > 1
+    ):
+        raise WireError("tree: ids, parents, tokens and scores differ in length")
+    return message
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Message], frame: bytes) -> Message:
+    if len(frame) > MAX_FRAME:
+        raise WireError(f"frame: {len(frame)} bytes; at most {MAX_FRAME} are allowed")
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"frame: {error}") from error
