@@ -7,13 +7,13 @@
           └─ sub ─── (                                              sub and below are gone
 
 Both sides hold one of each sequence: the draft the one it grows (`Lookahead`), the target a copy of what was pushed
-(core/tree_copy.py). Thousands of nodes a sequence, so nodes are in arrays, in order of arrival: parents before children.
+(core/tree_copy.py). A sequence has thousands of nodes, so they are in arrays, in order of arrival: parents come first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,8 @@ class Nodes:
 
     @classmethod
     def none(cls) -> Nodes:
-        return cls(*(np.zeros(0, np.float64 if f.name == "scores" else np.int64) for f in fields(cls)))
+        ids, parents, tokens, depths, slots = (np.zeros(0, np.int64) for _ in range(5))
+        return cls(ids, parents, tokens, depths, np.zeros(0), slots)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,7 +76,7 @@ class Nodes:
         while (jumps >= 0).any():
             found |= found[jumps]
             jumps = jumps[jumps]
-        return found[:-1]
+        return np.asarray(found[:-1])
 
     def rerooted(self, root: int) -> Nodes:
         """What hangs below `root`, as seen from there."""
@@ -90,14 +91,18 @@ class Nodes:
         """Indices of the `count` nodes of highest score, ties to the older, ascending: a connected subtree."""
         if len(self) <= count:
             return np.arange(len(self))
-        return np.sort(np.argsort(-self.scores, kind="stable")[:count])
+        least = np.partition(self.scores, len(self) - count)[len(self) - count]
+        chosen = self.scores > least
+        ties = np.flatnonzero(self.scores == least)
+        chosen[ties[: count - np.count_nonzero(chosen)]] = True
+        return np.flatnonzero(chosen)
 
     def tree(self, count: int) -> TokenTree:
         """The `count` best nodes."""
         tree, number = TokenTree(), {-1: 0}
         chosen = self.best(count)
-        rows = zip(chosen, self.parents[chosen], self.tokens[chosen], self.scores[chosen], strict=True)
-        for index, parent, token, score in ((int(i), int(p), int(t), float(s)) for i, p, t, s in rows):
+        fields = (chosen, self.parents[chosen], self.tokens[chosen], self.scores[chosen])
+        for index, parent, token, score in zip(*(field.tolist() for field in fields), strict=True):
             number[index] = tree.add(number[parent], token, score)
         return tree
 
@@ -184,6 +189,4 @@ class Lookahead:
         """Forget every node; the slots that are free now."""
         slots = self.nodes.slots[self.nodes.slots != NO_SLOT]
         self.nodes = Nodes.none()
-        return slots.tolist()
-
-
+        return [int(slot) for slot in slots]

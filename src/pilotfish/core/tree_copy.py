@@ -45,7 +45,8 @@ class TreeCopy:
     def __init__(self, length: int, vocab_size: int, max_nodes: int) -> None:
         """Of a sequence of `length` tokens."""
         self.nodes = Nodes.none()
-        self.dropped = 0  # nodes that broke the protocol: repeats, foreign tokens, ids that do not rise, too many
+        self.dropped = 0  # nodes that broke the protocol: foreign tokens, ids that do not rise, too many
+        self.repeated = 0  # nodes that were there already
         self.late = 0  # nodes that were no longer, or never, below the root
         self._length = length
         self._vocab_size = vocab_size
@@ -72,12 +73,12 @@ class TreeCopy:
             return
         self._walk_committed(push)
         parents = self._parents(push)
-        kept = self._alive(parents)
-        self.late += int(np.count_nonzero(~kept))
-        if self._repeats(push.take(kept), parents[kept]):
-            self._attach_one_by_one(push)
+        alive = self._alive(parents)
+        self.late += len(push) - int(np.count_nonzero(alive))
+        if self._repeats(push.tokens[alive], parents[alive]):
+            self._attach_one_by_one(push.take(alive))
         else:
-            self._attach_together(push, parents, kept)
+            self._attach_together(push.take(alive), self._compressed(parents, alive))
 
     def _lawful(self, push: Push) -> Push:
         """Without the nodes that no draft may send. The tree has room for all that are left."""
@@ -131,18 +132,44 @@ class TreeCopy:
         while True:
             above = np.where(inside, alive[np.clip(parents - len(self.nodes), 0, size - 1)], True)
             if (alive <= above).all():
-                return alive
+                return np.asarray(alive)
             alive &= above
 
-    def _repeats(self, push: Push, parents: Ints) -> bool:
-        """Whether a node would be the second child of its parent with its token."""
-        parents = np.where(parents >= len(self.nodes), push.parents + (1 << 32), parents)
-        named = np.isin(self.nodes.parents, parents)
-        keys = np.concatenate((self.nodes.parents[named], parents)) * (1 << 20)
-        return False
+    def _compressed(self, parents: Ints, alive: NDArray[np.bool_]) -> Ints:
+        """Parents of those alive, as if the others had not come."""
+        number = np.cumsum(alive) - 1 + len(self.nodes)
+        parents = parents[alive]
+        inside = parents >= len(self.nodes)
+        parents[inside] = number[parents[inside] - len(self.nodes)]
+        return parents
 
-    def _attach_together(self, push: Push, parents: Ints, kept: NDArray[np.bool_]) -> None:
-        pass
+    def _repeats(self, tokens: Ints, parents: Ints) -> bool:
+        """Whether a parent would have two children with one token."""
+        siblings = np.isin(self.nodes.parents, parents)
+        parents = np.concatenate((self.nodes.parents[siblings], parents))
+        tokens = np.concatenate((self.nodes.tokens[siblings], tokens))
+        return len(np.unique((parents + 1) * self._vocab_size + tokens)) < len(tokens)
+
+    def _attach_together(self, push: Push, parents: Ints) -> None:
+        """A level's nodes in a few array operations: depths and scores settle from the top down."""
+        depths = np.concatenate((self.nodes.depths, np.zeros(len(push) + 1, np.int64)))  # the last: the root's
+        scores = np.concatenate((self.nodes.scores, np.zeros(len(push) + 1)))
+        new = slice(len(self.nodes), len(self.nodes) + len(push))
+        while not np.array_equal(depths[new], below := depths[parents] + 1):
+            depths[new], scores[new] = below, scores[parents] + push.scores
+        scores[new] = scores[parents] + push.scores
+        slots = np.full(len(push), NO_SLOT)
+        added = Nodes(push.ids, parents, push.tokens, depths[new], scores[new], slots)
+        self.nodes = self.nodes.with_more(added)
 
     def _attach_one_by_one(self, push: Push) -> None:
-        pass
+        """The same where nodes are repeated: what hangs below a repeated node hangs below the first."""
+        for row in range(len(push)):
+            one = push.take(np.array([row]))
+            parent = int(self._parents(one)[0])
+            first = self.nodes.child(parent, int(one.tokens[0]))
+            if first is None:
+                self._attach_together(one, np.array([parent]))
+            else:
+                self._aliases[int(one.ids[0])] = int(self.nodes.ids[first])
+                self.repeated += 1
