@@ -22,10 +22,11 @@ LAYERS = (
     ("pairs",),
     ("model",),
     ("wire",),
+    ("config",),  # a configuration is checked when it is made, paces of named devices included
     ("plan",),
     ("core",),
     ("observe",),
-    ("config", "prompts", "command"),
+    ("prompts", "command"),
     ("errors",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
