@@ -11,7 +11,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "pilotfish"
 #: From the top down. A package may import itself and what stands below its own line.
 LAYERS = (
-    ("cli", "__main__"),
+    ("__main__",),
+    ("cli",),
     ("server",),
     ("bench",),
     ("train",),

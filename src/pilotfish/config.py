@@ -32,8 +32,9 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def parse_cores(text: str) -> frozenset[int]:
-    """Core numbers of "0,2-3"; ParameterError for what is no such list, and for cores that the process may not use."""
+def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
+    """Core numbers of "0,2-3"; ParameterError, naming `field`, for what is no such list, and for cores that the process
+    may not use."""
     if text == "":
         return frozenset()
     may_use = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
@@ -41,10 +42,10 @@ def parse_cores(text: str) -> frozenset[int]:
     for part in str(text).split(","):
         ends = part.split("-")
         if len(ends) > 2 or not all(end.isdecimal() and len(end) < 6 for end in ends):
-            raise ParameterError("cores", text, "core numbers and ranges, as in 0,2-3")
+            raise ParameterError(field, text, "core numbers and ranges, as in 0,2-3")
         chosen |= set(range(int(ends[0]), int(ends[-1]) + 1))
     if not chosen or not chosen <= may_use:
-        raise ParameterError("cores", text, f"cores of {', '.join(map(str, sorted(may_use)))}")
+        raise ParameterError(field, text, f"cores of {', '.join(map(str, sorted(may_use)))}")
     return frozenset(chosen)
 
 
