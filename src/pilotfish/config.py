@@ -54,22 +54,22 @@ def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
 class EngineConfig:
     """One target, maybe a draft, and how they run.
 
-    `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow trees
-    elsewhere meanwhile: `draft_workers` processes on `draft_cores`, or the pools that listen at `draft_pool` (with
-    `draft_key`, a key file, and `draft_pool_key`, each pool's public key, where they have keys). `draft_optional` serves
-    without pools that cannot be had; otherwise they are an error.
+    `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow
+    trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, or the pools that listen at `draft_pool`
+    (with `draft_key`, a key file, and `draft_pool_key`, each pool's public key, where they have keys).
+    `draft_optional` serves without pools that cannot be had; otherwise they are an error.
 
-    `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup in the sequence), suffix (lookup in it and
-    in past responses, of which `max_cached_tokens` tokens are kept). A step verifies at most `nodes` nodes of a
-    sequence. In sync the draft grows a tree in at most `levels` forwards of `width` leaves; in async up to `wanted`
-    nodes of a sequence, by forwards of `leaves` leaves of all sequences together. `budget` auto spends of that what pays
-    by measured costs, down to plain decoding; fixed spends all of it, always.
+    `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup in the sequence), suffix (lookup in
+    it and in past responses, of which `max_cached_tokens` tokens are kept). A step verifies at most `nodes` nodes
+    of a sequence. In sync the draft grows a tree in at most `levels` forwards of `width` leaves; in async up to
+    `wanted` nodes of a sequence, by forwards of `leaves` leaves of all sequences together. `budget` auto spends of
+    that what pays by measured costs, down to plain decoding; fixed spends all of it, always.
 
-    `kv_slots` tokens fit into the target's KV pool (and into the draft's); 0: what `max_requests` sequences can use and
-    `memory` GiB hold, or, where that is 0 too, most of what is available. `max_rows` rows fit into one forward,
-    `max_requests` sequences run at a time. `quantization` is that of the weights of target and draft. `pace` holds their
-    forwards back to the speed of other devices. `eager` runs transformers' own torch operations instead of kernels and
-    CUDA graphs: the reference.
+    `kv_slots` tokens fit into the target's KV pool (and into the draft's); 0: what `max_requests` sequences can use
+    and `memory` GiB hold, or, where that is 0 too, most of what is available. `max_rows` rows fit into one forward,
+    `max_requests` sequences run at a time. `quantization` is that of the weights of target and draft. `pace` holds
+    their forwards back to the speed of other devices. `trace` is a file for a timeline of all steps and levels.
+    `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the reference.
     """
 
     target: Path
@@ -99,6 +99,7 @@ class EngineConfig:
     max_rows: int = 256
     max_requests: int = 32
     max_cached_tokens: int = 1 << 17
+    trace: Path | None = None
     pace: str = ""  # as in "target=10.4ms,draft=2.6ms"; "": not paced
     eager: bool = False
 
@@ -126,6 +127,8 @@ class EngineConfig:
         self._check_memory()
         parse_cores(self.cores)
         Paces.parse(self.pace)
+        if self.trace is not None and not self.trace.parent.is_dir():
+            raise ParameterError("trace", str(self.trace), "a file in a directory that exists")
         needs_draft = "lm" in self.drafters  # which checks them
         if (
             needs_draft

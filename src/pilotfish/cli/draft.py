@@ -17,6 +17,7 @@ from pilotfish.cli.options import (
     PaceOption,
     QuantizationOption,
     ThreadsOption,
+    TraceOption,
     resolve_models,
 )
 from pilotfish.config import DraftConfig, DType, EngineConfig, Quantization
@@ -43,6 +44,7 @@ def draft(
     kv_slots: KVSlotsOption = EngineConfig.kv_slots,
     memory: MemoryOption = EngineConfig.memory,
     pace: PaceOption = EngineConfig.pace,
+    trace: TraceOption = None,
     eager: EagerOption = False,
 ) -> None:
     """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM."""
@@ -56,6 +58,7 @@ def draft(
         kv_slots=kv_slots,
         memory=memory,
         pace=pace,
+        trace=trace,
         eager=eager,
     )
     config = DraftConfig(

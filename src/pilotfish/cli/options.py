@@ -23,6 +23,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and not
 KVSlotsOption = Annotated[int, typer.Option("--kv-slots", help="Tokens that fit into the KV pool; 0: planned.")]
 MemoryOption = Annotated[float, typer.Option("--memory", help="GiB to stay within; 0: most of what is free.")]
 PaceOption = Annotated[str, typer.Option("--pace", help="Emulate devices, as in target=10.4ms,draft=2.6ms.")]
+TraceOption = Annotated[Path | None, typer.Option("--trace", help="Write a timeline of steps and levels to this file.")]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="New tokens at most.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0: always the likeliest token.")]
 
@@ -56,6 +57,7 @@ class EngineOptions:
     kv_slots: KVSlotsOption = EngineConfig.kv_slots
     memory: MemoryOption = EngineConfig.memory
     pace: PaceOption = EngineConfig.pace
+    trace: TraceOption = None
     eager: EagerOption = False
 
     def config(self, concurrency: int) -> EngineConfig:
@@ -88,6 +90,7 @@ class EngineOptions:
             memory=self.memory,
             max_requests=max(concurrency, EngineConfig.max_requests),
             pace=self.pace,
+            trace=self.trace,
             eager=self.eager,
         )
 

@@ -22,6 +22,7 @@ from pilotfish.engine.text import tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model, load_tokenizer, model_name
 from pilotfish.model.pacer import Pacer
 from pilotfish.model.runner import Runner
+from pilotfish.observe.timeline import Timeline, part_of
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.keys import load_pool_keys
 from pilotfish.wire.listening import ListeningChannel
@@ -38,10 +39,24 @@ def run_pool(config: DraftConfig) -> None:
     try:
         worker = make_worker(config, channel)
         logger.info("%s listens at %s", config.name, channel.endpoint)
-        with _stopped_by_signals(channel) as stopped:
+        with _stopped_by_signals(channel) as stopped, _traced(worker, config):
             worker.run(stopped.is_set)
     finally:
         channel.close()
+
+
+@contextmanager
+def _traced(worker: DraftWorker, config: DraftConfig) -> Iterator[None]:
+    """Stream the levels into this process's part of the timeline, where one is asked for."""
+    if config.model.trace is None:
+        yield
+        return
+    timeline = Timeline(part_of(config.model.trace, config.name), config.name)
+    worker.observe = timeline.level
+    try:
+        yield
+    finally:
+        timeline.close()
 
 
 def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:

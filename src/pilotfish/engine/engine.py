@@ -39,6 +39,7 @@ from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer, model_name
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
+from pilotfish.observe.timeline import Timeline, merge, part_of
 from pilotfish.plan.pace import Pace
 from pilotfish.target.guard import GuardedDrafter
 from pilotfish.target.remote import RemoteDrafter
@@ -90,6 +91,7 @@ class Sample:
             "verify_steps": stats.verify_steps,
             "draft_tokens": stats.draft_tokens,
             "accepted_tokens": stats.accepted_tokens,
+            "hits": stats.hits,
             "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
         }
 
@@ -114,6 +116,9 @@ class Engine:
         self.worker = TargetWorker(runner, scheduler, self.drafter, make_budget(config, runner, self.drafter))
         for pacer in self._pacers:
             pacer.reset()  # what was measured at start is no part of a run
+        self._timeline = None if config.trace is None else Timeline(part_of(config.trace, "target"), "target")
+        if self._timeline is not None:
+            self.worker.observe = self._timeline.step
         self._samples: dict[int, Sample] = {}
         self._next_id = 0
 
@@ -134,6 +139,11 @@ class Engine:
         self.abort_all()
         if self.remote is not None:
             self.remote.close()
+        if self._timeline is not None and self.config.trace is not None:
+            self._timeline.close()
+            workers = [part_of(self.config.trace, f"draft {i}") for i in range(self.config.draft_workers)]
+            merge([part_of(self.config.trace, "target"), *workers], self.config.trace)
+            self._timeline = None
         os.sched_setaffinity(0, self._cores_before)
 
     def __enter__(self) -> Engine:

@@ -125,5 +125,7 @@ def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:
         "pace": config.pace,
         "kv-slots": str(config.kv_slots),
     }
+    if config.trace is not None:
+        options["trace"] = str(config.trace.resolve())
     flags = ["--eager"] if config.eager else []
     return [sys.executable, "-m", "pilotfish", "draft", *(f"--{k}={v}" for k, v in options.items()), *flags]
