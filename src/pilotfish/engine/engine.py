@@ -114,8 +114,7 @@ class Engine:
         self.drafter = drafter or self._make_drafter(placement)
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
         self.worker = TargetWorker(runner, scheduler, self.drafter, make_budget(config, runner, self.drafter))
-        for pacer in self._pacers:
-            pacer.reset()  # what was measured at start is no part of a run
+        self.reset_pacing()  # what was measured at start is no part of a run
         self._timeline = None if config.trace is None else Timeline(part_of(config.trace, "target"), "target")
         if self._timeline is not None:
             self.worker.observe = self._timeline.step
@@ -191,6 +190,11 @@ class Engine:
     def pacing(self) -> list[Pacing]:
         """How the paced models of this process have kept their pace since the start; the target first."""
         return [pacer.pacing() for pacer in self._pacers]
+
+    def reset_pacing(self) -> None:
+        """Count overruns from here on."""
+        for pacer in self._pacers:
+            pacer.reset()
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
         """Attach another drafter, and decide by another budget; EngineError while requests run."""
