@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 
 from pilotfish.bench.compare import Spread, distinct_ngrams, pairwise_ratios
 from pilotfish.bench.machine import Machine, describe_machine
@@ -286,7 +286,7 @@ def periods_of(runs: Sequence[Sequence[StepRecord]]) -> Periods:
     """Over all pairs of neighbours of which neither had rows of prompts."""
     periods, forwards = [], []
     for steps in runs:
-        for before, step in zip(steps, steps[1:], strict=False):
+        for before, step in pairwise(steps):
             if all(s.rows == s.sequences + s.nodes for s in (before, step)):
                 periods.append(1000 * (step.ended - before.ended))
                 forwards.append(1000 * (step.computed - step.prepared))
