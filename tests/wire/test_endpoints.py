@@ -116,7 +116,7 @@ def test_the_longest_path(listen: Open, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("incarnation", [b"", bytes(65)])
 def test_an_incarnation_has_a_length(incarnation: bytes, dial: Open) -> None:
-    with pytest.raises(ParameterError, match="incarnation: .* expected 1 to 64 bytes"):
+    with pytest.raises(ParameterError, match=r"incarnation: .* expected 1 to 64 bytes"):
         dial("tcp://127.0.0.1:5555", incarnation)
 
 

@@ -42,7 +42,7 @@ def test_a_key_is_read_as_written_and_only_by_its_owner(own: Path) -> None:
 
 
 def test_no_key_is_written_over(own: Path) -> None:
-    with pytest.raises(ParameterError, match="name: .*own.key' is not allowed; expected a file that does not exist"):
+    with pytest.raises(ParameterError, match=r"name: .*own\.key' is not allowed; expected a file that does not exist"):
         write_identity(TWO, own)
     assert load_identity("key", own) == ONE
 

@@ -136,7 +136,7 @@ def test_a_pool_that_sends_an_oversized_frame_is_dialled_again(dial: Dial, raw: 
     assert second != first and exactly(1, dialing)[0].frame == b"well"
 
 
-def test_what_is_no_message_is_dropped(listen: Listen, dial: Dial, raw: Any) -> None:
+def test_what_is_no_message_is_dropped(listen: Listen, raw: Any) -> None:
     listening = listen(ANY_PORT)
     client = raw(zmq.DEALER)
     client.connect(listening.endpoint)
