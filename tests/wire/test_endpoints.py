@@ -55,7 +55,7 @@ def test_no_address(text: str, listen: Open, dial: Open) -> None:
     refusal(dial, "draft_pool", text)
 
 
-@pytest.mark.parametrize("text", ["tcp://*:5555", "tcp://127.0.0.1:0", "tcp://127.0.0.1:*"])
+@pytest.mark.parametrize("text", ["tcp://*:5555", "tcp://127.0.0.1:0", "tcp://127.0.0.1:00", "tcp://127.0.0.1:*"])
 def test_nobody_dials_a_wildcard(text: str, dial: Open) -> None:
     assert "not a wildcard" in refusal(dial, "draft_pool", text)
 
