@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pilotfish.errors import ParameterError, refuse_unknown
+from pilotfish.plan.pace import Paces
 
 Mode = Literal["off", "sync"]
 BudgetKind = Literal["auto", "fixed"]
@@ -31,8 +32,9 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def parse_cores(text: str) -> frozenset[int]:
-    """Core numbers of "0,2-3"; ParameterError for what is no such list, and for cores that the process may not use."""
+def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
+    """Core numbers of "0,2-3"; ParameterError, naming `field`, for what is no such list, and for cores that the process
+    may not use."""
     if text == "":
         return frozenset()
     may_use = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
@@ -40,10 +42,10 @@ def parse_cores(text: str) -> frozenset[int]:
     for part in str(text).split(","):
         ends = part.split("-")
         if len(ends) > 2 or not all(end.isdecimal() and len(end) < 6 for end in ends):
-            raise ParameterError("cores", text, "core numbers and ranges, as in 0,2-3")
+            raise ParameterError(field, text, "core numbers and ranges, as in 0,2-3")
         chosen |= set(range(int(ends[0]), int(ends[-1]) + 1))
     if not chosen or not chosen <= may_use:
-        raise ParameterError("cores", text, f"cores of {', '.join(map(str, sorted(may_use)))}")
+        raise ParameterError(field, text, f"cores of {', '.join(map(str, sorted(may_use)))}")
     return frozenset(chosen)
 
 
@@ -59,8 +61,8 @@ class EngineConfig:
     decoding; fixed spends all of it, always. `kv_slots` tokens fit into the target's KV pool (and into the draft's); 0:
     what `max_requests` sequences can use and `memory` GiB hold, or, where that is 0 too, most of what is available.
     `max_rows` rows fit into one forward, `max_requests` sequences run at a time. `quantization` is that of the weights
-    of target and draft. `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the
-    reference.
+    of target and draft. `pace` holds their forwards back to the speed of other devices. `eager` runs transformers' own
+    torch operations instead of kernels and CUDA graphs: the reference.
     """
 
     target: Path
@@ -81,6 +83,7 @@ class EngineConfig:
     max_rows: int = 256
     max_requests: int = 32
     max_cached_tokens: int = 1 << 17
+    pace: str = ""  # as in "target=10.4ms,draft=2.6ms"; "": not paced
     eager: bool = False
 
     def __post_init__(self) -> None:
@@ -103,6 +106,7 @@ class EngineConfig:
                 raise ParameterError(field, value, f"an integer {low} to {high}")
         self._check_memory()
         parse_cores(self.cores)
+        Paces.parse(self.pace)
         needs_draft = "lm" in self.drafters  # which checks them
         if self.mode == "sync" and needs_draft and self.draft is None:
             allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"
@@ -123,6 +127,10 @@ class EngineConfig:
     def core_set(self) -> frozenset[int]:
         """The cores to run on; empty: as the process is."""
         return parse_cores(self.cores)
+
+    @property
+    def paces(self) -> Paces:
+        return Paces.parse(self.pace)
 
     @property
     def num_threads(self) -> int:

@@ -10,9 +10,9 @@ from support import VOCAB, limits, native_model
 
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.tree import ROOT
 from pilotfish.draft.lm import CHUNK, LMDrafter, TreeShape
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling, sample
 
 SHAPE = TreeShape(width=3, children=4)
@@ -32,7 +32,7 @@ def make_request(number: int = 0, prompt: int = 10, max_tokens: int = 50, **para
 def next_token(directory: Path, request: Request) -> int:
     """What the model itself would give next."""
     count = len(request.tokens)
-    rows = SequenceRows(0, request.tokens, np.arange(count, dtype=np.int32), TokenTree(), [], {}, kept=[count - 1])
+    rows = SequenceRows(0, request.tokens, np.arange(count, dtype=np.int32), NO_NODES, kept=[count - 1])
     logits = Runner(native_model(directory), count).forward([rows])
     return sample(logits, [RowSampling(request.params, request.seed, count)])[0]
 

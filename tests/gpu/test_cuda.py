@@ -15,12 +15,11 @@ import torch
 from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, random_tree, run
 
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.model.attention import dense_tree_attention
 from pilotfish.model.graphs import GraphCache
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
 
 DEVICE = torch.device("cuda")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -97,7 +96,7 @@ class Bench:
         ids, tree = rng.integers(0, VOCAB, tokens).tolist(), random_tree(rng, VOCAB, nodes)
         slots = {node: next(self._slots) for node in tree.nodes()}
         trunk = np.array([next(self._slots) for _ in ids], np.int32)
-        return SequenceRows(0, ids, trunk, tree, list(tree.nodes()), slots, kept=[tokens - 1])
+        return SequenceRows(0, ids, trunk, NodeRows.of(tree, slots), kept=[tokens - 1])
 
 
 @pytest.fixture(params=KINDS)
@@ -149,7 +148,7 @@ def test_float32_gives_a_node_the_bits_that_it_has_alone(directory: Path) -> Non
     for node in together.nodes:
         tokens = [*together.tokens, *(together.tree.tokens[n] for n in together.tree.path(node))]
         slots = np.array([next(bench._slots) for _ in tokens], np.int32)
-        alone = SequenceRows(0, tokens, slots, TokenTree(), [], {}, kept=[len(tokens) - 1])
+        alone = SequenceRows(0, tokens, slots, NO_NODES, kept=[len(tokens) - 1])
         assert torch.equal(bench.replaying.forward([alone])[0], logits[node]), f"node {node}"
 
 

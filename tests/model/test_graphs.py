@@ -15,7 +15,7 @@ from transformers import LlamaConfig, MixtralConfig
 from pilotfish.model.buckets import CUDA, EXACT, bucket
 from pilotfish.model.graphs import GraphCache, recordable
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import NodeRows, Runner, SequenceRows
 
 CPU = torch.device("cpu")
 ROWS = CUDA[torch.float32].rows[-1]
@@ -41,7 +41,7 @@ def sequence(tokens: int, nodes: int, seed: int, start: int = 0) -> SequenceRows
     slots = {node: first + 400 + node for node in tree.nodes()}
     trunk = np.arange(first, first + tokens, dtype=np.int32)
     ids = rng.integers(0, VOCAB, tokens).tolist()
-    return SequenceRows(start, ids[start:], trunk, tree, list(tree.nodes()), slots, kept=[len(ids) - start - 1])
+    return SequenceRows(start, ids[start:], trunk, NodeRows.of(tree, slots), kept=[len(ids) - start - 1])
 
 
 @pytest.fixture

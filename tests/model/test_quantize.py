@@ -22,7 +22,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.model.loader import load_model
 from pilotfish.model.native import PackedGatedMLP, PackedLinear, PackedWeight, load_kernels, pack_weight, replace_parts
 from pilotfish.model.quantize import concatenated, int8_of, quantize
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import NodeRows, Runner, SequenceRows
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (513, 600), (40, 5001)]  # outputs, inputs
@@ -187,7 +187,7 @@ def rows_of(tokens: list[int], tree: TokenTree, slots: np.ndarray) -> SequenceRo
     nodes = list(tree.nodes())
     node_slots = dict(zip(nodes, slots[len(tokens) :].tolist(), strict=False))
     return SequenceRows(
-        0, tokens, slots[: len(tokens)].astype(np.int32), tree, nodes, node_slots, kept=[len(tokens) - 1]
+        0, tokens, slots[: len(tokens)].astype(np.int32), NodeRows.of(tree, node_slots), kept=[len(tokens) - 1]
     )
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from pilotfish.core.tree import TokenTree
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
 
 SLOTS = 3000
 OTHER_SHAPES: list[dict[str, Any]] = [
@@ -84,7 +84,11 @@ class Bench:
         nodes = list(tree.nodes())
         node_slots = dict(zip(nodes, self.take(len(nodes)), strict=True))
         return SequenceRows(
-            start, tokens[start:], np.array(slots, np.int32), tree, nodes, node_slots, kept=[len(tokens) - start - 1]
+            start,
+            tokens[start:],
+            np.array(slots, np.int32),
+            NodeRows.of(tree, node_slots),
+            [len(tokens) - start - 1],
         )
 
     def logits(self, *sequences: SequenceRows) -> torch.Tensor:
@@ -102,7 +106,7 @@ def test_heads_that_no_kernel_takes_run_without_kernels(tmp_path: Path) -> None:
     reference.save_pretrained(tmp_path)
     model = native_model(tmp_path)
     assert not model.native
-    rows = SequenceRows(0, tokens_of(40), np.arange(40, dtype=np.int32), TokenTree(), [], {}, kept=[39])
+    rows = SequenceRows(0, tokens_of(40), np.arange(40, dtype=np.int32), NO_NODES, kept=[39])
     with torch.inference_mode():
         expected = reference.eval()(torch.tensor([tokens_of(40)])).logits[0, -1]
     torch.testing.assert_close(Runner(model, SLOTS).forward([rows])[0], expected, rtol=0, atol=1e-4)
@@ -170,11 +174,10 @@ def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dty
     for node in tree.nodes():
         whole = tokens + path_tokens(tree, node)
         trunk = bench.take(len(tokens))
-        empty = TokenTree()
-        alone = bench.logits(SequenceRows(0, tokens, np.array(trunk, np.int32), empty, [], {}, [len(tokens) - 1]))
+        alone = bench.logits(SequenceRows(0, tokens, np.array(trunk, np.int32), NO_NODES, [len(tokens) - 1]))
         for length in range(len(tokens) + 1, len(whole) + 1):
             trunk += bench.take(1)
-            rows = SequenceRows(length - 1, whole[length - 1 : length], np.array(trunk, np.int32), empty, [], {}, [0])
+            rows = SequenceRows(length - 1, whole[length - 1 : length], np.array(trunk, np.int32), NO_NODES, [0])
             alone = bench.logits(rows)
         assert torch.equal(alone[0], together[1 + node - 1]), f"node {node}"
 
@@ -196,8 +199,8 @@ def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: torch.dtype) -> None:
-    bench, tokens, empty = Bench(directory, dtype), tokens_of(150), TokenTree()
-    whole = bench.logits(bench.rows(tokens, empty))
+    bench, tokens = Bench(directory, dtype), tokens_of(150)
+    whole = bench.logits(bench.rows(tokens, TokenTree()))
     for size in (1, 7, 64, 100):
         slots = np.array(bench.take(len(tokens)), np.int32)
         for start in range(0, len(tokens), size):
@@ -206,9 +209,7 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: t
                 start,
                 tokens[start:end],
                 slots[:end],
-                empty,
-                [],
-                {},
+                NO_NODES,
                 kept=[end - start - 1] if end == len(tokens) else [],
             )
             logits = bench.logits(rows)

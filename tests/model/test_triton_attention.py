@@ -18,14 +18,13 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("triton")
 
-from pilotfish.core.tree import TokenTree
 from pilotfish.model import attention, native, triton_attention
 from pilotfish.model.attention import dense_tree_attention
 from pilotfish.model.experts import use_library_experts
 from pilotfish.model.generation_config import GenerationConfig
 from pilotfish.model.graphs import recordable
 from pilotfish.model.loader import LoadedModel, ModelShape, load_model
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
 from pilotfish.model.triton_attention import tree_attention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -219,7 +218,7 @@ def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch
     monkeypatch.setattr(native, "load_kernels", lambda: False)
     tree = random_tree(np.random.default_rng(0), VOCAB, 4)
     slots = dict(zip(tree.nodes(), range(20, 24), strict=True))
-    rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), tree, list(tree.nodes()), slots, [19])
+    rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), NodeRows.of(tree, slots), [19])
     expected = Runner(load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=True), 30).forward([rows])
     calls = []
     monkeypatch.setattr(attention, "_attention_on", lambda _: lambda *a: calls.append(1) or tree_attention(*a))
@@ -250,7 +249,7 @@ def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torc
     model = LoadedModel(
         module, shape, GenerationConfig(frozenset(), {}), 0, torch.float32, meta, native=False, recordable=False
     )
-    rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), TokenTree(), [], {}, kept=[2])
+    rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), NO_NODES, kept=[2])
     return Runner(model, 10).forward([rows])
 
 

@@ -13,9 +13,8 @@ from support import KINDS, make_engine, run
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import TokenTree
 from pilotfish.engine.engine import Engine
-from pilotfish.model.runner import SequenceRows
+from pilotfish.model.runner import NO_NODES, SequenceRows
 from pilotfish.pairs import resolve_pair
 
 NEW_TOKENS = 32
@@ -71,7 +70,7 @@ def test_logits_are_those_of_transformers(directory: Path) -> None:
     reference, engine = both(directory)
     for length in LENGTHS:
         prompt = prompt_of(length, engine.model.shape.vocab_size)
-        rows = SequenceRows(0, prompt, np.arange(length, dtype=np.int32), TokenTree(), [], {}, kept=[len(prompt) - 1])
+        rows = SequenceRows(0, prompt, np.arange(length, dtype=np.int32), NO_NODES, kept=[len(prompt) - 1])
         with torch.inference_mode():
             expected = reference(torch.tensor([prompt])).logits[0, -1]
         torch.testing.assert_close(engine.worker.runner.forward([rows])[0], expected, rtol=0, atol=1e-4)

@@ -17,7 +17,7 @@ from pilotfish.bench.report import print_table
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.config import EngineConfig
 from pilotfish.core.tree import TokenTree
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
 
 DRAFTERS = ("off", "lm", "lm+ngram")
 ROWS = (1, 4, 8, 16, 32, 64)
@@ -140,8 +140,8 @@ def context_and_tree(rows: int, vocab_size: int) -> tuple[SequenceRows, Sequence
     for node in range(1, rows):
         tree.add((node - 1) // 4, node % vocab_size, -float(node))
     node_slots = {node: CONTEXT + node for node in tree.nodes()}
-    before = SequenceRows(0, prompt[:CONTEXT], trunk[:CONTEXT], TokenTree(), [], {}, kept=[CONTEXT - 1])
-    return before, SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, tree, list(tree.nodes()), node_slots, kept=[0])
+    before = SequenceRows(0, prompt[:CONTEXT], trunk[:CONTEXT], NO_NODES, kept=[CONTEXT - 1])
+    return before, SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, NodeRows.of(tree, node_slots), kept=[0])
 
 
 def print_profile(report: ProfileReport) -> None:

@@ -19,7 +19,7 @@ from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.config import EngineConfig, Quantization
 from pilotfish.core.tree import ROOT, TokenTree
 from pilotfish.engine.engine import Sample
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import NodeRows, Runner, SequenceRows
 
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8")
 ROWS = (1, 8, 16)
@@ -135,7 +135,7 @@ def _score_text(runner: Runner, tokens: Sequence[int]) -> list[Scores]:
             tree.add(parent, token, 0.0)
         nodes = list(tree.nodes())
         node_slots = {node: first + node for node in nodes}
-        rows = SequenceRows(first, chunk[:1], slots[: first + 1], tree, nodes, node_slots, kept=[0])
+        rows = SequenceRows(first, chunk[:1], slots[: first + 1], NodeRows.of(tree, node_slots), kept=[0])
         logits = runner.forward([rows])[: len(wanted)]
         losses = torch.nn.functional.cross_entropy(logits, wanted.to(logits.device), reduction="none")
         parts.append(Scores(losses, logits.argmax(dim=-1)))

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pilotfish.cli.options import Handling
-from pilotfish.cli.show import Printer, report, shown_when_slow, status
+from pilotfish.cli.show import Printer, report, shown_when_slow, status, warn_of_overruns
 from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
@@ -86,7 +86,9 @@ def generate_rows(
                 printer.row(outcome)
                 served += 1
             bar.advance(task)
-    printer.end()
+    pacing = engine.pacing()
+    printer.end(pacing)
+    warn_of_overruns(pacing)
     return served == len(rows)
 
 

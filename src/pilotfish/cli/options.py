@@ -22,6 +22,7 @@ EagerOption = Annotated[bool, typer.Option("--eager", help="The reference: plain
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 KVSlotsOption = Annotated[int, typer.Option("--kv-slots", help="Tokens that fit into the KV pool; 0: planned.")]
 MemoryOption = Annotated[float, typer.Option("--memory", help="GiB to stay within; 0: most of what is free.")]
+PaceOption = Annotated[str, typer.Option("--pace", help="Emulate devices, as in target=10.4ms,draft=2.6ms.")]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="New tokens at most.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0: always the likeliest token.")]
 
@@ -46,6 +47,7 @@ class EngineOptions:
     cores: Annotated[str, typer.Option(help="Cores to run on, as in 0,2-3.  [default: all]")] = EngineConfig.cores
     kv_slots: KVSlotsOption = EngineConfig.kv_slots
     memory: MemoryOption = EngineConfig.memory
+    pace: PaceOption = EngineConfig.pace
     eager: EagerOption = False
 
     def config(self, concurrency: int) -> EngineConfig:
@@ -69,6 +71,7 @@ class EngineOptions:
             kv_slots=self.kv_slots,
             memory=self.memory,
             max_requests=max(concurrency, EngineConfig.max_requests),
+            pace=self.pace,
             eager=self.eager,
         )
 

@@ -80,6 +80,7 @@ class Request:
         self.seed = seed
         self.stop_ids = stop_ids
         self.rules = LogitRules.of(params, prompt, stop_ids, bad_sequences)
+        self.bad_sequences = bad_sequences
         self.cache_salt = cache_salt
         self.num_prompt_tokens = len(prompt)
         #: Tokens that it can reach, prompt included.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pilotfish.core.calibration import SecondsBySize
@@ -17,8 +16,9 @@ from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import ROOT, TokenTree
-from pilotfish.model.runner import Runner, SequenceRows
-from pilotfish.model.sampling import RowSampling, edited_rows, filtered, perturbed_topk
+from pilotfish.draft.children import likely_children
+from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
+from pilotfish.model.sampling import RowSampling
 
 #: Rows of a prompt that one forward takes.
 CHUNK = 256
@@ -43,16 +43,10 @@ class _Session:
 
 
 class LMDrafter:
-    """Mirrors the shared noise: a node's children are the top of draft logits / T + g, so it guesses
-    what the target will *sample*. A child's chance is softmax((log q / T + g) / b) over its siblings'
-    scores, at T = 0 its draft probability; a path's is the product.
+    """Trees of a target in the same process: grown when the target asks, dropped when it commits.
 
     Slots run out gracefully: a request that gets none proposes an empty tree.
     """
-
-    #: b: spread of the target's log-probabilities about the draft's. With the bundled pair 0.35 and 0.5 had most
-    #: tokens accepted, 0.25, 0.7 and 1 fewer.
-    NOISE_SCALE = 0.5
 
     def __init__(
         self, runner: Runner, shape: TreeShape, vocab_size: int, clock: Callable[[], float] = time.perf_counter
@@ -132,7 +126,7 @@ class LMDrafter:
         start = len(session.slots)
         session.slots = np.append(session.slots, np.array(self.pool.allocate(count), np.int32))
         tokens = request.tokens[start : start + count]
-        return SequenceRows(start, tokens, session.slots, session.tree, [], {}, kept)
+        return SequenceRows(start, tokens, session.slots, NO_NODES, kept)
 
     # -- growth
 
@@ -177,40 +171,24 @@ class LMDrafter:
     def _leaf_rows(self, request: Request, nodes: list[int]) -> SequenceRows:
         session = self._sessions[request.id]
         session.node_slots.update(zip(nodes, self.pool.allocate(len(nodes)), strict=True))
-        return SequenceRows(len(session.slots), [], session.slots, session.tree, nodes, session.node_slots, kept=())
+        return SequenceRows(
+            len(session.slots), [], session.slots, NodeRows.of(session.tree, session.node_slots, nodes), kept=()
+        )
 
     def _expand(
         self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows]
     ) -> None:
         """One forward; each expanded node gets its children."""
         self.levels += 1
-        logits = self.runner.forward(rows)
+        logits = self.runner.forward(rows)[:, : self.vocab_size]
         targets = [(request, node) for request, expanded in zip(requests, nodes, strict=True) for node in expanded]
-        tokens, log_chances = self._children(logits, targets)
+        children = likely_children(logits, [self._row_sampling(*target) for target in targets], self.shape.children)
+        tokens, log_chances = children.tokens.tolist(), children.log_chances.tolist()
         for (request, node), node_tokens, chances in zip(targets, tokens, log_chances, strict=True):
             tree = self._sessions[request.id].tree
             for token, chance in zip(node_tokens, chances, strict=True):
                 if chance > -math.inf:  # fewer tokens than children may survive the filters
                     tree.add(node, token, tree.scores[node] + chance)
-
-    def _children(
-        self, logits: torch.Tensor, targets: Sequence[tuple[Request, int]]
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """Tokens and log-chances of the best children of each row. logits [rows, vocab]."""
-        rows = [self._row_sampling(request, node) for request, node in targets]
-        logits = edited_rows(logits[:, : self.vocab_size], rows)
-        k = min(self.shape.children, self.vocab_size)
-        greedy = [row.params.greedy for row in rows]
-        if all(greedy):
-            chances, tokens = logits.log_softmax(dim=-1).topk(k, dim=-1)
-            return tokens.tolist(), chances.tolist()
-        scores, tokens = perturbed_topk(filtered(logits, [row.params for row in rows]), rows, k)
-        chances = (scores / self.NOISE_SCALE).log_softmax(dim=-1)
-        if any(greedy):
-            plain, plain_tokens = logits.double().log_softmax(dim=-1).topk(k, dim=-1)
-            chosen = torch.tensor(greedy, device=logits.device)[:, None]
-            chances, tokens = torch.where(chosen, plain, chances), torch.where(chosen, plain_tokens, tokens)
-        return tokens.tolist(), chances.tolist()
 
     def _row_sampling(self, request: Request, node: int) -> RowSampling:
         """The target's own rules on the path to `node`: a draft that ignored them would guess what is never given."""

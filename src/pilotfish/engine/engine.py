@@ -34,7 +34,9 @@ from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.text import TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer
+from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
+from pilotfish.plan.pace import Pace
 from pilotfish.target.guard import GuardedDrafter
 from pilotfish.target.worker import TargetWorker
 
@@ -101,10 +103,13 @@ class Engine:
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.model = load(config, config.target)
-        runner = Runner(self.model, self.memory.slots)
+        self._pacers: list[Pacer] = []
+        runner = Runner(self.model, self.memory.slots, pacer=self._pacer("target", config.paces.target))
         self.drafter = drafter or self._make_drafter()
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
         self.worker = TargetWorker(runner, scheduler, self.drafter, make_budget(config, runner, self.drafter))
+        for pacer in self._pacers:
+            pacer.reset()  # what was measured at start is no part of a run
         self._samples: dict[int, Sample] = {}
         self._next_id = 0
 
@@ -124,8 +129,19 @@ class Engine:
         config = self.config
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
-        runner = Runner(load(config, config.draft), self.memory.slots)
+        pacer = self._pacer("draft", config.paces.draft)
+        runner = Runner(load(config, config.draft), self.memory.slots, pacer=pacer)
         return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size)
+
+    def _pacer(self, role: str, pace: Pace | None) -> Pacer | None:
+        if pace is None:
+            return None
+        self._pacers.append(Pacer(role, pace))
+        return self._pacers[-1]
+
+    def pacing(self) -> list[Pacing]:
+        """How the paced models of this process have kept their pace since the start; the target first."""
+        return [pacer.pacing() for pacer in self._pacers]
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
         """Attach another drafter, and decide by another budget; EngineError while requests run."""

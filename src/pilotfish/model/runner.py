@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,25 +14,59 @@ from pilotfish.model.attention import KVPool, Placement
 from pilotfish.model.buckets import EXACT, Buckets, bucket, library_buckets
 from pilotfish.model.graphs import CudaRecorder, GraphCache
 from pilotfish.model.loader import LoadedModel
+from pilotfish.model.pacer import Pacer
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """Tree nodes that get a row each, parents first. A node may have ancestors without a row here: those were computed
+    earlier, and only their slots matter."""
+
+    tokens: NDArray[np.integer]  # [n]
+    depths: NDArray[np.integer]  # [n], from 1
+    paths: NDArray[np.int32]  # [n, deepest], slots from below the root down to the node's own, then anything
+
+    @classmethod
+    def of(cls, tree: TokenTree, slots: Mapping[int, int], nodes: Sequence[int] | None = None) -> NodeRows:
+        """`nodes` of `tree`, each after its ancestors, or all; `slots` of every node on a path to one of them."""
+        nodes = list(tree.nodes()) if nodes is None else nodes
+        depths = np.array([tree.depths[node] for node in nodes], np.int64)
+        paths = np.zeros((len(nodes), max(depths.tolist(), default=0)), np.int32)
+        for row, node in enumerate(nodes):
+            path = [slots[n] for n in tree.path(node)]
+            paths[row, : len(path)] = path
+        return cls(np.array([tree.tokens[node] for node in nodes], np.int64), depths, paths)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def deepest(self) -> int:
+        return int(self.paths.shape[1])
+
+    @property
+    def slots(self) -> NDArray[np.int32]:
+        """The nodes' own. [n]"""
+        own: NDArray[np.int32] = self.paths[np.arange(len(self)), self.depths - 1]
+        return own
+
+
+NO_NODES = NodeRows(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), np.int32))
 
 
 @dataclass(frozen=True)
 class SequenceRows:
     """One sequence's rows: committed tokens [start, start + len(tokens)), then nodes of a tree.
 
-        position   0 ...... start ...... trunk - 1 | trunk ......
-        slots      trunk_slots                     | node_slots
-        rows                [ tokens ............. | tree ...... ]
-
-    Nodes of `tree` without a row here (the draft's, computed earlier) have slots all the same.
+    position   0 ...... start ...... trunk - 1 | trunk ......
+    slots      trunk_slots                     | nodes.paths
+    rows                [ tokens ............. | nodes ..... ]
     """
 
     start: int
     tokens: Sequence[int]
     trunk_slots: NDArray[np.int32]  # [start + len(tokens)]
-    tree: TokenTree
-    nodes: Sequence[int]  # nodes that get a row, each after its ancestors
-    node_slots: dict[int, int]  # slot of every node on a path to one of `nodes`
+    nodes: NodeRows
     kept: Sequence[int]  # offsets in `tokens`, ascending, of rows whose logits are wanted; those of nodes always are
 
     @property
@@ -47,10 +81,11 @@ class Runner:
     reduce, otherwise because rows are padded to a few fixed counts (`buckets`; bfloat16 on CUDA excepted).
     """
 
-    def __init__(self, model: LoadedModel, num_slots: int, *, graphs: bool = True) -> None:
-        """`graphs` False: a model that CUDA graphs can record is run without them."""
+    def __init__(self, model: LoadedModel, num_slots: int, *, graphs: bool = True, pacer: Pacer | None = None) -> None:
+        """`graphs` False: a model that CUDA graphs can record is run without them. `pacer` holds back each forward."""
         shape = model.shape
         self.model = model
+        self.pacer = pacer
         self.num_slots = num_slots
         self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
         self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
@@ -70,7 +105,16 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """The forward itself; see `forward`."""
+        """The forward itself; see `forward`. Paced, it returns no earlier than the emulated device would."""
+        if self.pacer is None:
+            return self._run(batches)
+        with self.pacer.forward(sum(batch.num_rows for batch in batches)):
+            logits = self._run(batches)
+            if logits.is_cuda:
+                torch.cuda.synchronize(logits.device)
+            return logits
+
+    def _run(self, batches: Sequence[Batch]) -> torch.Tensor:
         logits = [self._forward(batch)[: batch.num_kept].float() for batch in batches]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
@@ -111,26 +155,25 @@ class Batch:
         owners = np.zeros(padded, np.int32)
         trunk_width = bucket(max(len(s.trunk_slots) for s in sequences), buckets.trunk)
         trunk_slots = np.zeros((bucket(len(sequences), buckets.sequences), trunk_width), np.int32)
-        longest = max((s.tree.depths[node] for s in sequences for node in s.nodes), default=1)
-        path_slots = np.zeros((padded, bucket(longest, buckets.path)), np.int32)
+        deepest = max(max(s.nodes.deepest for s in sequences), 1)
+        path_slots = np.zeros((padded, bucket(deepest, buckets.path)), np.int32)
         keep: list[int] = []
         row = 0
         for i, s in enumerate(sequences):
-            trunk, chunk = len(s.trunk_slots), slice(row, row + len(s.tokens))
+            trunk, nodes = len(s.trunk_slots), s.nodes
+            chunk, end = slice(row, row + len(s.tokens)), row + s.num_rows
             trunk_slots[i, :trunk] = s.trunk_slots
             ids[chunk], slots[chunk] = s.tokens, s.trunk_slots[s.start :]
             positions[chunk] = np.arange(s.start, trunk)
-            owners[row : row + s.num_rows] = i
-            trunks[row : row + s.num_rows] = trunk
+            owners[row:end], trunks[row:end] = i, trunk
             keep.extend(row + offset for offset in s.kept)
-            row += len(s.tokens)
-            for node in s.nodes:
-                path = s.tree.path(node)
-                ids[row], slots[row] = s.tree.tokens[node], s.node_slots[node]
-                positions[row] = trunk + len(path) - 1
-                path_slots[row, : len(path)] = [s.node_slots[n] for n in path]
-                keep.append(row)
-                row += 1
+            if len(nodes):
+                tree = slice(chunk.stop, end)
+                ids[tree], slots[tree] = nodes.tokens, nodes.slots
+                positions[tree] = trunk - 1 + nodes.depths
+                path_slots[tree, : nodes.deepest] = nodes.paths
+                keep.extend(range(chunk.stop, end))
+            row = end
         rows = (ids, np.maximum(positions, 0).astype(np.int64), slots, owners, positions, trunks, path_slots)
         size = buckets.rows[-1] if buckets.rows else padded
         cuts = range(0, padded, size)
@@ -151,6 +194,11 @@ class Batch:
         ids, position_ids, slots, owners, positions, trunks, path_slots = (torch.from_numpy(x[cut]) for x in rows)
         placement = Placement(slots, owners, positions, trunks, torch.from_numpy(trunk_slots), path_slots)
         return cls(ids, position_ids, torch.tensor(kept + padding, dtype=torch.int64), len(kept), placement)
+
+    @property
+    def num_rows(self) -> int:
+        """Without padding."""
+        return int((self.placement.row_positions >= 0).sum())
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return (self.input_ids, self.position_ids, self.keep, *vars(self.placement).values())

@@ -14,7 +14,7 @@ from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.scheduler import Commit, Rows, Scheduler, Step
 from pilotfish.core.tree import ROOT
 from pilotfish.model.logprobs import token_logprobs
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import NodeRows, Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling, sample
 from pilotfish.target.guard import GuardedDrafter
 
@@ -158,16 +158,13 @@ def _with_logprobs(commit: Commit, logits: torch.Tensor, kept: KeptRows) -> Comm
 
 def _sequence_rows(rows: Rows) -> SequenceRows:
     request, start = rows.request, rows.request.num_computed
-    nodes = list(rows.tree.nodes())
     trunk = request.slots[: start + rows.count].copy()
     trunk[start:] = rows.slots[: rows.count]
     return SequenceRows(
         start=start,
         tokens=request.tokens[start : start + rows.count],
         trunk_slots=trunk,
-        tree=rows.tree,
-        nodes=nodes,
-        node_slots=dict(zip(nodes, rows.slots[rows.count :], strict=True)),
+        nodes=NodeRows.of(rows.tree, dict(zip(rows.tree.nodes(), rows.slots[rows.count :], strict=True))),
         kept=[*(index - start for index in rows.scored), *([rows.count - 1] if rows.samples else [])],
     )
 

@@ -98,7 +98,7 @@ class Tree(Struct, tag="tree", frozen=True):
     """Nodes added since the last push, parents first. All four lists have one length.
 
     Node ids rise within a generation. Parent 0 is the root: the last of the `base_len` tokens that the draft knew of.
-    A score is the log of the chance that the node's path from that root is the target's.
+    A score is the log of the chance of the node's token, given that its parent's path is the target's.
     """
 
     session: Id
@@ -136,7 +136,7 @@ class Load(Struct, tag="load", frozen=True):
     own_rows: Annotated[int, Meta(ge=0)]  # rows grown for it so far
     free_slots: Index
     step_ms: float  # of a level, lately
-    queue_ms: float  # that a leaf lately waited before its level began
+    queue_ms: float  # that committed tokens lately waited before a level took them
 
 
 ToDraft: TypeAlias = Hello | Open | Commit | Close

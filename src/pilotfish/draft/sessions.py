@@ -1,0 +1,194 @@
+"""The sequences that a draft worker grows trees for, and its KV of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.logit_rules import LogitRules
+from pilotfish.core.lookahead import Lookahead, Rerooted
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.slots import SlotPool
+from pilotfish.model.sampling import RowSampling
+from pilotfish.wire.channel import Peer
+from pilotfish.wire.messages import Commit, Open, Sampling
+
+#: Seconds without a commit after which a sequence's KV may go to another.
+IDLE = 0.5
+#: Seconds without one after which a sequence is forgotten; its next commit has it opened anew.
+FORGOTTEN = 60.0
+MAX_SESSIONS = 4096
+
+
+@dataclass(frozen=True)
+class Key:
+    """A session: its number among those of a target's incarnation."""
+
+    target: Peer
+    session: int
+
+
+@dataclass
+class Session:
+    """A sequence as the draft knows it.
+
+    tokens   [ prompt ....... output ...... ]
+    slots    [ ===================== ]        those with KV here; while any is missing the tree is empty
+    """
+
+    key: Key
+    generation: int
+    tenant: str
+    weight: float
+    tokens: list[int]
+    max_length: int
+    seed: int
+    params: SamplingParams
+    rules: LogitRules | None
+    wanted: int
+    touched: float  # when it was last opened or committed to
+    slots: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    tree: Lookahead = field(default_factory=Lookahead)
+    evicted: bool = False  # rests until its next commit
+    pushes: int = 0
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens without KV here."""
+        return len(self.tokens) - len(self.slots)
+
+    @property
+    def max_depth(self) -> int:
+        """Of a node that could be committed."""
+        return self.max_length - len(self.tokens) - 1
+
+    def row_sampling(self, leaf: int) -> RowSampling:
+        """How the target draws the token after the node at index `leaf`, or after the root (-1)."""
+        if self.rules is None:
+            depth = 0 if leaf < 0 else int(self.tree.nodes.depths[leaf])
+            return RowSampling(self.params, self.seed, len(self.tokens) + depth)
+        path = self.tree.path_tokens(leaf)
+        return RowSampling(self.params, self.seed, len(self.tokens) + len(path), self.rules.edits(path))
+
+
+def session_of(key: Key, message: Open, tenant: str, weight: float, now: float) -> Session:
+    """ParameterError for sampling parameters that no target takes."""
+    params, rules = _mirrored(message.sampling, message.tokens, message.prompt_tokens)
+    return Session(
+        key,
+        message.generation,
+        tenant,
+        weight,
+        list(message.tokens),
+        message.max_length,
+        message.seed,
+        params,
+        rules,
+        message.wanted,
+        touched=now,
+    )
+
+
+def _mirrored(
+    sampling: Sampling, tokens: Sequence[int], prompt_tokens: int
+) -> tuple[SamplingParams, LogitRules | None]:
+    params = SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        allowed_token_ids=None if sampling.allowed_token_ids is None else tuple(sampling.allowed_token_ids),
+        bad_token_ids=tuple(sampling.bad_token_ids),
+        min_tokens=sampling.min_tokens,
+        max_tokens=max(sampling.min_tokens, 1),
+    )
+    rules = LogitRules.of(params, tokens[:prompt_tokens], frozenset(sampling.stop_ids), sampling.bad_sequences)
+    if rules is not None:
+        rules.extend(tokens[prompt_tokens:])
+    return params, rules
+
+
+class SessionTable:
+    """All sessions over one pool of KV slots; the only place that changes them."""
+
+    def __init__(self, pool: SlotPool) -> None:
+        self.pool = pool
+        self._sessions: dict[Key, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def get(self, key: Key) -> Session | None:
+        return self._sessions.get(key)
+
+    def of(self, target: Peer) -> list[Session]:
+        return [session for session in self if session.key.target == target]
+
+    def open(self, session: Session) -> None:
+        """Add it. One that it replaces leaves it the KV of the tokens that both have."""
+        before = self._sessions.pop(session.key, None)
+        if before is not None:
+            pairs = zip(before.tokens[: len(before.slots)], session.tokens, strict=False)
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            common = min(common, len(session.tokens) - 1)  # the last is computed again, for its logits
+            session.slots = before.slots[:common]
+            self.pool.release([*before.slots[common:].tolist(), *before.tree.drop()])
+        self._sessions[session.key] = session
+
+    def commit(self, session: Session, message: Commit, now: float) -> Rerooted:
+        """Add the target's tokens and re-root: the accepted nodes' slots join the session's, those of dead nodes are
+        free. Nothing is copied."""
+        caught_up = session.num_pending == 0
+        rerooted = session.tree.commit(message.tokens)
+        kept = rerooted.path_slots if caught_up else []
+        session.slots = np.append(session.slots, np.array(kept, np.int32))
+        self.pool.release(rerooted.freed)
+        session.tokens.extend(message.tokens)
+        if session.rules is not None:
+            session.rules.extend(message.tokens)
+        session.wanted, session.touched, session.evicted = message.wanted, now, False
+        return rerooted
+
+    def close(self, session: Session) -> None:
+        """Forget it; what it held is free."""
+        self._free(session)
+        del self._sessions[session.key]
+
+    def evict(self, session: Session) -> None:
+        """Take its KV; it rests until its next commit."""
+        self._free(session)
+        session.evicted = True
+
+    def _free(self, session: Session) -> None:
+        self.pool.release([*session.slots.tolist(), *session.tree.drop()])
+        session.slots = np.zeros(0, np.int32)
+
+    def make_room(self, count: int, kept: Sequence[Session], now: float) -> int:
+        """Free slots: `count` of them, if need be after those idle longest, but none of `kept`, have lost theirs."""
+        if self.pool.num_free < count:
+            idle = [s for s in self if now - s.touched > IDLE and len(s.slots) and not any(s is k for k in kept)]
+            for session in sorted(idle, key=lambda s: s.touched):
+                if self.pool.num_free < count:
+                    self.evict(session)
+        return self.pool.num_free
+
+    def forget_idle(self, now: float) -> None:
+        """Close what was not heard of for long."""
+        for session in [s for s in self if now - s.touched > FORGOTTEN]:
+            self.close(session)
+
+    def check(self) -> None:
+        """EngineError unless every slot is free or belongs to exactly one session."""
+        expanded = [slot for s in self for slot in s.tree.nodes.slots.tolist() if slot >= 0]
+        self.pool.check([*(slot for s in self for slot in s.slots.tolist()), *expanded])

@@ -1,0 +1,275 @@
+"""Drafts that run elsewhere: the target's side of the wire. The target waits for nothing here.
+
+step loop     propose: the best nodes of each local copy        commit: re-root the copy, post the tokens
+───────────────────────────── one lock, held for microseconds ─────────────────────────────────────────
+courier       Tree: attach to the copy       Load: the pool lives       Resync: open anew at the next step
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.request import Request
+from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree_copy import Push, TreeCopy
+from pilotfish.errors import WireError
+from pilotfish.target.pools import Pool
+from pilotfish.wire.channel import Peer, Received
+from pilotfish.wire.messages import (
+    CONNECTION,
+    MAX_NODES,
+    Close,
+    Commit,
+    Hello,
+    Load,
+    Open,
+    Refuse,
+    Resync,
+    Sampling,
+    ToDraft,
+    Tree,
+    decode_to_target,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class RemoteSession:
+    """A request as a pool was told of it."""
+
+    number: int
+    request: Request
+    copy: TreeCopy
+    pool: Pool | None = None  # None: to be opened at the next step
+    generation: int = 0
+    pushes: int = 0  # received of this generation
+    not_before: float = 0.0  # when it may be opened again
+
+
+@dataclass
+class RemoteCounts:
+    """What came of all sessions."""
+
+    hits: int = 0  # commits that were in the tree
+    misses: int = 0
+    trees: int = 0  # frames attached
+    nodes: int = 0  # in them
+    dropped: int = 0  # nodes that broke the protocol
+    repeated: int = 0  # nodes that were there already
+    late: int = 0  # nodes that no longer were below the root
+    stale: int = 0  # frames of ended sessions and older generations
+    malformed: int = 0  # frames
+    opened: int = 0  # sessions, anew ones included
+    moved: int = 0  # sessions whose pool was lost
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How the target deals with its pools."""
+
+    wanted: int = 2048  # nodes below the root after which a draft is to stop
+    quarantine: float = 1.0  # seconds without a draft for a session whose pool broke the protocol
+
+
+class RemoteDrafter:
+    """Implements `Drafter` over the trees that pools push. Levels cost the target nothing."""
+
+    levels = 0
+
+    def __init__(
+        self,
+        hello: Hello,
+        pools: Sequence[Pool],
+        post: Callable[[Peer, bytes], None],
+        options: RemoteOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`post` sends a frame; from any thread, without waiting."""
+        self.pools = pools
+        self.counts = RemoteCounts()
+        self._hello = hello
+        self._post = post
+        self._options = options
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_request: dict[int, RemoteSession] = {}
+        self._by_number: dict[int, RemoteSession] = {}
+        self._next_number = 1
+        self._wanted = options.wanted
+
+    # -- the step loop's side: the Drafter protocol
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+        with self._lock:
+            self._wanted = self._options.wanted if limits.levels else 0
+            return [self._session(request).copy.nodes.tree(limits.nodes) for request in requests]
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+        with self._lock:
+            session = self._by_request.get(request.id)
+            if session is None:
+                return
+            hit = session.copy.commit(tokens)
+            self.counts.hits += hit
+            self.counts.misses += not hit
+            if session.pool is not None:
+                base_len = len(request.tokens) - len(tokens)
+                message = Commit(session.number, session.generation, base_len, list(tokens), self._wanted)
+                self._tell(session.pool, message)
+
+    def close(self, request: Request) -> None:
+        with self._lock:
+            session = self._by_request.pop(request.id, None)
+            if session is not None:
+                del self._by_number[session.number]
+                self._leave_pool(session)
+
+    def _session(self, request: Request) -> RemoteSession:
+        """The request's session, open with a pool where one can be had."""
+        session = self._by_request.get(request.id)
+        if session is None:
+            session = RemoteSession(self._next_number, request, self._empty_copy(request))
+            self._next_number += 1
+            self._by_request[request.id] = self._by_number[session.number] = session
+        if session.pool is not None and not session.pool.ready:
+            self._leave_pool(session)
+            self.counts.moved += 1
+        if session.pool is None and self._clock() >= session.not_before:
+            self._open(session)
+        return session
+
+    def _empty_copy(self, request: Request) -> TreeCopy:
+        return TreeCopy(len(request.tokens), self._hello.vocab_size, self._options.wanted + MAX_NODES)
+
+    def _open(self, session: RemoteSession) -> None:
+        pool = min((pool for pool in self.pools if pool.ready), key=lambda pool: pool.expected_load, default=None)
+        if pool is None:
+            return
+        request = session.request
+        session.pool, session.generation, session.pushes = pool, session.generation + 1, 0
+        session.copy = self._empty_copy(request)
+        pool.sessions.add(session.number)
+        self.counts.opened += 1
+        message = Open(
+            session.number,
+            session.generation,
+            list(request.tokens),
+            request.num_prompt_tokens,
+            request.max_length,
+            request.seed,
+            sampling_of(request),
+            self._wanted,
+        )
+        self._tell(pool, message)
+
+    def _leave_pool(self, session: RemoteSession, pause: float = 0.0) -> None:
+        """It is without a draft until the next step, or for `pause` seconds."""
+        if session.pool is not None:
+            self._tell(session.pool, Close(session.number, session.generation))
+            session.pool.sessions.discard(session.number)
+        session.pool, session.copy = None, self._empty_copy(session.request)
+        session.not_before = self._clock() + pause
+
+    def _tell(self, pool: Pool, message: ToDraft) -> None:
+        self._post(pool.peer, encode(message))
+
+    # -- the courier's side
+
+    def tick(self) -> None:
+        """Greet the pools now and then; called often."""
+        now = self._clock()
+        with self._lock:
+            for pool in self.pools:
+                pool.tick(now)
+                if pool.hello_due(now):
+                    self._tell(pool, self._hello)
+
+    def receive(self, received: Received) -> None:
+        """A frame from a pool."""
+        pool = next(pool for pool in self.pools if pool.peer == received.peer)
+        try:
+            message = decode_to_target(received.frame)
+        except WireError as error:
+            with self._lock:
+                self._blame(pool, str(error))
+            return
+        push = _push_of(message) if isinstance(message, Tree) else None
+        with self._lock:
+            self._handle(pool, message, push)
+
+    def _handle(self, pool: Pool, message: Tree | Resync | Refuse | Load, push: Push | None) -> None:
+        if isinstance(message, Load):
+            pool.heard(message, self._clock())
+        elif isinstance(message, Refuse) and message.session == CONNECTION:
+            pool.refused(message.reason, self._clock())
+        else:
+            session = self._by_number.get(message.session)
+            if session is None or session.pool is not pool or session.generation != message.generation:
+                self.counts.stale += 1
+            elif isinstance(message, Resync):
+                self._leave_pool(session)
+            elif isinstance(message, Refuse):
+                logger.warning("%s refused a session: %s", pool.name, message.reason)
+                self._leave_pool(session, pause=self._options.quarantine)
+            else:
+                assert push is not None  # it is a Tree
+                self._attach(session, message.sequence, push)
+
+    def _attach(self, session: RemoteSession, sequence: int, push: Push) -> None:
+        if sequence < session.pushes:
+            self.counts.stale += 1  # it came twice
+            return
+        if sequence > session.pushes:
+            self._leave_pool(session)  # one was lost
+            return
+        session.pushes += 1
+        copy = session.copy
+        dropped, late, repeated = copy.dropped, copy.late, copy.repeated
+        copy.attach(push)
+        self.counts.trees += 1
+        self.counts.nodes += len(push)
+        self.counts.late += copy.late - late
+        self.counts.repeated += copy.repeated - repeated
+        self.counts.dropped += copy.dropped - dropped
+        if copy.dropped > dropped:
+            self._leave_pool(session, pause=self._options.quarantine)
+
+    def _blame(self, pool: Pool, reason: str) -> None:
+        self.counts.malformed += 1
+        if pool.fault(self._clock()):
+            logger.warning("%s is left alone for a while: %s", pool.name, reason)
+
+
+def _push_of(message: Tree) -> Push:
+    ids, parents, tokens = (np.array(x, np.int64) for x in (message.ids, message.parents, message.tokens))
+    return Push(message.base_len, ids, parents, tokens, np.array(message.scores, np.float64))
+
+
+def sampling_of(request: Request) -> Sampling:
+    """What a draft needs to know of a request's parameters."""
+    params = request.params
+    allowed = params.allowed_token_ids
+    return Sampling(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        allowed_token_ids=None if allowed is None else list(allowed),
+        bad_token_ids=list(params.bad_token_ids),
+        bad_sequences=[list(sequence) for sequence in request.bad_sequences],
+        stop_ids=sorted(request.stop_ids),
+        min_tokens=params.min_tokens,
+    )
