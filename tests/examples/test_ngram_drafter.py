@@ -259,6 +259,14 @@ def test_after_a_commit_only_new_nodes_are_pushed(target: Target) -> None:
     assert (copy.dropped, copy.repeated, copy.late) == (0, 0, 0)
 
 
+def test_a_node_that_became_the_root_is_called_0(target: Target) -> None:
+    target.send(opened(1, LOOP * 4, wanted=1))
+    assert target.next(Tree).tokens == [100]
+    target.send(Commit(1, 1, 40, [100], wanted=1))
+    tree = target.next(Tree)
+    assert (tree.ids, tree.parents, tree.tokens) == ([2], [0], [101])
+
+
 def test_it_guesses_what_will_be_sampled(target: Target) -> None:
     seed = 12345
     for token in (0, 5, 4095):
