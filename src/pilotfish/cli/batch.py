@@ -74,8 +74,14 @@ def generate_rows(
     of SamplingParams that were given."""
     with status(f"loading {config.target}"):
         engine = Engine(config)
+    with engine:
+        return _serve_rows(engine, engine.sampling_params(**sampling), rows, printer, handling)
+
+
+def _serve_rows(
+    engine: Engine, params: SamplingParams, rows: Sequence[Row], printer: Printer, handling: Handling
+) -> bool:
     printer.begin(engine.memory.describe())
-    params = engine.sampling_params(**sampling)
     served = 0
     with shown_when_slow(printer.progress(len(rows))) as bar, timeline(handling.profile):
         task = bar.add_task("rows", total=len(rows))

@@ -16,7 +16,7 @@ USE = """\
 
     {public}
 
-If a target has this key, the pool's allowlist (pilotfish draft --allow FILE) needs a line of it, a tenant, maybe a weight:
+If a target has this key, the pool's allowlist (pilotfish draft --allow FILE) needs a line of it and a tenant:
 
     {public} TENANT 1
 

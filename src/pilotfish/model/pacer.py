@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pilotfish.plan.pace import Pace
@@ -13,6 +13,14 @@ from pilotfish.plan.pace import Pace
 MAX_OVERRUN_SHARE = 0.01
 #: Seconds before the deadline at which sleeping ends: a kernel wakes a sleeper 50 to 100 us late.
 SPIN = 200e-6
+
+
+def _sleep(seconds: float) -> None:
+    """Other threads get the interpreter either way; `time.sleep(0)` would take up to 100 us."""
+    if seconds > 0:
+        time.sleep(seconds)
+    else:
+        os.sched_yield()
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,8 @@ class Pacing:
         return self.share <= MAX_OVERRUN_SHARE
 
     def __str__(self) -> str:
-        milliseconds = f"{1000 * self.pace.seconds(1):.3g} ms"
-        given = f" ({self.pace.text})" if "@" in self.pace.text else ""
-        return f"{self.role} {milliseconds}{given}, overruns {self.overruns} of {self.forwards}"
+        row = f" ({1000 * self.pace.seconds(1):.2f} ms a row)" if "@" in self.pace.text else ""
+        return f"{self.role} {self.pace.text}{row}, overruns {self.overruns} of {self.forwards}"
 
 
 class Pacer:
@@ -47,7 +54,7 @@ class Pacer:
         role: str,
         pace: Pace,
         clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = _sleep,
     ) -> None:
         self._role = role
         self._pace = pace
@@ -62,11 +69,13 @@ class Pacer:
     def pacing(self) -> Pacing:
         return Pacing(self._role, self._pace, self._forwards, self._overruns)
 
-    @contextmanager
-    def forward(self, rows: int) -> Iterator[None]:
-        """Around a forward of `rows` rows: leaves when its time is over. One that fails is neither held nor counted."""
-        deadline = self._clock() + self._pace.seconds(rows)
-        yield
+    def now(self) -> float:
+        """When a forward begins, for `hold`."""
+        return self._clock()
+
+    def hold(self, began: float, rows: int) -> None:
+        """After a forward of `rows` rows: returns when its time is over."""
+        deadline = began + self._pace.seconds(rows)
         self._forwards += 1
         self._overruns += self._clock() > deadline
         self._sleep_until(deadline)

@@ -108,11 +108,12 @@ class Runner:
         """The forward itself; see `forward`. Paced, it returns no earlier than the emulated device would."""
         if self.pacer is None:
             return self._run(batches)
-        with self.pacer.forward(sum(batch.num_rows for batch in batches)):
-            logits = self._run(batches)
-            if logits.is_cuda:
-                torch.cuda.synchronize(logits.device)
-            return logits
+        began = self.pacer.now()
+        logits = self._run(batches)
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)
+        self.pacer.hold(began, sum(batch.num_rows for batch in batches))
+        return logits
 
     def _run(self, batches: Sequence[Batch]) -> torch.Tensor:
         logits = [self._forward(batch)[: batch.num_kept].float() for batch in batches]
