@@ -132,6 +132,7 @@ class Arena:
 
     engine: Engine
     draft: Runner
+    draft_pacer: Pacer | None
 
     @classmethod
     def open(cls, config: EngineConfig) -> Arena:
@@ -140,7 +141,7 @@ class Arena:
         engine = Engine(config)
         pace = config.paces.draft
         pacer = None if pace is None else Pacer("draft", pace)
-        return cls(engine, Runner(load(config, config.draft), engine.memory.slots, pacer=pacer))
+        return cls(engine, Runner(load(config, config.draft), engine.memory.slots), pacer)
 
     def contestants(self, grid: Sequence[SyncSetting]) -> list[Contestant]:
         config = self.engine.config
@@ -150,7 +151,7 @@ class Arena:
         return [off, *sync, Contestant(ASYNC, lambda: remote, FixedBudget(config.nodes, config.levels))]
 
     def _sync(self, setting: SyncSetting) -> Drafter:
-        lm = LMDrafter(self.draft, TreeShape(setting.width), self.engine.model.shape.vocab_size)
+        lm = LMDrafter(self.draft, TreeShape(setting.width), self.engine.model.shape.vocab_size, self.draft_pacer)
         return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in self.engine.config.drafters else lm
 
     def run(self, player: Contestant, jobs: Sequence[Job], concurrency: int, done: Callable[[str], None]) -> Run:

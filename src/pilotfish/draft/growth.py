@@ -11,6 +11,7 @@ from pilotfish.core.lookahead import Ints, Nodes
 from pilotfish.core.sharing import FairShare
 from pilotfish.draft.children import likely_children
 from pilotfish.draft.sessions import Session, SessionTable
+from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
 from pilotfish.wire.messages import Tree
 
@@ -51,8 +52,11 @@ class Grown:
 class Grower:
     """Grows the trees of all sessions by the likeliest leaves, tenants by their weights."""
 
-    def __init__(self, runner: Runner, table: SessionTable, shape: LevelShape, vocab_size: int) -> None:
-        """`vocab_size` is the tokenizer's: models may pad theirs."""
+    def __init__(
+        self, runner: Runner, table: SessionTable, shape: LevelShape, vocab_size: int, pacer: Pacer | None = None
+    ) -> None:
+        """`vocab_size` is the tokenizer's: models may pad theirs. `pacer` holds back each level."""
+        self.pacer = pacer
         self.vocab_size = min(vocab_size, runner.model.shape.vocab_size)
         self.runner = runner
         self.table = table
@@ -121,6 +125,10 @@ class Grower:
 
     def grow(self, level: Sequence[Growth]) -> list[Grown]:
         """One forward; what it added to each tree."""
+        with held(self.pacer, sum(growth.rows for growth in level)):
+            return self._grown(level)
+
+    def _grown(self, level: Sequence[Growth]) -> list[Grown]:
         logits = self.runner.forward([self._rows(growth) for growth in level])[:, : self.vocab_size]
         sampling = [growth.session.row_sampling(leaf) for growth in level for leaf in growth.leaves.tolist()]
         if not sampling:

@@ -168,8 +168,8 @@ class Engine:
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
         pacer = self._pacer("draft", config.paces.draft)
-        runner = Runner(load(config, config.draft), self.memory.slots, pacer=pacer)
-        return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size)
+        runner = Runner(load(config, config.draft), self.memory.slots)
+        return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size, pacer)
 
     def _make_remote_drafter(self, placement: Placement) -> RemoteDrafter:
         config = self.config
@@ -323,7 +323,7 @@ def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter) -> Budge
     if isinstance(drafter, NoDrafter) or config.budget == "fixed":
         return FixedBudget(config.nodes, config.levels)
     lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
-    level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width)
+    level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width, lm.pacer)
     costs = step_costs(runner, config)
     if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
         reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"
