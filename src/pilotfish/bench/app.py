@@ -134,6 +134,31 @@ def asynchronous(
 
 
 @app.command()
+@taking(Common)
+def cores(
+    common: Common,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.8,
+    nodes: Annotated[
+        int, typer.Option(help="Nodes that sync and async verify in a step, at most.")
+    ] = EngineConfig.nodes,
+    leaves: Annotated[int, typer.Option(help="Leaves of a level of the draft worker.")] = EngineConfig.leaves,
+    drafter: Annotated[str, typer.Option(help="lm or lm+ngram.")] = EngineConfig.drafter,
+    budget: Annotated[str, typer.Option(help="auto or fixed.")] = EngineConfig.budget,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    repeats: RepeatsOption = 3,
+) -> None:
+    """Off and sync on all cores against async, whose target and draft have cores of their own."""
+    from pilotfish.bench.cores import contestants, print_cores, run_cores
+
+    shape = {"drafter": drafter, "nodes": nodes, "leaves": leaves, "budget": budget}
+    config = dataclasses.replace(common.config(dtype), **shape)  # type: ignore[arg-type]
+    rows = common.rows()
+    with _bar(len(rows) * len(contestants(config)) * repeats) as done:
+        report = run_cores(config, rows, temperature, common.max_tokens, repeats, done=done)
+    _show(report, print_cores, json=common.json)
+
+
+@app.command()
 @taking(Measured)
 def speed(common: Measured, repeats: RepeatsOption = 3) -> None:
     """Tokens per second beside transformers, contestants in turn on each prompt."""

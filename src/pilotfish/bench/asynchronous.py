@@ -246,7 +246,7 @@ def _jobs(prompts: list[Prompt], temperature: float, concurrency: int, max_token
 
 
 def _result(config: EngineConfig, temperature: float, concurrency: int, rounds: dict[str, list[Run]]) -> AsyncResult:
-    speeds = [_speed(name, runs, rounds[OFF]) for name, runs in rounds.items()]
+    speeds = [speed_of(name, runs, rounds[OFF]) for name, runs in rounds.items()]
     sync = [speed for speed in speeds if speed.contestant not in (OFF, ASYNC)]
     best = max(sync, key=lambda speed: speed.tokens_per_second.median)
     ratios = pairwise_ratios(_rates(rounds[ASYNC]), _rates(rounds[best.contestant]))
@@ -263,7 +263,8 @@ def _rates(runs: Sequence[Run]) -> list[float]:
     return [run.tokens / run.seconds for run in runs]
 
 
-def _speed(name: str, runs: list[Run], off: list[Run]) -> ModeSpeed:
+def speed_of(name: str, runs: list[Run], off: list[Run]) -> ModeSpeed:
+    """Of rounds in which both ran the same jobs."""
     stats = [sample.request.stats for run in runs for sample in run.samples]
     steps = sum(s.verify_steps for s in stats)
     outputs = [[s.token_ids for s in run.samples] for run in runs]

@@ -29,7 +29,8 @@ def step_costs(runner: Runner, config: EngineConfig) -> StepCosts:
 
 
 def forward_seconds(runner: Runner, rows: int, pacer: Pacer | None = None) -> float:
-    """Held back by `pacer`, least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first slots: only while idle."""
+    """Held back by `pacer`, least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first
+    slots: only while idle."""
     rows = min(rows, runner.model.shape.context)
     tokens, slots = [0] * rows, np.arange(rows, dtype=np.int32)
     sequence = SequenceRows(0, tokens, slots, NO_NODES, kept=range(rows))
