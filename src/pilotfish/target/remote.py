@@ -193,7 +193,8 @@ class RemoteDrafter:
         now, quarantine = self._clock(), self._options.quarantine
         session.setbacks = session.setbacks + 1 if now - session.opened <= quarantine else 0
         paused = breach or session.setbacks > 1
-        session.not_before = now + quarantine * 2.0 ** min(session.setbacks, MAX_DOUBLINGS) if paused else now
+        doublings = min(max(session.setbacks - 1, 0), MAX_DOUBLINGS)
+        session.not_before = now + quarantine * 2.0**doublings if paused else now
         if paused or session.pool is None or not session.pool.ready:
             self._leave_pool(session)
         else:
