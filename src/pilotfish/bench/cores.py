@@ -1,4 +1,4 @@
-"""Off, sync and async at the machine's own speed: off and sync on all cores, async with target and draft on their own."""
+"""Off, sync and async at the machine's own speed: off and sync on all cores, async's target and draft on their own."""
 
 from __future__ import annotations
 
