@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
-from pilotfish.config import available_cores
+from pilotfish.config import Mode, available_cores
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.drafter import NoDrafter
 from pilotfish.core.request import RequestStats
@@ -124,8 +124,8 @@ class Comparison:
     @classmethod
     def of(cls, modes: Mapping[str, Summary]) -> Comparison:
         rounds = min(len(summary.passes) for summary in modes.values())
-        names = ("off", *(name for name in modes if name != "off"))
-        return cls({name: Summary(modes[name].passes[:rounds], modes[name].cores) for name in names})
+        ordered = [mode for mode in get_args(Mode) if mode in modes]
+        return cls({mode: Summary(modes[mode].passes[:rounds], modes[mode].cores) for mode in ordered})
 
     @property
     def others(self) -> list[str]:

@@ -210,8 +210,8 @@ def _verdict(result: Result) -> Text:
     speeds = ", ".join(f"{mode} {comparison.speedup(mode):.2f}" for mode in comparison.others)
     matched = sum(map(comparison.matched, comparison.others))
     total = comparison.sequences * len(comparison.others)
-    equal = f"{matched} of {total} outputs equal those of off token for token ({result.scene.config.dtype})"
-    return Text(f"\ntimes as fast as off: {speeds}; {equal}", style="bold" if comparison.equal else "bold yellow")
+    equal = f"{matched} of {total} outputs equal token for token ({result.scene.config.dtype})"
+    return Text(f"\ntimes off: {speeds}; {equal}", style="bold" if comparison.equal else "bold yellow")
 
 
 def _settings(scene: Scene, params: SamplingParams) -> dict[str, Any]:
