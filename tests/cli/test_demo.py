@@ -16,6 +16,7 @@ from pilotfish.cli import demo_run
 from pilotfish.cli.compare import Comparison, Pass, Summary, run_pass, run_rounds
 from pilotfish.cli.demo_run import Result, Scene, run_demo
 from pilotfish.config import EngineConfig
+from pilotfish.core.budget import FixedBudget
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.remote_drafts import RemoteDrafts
@@ -177,6 +178,9 @@ def test_the_command_passes_its_options_on(
     pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
+    monkeypatch.setattr(
+        "pilotfish.engine.engine.make_budget", lambda config, *_: FixedBudget(config.nodes, config.levels)
+    )
     pace = "target=500us,draft=100us"
     options = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 4, "--rounds", 1, "--json")
     result = pilotfish("demo", *options, "--pace", pace)

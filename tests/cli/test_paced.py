@@ -8,6 +8,7 @@ import pytest
 from inline_drafts import inline_drafts
 
 from pilotfish import pairs
+from pilotfish.core.budget import FixedBudget
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacing
 from pilotfish.plan.pace import Pace
@@ -68,6 +69,9 @@ def test_the_demo_is_paced(
 ) -> None:
     """Its first table. An engine of mode async reports the target alone."""
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
+    monkeypatch.setattr(
+        "pilotfish.engine.engine.make_budget", lambda config, *_: FixedBudget(config.nodes, config.levels)
+    )
     overruns[1] = 50
     with inline_drafts(monkeypatch):
         fixed = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 3, "--rounds", 1)
