@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pilotfish.bench.workload import Prompt
 
 Report = TypeVar("Report")
+ParityMode = Literal["sync", "async"]
 
 app = typer.Typer(
     help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, and GPUs.", no_args_is_help=True
@@ -88,20 +89,25 @@ class Measured(Shaped):
 @taking(Common)
 def parity(
     common: Common,
+    mode: Annotated[str, typer.Option(help="sync: every drafter; async: draft workers, also paced.")] = "sync",
     shard: Annotated[str, typer.Option(help="i/n: every n-th prompt from the i-th on.")] = "1/1",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    threads: Annotated[str, typer.Option(help="Thread counts, separated by commas.")] = "1,2",
+    threads: Annotated[str, typer.Option(help="The target's thread counts, separated by commas.")] = "1,2",
 ) -> None:
-    """Compare the tokens of every drafter with those of the target alone. Exit 1 if any differ in float32."""
-    from pilotfish.bench.parity import num_sequences, print_parity, run_parity
+    """Compare the tokens of every drafter, or of mode async, with those of the target alone. Exit 1 if any differ in
+    float32."""
+    from pilotfish.bench import parity, parity_async
     from pilotfish.bench.workload import parse_numbers, shard_of
 
+    asynchronous = _checked("mode", mode, ParityMode) == "async"
     thread_counts = parse_numbers("threads", threads)
     rows = shard_of(common.rows(), shard)
     config = common.config(dtype)
+    num_sequences = parity_async.num_sequences if asynchronous else parity.num_sequences
+    run = parity_async.run_parity_async if asynchronous else parity.run_parity
     with _bar(num_sequences(len(rows), thread_counts)) as done:
-        report = run_parity(config, rows, common.max_tokens, thread_counts, done)
-    _show(report, print_parity, json=common.json)
+        report = run(config, rows, common.max_tokens, thread_counts, done)
+    _show(report, parity.print_parity, json=common.json)
     raise typer.Exit(int(report.failed))
 
 
