@@ -20,7 +20,7 @@ from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import die_with_parent, name_process
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model, load_tokenizer, model_name
-from pilotfish.model.pacer import Pacer
+from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
 from pilotfish.observe.timeline import Timeline, part_of
 from pilotfish.wire.channel import Channel
@@ -42,9 +42,16 @@ def run_pool(config: DraftConfig) -> None:
         with _stopped_by_signals(channel) as stopped, _traced(worker, config):
             worker.run(stopped.is_set)
         if worker.grower.pacer is not None:
-            logger.info("paced: %s", worker.grower.pacer.pacing())
+            _report_pacing(worker.grower.pacer.pacing())
     finally:
         channel.close()
+
+
+def _report_pacing(pacing: Pacing) -> None:
+    if pacing.valid:
+        logger.info("paced: %s", pacing)
+    else:
+        logger.warning("this run is invalid, its device is too slow: %s", pacing)
 
 
 @contextmanager
