@@ -54,7 +54,7 @@ class RemoteDrafts:
         self.pools = [Pool(endpoint, str(i).encode()) for i, endpoint in enumerate(endpoints)]
         hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model)
         self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
-        self._courier = Courier(self._channel, self.drafter.receive, self.drafter.tick)
+        self._courier = Courier(self._channel, self.drafter.receive, self._tick)
         self._courier.start()
         try:
             self._wait_for_pools()
@@ -69,6 +69,12 @@ class RemoteDrafts:
 
     def _post(self, peer: bytes, frame: bytes) -> None:
         self._courier.post(peer, frame)
+
+    def _tick(self) -> None:
+        for pool in self.pools:
+            if (problem := self._channel.problem(pool.peer)) is not None:
+                self.drafter.hung_up(pool, problem)
+        self.drafter.tick()
 
     def _start_workers(self, config: EngineConfig, placement: Placement) -> Sequence[str]:
         assert self._supervisor is not None  # where there are no pools

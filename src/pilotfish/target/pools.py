@@ -62,10 +62,15 @@ class Pool:
 
     def tick(self, now: float) -> None:
         """Notice silence."""
-        if self.ready and now - self._heard > SILENCE:
+        if now - self._heard > SILENCE:
+            self.lost(f"{self.name} has been silent for {SILENCE:.1f} s")
+
+    def lost(self, reason: str) -> None:
+        """It is gone; it is greeted until it answers again."""
+        if self.ready:
             self.ready = False
             self.losses += 1
-            logger.warning("%s has been silent for %.1f s; its sequences go on without it", self.name, SILENCE)
+            logger.warning("%s; its sequences go on without it", reason)
 
     def hello_due(self, now: float) -> bool:
         """Whether to greet it now."""
