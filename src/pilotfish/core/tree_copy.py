@@ -76,7 +76,7 @@ class TreeCopy:
         alive = self._alive(parents)
         self.late += len(push) - int(np.count_nonzero(alive))
         if self._repeats(push.tokens[alive], parents[alive]):
-            self._attach_one_by_one(push.take(alive))
+            self._attach_unrepeated(push.take(alive), self._compressed(parents, alive))
         else:
             self._attach_together(push.take(alive), self._compressed(parents, alive))
 
@@ -86,7 +86,8 @@ class TreeCopy:
         first_known = self._length - len(self._recent)
         lawful = np.full(len(push), rising and first_known <= push.base_len <= self._length)
         lawful &= push.tokens < self._vocab_size
-        chosen = np.flatnonzero(lawful)[: self._max_nodes - len(self.nodes)]
+        room = max(0, self._max_nodes - len(self.nodes) - len(self._aliases))
+        chosen = np.flatnonzero(lawful)[:room]
         self.dropped += len(push) - len(chosen)
         self._last_id = int(push.ids[-1]) if rising else self._last_id
         return push.take(chosen)
@@ -126,14 +127,13 @@ class TreeCopy:
         return parents
 
     def _alive(self, parents: Ints) -> NDArray[np.bool_]:
-        """Whose ancestors are all known."""
-        inside, size = parents >= len(self.nodes), len(parents)
-        alive = parents != UNKNOWN
-        while True:
-            above = np.where(inside, alive[np.clip(parents - len(self.nodes), 0, size - 1)], True)
-            if (alive <= above).all():
-                return np.asarray(alive)
-            alive &= above
+        """Whose ancestors are all known. Doubles the distance looked back each time."""
+        alive = np.append(parents != UNKNOWN, True)  # the last: whatever is in the tree
+        jumps = np.append(np.maximum(parents - len(self.nodes), ROOT), ROOT)
+        while (jumps >= 0).any():
+            alive &= alive[jumps]
+            jumps = jumps[jumps]
+        return np.asarray(alive[:-1])
 
     def _compressed(self, parents: Ints, alive: NDArray[np.bool_]) -> Ints:
         """Parents of those alive, as if the others had not come."""
@@ -151,25 +151,39 @@ class TreeCopy:
         return len(np.unique((parents + 1) * self._vocab_size + tokens)) < len(tokens)
 
     def _attach_together(self, push: Push, parents: Ints) -> None:
-        """A level's nodes in a few array operations: depths and scores settle from the top down."""
-        depths = np.concatenate((self.nodes.depths, np.zeros(len(push) + 1, np.int64)))  # the last: the root's
-        scores = np.concatenate((self.nodes.scores, np.zeros(len(push) + 1)))
-        new = slice(len(self.nodes), len(self.nodes) + len(push))
-        while not np.array_equal(depths[new], below := depths[parents] + 1):
-            depths[new], scores[new] = below, scores[parents] + push.scores
-        scores[new] = scores[parents] + push.scores
-        slots = np.full(len(push), NO_SLOT)
-        added = Nodes(push.ids, parents, push.tokens, depths[new], scores[new], slots)
+        """Nodes of which none repeats another. [n] indices of their parents."""
+        depths, scores = self._settled(push, parents)
+        added = Nodes(push.ids, parents, push.tokens, depths, scores, np.full(len(push), NO_SLOT))
         self.nodes = self.nodes.with_more(added)
 
-    def _attach_one_by_one(self, push: Push) -> None:
+    def _settled(self, push: Push, parents: Ints) -> tuple[Ints, Floats]:
+        """Depths and scores in the tree: of one level at once, of several in one pass, for parents come first."""
+        size = len(self.nodes)
+        if (parents < size).all():
+            return np.append(self.nodes.depths, 0)[parents] + 1, np.append(self.nodes.scores, 0.0)[parents] + push.scores
+        depths, scores = self.nodes.depths.tolist(), self.nodes.scores.tolist()
+        for parent, score in zip(parents.tolist(), push.scores.tolist(), strict=True):
+            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+            scores.append(scores[parent] + score if parent >= 0 else score)
+        return np.array(depths[size:], np.int64), np.array(scores[size:], np.float64)
+
+    def _attach_unrepeated(self, push: Push, parents: Ints) -> None:
         """The same where nodes are repeated: what hangs below a repeated node hangs below the first."""
-        for row in range(len(push)):
-            one = push.take(np.array([row]))
-            parent = int(self._parents(one)[0])
-            first = self.nodes.child(parent, int(one.tokens[0]))
-            if first is None:
-                self._attach_together(one, np.array([parent]))
+        size = len(self.nodes)
+        siblings = zip(self.nodes.parents.tolist(), self.nodes.tokens.tolist(), strict=True)
+        firsts = {parent_and_token: index for index, parent_and_token in enumerate(siblings)}
+        indices: list[int] = []  # in the tree, of each pushed node or of the one that it repeats
+        kept: list[int] = []
+        above: list[int] = []
+        for row, (parent, token) in enumerate(zip(parents.tolist(), push.tokens.tolist(), strict=True)):
+            parent = indices[parent - size] if parent >= size else parent
+            index = firsts.setdefault((parent, token), size + len(kept))
+            indices.append(index)
+            if index == size + len(kept):
+                kept.append(row)
+                above.append(parent)
             else:
-                self._aliases[int(one.ids[0])] = int(self.nodes.ids[first])
+                first = self.nodes.ids[index] if index < size else push.ids[kept[index - size]]
+                self._aliases[int(push.ids[row])] = int(first)
                 self.repeated += 1
+        self._attach_together(push.take(np.array(kept, np.int64)), np.array(above, np.int64))
