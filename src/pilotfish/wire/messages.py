@@ -33,6 +33,7 @@ CONNECTION = 0
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Score: TypeAlias = Annotated[float, Meta(ge=-1e9, le=0.0)]  # whose sums are finite
 Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
 
@@ -108,7 +109,7 @@ class Tree(Struct, tag="tree", frozen=True):
     ids: Annotated[list[Id], Meta(max_length=MAX_NODES)]
     parents: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(max_length=MAX_NODES)]
     tokens: Annotated[list[Index], Meta(max_length=MAX_NODES)]
-    scores: Annotated[list[Annotated[float, Meta(le=0.0)]], Meta(max_length=MAX_NODES)]
+    scores: Annotated[list[Score], Meta(max_length=MAX_NODES)]
 
 
 class Resync(Struct, tag="resync", frozen=True):
