@@ -206,7 +206,7 @@ class DraftWorker:
     def _follow(self, peer: Peer, message: Commit | Close) -> None:
         session = self.table.get(Key(peer, message.session))
         if isinstance(message, Close):
-            if session is not None:
+            if session is not None and session.generation <= message.generation:
                 self.table.close(session)
         elif session is None:
             self._ask_again(peer, message, "there is no such session")
