@@ -32,6 +32,7 @@ class Pool:
     _heard: float = 0.0
     _greeted: float = -GREETING
     _faults: int = 0
+    _told: str = ""  # the refusal that was logged last
     _alone_until: float = 0.0
 
     @property
@@ -42,14 +43,18 @@ class Pool:
 
     def heard(self, load: Load, now: float) -> None:
         """It has answered."""
-        self.load, self._heard = load, now
+        self.load, self._heard, self._faults = load, now, 0
         if now >= self._alone_until:
             self.ready, self.refusal = True, None
 
     def refused(self, reason: str, now: float) -> None:
-        """It does not serve this target; it is asked again in a while."""
-        if self.refusal is None:
+        """It does not serve this target; it is asked again in a while. One that did serve is asked at once: it may just
+        have been restarted."""
+        if self.ready:
+            self._greeted = -GREETING
+        elif self.load is not None and reason != self._told:
             logger.warning("%s refused: %s", self.name, reason)
+            self._told = reason
         self.refusal, self.ready, self._heard = reason, False, now
 
     def fault(self, now: float) -> bool:
