@@ -67,7 +67,8 @@ class Bench:
 
     def lm(self) -> LMDrafter:
         """An LM drafter over the loaded draft."""
-        return LMDrafter(self.lm_drafter.runner, self.lm_drafter.shape, self.lm_drafter.vocab_size)
+        lm = self.lm_drafter
+        return LMDrafter(lm.runner, lm.shape, lm.vocab_size, lm.pacer)
 
     def drafter(self, name: str) -> Drafter:
         """`off`, or what EngineConfig.drafter may name."""

@@ -41,6 +41,8 @@ def run_pool(config: DraftConfig) -> None:
         logger.info("%s listens at %s", config.name, channel.endpoint)
         with _stopped_by_signals(channel) as stopped, _traced(worker, config):
             worker.run(stopped.is_set)
+        if worker.grower.pacer is not None:
+            logger.info("paced: %s", worker.grower.pacer.pacing())
     finally:
         channel.close()
 
@@ -67,13 +69,13 @@ def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:
     torch.set_num_threads(model.num_threads)
     tokenizer = load_tokenizer(model.target)
     memory = plan_memory(model)
-    pace = model.paces.draft
+    pacer = None if model.paces.draft is None else Pacer("draft", model.paces.draft)
     loaded = load_model(
         model.target, DTYPES[model.dtype], device_of(model), eager=model.eager, quantization=model.quantization
     )
-    runner = Runner(loaded, memory.slots, pacer=None if pace is None else Pacer("draft", pace))
+    runner = Runner(loaded, memory.slots)
     table = SessionTable(SlotPool(memory.slots))
-    grower = Grower(runner, table, LevelShape(config.leaves, config.children), len(tokenizer))
+    grower = Grower(runner, table, LevelShape(config.leaves, config.children), len(tokenizer), pacer)
     identity = Identity(model_name(model.target), tokenizer_digest(tokenizer), len(tokenizer))
     return DraftWorker(grower, channel, identity)
 

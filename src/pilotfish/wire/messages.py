@@ -33,9 +33,10 @@ CONNECTION = 0
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
-Score: TypeAlias = Annotated[float, Meta(ge=-1e9, le=0.0)]  # whose sums are finite
 Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
+#: As many as a request may name.
+TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
 
 
 class Hello(Struct, tag="hello", frozen=True):
@@ -57,11 +58,11 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[Index, float] = {}
-    allowed_token_ids: Tokens | None = None
-    bad_token_ids: Tokens = []
-    bad_sequences: list[Tokens] = []
-    stop_ids: Tokens = []  # tokens that end the output; never given while there are fewer than min_tokens
+    logit_bias: Annotated[dict[Index, float], Meta(max_length=1 << 14)] = {}
+    allowed_token_ids: TokenIds | None = None
+    bad_token_ids: TokenIds = []
+    bad_sequences: Annotated[list[TokenIds], Meta(max_length=128)] = []
+    stop_ids: TokenIds = []  # tokens that end the output; never given while there are fewer than min_tokens
     min_tokens: Index = 0
 
 
@@ -109,7 +110,7 @@ class Tree(Struct, tag="tree", frozen=True):
     ids: Annotated[list[Id], Meta(max_length=MAX_NODES)]
     parents: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(max_length=MAX_NODES)]
     tokens: Annotated[list[Index], Meta(max_length=MAX_NODES)]
-    scores: Annotated[list[Score], Meta(max_length=MAX_NODES)]
+    scores: Annotated[list[Annotated[float, Meta(le=0.0)]], Meta(max_length=MAX_NODES)]
 
 
 class Resync(Struct, tag="resync", frozen=True):
