@@ -57,7 +57,7 @@ class RemoteDrafts:
         self.pools = [Pool(endpoint, str(i).encode()) for i, endpoint in enumerate(endpoints)]
         hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model)
         self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
-        self._courier = Courier(self._channel, self.drafter.receive, self.drafter.tick)
+        self._courier = Courier(self._channel, self.drafter.receive, self._tick)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
         self._courier.start()
@@ -75,6 +75,12 @@ class RemoteDrafts:
 
     def _post(self, peer: bytes, frame: bytes) -> None:
         self._courier.post(peer, frame)
+
+    def _tick(self) -> None:
+        for pool in self.pools:
+            if (problem := self._channel.problem(pool.peer)) is not None:
+                self.drafter.hung_up(pool, problem)
+        self.drafter.tick()
 
     def _start_workers(self, config: EngineConfig, placement: Placement) -> Sequence[str]:
         assert self._supervisor is not None  # where there are no pools

@@ -22,6 +22,7 @@ import hashlib
 import logging
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from pilotfish.model.rowwise import CappedLinear, FusedRMSNorm, RowOp, clamped_g
 
 logger = logging.getLogger(__name__)
 
+_LIBRARY = "pilotfish_kernels"
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = [
     "-O3",
@@ -67,22 +69,28 @@ def load_kernels() -> bool:
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
         return False
-    from torch.utils import cpp_extension
-
     directory = cache_dir() / "kernels" / _digest()
-    directory.mkdir(parents=True, exist_ok=True)
     try:
-        cpp_extension.load(
-            "pilotfish_kernels",
-            [str(_SOURCE)],
-            extra_cflags=_FLAGS,
-            build_directory=str(directory),
-            is_python_module=False,
-        )
+        if (library := directory / f"{_LIBRARY}.so").exists():
+            torch.ops.load_library(library)
+        else:
+            _build_and_load(directory)
     except (RuntimeError, OSError) as error:
         logger.warning("kernels do not build (%s): slower reference kernels are used", str(error).splitlines()[0])
         return False
     return True
+
+
+def _build_and_load(directory: Path) -> None:
+    """Each process builds apart, and what is complete is moved to `directory`: none waits for the lock of another,
+    which a killed one would have left."""
+    from torch.utils import cpp_extension
+
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=directory) as build:
+        cpp_extension.load(_LIBRARY, [str(_SOURCE)], extra_cflags=_FLAGS, build_directory=build, is_python_module=False)
+        built = Path(build, f"{_LIBRARY}.so")
+        built.replace(directory / built.name)
 
 
 def kernels_loaded() -> bool:

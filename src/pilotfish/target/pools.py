@@ -32,6 +32,7 @@ class Pool:
     _heard: float = 0.0
     _greeted: float = -GREETING
     _faults: int = 0
+    _told: str = ""  # the refusal that was logged last
     _alone_until: float = 0.0
 
     @property
@@ -42,14 +43,18 @@ class Pool:
 
     def heard(self, load: Load, now: float) -> None:
         """It has answered."""
-        self.load, self._heard = load, now
+        self.load, self._heard, self._faults = load, now, 0
         if now >= self._alone_until:
             self.ready, self.refusal = True, None
 
     def refused(self, reason: str, now: float) -> None:
-        """It does not serve this target; it is asked again in a while."""
-        if self.refusal is None:
+        """It does not serve this target; it is asked again in a while. One that did serve is asked at once: it may just
+        have been restarted."""
+        if self.ready:
+            self._greeted = -GREETING
+        elif self.load is not None and reason != self._told:
             logger.warning("%s refused: %s", self.name, reason)
+            self._told = reason
         self.refusal, self.ready, self._heard = reason, False, now
         self._alone_until = max(self._alone_until, now + GREETING)
 
@@ -63,10 +68,15 @@ class Pool:
 
     def tick(self, now: float) -> None:
         """Notice silence."""
-        if self.ready and now - self._heard > SILENCE:
+        if now - self._heard > SILENCE:
+            self.lost(f"{self.name} has been silent for {SILENCE:.1f} s")
+
+    def lost(self, reason: str) -> None:
+        """It is gone; it is greeted until it answers again."""
+        if self.ready:
             self.ready = False
             self.losses += 1
-            logger.warning("%s has been silent for %.1f s; its sequences go on without it", self.name, SILENCE)
+            logger.warning("%s; its sequences go on without it", reason)
 
     def hello_due(self, now: float) -> bool:
         """Whether to greet it now."""

@@ -227,6 +227,11 @@ class RemoteDrafter:
                 if pool.hello_due(now):
                     self._tell(pool, self._hello)
 
+    def hung_up(self, pool: Pool, reason: str) -> None:
+        """Nobody is connected there: no need to wait for silence."""
+        with self._lock:
+            pool.lost(reason)
+
     def receive(self, received: Received) -> None:
         """A frame from a pool."""
         pool = next((pool for pool in self.pools if pool.peer == received.peer), None)

@@ -1,0 +1,52 @@
+"""Targets and drafts that are made to suffer. Every draft worker is a process or a thread of its own, real sockets lie
+between; outputs are compared with those of mode off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SNIPPETS, make_engine, run
+from workers import ForkedWorker, forked_pool
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine import launch, remote_drafts
+from pilotfish.engine.launch import Delays, Supervisor
+from pilotfish.target import pools
+
+#: Prompts and parameters of 100 streams, greedy and not.
+PROMPTS = [SNIPPETS[i % len(SNIPPETS)] for i in range(100)]
+PARAMS = [SamplingParams(max_tokens=32, temperature=0.8 * (i % 3), seed=i, ignore_eos=True) for i in range(100)]
+
+
+@pytest.fixture(scope="session")
+def expected(llama: Path) -> list[list[int]]:
+    """What the streams are without a draft."""
+    with make_engine(llama) as engine:
+        return run(engine, PROMPTS, PARAMS)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start as forks of a process that has imported everything, and pools that fail are tried again soon."""
+    monkeypatch.setattr(launch, "WorkerProcess", ForkedWorker)
+    monkeypatch.setattr(remote_drafts, "Supervisor", partial(Supervisor, Delays(first=0.02, longest=0.05, grace=5.0)))
+    for name, seconds in (("GREETING", 0.1), ("SILENCE", 0.6), ("PAUSE", 0.2)):
+        monkeypatch.setattr(pools, name, seconds)
+
+
+@pytest.fixture
+def pool(quick: None, tmp_path: Path) -> Iterator[Any]:
+    """`pool(draft, name="draft 0")` starts `pilotfish draft`, which listens at `endpoint_in(tmp_path)`."""
+    started: list[ForkedWorker] = []
+
+    def start(draft: Path, *options: str) -> ForkedWorker:
+        started.append(forked_pool(draft, tmp_path, *options))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.end()

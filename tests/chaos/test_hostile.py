@@ -1,0 +1,144 @@
+"""A pool that answers Hello and then sends whatever could harm."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from conftest import PARAMS, PROMPTS
+from support import VOCAB, assert_idle, make_engine, run
+from workers import endpoint_in, eventually
+
+from pilotfish.engine.engine import Engine
+from pilotfish.wire.messages import MAX_FRAME, MAX_NODES, Commit, Load, Open, Refuse, Resync, Tree, decode_to_draft, encode
+
+LOAD = encode(Load("evil", 0, 0, 0, 1, 1.0, 0.0))
+#: What to send on each Open and Commit of a session.
+Attack = Callable[[Open | Commit], list[bytes]]
+
+
+def tree(about: Open | Commit, **fields: object) -> bytes:
+    """A lawful first push of one node, but for `fields`."""
+    plain = {"sequence": 0, "base_len": length(about), "ids": [1], "parents": [0], "tokens": [5], "scores": [-1.0]}
+    return encode(Tree(about.session, about.generation, **{**plain, **fields}))
+
+
+def length(about: Open | Commit) -> int:
+    return len(about.tokens) + (about.base_len if isinstance(about, Commit) else 0)
+
+
+def wide(size: int, **fields: object) -> dict[str, object]:
+    ids = list(range(1, size + 1))
+    return {"ids": ids, "parents": [0] * size, "tokens": [i % VOCAB for i in ids], "scores": [-1.0] * size, **fields}
+
+
+def chain(size: int) -> dict[str, object]:
+    return wide(size, parents=list(range(size)), tokens=[7] * size, scores=[-0.001] * size)
+
+
+ATTACKS: dict[str, Attack] = {
+    "foreign sessions": lambda m: [
+        encode(Tree(s, g, 0, length(m), [1], [0], [5], [-1.0]))
+        for s, g in ((m.session + 1, m.generation), (1 << 52, 1), (m.session, m.generation + 1))
+    ],
+    "cycles": lambda m: [tree(m, ids=[1, 2, 3], parents=[3, 1, 2], tokens=[5, 6, 7], scores=[0.0] * 3)],
+    "a node that is its own parent": lambda m: [tree(m, ids=[1, 2], parents=[0, 2], tokens=[5, 6], scores=[0.0] * 2)],
+    "unknown parents": lambda m: [tree(m, parents=[99])],
+    "ids that fall": lambda m: [tree(m, ids=[9, 8], parents=[0, 0], tokens=[5, 6], scores=[0.0, 0.0])],
+    "a million nodes": lambda m: [tree(m, **wide(1_000_000))],
+    "as many nodes as a frame may have": lambda m: [tree(m, sequence=i, **wide(MAX_NODES)) for i in range(2)],
+    "the same nodes again and again": lambda m: [tree(m, **wide(MAX_NODES, tokens=[5] * MAX_NODES))],
+    "a chain of nodes": lambda m: [tree(m, **chain(MAX_NODES))],
+    "a chain without a root": lambda m: [tree(m, **{**chain(MAX_NODES), "parents": [99_999, *range(1, MAX_NODES)]})],
+    "tokens outside the vocabulary": lambda m: [tree(m, tokens=[VOCAB]), tree(m, sequence=1, tokens=[(1 << 31) - 1])],
+    "scores without end": lambda m: [
+        tree(m, ids=[1, 2, 3], parents=[0, 1, 1], tokens=[m.tokens[-1], 5, 6], scores=[s] * 3)
+        for s in (float("-inf"), float("nan"), -1e308)
+    ],
+    "base_len of the future": lambda m: [tree(m, base_len=length(m) + 100)],
+    "base_len of the past": lambda m: [tree(m, base_len=1)],
+    "gaps": lambda m: [tree(m, sequence=i) for i in (0, 7, 3, 1)],
+    "lists of unequal length": lambda m: [tree(m, tokens=[])],
+    "garbage": lambda m: [os.urandom(n) for n in (0, 1, 7, 300)] * 20,
+    "messages cut off": lambda m: [tree(m)[:n] for n in range(0, 60, 7)],
+    "deep nesting": lambda m: [b"\x91" * 100_000, b"\x81\xa1x" * 50_000],
+    "huge frames": lambda m: [bytes(MAX_FRAME)],
+    "frames beyond the limit": lambda m: [bytes(MAX_FRAME + 1)],
+    "refusals": lambda m: [encode(Refuse(m.session, m.generation, "no"))] * 3,
+    "refusal of all": lambda m: [encode(Refuse(0, 0, "no")), LOAD] * 3,
+    "Resync each time": lambda m: [encode(Resync(m.session, m.generation, "again"))],
+    "a thousand Loads": lambda m: [LOAD] * 1000,
+}
+
+
+def honest(message: Open | Commit) -> list[bytes]:
+    """A first push that is lawful and right: of the token after the ones that the session began with."""
+    if isinstance(message, Commit):
+        return []
+    ids = list(range(1, VOCAB))
+    return [tree(message, **wide(len(ids), tokens=ids))]
+
+
+class Pool:
+    """A ROUTER that answers Hello with Load, and everything about a session with an attack."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.attack: Attack = lambda m: []  # noqa: ARG005
+        self.attacks = 0
+        self._endpoint = endpoint
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.linger = 0
+            router.bind(self._endpoint)
+            while not self._stopped.is_set():
+                if router.poll(20):
+                    route, _incarnation, frame = router.recv_multipart()
+                    message = decode_to_draft(frame)
+                    for answer in self._answers(message):
+                        router.send_multipart([route, answer])
+
+    def _answers(self, message: object) -> list[bytes]:
+        if not isinstance(message, Open | Commit):
+            return [LOAD]
+        self.attacks += 1
+        return self.attack(message)
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    directory = tmp_path_factory.mktemp("evil")
+    pool = Pool(endpoint_in(directory))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def engine(quick: None, evil: Pool, llama: Path) -> Iterator[Engine]:
+    evil.attacks = 0
+    with make_engine(llama, mode="async", drafter="lm", draft_pool=(evil._endpoint,)) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_nothing_that_a_pool_sends_harms(name: str, evil: Pool, engine: Engine, expected: list[list[int]]) -> None:
+    evil.attack = ATTACKS[name]
+    drafter = engine.remote.drafter
+    while evil.attacks < 8:
+        assert run(engine, PROMPTS[:8], PARAMS[:8]) == expected[:8]
+    assert engine.worker.drafter.drafter is drafter  # it has never raised
+    assert_idle(engine)
+    evil.attack = honest
+    hits = drafter.counts.hits
+    eventually(lambda: run(engine, PROMPTS[:4], PARAMS[:4]) == expected[:4] and drafter.counts.hits > hits)

@@ -1,0 +1,132 @@
+"""Draft workers that are killed, stopped and replaced while requests run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from time import sleep
+
+from conftest import PARAMS, PROMPTS
+from support import assert_idle, make_engine, write_model
+from workers import ForkedWorker, endpoint_in, eventually
+
+from pilotfish.engine.engine import Engine, Sample
+from pilotfish.target.remote import RemoteDrafter
+
+Start = Callable[..., ForkedWorker]
+
+
+def submit_all(engine: Engine) -> list[Sample]:
+    return [sample for prompt, params in zip(PROMPTS, PARAMS, strict=True) for sample in engine.submit(prompt, params)]
+
+
+def finish(engine: Engine, samples: list[Sample]) -> list[list[int]]:
+    while engine.busy:
+        engine.step()
+    assert all(sample.finish_reason == "length" for sample in samples)
+    return [sample.token_ids for sample in samples]
+
+
+def accepted(samples: list[Sample]) -> int:
+    return sum(sample.request.stats.accepted_tokens for sample in samples)
+
+
+def step_until_drafted(engine: Engine, drafter: RemoteDrafter) -> None:
+    """Step until trees come from a pool that serves; a few steps, however long it takes."""
+    before = drafter.counts.trees
+    eventually(lambda: drafter.pools[0].ready)
+    while drafter.counts.trees == before:
+        assert engine.busy
+        engine.step()  # opens the sessions
+        sleep(0.05)
+
+
+def test_a_worker_is_killed_twenty_times(quick: None, llama: Path, draft: Path, expected: list[list[int]]) -> None:
+    with make_engine(llama, draft=draft, mode="async", drafter="lm", nodes=1) as engine:
+        remote = engine.remote
+        assert remote is not None and remote._supervisor is not None
+        samples = submit_all(engine)
+        for _ in range(20):
+            step_until_drafted(engine, remote.drafter)
+            pid = remote._supervisor.poll()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            engine.step()
+            eventually(lambda: not remote.pools[0].ready)
+        step_until_drafted(engine, remote.drafter)
+        assert engine.busy and remote._supervisor.poll()[0].restarts == 20
+        before = accepted(samples)
+        assert finish(engine, samples) == expected
+        assert accepted(samples) > before
+
+
+def test_a_stopped_worker_goes_on(pool: Start, llama: Path, draft: Path, expected: list[list[int]], tmp_path) -> None:
+    worker = pool(draft)
+    with make_engine(llama, mode="async", drafter="lm", nodes=1, draft_pool=(endpoint_in(tmp_path),)) as engine:
+        assert engine.remote is not None
+        drafter = engine.remote.drafter
+        samples = submit_all(engine)
+        step_until_drafted(engine, drafter)
+        worker.stop()
+        eventually(lambda: not drafter.pools[0].ready)  # of silence: the connection stays
+        trees, finished = drafter.counts.trees, len(PROMPTS) - len(engine._samples)
+        while len(PROMPTS) - len(engine._samples) < finished + 20:
+            engine.step()
+        assert drafter.counts.trees == trees
+        worker.go_on()
+        step_until_drafted(engine, drafter)
+        before = accepted(samples)
+        assert finish(engine, samples) == expected
+        assert accepted(samples) > before
+
+
+def test_a_pool_comes_back_with_another_model(
+    pool: Start, llama: Path, draft: Path, expected: list[list[int]], tmp_path: Path
+) -> None:
+    other = write_model(tmp_path / "other", "llama", perturbed=0.02)
+    foreign = write_model(tmp_path / "foreign", "llama")
+    Path(foreign, "tokenizer.json").write_text(Path(foreign, "tokenizer.json").read_text().replace("Ġreturn", "Ġturnre"))
+    first = pool(draft)
+    with make_engine(llama, mode="async", drafter="lm", nodes=1, draft_pool=(endpoint_in(tmp_path),)) as engine:
+        assert engine.remote is not None
+        (seen,), drafter = engine.remote.pools, engine.remote.drafter
+        samples = submit_all(engine)
+        step_until_drafted(engine, drafter)
+        assert seen.load is not None and seen.load.model.endswith("draft0")
+        first.end()
+        second = pool(other)
+        eventually(lambda: seen.load.model.endswith("other"))
+        step_until_drafted(engine, drafter)
+        second.end()
+        pool(foreign)
+        eventually(lambda: seen.refusal is not None)
+        assert "tokenizer" in seen.refusal and "foreign" in seen.refusal
+        trees = drafter.counts.trees
+        assert finish(engine, samples) == expected
+        assert drafter.counts.trees == trees and not seen.ready
+
+
+def test_requests_aborted_at_random_leave_nothing(pool: Start, llama: Path, draft: Path, tmp_path: Path) -> None:
+    pool(draft)
+    rng = Random(4)
+    endpoint = endpoint_in(tmp_path)
+    with make_engine(llama, mode="async", draft_pool=(endpoint,), max_requests=64) as engine:
+        assert engine.remote is not None
+        (seen,) = engine.remote.pools
+        capacity = seen.load.free_slots
+        running: list[Sample] = []
+        for i in range(1000):
+            (sample,) = engine.submit(PROMPTS[i % 100][: rng.randrange(1, 40)], PARAMS[i % 100])
+            running.append(sample)
+            if rng.random() < 0.3:
+                engine.step()
+            while len(running) > 48 or rng.random() < 0.4:
+                engine.abort(running.pop(rng.randrange(len(running))) if running else sample)
+        assert engine.remote.drafter.counts.trees > 0
+        engine.abort_all()
+        assert_idle(engine)
+        assert not engine.remote.drafter._by_request and not engine.remote.drafter._by_number and not seen.sessions
+        eventually(lambda: (seen.load.sessions, seen.load.own_sessions, seen.load.free_slots) == (0, 0, capacity))

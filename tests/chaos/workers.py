@@ -1,0 +1,129 @@
+"""Draft workers for tests: real processes that start in a tenth of a second, and threads."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support import VOCAB, make_engine
+
+from pilotfish.cli import main
+from pilotfish.config import DraftConfig, EngineConfig
+from pilotfish.draft.worker import DraftWorker
+from pilotfish.engine.draft_pool import make_worker
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.launch import wait_until
+from pilotfish.engine.process import Ending, WorkerSpec
+from pilotfish.engine.text import tokenizer_digest
+from pilotfish.model.loader import load_tokenizer
+from pilotfish.target.pools import Pool
+from pilotfish.target.remote import RemoteDrafter, RemoteOptions
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.courier import Courier
+from pilotfish.wire.messages import PROTOCOL_VERSION, Hello
+
+#: Seconds after which a test gives up.
+LIMIT = 20.0
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(
+    ["pytest", "support", "pilotfish.engine.draft_pool", "pilotfish.cli", "transformers.models.llama.modeling_llama"]
+)
+
+
+def eventually(true: Callable[[], bool], limit: float = LIMIT) -> None:
+    wait_until(true, lambda: None, limit, "what the test waits for")
+
+
+# -- processes
+
+
+class ForkedWorker:
+    """Stands in for `engine.process.WorkerProcess`: the same command in a process that need not import torch again."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._process = _server.Process(target=_work, args=(list(spec.command)[3:], spec.cores), daemon=True)
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def end(self) -> Ending:
+        self._process.kill()
+        self._process.join()
+        return Ending(self._process.exitcode or 0, "")
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def _work(arguments: list[str], cores: frozenset[int]) -> None:
+    if cores:
+        os.sched_setaffinity(0, cores)
+    sys.exit(main(arguments))
+
+
+def endpoint_in(directory: Path) -> str:
+    return f"ipc://{directory}/pool"
+
+
+def forked_pool(draft: Path, directory: Path, *options: str) -> ForkedWorker:
+    """`pilotfish draft` at `endpoint_in(directory)`."""
+    fixed = ("--dtype", "float32", "--threads", "1", "--kv-slots", "4096", "--listen", endpoint_in(directory))
+    return ForkedWorker(WorkerSpec("draft", ["", "", "", "draft", "--draft", str(draft), *fixed, *options]))
+
+
+# -- threads
+
+
+@contextmanager
+def threaded_pool(draft: Path, channel: Channel) -> Iterator[DraftWorker]:
+    """A draft worker at the other end of a channel; what it raises is raised at the end."""
+    model = EngineConfig(target=draft, dtype="float32", threads=1, kv_slots=4096)
+    worker = make_worker(DraftConfig(model=model, listen=""), channel)
+    stopped, failures = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            worker.run(stopped.is_set)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        stopped.set()
+        channel.wake()
+        thread.join()
+    assert not failures, failures
+
+
+@contextmanager
+def engine_over(target: Path, channel: Channel, **config: object) -> Iterator[Engine]:
+    """An engine whose draft is at the other end of a channel."""
+    hello = Hello(PROTOCOL_VERSION, tokenizer_digest(load_tokenizer(target)), VOCAB, "target")
+    courier: Courier
+    drafter = RemoteDrafter(hello, [Pool("the pool", b"0")], lambda *p: courier.post(*p), RemoteOptions(256))
+    courier = Courier(channel, drafter.receive, drafter.tick)
+    courier.start()
+    with make_engine(target, drafter, **config) as engine:
+        try:
+            yield engine
+        finally:
+            engine.close()
+            courier.close()
