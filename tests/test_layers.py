@@ -11,7 +11,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "pilotfish"
 #: From the top down. A package may import itself and what stands below its own line.
 LAYERS = (
-    ("cli", "__main__"),
+    ("__main__",),
+    ("cli",),
     ("server",),
     ("bench",),
     ("train",),
@@ -22,10 +23,11 @@ LAYERS = (
     ("pairs",),
     ("model",),
     ("wire",),
+    ("config",),  # a configuration is checked when it is made, paces of named devices included
     ("plan",),
     ("core",),
     ("observe",),
-    ("config", "prompts", "command"),
+    ("prompts", "command"),
     ("errors",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pilotfish.errors import ParameterError, refuse_unknown
+from pilotfish.plan.pace import Paces
 
-Mode = Literal["off", "sync"]
+Mode = Literal["off", "sync", "async"]
 BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["float32", "bfloat16"]
@@ -31,8 +32,9 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def parse_cores(text: str) -> frozenset[int]:
-    """Core numbers of "0,2-3"; ParameterError for what is no such list, and for cores that the process may not use."""
+def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
+    """Core numbers of "0,2-3"; ParameterError, naming `field`, for what is no such list, and for cores that the process
+    may not use."""
     if text == "":
         return frozenset()
     may_use = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
@@ -40,10 +42,10 @@ def parse_cores(text: str) -> frozenset[int]:
     for part in str(text).split(","):
         ends = part.split("-")
         if len(ends) > 2 or not all(end.isdecimal() and len(end) < 6 for end in ends):
-            raise ParameterError("cores", text, "core numbers and ranges, as in 0,2-3")
+            raise ParameterError(field, text, "core numbers and ranges, as in 0,2-3")
         chosen |= set(range(int(ends[0]), int(ends[-1]) + 1))
     if not chosen or not chosen <= may_use:
-        raise ParameterError("cores", text, f"cores of {', '.join(map(str, sorted(may_use)))}")
+        raise ParameterError(field, text, f"cores of {', '.join(map(str, sorted(may_use)))}")
     return frozenset(chosen)
 
 
@@ -52,15 +54,22 @@ def parse_cores(text: str) -> frozenset[int]:
 class EngineConfig:
     """One target, maybe a draft, and how they run.
 
-    `mode` off decodes plainly; sync verifies a token tree in every step. `drafter` is one of, or several joined
-    by +: lm (the draft), ngram (lookup in the sequence), suffix (lookup in it and in past responses, of which
-    `max_cached_tokens` tokens are kept). The tree has at most `nodes` nodes; the draft grows it in at most
-    `levels` forwards of `width` leaves. `budget` auto spends of that what pays by measured costs, down to plain
-    decoding; fixed spends all of it, always. `kv_slots` tokens fit into the target's KV pool (and into the draft's); 0:
-    what `max_requests` sequences can use and `memory` GiB hold, or, where that is 0 too, most of what is available.
-    `max_rows` rows fit into one forward, `max_requests` sequences run at a time. `quantization` is that of the weights
-    of target and draft. `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the
-    reference.
+    `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow
+    trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, or the pools that listen at `draft_pool`
+    (with `draft_key`, a key file, and `draft_pool_key`, each pool's public key, where they have keys).
+    `draft_optional` serves without pools that cannot be had; otherwise they are an error.
+
+    `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup in the sequence), suffix (lookup in
+    it and in past responses, of which `max_cached_tokens` tokens are kept). A step verifies at most `nodes` nodes
+    of a sequence. In sync the draft grows a tree in at most `levels` forwards of `width` leaves; in async up to
+    `wanted` nodes of a sequence, by forwards of `leaves` leaves of all sequences together. `budget` auto spends of
+    that what pays by measured costs, down to plain decoding; fixed spends all of it, always.
+
+    `kv_slots` tokens fit into the target's KV pool (and into the draft's); 0: what `max_requests` sequences can use
+    and `memory` GiB hold, or, where that is 0 too, most of what is available. `max_rows` rows fit into one forward,
+    `max_requests` sequences run at a time. `quantization` is that of the weights of target and draft. `pace` holds
+    their forwards back to the speed of other devices. `trace` is a file for a timeline of all steps and levels.
+    `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the reference.
     """
 
     target: Path
@@ -70,6 +79,15 @@ class EngineConfig:
     nodes: int = 8
     levels: int = 8
     width: int = 2
+    wanted: int = 2048
+    leaves: int = 32
+    draft_workers: int = 1
+    draft_cores: str = ""  # as `cores`; "": some of those that the process may use, the target gets the rest
+    draft_pool: tuple[str, ...] = ()
+    draft_pool_key: tuple[str, ...] = ()
+    draft_key: Path | None = None
+    draft_optional: bool = False
+    insecure: bool = False  # pools on other hosts may do without keys
     budget: BudgetKind = "auto"
     dtype: DType = "bfloat16"
     quantization: Quantization = "none"
@@ -81,6 +99,8 @@ class EngineConfig:
     max_rows: int = 256
     max_requests: int = 32
     max_cached_tokens: int = 1 << 17
+    trace: Path | None = None
+    pace: str = ""  # as in "target=10.4ms,draft=2.6ms"; "": not paced
     eager: bool = False
 
     def __post_init__(self) -> None:
@@ -92,6 +112,9 @@ class EngineConfig:
             ("nodes", 1, 1024),
             ("levels", 1, 64),
             ("width", 1, 256),
+            ("wanted", 1, 1 << 16),
+            ("leaves", 1, 1024),
+            ("draft_workers", 1, 64),
             ("threads", 0, 1024),
             ("max_rows", 1, 1 << 16),
             ("max_requests", 1, 1 << 12),
@@ -103,10 +126,21 @@ class EngineConfig:
                 raise ParameterError(field, value, f"an integer {low} to {high}")
         self._check_memory()
         parse_cores(self.cores)
+        Paces.parse(self.pace)
+        if self.trace is not None and not self.trace.parent.is_dir():
+            raise ParameterError("trace", str(self.trace), "a file in a directory that exists")
         needs_draft = "lm" in self.drafters  # which checks them
-        if self.mode == "sync" and needs_draft and self.draft is None:
+        if (
+            needs_draft
+            and self.draft is None
+            and (self.mode == "sync" or (self.mode == "async" and not self.draft_pool))
+        ):
             allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"
             raise ParameterError("draft", None, allowed)
+        if self.draft_pool and self.mode != "async":
+            raise ParameterError("mode", self.mode, "async with draft_pool")
+        if self.mode == "async" and not needs_draft:
+            raise ParameterError("drafter", self.drafter, "a drafter with lm in mode async; the others need no process")
 
     def _check_memory(self) -> None:
         slots, memory = self.kv_slots, self.memory
@@ -125,5 +159,34 @@ class EngineConfig:
         return parse_cores(self.cores)
 
     @property
+    def paces(self) -> Paces:
+        return Paces.parse(self.pace)
+
+    @property
     def num_threads(self) -> int:
         return self.threads or len(self.core_set) or available_cores()
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig:
+    """A draft pool: `model` (an EngineConfig whose target is the draft) that listens for targets at `listen`.
+
+    `key` and `allow`, a key file and an allowlist, say who may come; without them only this host's processes may,
+    unless `insecure`. A level expands up to `leaves` nodes of all sequences together; each gets `children`.
+    """
+
+    model: EngineConfig
+    listen: str
+    name: str = "draft"
+    key: Path | None = None
+    allow: Path | None = None
+    insecure: bool = False
+    leaves: int = EngineConfig.leaves
+    children: int = 12
+
+    def __post_init__(self) -> None:
+        for field, high in (("leaves", 1024), ("children", 64)):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
+                raise ParameterError(field, value, f"an integer 1 to {high}")

@@ -24,6 +24,9 @@ app = typer.Typer(
     help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, and GPUs.", no_args_is_help=True
 )
 
+#: Settings among which the best sync one is sought.
+SYNC_GRID = "2x2:8,3x2:8,4x2:8,3x4:16,4x4:16,5x4:16,4x8:16,6x8:16"
+
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
 
@@ -100,6 +103,34 @@ def parity(
         report = run_parity(config, rows, common.max_tokens, thread_counts, done)
     _show(report, print_parity, json=common.json)
     raise typer.Exit(int(report.failed))
+
+
+@app.command("async")
+@taking(Common)
+def asynchronous(
+    common: Common,
+    pace: Annotated[str, typer.Option(help="The devices.")] = "target=10.4ms,draft=2.6ms",
+    sync: Annotated[str, typer.Option(help="LEVELSxWIDTH:NODES, joined by a comma.")] = SYNC_GRID,
+    nodes: Annotated[int, typer.Option(help="Nodes that async verifies in a step of a sequence.")] = 16,
+    leaves: Annotated[int, typer.Option(help="Leaves of a level of the draft worker.")] = EngineConfig.leaves,
+    drafter: Annotated[str, typer.Option(help="lm or lm+ngram, of sync and async.")] = EngineConfig.drafter,
+    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0.8,0",
+    concurrency: Annotated[str, typer.Option(help="Sequences at a time, separated by commas.")] = "1",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    repeats: RepeatsOption = 3,
+) -> None:
+    """Async against off and against sync, on devices of a given pace."""
+    from pilotfish.bench.asynchronous import SyncSetting, num_sequences, print_async, run_async
+    from pilotfish.bench.workload import parse_numbers
+
+    grid = [SyncSetting.parse(text) for text in sync.split(",")]
+    shape = {"mode": "async", "drafter": drafter, "nodes": nodes, "leaves": leaves, "pace": pace, "budget": "fixed"}
+    config = dataclasses.replace(common.config(dtype), **shape)  # type: ignore[arg-type]
+    rows, at_a_time = common.rows(), parse_numbers("concurrency", concurrency)
+    heat = [float(text) for text in temperatures.split(",")]
+    with _bar(num_sequences(len(rows), len(grid), len(heat), at_a_time, repeats)) as done:
+        report = run_async(config, rows, grid, heat, at_a_time, common.max_tokens, repeats, done=done)
+    _show(report, print_async, json=common.json)
 
 
 @app.command()

@@ -46,8 +46,9 @@ class RandomDrafter:
             tree.add(int(rng.integers(len(tree) + 1)), token, -float(rng.exponential()))
         return tree
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """Nothing is held."""
+        return False
 
     def close(self, request: Request) -> None:
         """Nothing is held."""

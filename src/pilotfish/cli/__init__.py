@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pilotfish import bench
-from pilotfish.cli import chat, demo, generate, models, train
+from pilotfish.cli import chat, demo, draft, generate, keys, models, train
 from pilotfish.errors import InputError
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
@@ -24,7 +24,9 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
+app.command("draft")(draft.draft)
 app.add_typer(bench.app, name="bench")
+app.add_typer(keys.app, name="keys")
 app.add_typer(models.app, name="models")
 app.add_typer(train.app, name="train")
 

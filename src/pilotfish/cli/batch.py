@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pilotfish.cli.options import Handling
-from pilotfish.cli.show import Printer, report, shown_when_slow, status
+from pilotfish.cli.show import Printer, report, shown_when_slow, status, warn_of_overruns
 from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
@@ -74,8 +74,14 @@ def generate_rows(
     of SamplingParams that were given."""
     with status(f"loading {config.target}"):
         engine = Engine(config)
+    with engine:
+        return _serve_rows(engine, engine.sampling_params(**sampling), rows, printer, handling)
+
+
+def _serve_rows(
+    engine: Engine, params: SamplingParams, rows: Sequence[Row], printer: Printer, handling: Handling
+) -> bool:
     printer.begin(engine.memory.describe())
-    params = engine.sampling_params(**sampling)
     served = 0
     with shown_when_slow(printer.progress(len(rows))) as bar, timeline(handling.profile):
         task = bar.add_task("rows", total=len(rows))
@@ -86,7 +92,9 @@ def generate_rows(
                 printer.row(outcome)
                 served += 1
             bar.advance(task)
-    printer.end()
+    pacing = engine.pacing()
+    printer.end(pacing)
+    warn_of_overruns(pacing)
     return served == len(rows)
 
 

@@ -33,7 +33,8 @@ def run_chat(
     with status(f"loading {config.target}"):
         engine = Engine(config)
     params = SamplingParams(**{**defaults, **engine.model.generation.defaults, **given})
-    converse(Conversation(engine, params, system=system, raw=raw), _screen(engine))
+    with engine:
+        converse(Conversation(engine, params, system=system, raw=raw), _screen(engine))
 
 
 def _screen(engine: Engine) -> Screen:

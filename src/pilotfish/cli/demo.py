@@ -12,6 +12,7 @@ from pilotfish.cli.options import (
     EagerOption,
     JsonOption,
     MaxTokensOption,
+    PaceOption,
     TemperatureOption,
     ThreadsOption,
     resolve_models,
@@ -32,6 +33,7 @@ def demo(
     dtype: DTypeOption = EngineConfig.dtype,
     device: DeviceOption = EngineConfig.device,
     threads: ThreadsOption = EngineConfig.threads,
+    pace: PaceOption = EngineConfig.pace,
     eager: EagerOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -47,6 +49,7 @@ def demo(
         dtype=cast(DType, dtype),
         device=device,
         threads=threads,
+        pace=pace,
         eager=eager,
     )
     from pilotfish.cli.demo_run import run_demo

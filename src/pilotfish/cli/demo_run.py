@@ -16,7 +16,7 @@ from rich.text import Text
 
 from pilotfish.cli.compare import Comparison, Summary, compare, run_pass, speculation_off
 from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
-from pilotfish.cli.show import status
+from pilotfish.cli.show import paced, status, warn_of_overruns
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Delta, Engine
@@ -48,12 +48,16 @@ def run_demo(pair: str, config: EngineConfig, params: SamplingParams, *, rounds:
         _stream(engine, params, console)
     with _status("timing off and sync", quiet=json):
         result = compare(engine, PROMPTS, params, rounds=rounds, budget=MEASURE_SECONDS)
+    pacing = engine.pacing()
     if json:
         record = {"pair": pair, **_settings(engine, params), **_result(result)}
         sys.stdout.write(json_module.dumps(record) + "\n")
     else:
         console.print(_table(result))
         console.print(_verdict(result, engine.config.dtype))
+        if pacing:
+            console.print(paced(pacing))
+    warn_of_overruns(pacing)
     return result.matched == result.sequences or config.dtype != "float32"
 
 
@@ -137,6 +141,7 @@ def _settings(engine: Engine, params: SamplingParams) -> dict[str, Any]:
         "parameters": engine.model.num_parameters,
         "dtype": config.dtype,
         "threads": config.num_threads,
+        "pace": config.pace,
         "temperature": params.temperature,
         "max_tokens": params.max_tokens,
         "prompts": len(PROMPTS),

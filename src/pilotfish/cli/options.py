@@ -22,6 +22,8 @@ EagerOption = Annotated[bool, typer.Option("--eager", help="The reference: plain
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 KVSlotsOption = Annotated[int, typer.Option("--kv-slots", help="Tokens that fit into the KV pool; 0: planned.")]
 MemoryOption = Annotated[float, typer.Option("--memory", help="GiB to stay within; 0: most of what is free.")]
+PaceOption = Annotated[str, typer.Option("--pace", help="Emulate devices, as in target=10.4ms,draft=2.6ms.")]
+TraceOption = Annotated[Path | None, typer.Option("--trace", help="Write a timeline of steps and levels to this file.")]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="New tokens at most.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0: always the likeliest token.")]
 
@@ -33,11 +35,19 @@ class EngineOptions:
     pair: Annotated[str | None, typer.Option(help="The bundled pair: pycode, or pycode@<N>m. The default.")] = None
     target: Annotated[Path | None, typer.Option(help="A model directory in Hugging Face format.")] = None
     draft: Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")] = None
-    mode: Annotated[str | None, typer.Option(help="off or sync; sync where there is a draft.")] = None
+    mode: Annotated[str | None, typer.Option(help="off, sync or async; sync where there is a draft.")] = None
     drafter: Annotated[str | None, typer.Option(help="lm, ngram, suffix, or several joined by +.")] = None
     nodes: Annotated[int, typer.Option(help="Nodes of a token tree, at most.")] = EngineConfig.nodes
     levels: Annotated[int, typer.Option(help="Draft forwards that grow a tree, at most.")] = EngineConfig.levels
-    width: Annotated[int, typer.Option(help="Leaves that a draft forward expands.")] = EngineConfig.width
+    width: Annotated[int, typer.Option(help="Leaves that a draft forward expands, in sync.")] = EngineConfig.width
+    leaves: Annotated[int, typer.Option(help="The same of all sequences, in async.")] = EngineConfig.leaves
+    draft_workers: Annotated[int, typer.Option(help="Draft processes, in async.")] = EngineConfig.draft_workers
+    draft_cores: Annotated[str, typer.Option(help="Their cores.  [default: a few]")] = EngineConfig.draft_cores
+    draft_pool: Annotated[str | None, typer.Option(help="Pools instead: ipc://… or tcp://…, joined by ,")] = None
+    draft_key: Annotated[Path | None, typer.Option(help="This target's key file, for pools with keys.")] = None
+    draft_pool_key: Annotated[str | None, typer.Option(help="The pools' public keys, joined by a space.")] = None
+    draft_optional: Annotated[bool, typer.Option("--draft-optional", help="Serve without a pool that fails.")] = False
+    insecure: Annotated[bool, typer.Option("--insecure", help="Use pools on other hosts without keys.")] = False
     budget: Annotated[str, typer.Option(help="auto: guess as much as pays; fixed: always all.")] = EngineConfig.budget
     dtype: DTypeOption = EngineConfig.dtype
     quantization: QuantizationOption = EngineConfig.quantization
@@ -46,6 +56,8 @@ class EngineOptions:
     cores: Annotated[str, typer.Option(help="Cores to run on, as in 0,2-3.  [default: all]")] = EngineConfig.cores
     kv_slots: KVSlotsOption = EngineConfig.kv_slots
     memory: MemoryOption = EngineConfig.memory
+    pace: PaceOption = EngineConfig.pace
+    trace: TraceOption = None
     eager: EagerOption = False
 
     def config(self, concurrency: int) -> EngineConfig:
@@ -60,6 +72,14 @@ class EngineOptions:
             nodes=self.nodes,
             levels=self.levels,
             width=self.width,
+            leaves=self.leaves,
+            draft_workers=self.draft_workers,
+            draft_cores=self.draft_cores,
+            draft_pool=tuple(self.draft_pool.split(",")) if self.draft_pool else (),
+            draft_key=self.draft_key,
+            draft_pool_key=tuple(self.draft_pool_key.split()) if self.draft_pool_key else (),
+            draft_optional=self.draft_optional,
+            insecure=self.insecure,
             budget=cast(BudgetKind, self.budget),
             dtype=cast(DType, self.dtype),
             quantization=cast(Quantization, self.quantization),
@@ -69,6 +89,8 @@ class EngineOptions:
             kv_slots=self.kv_slots,
             memory=self.memory,
             max_requests=max(concurrency, EngineConfig.max_requests),
+            pace=self.pace,
+            trace=self.trace,
             eager=self.eager,
         )
 

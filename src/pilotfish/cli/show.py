@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ from pilotfish.prompts import BadRow
 
 if TYPE_CHECKING:
     from pilotfish.cli.batch import Finished
+    from pilotfish.model.pacer import Pacing
 
 SHOW_PROGRESS_AFTER = 2.0  # seconds
 
@@ -34,6 +35,18 @@ def report(row: BadRow) -> None:
     sys.stderr.write(f"{row.place}: {' '.join(row.reason.split())}\n")
 
 
+def paced(pacing: Sequence[Pacing]) -> Text:
+    """One line: what was paced, and how it kept to that."""
+    return Text(f"paced: {'; '.join(map(str, pacing))}", style="dim")
+
+
+def warn_of_overruns(pacing: Sequence[Pacing]) -> None:
+    """One line on stderr for each model that was too slow for its pace too often."""
+    for one in pacing:
+        if not one.valid:
+            sys.stderr.write(f"pilotfish: warning: this run is invalid, its device is too slow: {one}\n")
+
+
 class Printer(Protocol):
     """Prints rows as they end."""
 
@@ -41,7 +54,7 @@ class Printer(Protocol):
 
     def row(self, finished: Finished) -> None: ...
 
-    def end(self) -> None: ...
+    def end(self, pacing: Sequence[Pacing]) -> None: ...
 
     def progress(self, total: int) -> Progress: ...
 
@@ -57,7 +70,7 @@ class JsonPrinter:
             sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
 
-    def end(self) -> None:
+    def end(self, pacing: Sequence[Pacing]) -> None:
         """Nothing but rows."""
 
     def progress(self, total: int) -> Progress:
@@ -80,9 +93,11 @@ class TextPrinter:
             self._console.print(Rule(Text(f"{_name(record)} · seed {record['seed']}"), align="left", style="dim"))
             self._console.print(Text(record["text"]), soft_wrap=True)
 
-    def end(self) -> None:
+    def end(self, pacing: Sequence[Pacing]) -> None:
         if self._records:
             self._console.print(_table(self._records))
+        if pacing:
+            self._console.print(paced(pacing))
 
     def progress(self, total: int) -> Progress:
         console = self._console if self._console.is_terminal else Console(stderr=True)

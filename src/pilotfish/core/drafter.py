@@ -30,8 +30,8 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         """A tree below each request's last committed token; an empty tree is always right."""
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
-        """`tokens` were just added to `request`: re-root."""
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
+        """`tokens` were just added to `request`: re-root; whether it is a hit: all were in a tree that lives on."""
 
     def close(self, request: Request) -> None:
         """Free what is held for `request`: it has ended, or it lost its KV and may be proposed for again later.
@@ -46,8 +46,9 @@ class NoDrafter:
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
         return [TokenTree() for _ in requests]
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """Nothing is held."""
+        return False
 
     def close(self, request: Request) -> None:
         """Nothing is held."""

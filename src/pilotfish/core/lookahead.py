@@ -112,6 +112,7 @@ class Rerooted:
     """What a commit did to a tree."""
 
     hit: bool  # every committed token was in it
+    accepted: int  # nodes that the committed tokens are
     path_slots: list[int]  # KV of the committed tokens that were expanded, from the first on without a gap
     freed: list[int]  # slots of what is gone
 
@@ -183,7 +184,7 @@ class Lookahead:
         before = self.nodes.slots
         self.nodes = self.nodes.rerooted(path[-1]) if hit else Nodes.none()
         gone = np.setdiff1d(before[before != NO_SLOT], self.nodes.slots)
-        return Rerooted(hit, path_slots, np.setdiff1d(gone, path_slots).tolist())
+        return Rerooted(hit, len(path), path_slots, np.setdiff1d(gone, path_slots).tolist())
 
     def drop(self) -> list[int]:
         """Forget every node; the slots that are free now."""

@@ -36,6 +36,7 @@ class RequestStats:
     preemptions: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    hits: int = 0  # verify steps whose tokens, the bonus token too, were in a tree that lives on
     offered_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
 

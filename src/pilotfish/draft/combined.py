@@ -31,9 +31,9 @@ class CombinedDrafter:
                 tree.merge(other)
         return [tree.best(limits.nodes) for tree in first]
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
-        for drafter in self.drafters:
-            drafter.commit(request, tokens)
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
+        hits = [drafter.commit(request, tokens) for drafter in self.drafters]  # each must hear of it
+        return any(hits)
 
     def close(self, request: Request) -> None:
         for drafter in self.drafters:

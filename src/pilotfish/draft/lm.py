@@ -75,16 +75,17 @@ class LMDrafter:
         grown = {request.id for request in served}
         return [self._sessions[r.id].tree.best(limits.nodes) if r.id in grown else TokenTree() for r in requests]
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """Accepted nodes that were expanded keep their KV; the rest of the tree is freed. The last token
         stays without KV whatever the tree holds: the next tree needs its logits."""
         session = self._sessions.get(request.id)
         if session is None:
-            return
+            return False
         path = [node for node in session.tree.follow(tokens[:-1]) if node in session.node_slots]
         kept = [session.node_slots.pop(node) for node in path]
         session.slots = np.append(session.slots, np.array(kept, np.int32))
         self._drop_tree(session)
+        return False
 
     def close(self, request: Request) -> None:
         session = self._sessions.pop(request.id, None)

@@ -63,8 +63,9 @@ class NgramDrafter:
             node = tree.add(node, token, score)
         return tree
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """The index catches up in `propose`."""
+        return False
 
     def close(self, request: Request) -> None:
         self._indexes.pop(request.id, None)

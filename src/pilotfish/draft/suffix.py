@@ -92,8 +92,9 @@ class SuffixDrafter:
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         return [self._tree(request, limits.nodes) for request in requests]
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """The automaton catches up in `propose`."""
+        return False
 
     def close(self, request: Request) -> None:
         self._own.pop(request.id, None)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pilotfish.core.calibration import SecondsBySize
 from pilotfish.draft.growth import Grower, Grown, Growth
 from pilotfish.draft.sessions import MAX_SESSIONS, Key, Session, SessionTable, session_of
 from pilotfish.errors import InputError, WireError
+from pilotfish.observe.records import LevelRecord, ObserveLevel
 from pilotfish.wire.channel import Channel, Peer, Received
 from pilotfish.wire.messages import (
     CONNECTION,
@@ -75,17 +76,27 @@ class DraftCounts:
     resyncs: int = 0
 
 
+@dataclass(frozen=True)
+class Fate:
+    """What became of nodes, in total."""
+
+    used: int = 0
+    wasted: int = 0
+
+
 class DraftWorker:
     """Grows trees for the sequences of all targets that connect."""
 
     def __init__(
-        self, grower: Grower, channel: Channel, identity: Identity, clock: Callable[[], float] = time.monotonic
+        self, grower: Grower, channel: Channel, identity: Identity, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.grower = grower
         self.table: SessionTable = grower.table
         self.channel = channel
         self.identity = identity
         self.counts = DraftCounts()
+        self.observe: ObserveLevel = _ignore
+        self._told = Fate()
         self._targets: dict[Peer, Target] = {}
         self._inbox: deque[Received] = deque()
         self._context = grower.runner.model.shape.context
@@ -125,7 +136,26 @@ class DraftWorker:
             self.counts.rows += growth.rows
             self._targets[growth.session.key.target].rows += growth.rows
         self.counts.nodes += sum(len(g.message.ids) for g in grown)
+        self._record(level, grown, began)
         return grown
+
+    def _record(self, level: Sequence[Growth], grown: Sequence[Grown], began: float) -> None:
+        """Tell what the level was, and what became of the nodes of earlier ones since the one before."""
+        alive = sum(len(session.tree) for session in self.table)
+        used, wasted = self.counts.used, self.counts.nodes - self.counts.used - alive
+        self.observe(
+            LevelRecord(
+                began,
+                self._clock(),
+                sessions=len(level),
+                leaves=sum(len(growth.leaves) for growth in level),
+                prompt_rows=sum(growth.pending for growth in level),
+                nodes=sum(len(g.message.ids) for g in grown),
+                used=used - self._told.used,
+                wasted=wasted - self._told.wasted,
+            )
+        )
+        self._told = Fate(used, wasted)
 
     # -- what comes in
 
@@ -247,7 +277,7 @@ class DraftWorker:
             self._ask_again(session.key.target, message, "a token is not in the draft's vocabulary")
         else:
             rerooted = self.table.commit(session, message, self._clock())
-            self.counts.used += len(rerooted.path_slots)
+            self.counts.used += rerooted.accepted
             self.counts.hits += rerooted.hit
             self.counts.misses += not rerooted.hit
 
@@ -285,3 +315,7 @@ class DraftWorker:
         free = self.table.pool.num_free
         level_ms, queue_ms = 1000 * self._level_seconds.at(1), 1000 * self._queue_seconds.at(1)
         return Load(self.identity.model, len(self.table), own[peer], self._targets[peer].rows, free, level_ms, queue_ms)
+
+
+def _ignore(record: LevelRecord) -> None:
+    """Nobody observes."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -31,11 +32,17 @@ from pilotfish.draft.suffix import SuffixDrafter
 from pilotfish.engine.check import refuse_unequal_tokenizers
 from pilotfish.engine.costs import forward_seconds, step_costs
 from pilotfish.engine.memory import device_of, plan_memory
-from pilotfish.engine.text import TextStream
+from pilotfish.engine.placement import Placement, split_cores
+from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity
+from pilotfish.engine.text import TextStream, tokenizer_digest
 from pilotfish.errors import EngineError, ParameterError, PromptError
-from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer
+from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer, model_name
+from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
+from pilotfish.observe.timeline import Timeline, merge, part_of
+from pilotfish.plan.pace import Pace
 from pilotfish.target.guard import GuardedDrafter
+from pilotfish.target.remote import RemoteDrafter
 from pilotfish.target.worker import TargetWorker
 
 logger = logging.getLogger(__name__)
@@ -84,6 +91,7 @@ class Sample:
             "verify_steps": stats.verify_steps,
             "draft_tokens": stats.draft_tokens,
             "accepted_tokens": stats.accepted_tokens,
+            "hits": stats.hits,
             "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
         }
 
@@ -94,26 +102,61 @@ class Engine:
     def __init__(self, config: EngineConfig, drafter: Drafter | None = None) -> None:
         """`drafter` replaces the one that `config` describes."""
         self.config = config
-        if config.core_set:
-            os.sched_setaffinity(0, config.core_set)
-        torch.set_num_threads(config.num_threads)
+        placement = self._place()
+        torch.set_num_threads(config.threads or len(placement.target) or config.num_threads)
         self.tokenizer = load_tokenizer(config.target)
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.model = load(config, config.target)
-        runner = Runner(self.model, self.memory.slots)
-        self.drafter = drafter or self._make_drafter()
+        self._pacers: list[Pacer] = []
+        runner = Runner(self.model, self.memory.slots, pacer=self._pacer("target", config.paces.target))
+        self.remote: RemoteDrafts | None = None
+        self.drafter = drafter or self._make_drafter(placement)
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
         self.worker = TargetWorker(runner, scheduler, self.drafter, make_budget(config, runner, self.drafter))
+        self.reset_pacing()  # what was measured at start is no part of a run
+        self._timeline = None if config.trace is None else Timeline(part_of(config.trace, "target"), "target")
+        if self._timeline is not None:
+            self.worker.observe = self._timeline.step
         self._samples: dict[int, Sample] = {}
         self._next_id = 0
 
-    def _make_drafter(self) -> Drafter:
+    def _place(self) -> Placement:
+        """Pin this process, where a configuration or a draft beside it asks for that, until `close`."""
+        config = self.config
+        self._cores_before = os.sched_getaffinity(0)
+        placement = Placement(config.core_set, ())
+        if config.mode == "async" and not config.draft_pool:
+            cores = frozenset(self._cores_before)
+            placement = split_cores(cores, config.cores, config.draft_cores, config.draft_workers)
+        if placement.target:
+            os.sched_setaffinity(0, placement.target)
+        return placement
+
+    def close(self) -> None:
+        """End every sample, and the draft's processes. Idempotent; also done when the process ends."""
+        self.abort_all()
+        if self.remote is not None:
+            self.remote.close()
+        if self._timeline is not None and self.config.trace is not None:
+            self._timeline.close()
+            workers = [part_of(self.config.trace, f"draft {i}") for i in range(self.config.draft_workers)]
+            merge([part_of(self.config.trace, "target"), *workers], self.config.trace)
+            self._timeline = None
+        os.sched_setaffinity(0, self._cores_before)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _make_drafter(self, placement: Placement) -> Drafter:
         config = self.config
         if config.mode == "off":
             return NoDrafter()
         makers: dict[DrafterKind, Callable[[], Drafter]] = {
-            "lm": self._make_lm_drafter,
+            "lm": self._make_lm_drafter if config.mode == "sync" else lambda: self._make_remote_drafter(placement),
             "ngram": NgramDrafter,
             "suffix": lambda: SuffixDrafter(ResponseCache(config.max_cached_tokens)),
         }
@@ -124,8 +167,34 @@ class Engine:
         config = self.config
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
-        runner = Runner(load(config, config.draft), self.memory.slots)
+        pacer = self._pacer("draft", config.paces.draft)
+        runner = Runner(load(config, config.draft), self.memory.slots, pacer=pacer)
         return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size)
+
+    def _make_remote_drafter(self, placement: Placement) -> RemoteDrafter:
+        config = self.config
+        if config.draft is not None and not config.draft_pool:
+            refuse_unequal_tokenizers(config.target, config.draft)
+        identity = TargetIdentity(
+            model_name(config.target), tokenizer_digest(self.tokenizer), self.model.shape.vocab_size
+        )
+        self.remote = RemoteDrafts(config, identity, placement)
+        return self.remote.drafter
+
+    def _pacer(self, role: str, pace: Pace | None) -> Pacer | None:
+        if pace is None:
+            return None
+        self._pacers.append(Pacer(role, pace))
+        return self._pacers[-1]
+
+    def pacing(self) -> list[Pacing]:
+        """How the paced models of this process have kept their pace since the start; the target first."""
+        return [pacer.pacing() for pacer in self._pacers]
+
+    def reset_pacing(self) -> None:
+        """Count overruns from here on."""
+        for pacer in self._pacers:
+            pacer.reset()
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
         """Attach another drafter, and decide by another budget; EngineError while requests run."""

@@ -160,3 +160,8 @@ def load_tokenizer(directory: Path) -> Any:
 def _one_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def model_name(directory: Path) -> str:
+    """What a model is called where others see it: its directory's name, and that of the directory around it."""
+    return "/".join(directory.resolve().parts[-2:])

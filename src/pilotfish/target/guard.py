@@ -37,8 +37,8 @@ class GuardedDrafter:
             return empty
         return [tree if self._verifiable(tree) else TokenTree() for tree in trees]
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
-        self._try(lambda: self.drafter.commit(request, tokens), None)
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
+        return self._try(lambda: self.drafter.commit(request, tokens), False)
 
     def close(self, request: Request) -> None:
         self._try(lambda: self.drafter.close(request), None)

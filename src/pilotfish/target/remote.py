@@ -123,11 +123,11 @@ class RemoteDrafter:
             self._wanted = self._options.wanted if limits.levels else 0
             return [self._session(request).copy.nodes.tree(limits.nodes) for request in requests]
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         with self._lock:
             session = self._by_request.get(request.id)
             if session is None:
-                return
+                return False
             hit = session.copy.commit(tokens)
             self.counts.hits += hit
             self.counts.misses += not hit
@@ -135,6 +135,7 @@ class RemoteDrafter:
                 base_len = len(request.tokens) - len(tokens)
                 message = Commit(session.number, session.generation, base_len, list(tokens), self._wanted)
                 self._tell(session.pool, message)
+            return hit
 
     def close(self, request: Request) -> None:
         with self._lock:

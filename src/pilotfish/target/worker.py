@@ -16,6 +16,7 @@ from pilotfish.core.tree import ROOT
 from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.runner import NodeRows, Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling, sample
+from pilotfish.observe.records import ObserveStep, StepRecord
 from pilotfish.target.guard import GuardedDrafter
 
 
@@ -30,6 +31,16 @@ class StepTimes:
     forward: float = 0.0
     verify: float = 0.0
     commit: float = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """One more step."""
+        self.steps += 1
+        self.draft += record.drafted - record.planned
+        self.schedule += record.planned - record.began + record.scheduled - record.drafted
+        self.rows += record.prepared - record.scheduled
+        self.forward += record.computed - record.prepared
+        self.verify += record.verified - record.computed
+        self.commit += record.ended - record.verified
 
     def minus(self, other: StepTimes) -> StepTimes:
         """What was spent since `other` was taken."""
@@ -52,7 +63,9 @@ class TargetWorker:
         self.drafter = GuardedDrafter(drafter, runner.model.shape.vocab_size)
         self.budget = budget
         self.times = StepTimes()
+        self.observe: ObserveStep = _ignore
         self._clock = clock
+        self._ended = clock()
 
     def step(self) -> list[Commit]:
         """One forward over every running request; what it committed. A forward that fails ends the
@@ -89,17 +102,23 @@ class TargetWorker:
                 self.scheduler.abort(rows.request)
                 self.drafter.close(rows.request)
             raise
-        for commit in commits:
-            self._tell_drafter(commit)
-        self.times.steps += 1
-        self.times.schedule += planned - began + scheduled - drafted
-        self.times.draft += drafted - planned
-        self.times.rows += prepared - scheduled
-        self.times.forward += computed - prepared
-        self.times.verify += verified - computed
-        ended = self._clock()
-        self.times.commit += ended - verified
-        self.budget.observe(step, committed, ended - began - (drafted - planned))
+        hits = sum([self._tell_drafter(commit) for commit in commits])
+        before, self._ended = self._ended, self._clock()
+        moments = (before, began, planned, drafted, scheduled, prepared, computed, verified, self._ended)
+        record = StepRecord(
+            *moments,
+            sequences=len(requests),
+            rows=step.num_rows,
+            nodes=sum(len(rows.tree) for rows in step.rows),
+            depth=max(max(rows.tree.depths) for rows in step.rows),
+            offered=sum(map(len, trees)),
+            accepted=sum(commit.accepted for commit in committed),
+            committed=sum(len(commit.tokens) for commit in committed),
+            hits=hits,
+        )
+        self.times.add(record)
+        self.observe(record)
+        self.budget.observe(step, committed, self._ended - began - (drafted - planned))
         return commits
 
     def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -108,13 +127,21 @@ class TargetWorker:
             self.scheduler.abort(request, reason)
             self.drafter.close(request)
 
-    def _tell_drafter(self, commit: Commit) -> None:
+    def _tell_drafter(self, commit: Commit) -> bool:
+        """Whether the commit was a hit."""
+        request = commit.request
         if not commit.tokens:  # only prompt tokens were scored
-            return
-        if commit.request.finish_reason is None:
-            self.drafter.commit(commit.request, commit.tokens)
-        else:
-            self.drafter.close(commit.request)
+            return False
+        if request.finish_reason is not None:
+            self.drafter.close(request)
+            return False
+        hit = self.drafter.commit(request, commit.tokens)
+        request.stats.hits += hit
+        return hit
+
+
+def _ignore(record: StepRecord) -> None:
+    """Nobody observes."""
 
 
 @dataclass(frozen=True)

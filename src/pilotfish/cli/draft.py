@@ -1,0 +1,87 @@
+"""`pilotfish draft`: a draft pool that listens for targets."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from pilotfish.cli.options import (
+    DeviceOption,
+    DTypeOption,
+    EagerOption,
+    KVSlotsOption,
+    MemoryOption,
+    PaceOption,
+    QuantizationOption,
+    ThreadsOption,
+    TraceOption,
+    resolve_models,
+)
+from pilotfish.config import DraftConfig, DType, EngineConfig, Quantization
+from pilotfish.errors import InputError
+
+DEFAULT_PAIR = "pycode"
+
+
+def draft(
+    listen: Annotated[str, typer.Option(help="ipc://PATH or tcp://HOST:PORT.")],
+    draft: Annotated[Path | None, typer.Option(help="The draft's directory in Hugging Face format.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The bundled pair whose draft to run: pycode, the default.")] = None,
+    name: Annotated[str, typer.Option(help="What ps and logs call it.")] = DraftConfig.name,
+    key: Annotated[Path | None, typer.Option(help="This pool's key file, as `pilotfish keys new` makes it.")] = None,
+    allow: Annotated[Path | None, typer.Option(help="The allowlist: who may come, and their weights.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this host without keys.")] = False,
+    leaves: Annotated[int, typer.Option(help="Nodes that a forward expands.")] = DraftConfig.leaves,
+    children: Annotated[int, typer.Option(help="Children that an expanded node gets.")] = DraftConfig.children,
+    dtype: DTypeOption = EngineConfig.dtype,
+    quantization: QuantizationOption = EngineConfig.quantization,
+    device: DeviceOption = EngineConfig.device,
+    threads: ThreadsOption = EngineConfig.threads,
+    cores: Annotated[str, typer.Option(help="Cores to run on, as in 0,2-3.  [default: all]")] = EngineConfig.cores,
+    kv_slots: KVSlotsOption = EngineConfig.kv_slots,
+    memory: MemoryOption = EngineConfig.memory,
+    pace: PaceOption = EngineConfig.pace,
+    trace: TraceOption = None,
+    eager: EagerOption = False,
+) -> None:
+    """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM."""
+    model = EngineConfig(
+        target=_directory(draft, pair),
+        dtype=cast(DType, dtype),
+        quantization=cast(Quantization, quantization),
+        device=device,
+        threads=threads,
+        cores=cores,
+        kv_slots=kv_slots,
+        memory=memory,
+        pace=pace,
+        trace=trace,
+        eager=eager,
+    )
+    config = DraftConfig(
+        model=model,
+        listen=listen,
+        name=name,
+        key=key,
+        allow=allow,
+        insecure=insecure,
+        leaves=leaves,
+        children=children,
+    )
+    from pilotfish.engine.draft_pool import run_pool
+
+    logging.basicConfig(level=logging.INFO, format=f"pilotfish {name}: %(message)s")
+    run_pool(config)
+
+
+def _directory(draft: Path | None, pair: str | None) -> Path:
+    if draft is not None and pair is not None:
+        raise InputError("draft: it cannot be combined with --pair; give one of them")
+    if draft is not None:
+        return resolve_models(None, draft, None).target
+    found = resolve_models(pair or DEFAULT_PAIR, None, None).draft
+    assert found is not None  # a pair has one
+    return found

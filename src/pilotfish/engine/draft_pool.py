@@ -1,0 +1,94 @@
+"""A draft pool's process: a model, a socket, the worker's loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from pilotfish.config import DraftConfig
+from pilotfish.core.slots import SlotPool
+from pilotfish.draft.growth import Grower, LevelShape
+from pilotfish.draft.sessions import SessionTable
+from pilotfish.draft.worker import DraftWorker, Identity
+from pilotfish.engine.memory import device_of, plan_memory
+from pilotfish.engine.process import die_with_parent, name_process
+from pilotfish.engine.text import tokenizer_digest
+from pilotfish.model.loader import DTYPES, load_model, load_tokenizer, model_name
+from pilotfish.model.pacer import Pacer
+from pilotfish.model.runner import Runner
+from pilotfish.observe.timeline import Timeline, part_of
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.keys import load_pool_keys
+from pilotfish.wire.listening import ListeningChannel
+
+logger = logging.getLogger(__name__)
+
+
+def run_pool(config: DraftConfig) -> None:
+    """Serve targets until SIGTERM or SIGINT. An InputError, before the model is loaded, for what cannot be used."""
+    name_process(config.name)
+    die_with_parent()
+    keys = load_pool_keys(config.key, config.allow)
+    channel = ListeningChannel(config.listen, keys, insecure=config.insecure)
+    try:
+        worker = make_worker(config, channel)
+        logger.info("%s listens at %s", config.name, channel.endpoint)
+        with _stopped_by_signals(channel) as stopped, _traced(worker, config):
+            worker.run(stopped.is_set)
+    finally:
+        channel.close()
+
+
+@contextmanager
+def _traced(worker: DraftWorker, config: DraftConfig) -> Iterator[None]:
+    """Stream the levels into this process's part of the timeline, where one is asked for."""
+    if config.model.trace is None:
+        yield
+        return
+    timeline = Timeline(part_of(config.model.trace, config.name), config.name)
+    worker.observe = timeline.level
+    try:
+        yield
+    finally:
+        timeline.close()
+
+
+def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:
+    """The worker over a model loaded and warmed up as `config` says."""
+    model = config.model
+    if model.core_set:
+        os.sched_setaffinity(0, model.core_set)
+    torch.set_num_threads(model.num_threads)
+    tokenizer = load_tokenizer(model.target)
+    memory = plan_memory(model)
+    pace = model.paces.draft
+    loaded = load_model(
+        model.target, DTYPES[model.dtype], device_of(model), eager=model.eager, quantization=model.quantization
+    )
+    runner = Runner(loaded, memory.slots, pacer=None if pace is None else Pacer("draft", pace))
+    table = SessionTable(SlotPool(memory.slots))
+    grower = Grower(runner, table, LevelShape(config.leaves, config.children), len(tokenizer))
+    identity = Identity(model_name(model.target), tokenizer_digest(tokenizer), len(tokenizer))
+    return DraftWorker(grower, channel, identity)
+
+
+@contextmanager
+def _stopped_by_signals(channel: Channel) -> Iterator[threading.Event]:
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        channel.wake()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,221 @@
+"""Workers in processes of their own: started, watched, restarted, shut down."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import queue
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from pilotfish.engine.process import WorkerProcess, WorkerSpec
+from pilotfish.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+Status = Literal["starting", "running", "restarting", "failed", "stopped"]
+#: The exit code of a worker that cannot use what it was given: to start it again would not help.
+BAD_INPUT = 2
+#: Seconds between two looks at the workers.
+POLL = 0.05
+#: Bytes of a temporary directory's path that leave room for a socket's name below it (unix(7): 108, elsewhere 104).
+LONGEST_BASE = 64
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Seconds. A worker that ended is started again after `first`, twice that the next time, and so on up to
+    `longest`; one that had run for `healthy` begins anew. On shutdown workers have `grace` to end by themselves."""
+
+    first: float = 0.1
+    longest: float = 5.0
+    healthy: float = 30.0
+    grace: float = 2.0
+
+    def restart(self, crashes: int) -> float:
+        """Before the next start after so many crashes, 1 or more, none of them after a healthy run."""
+        return min(self.longest, self.first * 2.0 ** min(crashes - 1, 64))
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """A worker at a moment."""
+
+    name: str
+    status: Status = "starting"
+    restarts: int = 0
+    reason: str = ""  # why it last ended, one line; "" while it never has
+    pid: int | None = None  # of its process, while it runs
+
+    @property
+    def problem(self) -> str | None:
+        """One line on a worker that is down."""
+        return f"{self.name}: {self.reason}" if self.status in ("restarting", "failed") else None
+
+
+class Supervisor:
+    """Starts workers and keeps them running until `close`, which also runs at the end of a `with`, when the supervisor
+    is forgotten, and when the process exits. Where the process is killed, workers that called `die_with_parent` go too.
+
+    >>> with Supervisor() as supervisor:
+    ...     supervisor.start([WorkerSpec("draft 0", [sys.executable, "-m", "pilotfish", "draft", ...])])
+    """
+
+    def __init__(self, delays: Delays | None = None) -> None:
+        self._crew = _Crew(delays or Delays())
+        weakref.finalize(self, self._crew.close)
+
+    @property
+    def directory(self) -> Path:
+        """For sockets: this user's alone, short, and removed on close."""
+        return self._crew.directory
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Returns at once. EngineError after `close`."""
+        self._crew.start(specs)
+
+    def poll(self) -> tuple[WorkerState, ...]:
+        """All workers, in the order of their start."""
+        return tuple(worker.state for worker in self._crew.workers)
+
+    def problems(self) -> tuple[str, ...]:
+        """One line on each worker that is down."""
+        return tuple(state.problem for state in self.poll() if state.problem)
+
+    def close(self) -> None:
+        """End all workers: ask, wait, then kill. Closing twice is fine."""
+        self._crew.close()
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class _Crew:
+    """What a Supervisor owns. Its thread does not keep the Supervisor alive. That thread alone starts and ends
+    processes, and lives as long as they may (see WorkerProcess); in a fork of this process there is none to do so."""
+
+    def __init__(self, delays: Delays) -> None:
+        self.directory = _socket_directory()
+        self.workers: tuple[_Worker, ...] = ()
+        self._delays = delays
+        self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whose put is safe in a finalizer
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        if not self._thread.is_alive():
+            raise EngineError("the supervisor is closed")
+        self.workers += tuple(_Worker(spec, self._delays) for spec in specs)
+        self._goes_on.put(True)
+
+    def close(self) -> None:
+        self._goes_on.put(False)
+        if threading.current_thread() is not self._thread:  # where a finalizer may run
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                for worker in self.workers:
+                    worker.look(time.monotonic())
+        finally:
+            self._shut_down()
+
+    def _wait(self) -> bool:
+        """Until the next look; False to end."""
+        try:
+            return self._goes_on.get(timeout=POLL)
+        except queue.Empty:
+            return True
+
+    def _shut_down(self) -> None:
+        for worker in self.workers:
+            worker.terminate()
+        deadline = time.monotonic() + self._delays.grace
+        while any(worker.running for worker in self.workers) and time.monotonic() < deadline:
+            time.sleep(POLL / 5)
+        for worker in self.workers:
+            worker.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class _Worker:
+    """A worker over all its runs. Others than the supervising thread read its `state` only."""
+
+    def __init__(self, spec: WorkerSpec, delays: Delays) -> None:
+        self.state = WorkerState(spec.name)
+        self._spec = spec
+        self._delays = delays
+        self._process: WorkerProcess | None = None
+        self._crashes = 0  # since it last was healthy
+        self._started = 0.0
+        self._due = -math.inf  # when to start it; inf: never
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
+    def look(self, now: float) -> None:
+        """Start it where it is due, find out that it ended."""
+        if self._process is None and now >= self._due:
+            self._start(now)
+        elif self._process is not None and not self._process.running:
+            ending, self._process = self._process.end(), None
+            self._ended(str(ending), now, again=ending.code != BAD_INPUT)
+
+    def _start(self, now: float) -> None:
+        restarts = self.state.restarts + (self.state.status == "restarting")
+        self._started = now
+        try:
+            self._process = WorkerProcess(self._spec)
+        except OSError as error:
+            self.state = replace(self.state, restarts=restarts)
+            self._ended(f"cannot be started: {error}", now, again=True)
+        else:
+            self.state = replace(self.state, status="running", restarts=restarts, pid=self._process.pid)
+
+    def _ended(self, reason: str, now: float, again: bool) -> None:
+        self._crashes = 1 if now - self._started >= self._delays.healthy else self._crashes + 1
+        self._due = now + self._delays.restart(self._crashes) if again else math.inf
+        self.state = replace(self.state, status="restarting" if again else "failed", reason=reason, pid=None)
+        logger.warning("%s: %s; %s", self._spec.name, reason, "it is started again" if again else "it stays down")
+
+    def terminate(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+        if self.state.status != "failed":  # whose reason stays
+            self.state = replace(self.state, status="stopped", pid=None)
+
+
+def _socket_directory() -> Path:
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="pilotfish-", dir=base if len(os.fsencode(base)) <= LONGEST_BASE else "/tmp"))
+
+
+def wait_until(ready: Callable[[], bool], problem: Callable[[], str | None], timeout: float, what: str) -> None:
+    """Return once `ready`. EngineError with the `problem` once there is one, or naming `what` was waited for after
+    `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not ready():
+        if (found := problem()) is not None:
+            raise EngineError(found)
+        if time.monotonic() >= deadline:
+            raise EngineError(f"{what}: not ready within {timeout:g} s")
+        time.sleep(POLL / 5)

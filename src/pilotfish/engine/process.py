@@ -1,0 +1,147 @@
+"""A worker as a process: how its parent starts and ends it, and what it does itself to be one."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from setproctitle import setproctitle
+
+#: In a worker's environment: the process id of its parent.
+PARENT = "PILOTFISH_PARENT"
+#: What sizes the thread pools of torch and its libraries.
+THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+#: Characters; a longer line of a worker is passed on in pieces.
+LONGEST_LINE = 4096
+#: Seconds to read what an ended worker has written.
+LAST_WORDS = 1.0
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What to start. `environment` adds to the parent's own."""
+
+    name: str  # as in "draft 0"
+    command: Sequence[str]
+    cores: frozenset[int] = frozenset()  # empty: those of the parent
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a process ended."""
+
+    code: int  # negative: the signal that ended it
+    last_line: str  # of its stderr; "" where it wrote none
+
+    def __str__(self) -> str:
+        """One line."""
+        by_signal = f"was ended by signal {-self.code} ({signal.strsignal(-self.code)})" if self.code < 0 else ""
+        how = by_signal or f"exited with code {self.code}"
+        return f"{how}: {self.last_line}" if self.last_line else how
+
+
+class WorkerProcess:
+    """One run of a worker: in a session of its own, so that Ctrl-C on the terminal is its parent's alone, on its cores
+    from its first instruction, with stdout and stderr passed on to the parent's stderr.
+
+    The worker dies with the *thread* that makes this (prctl(2), PR_SET_PDEATHSIG), which therefore must last."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        """OSError where it cannot be started."""
+        with _on_cores(spec.cores):
+            self._process = subprocess.Popen(
+                list(spec.command),
+                env=_environment(spec),
+                stdin=subprocess.PIPE,  # nothing is written: where there is no prctl, its end tells that of the parent
+                stdout=2,  # that of the parent is for its own results
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        self._last_line = ""
+        self._reader = threading.Thread(target=self._pass_on, name=f"stderr of {spec.name}", daemon=True)
+        self._reader.start()
+
+    def _pass_on(self) -> None:
+        assert self._process.stderr is not None
+        with io.TextIOWrapper(self._process.stderr, errors="replace", newline="") as stream:
+            for line in iter(partial(stream.readline, LONGEST_LINE), ""):
+                self._last_line = line.strip() or self._last_line
+                with suppress(OSError, ValueError):  # nobody reads, or it is closed: the worker must not block
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def end(self) -> Ending:
+        """Kill it and what it has started itself, as far as they run; free all."""
+        with suppress(ProcessLookupError, PermissionError):  # nothing runs
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._reader.join(LAST_WORDS)
+        return Ending(code, self._last_line)
+
+
+@contextmanager
+def _on_cores(cores: frozenset[int]) -> Iterator[None]:
+    """This thread runs on `cores`, which a process that it starts inherits; empty: as it was."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _environment(spec: WorkerSpec) -> dict[str, str]:
+    threads = dict.fromkeys(THREAD_COUNTS, str(len(spec.cores))) if spec.cores else {}
+    return {**os.environ, "OMP_WAIT_POLICY": "passive", **threads, **spec.environment, PARENT: str(os.getpid())}
+
+
+# -- in the worker
+
+
+def die_with_parent() -> None:
+    """Have this process end when its parent does, however that ends, where a Supervisor started it."""
+    parent = os.environ.pop(PARENT, None)
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != int(parent):  # it was gone before
+            os._exit(1)
+    else:
+        threading.Thread(target=_exit_after_stdin, name="parent watch", daemon=True).start()
+
+
+def _exit_after_stdin() -> None:
+    while os.read(0, 1024):
+        pass
+    os._exit(1)
+
+
+def name_process(role: str) -> None:
+    """The title of this process in `ps` and `top`: "pilotfish: draft 0" for the role "draft 0"."""
+    setproctitle(f"pilotfish: {role}")

@@ -1,0 +1,131 @@
+"""Drafts elsewhere, as an engine has them: workers that it starts, or pools that it is told of."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.config import EngineConfig
+from pilotfish.engine.launch import Supervisor, wait_until
+from pilotfish.engine.placement import Placement
+from pilotfish.engine.process import WorkerSpec
+from pilotfish.errors import EngineError, ModelError
+from pilotfish.target.pools import Pool
+from pilotfish.target.remote import RemoteDrafter, RemoteOptions
+from pilotfish.wire.courier import Courier
+from pilotfish.wire.dialing import DialingChannel
+from pilotfish.wire.keys import load_target_keys
+from pilotfish.wire.messages import PROTOCOL_VERSION, Hello
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a worker may take to load, and a pool to answer.
+LOADING, ANSWER = 600.0, 5.0
+
+
+@dataclass(frozen=True)
+class TargetIdentity:
+    """What pools are told of the target."""
+
+    model: str
+    tokenizer: str  # digest of the vocabulary
+    vocab_size: int
+
+
+class RemoteDrafts:
+    """Connects, waits until every pool serves (or, where drafts are optional, until it is clear that one does not), and
+    keeps what has to be closed."""
+
+    def __init__(self, config: EngineConfig, identity: TargetIdentity, placement: Placement) -> None:
+        """ModelError for a pool that cannot be used, EngineError for a worker that does not start."""
+        self._supervisor = None if config.draft_pool else Supervisor()
+        self._optional = config.draft_optional
+        try:
+            endpoints = config.draft_pool or self._start_workers(config, placement)
+            keys = load_target_keys(config.draft_key, config.draft_pool_key, len(endpoints))
+            self._channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
+        except BaseException:
+            self._end_workers()
+            raise
+        self.pools = [Pool(endpoint, str(i).encode()) for i, endpoint in enumerate(endpoints)]
+        hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model)
+        self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
+        self._courier = Courier(self._channel, self.drafter.receive, self.drafter.tick)
+        self._courier.start()
+        try:
+            self._wait_for_pools()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the pools; end the workers. Idempotent."""
+        self._courier.close()
+        self._end_workers()
+
+    def _post(self, peer: bytes, frame: bytes) -> None:
+        self._courier.post(peer, frame)
+
+    def _start_workers(self, config: EngineConfig, placement: Placement) -> Sequence[str]:
+        assert self._supervisor is not None  # where there are no pools
+        endpoints = [f"ipc://{self._supervisor.directory}/draft-{i}" for i in range(config.draft_workers)]
+        self._supervisor.start(
+            [
+                WorkerSpec(f"draft {i}", worker_command(config, endpoint, f"draft {i}"), placement.drafts[i])
+                for i, endpoint in enumerate(endpoints)
+            ]
+        )
+        return endpoints
+
+    def _end_workers(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.close()
+
+    def _wait_for_pools(self) -> None:
+        for pool in self.pools:
+            reason = self._wait_for(pool)
+            if reason is None:
+                continue
+            if not self._optional:
+                raise ModelError(reason) if self._supervisor is None else EngineError(reason)
+            logger.warning("%s; the target serves without it", reason)
+
+    def _wait_for(self, pool: Pool) -> str | None:
+        """Why it does not serve; None once it does."""
+        timeout = LOADING if self._supervisor is not None else ANSWER
+        try:
+            wait_until(lambda: pool.ready, lambda: self._in_vain(pool), timeout, f"draft_pool: {pool.name}")
+        except EngineError as error:
+            return self._in_vain(pool) or self._channel.problem(pool.peer) or str(error)
+        return None
+
+    def _in_vain(self, pool: Pool) -> str | None:
+        """Why waiting for it would help nothing."""
+        if pool.refusal is not None:
+            return f"draft_pool: {pool.name} refused: {pool.refusal}"
+        states = () if self._supervisor is None else self._supervisor.poll()
+        return next((state.problem for state in states if state.status == "failed"), None)
+
+
+def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:
+    """How a worker of this engine's draft is started."""
+    assert config.draft is not None  # EngineConfig checks it
+    options = {
+        "draft": str(Path(config.draft).resolve()),
+        "listen": endpoint,
+        "name": name,
+        "dtype": config.dtype,
+        "quantization": config.quantization,
+        "device": config.device,
+        "leaves": str(config.leaves),
+        "pace": config.pace,
+        "kv-slots": str(config.kv_slots),
+    }
+    if config.trace is not None:
+        options["trace"] = str(config.trace.resolve())
+    flags = ["--eager"] if config.eager else []
+    return [sys.executable, "-m", "pilotfish", "draft", *(f"--{k}={v}" for k, v in options.items()), *flags]

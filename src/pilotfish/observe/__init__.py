@@ -1,0 +1,1 @@
+"""What steps and levels report of themselves."""

@@ -1,0 +1,117 @@
+"""How long forwards of an emulated device take, as text: `target=10.4ms,draft=llama-3.2-1b@h200`."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from pilotfish.errors import ParameterError
+from pilotfish.plan.cost import devices_needed, step_seconds
+from pilotfish.plan.devices import DEVICES
+from pilotfish.plan.models import MODELS
+
+#: A time without rows is that of forwards of up to so many: as long as weights, not products, bound them.
+FLAT_ROWS = 64
+MAX_ROWS = 1 << 16
+
+_FORMS = "target=PACE, draft=PACE or both, a PACE as in 10.4ms, 1:10.4ms/256:20ms or llama-3.1-70b@h200x4"
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TIME = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(us|ms|s)")
+_DEVICES = re.compile(r"(.*?)(?:x([1-9][0-9]{0,3}))?", re.DOTALL)  # matches whatever there is
+
+
+@dataclass(frozen=True)
+class Knot:
+    """Forwards of `rows` rows take `seconds`."""
+
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a forward by its rows: straight lines between knots, level before the first, beyond the last in
+    proportion to the rows."""
+
+    text: str  # what it was parsed from
+    knots: tuple[Knot, ...]  # one at least, rows ascending
+
+    def seconds(self, rows: int) -> float:
+        """Of a forward of `rows` rows, 1 at least."""
+        first, last = self.knots[0], self.knots[-1]
+        if rows >= last.rows:
+            return last.seconds * rows / last.rows
+        if rows <= first.rows:
+            return first.seconds
+        right = bisect_right(self.knots, rows, key=lambda knot: knot.rows)
+        low, high = self.knots[right - 1], self.knots[right]
+        return low.seconds + (high.seconds - low.seconds) * (rows - low.rows) / (high.rows - low.rows)
+
+    @classmethod
+    def parse(cls, text: str) -> Pace:
+        """Of `10.4ms`, which holds up to 64 rows; of `1:10.4ms/256:20ms`; of `model@device` or `model@devicex4`.
+        ParameterError naming `pace`."""
+        if "@" in text:
+            return cls(text, _device_knots(text))
+        if ":" not in text:
+            return cls(text, (Knot(FLAT_ROWS, _seconds(text)),))
+        knots = tuple(map(_knot, text.split("/")))
+        if any(a.rows >= b.rows for a, b in pairwise(knots)):
+            raise ParameterError("pace", text, "rows in ascending order, as in 1:10.4ms/256:20ms")
+        return cls(text, knots)
+
+
+@dataclass(frozen=True)
+class Paces:
+    """The paces of target and draft; None: at the speed of the device itself."""
+
+    target: Pace | None = None
+    draft: Pace | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Paces:
+        """Of `target=PACE`, `draft=PACE` or both, joined by a comma, or of nothing. ParameterError naming `pace`."""
+        if text == "":
+            return cls()
+        parts = [part.partition("=") for part in text.split(",")] if isinstance(text, str) else []
+        given = {role: pace for role, _, pace in parts}
+        if not given or len(given) < len(parts) or not given.keys() <= {"target", "draft"}:
+            raise ParameterError("pace", text, _FORMS)
+        return cls(**{role: Pace.parse(pace) for role, pace in given.items()})
+
+
+def _knot(text: str) -> Knot:
+    rows, _, time = text.partition(":")
+    if not (rows.isascii() and rows.isdecimal() and len(rows) < 6 and 1 <= int(rows) <= MAX_ROWS):
+        raise ParameterError("pace", text, f"ROWS:TIME with 1 to {MAX_ROWS} rows, as in 32:11ms")
+    return Knot(int(rows), _seconds(time))
+
+
+def _seconds(text: str) -> float:
+    match = _TIME.fullmatch(text)
+    if match is None or float(match[1]) == 0:
+        raise ParameterError("pace", text, _FORMS)
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _device_knots(text: str) -> tuple[Knot, ...]:
+    """Two of them say all: the cost model is linear in rows."""
+    model_name, _, devices = text.partition("@")
+    model = _named(MODELS, "models", model_name)
+    match = _DEVICES.fullmatch(devices)
+    assert match is not None
+    device = _named(DEVICES, "devices, maybe with x and their number,", match[1])
+    count = int(match[2] or 1)
+    if count < (needed := devices_needed(model, device)):
+        raise ParameterError("pace", text, f"devices that hold the model's weights: x{needed} or more")
+    return tuple(Knot(rows, step_seconds(model, device, count, rows)) for rows in (1, MAX_ROWS))
+
+
+def _named(table: Mapping[str, Any], what: str, name: str) -> Any:
+    if name.lower() not in table:
+        raise ParameterError("pace", name, f"one of the {what} {', '.join(table)}")
+    return table[name.lower()]

@@ -1,0 +1,159 @@
+"""A target's end of its connections to pools: a DEALER for each."""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import zmq
+
+from pilotfish.errors import ParameterError
+from pilotfish.wire.channel import Peer, Received
+from pilotfish.wire.endpoints import dialled_endpoint
+from pilotfish.wire.keys import TargetKeys
+from pilotfish.wire.messages import MAX_FRAME
+from pilotfish.wire.sockets import MAX_FRAMES, MAX_INCARNATION, Socket, SocketChannel, check_private
+
+#: Seconds until a pool is dialled again that hung up, and one that refused.
+REDIAL_LOST, REDIAL_REFUSED = 0.05, 2.0
+_OPTIONS = {
+    zmq.IMMEDIATE: 1,  # while nobody is connected a frame is lost; later it would mean nothing
+    zmq.RECONNECT_IVL: 50,
+    zmq.RECONNECT_IVL_MAX: 2_000,
+    zmq.CONNECT_TIMEOUT: 2_000,
+}
+_Event = zmq.Event
+_WATCHED = (
+    _Event.HANDSHAKE_FAILED_AUTH
+    | _Event.HANDSHAKE_FAILED_PROTOCOL
+    | _Event.HANDSHAKE_FAILED_NO_DETAIL
+    | _Event.HANDSHAKE_SUCCEEDED
+    | _Event.DISCONNECTED
+    | _Event.CLOSED
+)
+
+
+class DialingChannel(SocketChannel):
+    """Dials all `endpoints`, again and again. Peer of the pool with number i is str(i).encode().
+
+    `incarnation`, random bytes, is by which pools know this target when it reconnects. `keys` are those for each pool.
+    ParameterError, field `draft_pool`, for an address that cannot be used, and for one on another host without keys,
+    unless `insecure`.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        incarnation: bytes,
+        keys: Sequence[TargetKeys | None] = (),
+        insecure: bool = False,
+    ) -> None:
+        if not 1 <= len(incarnation) <= MAX_INCARNATION:
+            raise ParameterError("incarnation", incarnation, f"1 to {MAX_INCARNATION} bytes")
+        pools = list(zip(endpoints, keys or [None] * len(endpoints), strict=True))
+        where = [dialled_endpoint("draft_pool", endpoint) for endpoint in endpoints]
+        for (endpoint, own), checked in zip(pools, where, strict=True):
+            check_private("draft_pool", endpoint, checked, own is not None or insecure)
+        super().__init__()
+        self._incarnation = incarnation
+        self._connections: dict[Peer, _Connection] = {}
+        for i, ((endpoint, own), checked) in enumerate(zip(pools, where, strict=True)):
+            socket = self._open(zmq.DEALER, {**_OPTIONS, zmq.IPV6: checked.ipv6})
+            self._add(str(i).encode(), _Connection(socket, endpoint, own))
+
+    def send(self, peer: Peer, frame: bytes) -> bool:
+        connection = self._connections.get(peer)
+        if connection is None or len(frame) > MAX_FRAME:
+            return False
+        try:
+            connection.socket.send(self._incarnation, zmq.SNDMORE | zmq.NOBLOCK)
+            connection.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def problem(self, peer: Peer) -> str | None:
+        """Why a pool is not connected, in one line; None while it is. Any thread may ask."""
+        return self._connections[peer].problem
+
+    def _add(self, peer: Peer, connection: _Connection) -> None:
+        self._connections[peer] = connection
+        self._watch(connection.socket, lambda: _drain(peer, connection.socket))  # before its events: none is lost
+        self._watch(connection.events, connection.observe)
+
+    def _poll(self, seconds: float) -> list[Received]:
+        due = min((connection.redial_at for connection in self._connections.values()), default=math.inf)
+        frames = super()._poll(min(seconds, due - time.monotonic()))
+        if due <= time.monotonic():
+            for connection in self._connections.values():
+                connection.redial_if_due()
+        return frames
+
+
+def _drain(peer: Peer, socket: Socket) -> list[Received]:
+    frames: list[Received] = []
+    with suppress(zmq.Again):
+        for _ in range(MAX_FRAMES):
+            parts = socket.recv_multipart(zmq.NOBLOCK)
+            if len(parts) == 1:
+                frames.append(Received(peer, parts[0]))
+    return frames
+
+
+class _Connection:
+    """A pool that is dialled, and what becomes of that.
+
+    ZeroMQ dials on while nobody answers. It gives up for good after a refused key or a frame that is none, and does not
+    wait at all after a handshake that broke off: there this hangs up, and dials again itself.
+    """
+
+    def __init__(self, socket: Socket, endpoint: str, keys: TargetKeys | None) -> None:
+        self.socket, self.endpoint, self._keys = socket, endpoint, keys
+        self.problem: str | None = f"draft_pool: {endpoint} has not answered yet"
+        self.redial_at = math.inf
+        if keys is not None:
+            socket.curve_serverkey = keys.pool.encode()
+            socket.curve_publickey = keys.own.public.encode()
+            socket.curve_secretkey = keys.own.secret.encode()
+        self.events = socket.get_monitor_socket(_WATCHED)
+        socket.connect(endpoint)
+
+    def observe(self) -> list[Received]:
+        """Take in what has happened; while hung up, nothing that matters."""
+        with suppress(zmq.Again):
+            while True:
+                event, _value = struct.unpack("=Hi", self.events.recv_multipart(zmq.NOBLOCK)[0])
+                if self.redial_at == math.inf:
+                    self._on(_Event(event))
+        return []
+
+    def redial_if_due(self) -> None:
+        if self.redial_at <= time.monotonic():
+            self.redial_at = math.inf
+            self.socket.connect(self.endpoint)
+
+    def _on(self, event: zmq.Event) -> None:
+        if event == _Event.HANDSHAKE_SUCCEEDED:
+            self.problem = None
+        elif event == _Event.CLOSED:
+            self.problem = f"draft_pool: nobody answers at {self.endpoint}"
+        elif event == _Event.DISCONNECTED:
+            self._hang_up(f"draft_pool: {self.endpoint} hung up", REDIAL_LOST)
+        else:
+            self._hang_up(f"draft_pool: {self.endpoint} {self._refusal(event)}", REDIAL_REFUSED)
+
+    def _hang_up(self, problem: str, seconds: float) -> None:
+        self.problem, self.redial_at = problem, time.monotonic() + seconds
+        with suppress(zmq.ZMQError):  # ZeroMQ may have given up first
+            self.socket.disconnect(self.endpoint)
+
+    def _refusal(self, event: zmq.Event) -> str:
+        """ZeroMQ tells a key that is not allowed; what else failed depends on who was first to break off."""
+        if self._keys is None:
+            return "broke off: it wants a key, or is no draft pool"
+        if event == _Event.HANDSHAKE_FAILED_AUTH:
+            return f"refused the key {self._keys.own.public}; expected one on its allowlist"
+        return f"broke off: its public key is not {self._keys.pool}, or it has none, or is no draft pool"

@@ -1,0 +1,76 @@
+"""`--pace` on the command line. Overruns are the fake's: no test depends on the speed of its machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pilotfish import pairs
+from pilotfish.engine.engine import Engine
+from pilotfish.model.pacer import Pacing
+from pilotfish.plan.pace import Pace
+
+BOTH = "target=1.5ms,draft=500us"
+
+
+@pytest.fixture
+def overruns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What every engine reports: overruns of the target and of the draft in 200 forwards each."""
+    counts = [0, 0]
+    paces = {"target": Pace.parse("1.5ms"), "draft": Pace.parse("500us")}
+    report = lambda _: [Pacing(role, paces[role], 200, n) for role, n in zip(paces, counts, strict=True)]  # noqa: E731
+    monkeypatch.setattr(Engine, "pacing", report)
+    return counts
+
+
+def test_json_stays_what_it_is(generate, draft: Path, overruns: list[int]) -> None:
+    fixed = ("--prompt", "a", "--seed", 1, "--draft", draft)
+    plain, paced = generate(*fixed), generate(*fixed, "--pace", BOTH)
+    assert (paced.code, paced.stderr) == (0, "") and overruns == [0, 0]
+    (row,), (paced_row,) = plain.rows, paced.rows
+    assert paced_row["token_ids"] == row["token_ids"] and paced_row.keys() == row.keys()
+    assert paced_row["stats"].keys() == row["stats"].keys()
+
+
+def test_too_many_overruns_are_told_on_stderr(generate, overruns: list[int]) -> None:
+    overruns[:] = [2, 3]
+    result = generate("--prompt", "a", "--pace", BOTH)
+    assert result.code == 0 and len(result.rows) == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("pilotfish: warning: ") and line.endswith("draft 500us, overruns 3 of 200")
+
+
+def test_people_see_what_is_paced(pilotfish, llama: Path, overruns: list[int]) -> None:
+    overruns[:] = [1, 0]
+    fixed = ("--target", llama, "--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 2, "--prompt", "a")
+    last = pilotfish("generate", *fixed, "--pace", BOTH).stdout.splitlines()[-1]
+    assert last == "paced: target 1.5ms, overruns 1 of 200; draft 500us, overruns 0 of 200"
+
+
+def test_nothing_is_said_where_nothing_is_paced(pilotfish, llama: Path) -> None:
+    fixed = ("--target", llama, "--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 2, "--prompt", "a")
+    assert "paced" not in pilotfish("generate", *fixed).stdout
+    assert "paced: target 1ms, overruns " in pilotfish("generate", *fixed, "--pace", "target=1ms").stdout
+
+
+@pytest.mark.parametrize("pace", ["target=10.4", "verify=1ms", "target=llama-3.1-70b@h100", "draft=llama-9@h100"])
+def test_nonsense_is_refused_before_a_model_is_loaded(generate, pace: str) -> None:
+    result = generate("--prompt", "a", "--pace", pace)
+    assert result.code == 2 and result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("pilotfish: pace: ")
+
+
+def test_the_demo_is_paced(
+    pilotfish, llama: Path, draft: Path, overruns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
+    options = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 3, "--rounds", 1, "--pace", BOTH)
+    result = pilotfish("demo", *options, "--json")
+    assert (result.code, result.stderr) == (0, "") and result.rows[0]["pace"] == BOTH
+    overruns[1] = 50
+    shown = pilotfish("demo", *options)
+    assert shown.stdout.splitlines()[-1].startswith("paced: target 1.5ms, overruns 0 of 200; draft")
+    assert "draft 500us, overruns 50 of 200" in shown.stderr
+    assert pilotfish("demo", "--pace", "target=1").code == 2

@@ -1,0 +1,391 @@
+"""Workers in processes of their own, with small scripts in their place: each starts in tens of milliseconds."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pilotfish.engine import launch
+from pilotfish.engine.launch import Delays, Supervisor, wait_until
+from pilotfish.engine.process import PARENT, Ending, WorkerSpec
+from pilotfish.errors import EngineError
+
+#: Seconds after which a test gives up.
+LIMIT = 20.0
+QUICK = Delays(first=0.02, longest=0.05, grace=5.0)
+SLEEP = "import time; time.sleep(600)"
+STUBBORN = f"""
+import signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+{SLEEP}"""
+#: A parent of a worker that dies with it: `report` prints the worker's process id and the directory.
+PARENT_SCRIPT = """
+import os, signal, sys, time
+from pilotfish.engine.launch import Supervisor, wait_until
+from pilotfish.engine.process import WorkerSpec
+worker = '''
+import signal, sys, time
+from pilotfish.engine.process import die_with_parent
+die_with_parent()
+def note(number, _):
+    open(sys.argv[1] + ".signal", "a").write(signal.Signals(number).name)
+    sys.exit(0)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, note)
+open(sys.argv[1], "w").close()
+time.sleep(600)
+'''
+supervisor = Supervisor()
+supervisor.start([WorkerSpec("draft 0", [sys.executable, "-c", worker, sys.argv[1]])])
+wait_until(lambda: os.path.exists(sys.argv[1]), lambda: None, 20, "draft 0")
+def report():
+    print(supervisor.poll()[0].pid, supervisor.directory, flush=True)
+"""
+
+
+def python(code: str, *arguments: str, name: str = "draft 0", **fields: object) -> WorkerSpec:
+    return WorkerSpec(name, [sys.executable, "-c", code, *arguments], **fields)  # type: ignore[arg-type]
+
+
+def eventually(true: Callable[[], bool], limit: float = LIMIT) -> None:
+    wait_until(true, lambda: None, limit, "what the test waits for")
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    with Supervisor(QUICK) as made:
+        yield made
+
+
+def running_pid(supervisor: Supervisor) -> int:
+    eventually(lambda: supervisor.poll()[0].status == "running")
+    pid = supervisor.poll()[0].pid
+    assert pid is not None and alive(pid)
+    return pid
+
+
+# -- start, restart, failure
+
+
+def test_workers_run_until_the_supervisor_is_closed(supervisor: Supervisor) -> None:
+    supervisor.start([python(SLEEP), python(SLEEP, name="draft 1")])
+    eventually(lambda: all(state.status == "running" for state in supervisor.poll()))
+    assert [state.name for state in supervisor.poll()] == ["draft 0", "draft 1"] and supervisor.problems() == ()
+    pids = [state.pid for state in supervisor.poll()]
+    supervisor.close()
+    assert not any(alive(pid) for pid in pids if pid) and not supervisor.directory.exists()
+    assert [(state.status, state.pid) for state in supervisor.poll()] == [("stopped", None)] * 2
+
+
+def test_bad_input_is_not_tried_again(supervisor: Supervisor, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; print('out'); print('first\\ndraft: no such directory\\n', file=sys.stderr); sys.exit(2)"
+    supervisor.start([python(code)])
+    eventually(lambda: supervisor.poll()[0].status == "failed")
+    reason = "draft 0: exited with code 2: draft: no such directory"
+    assert supervisor.problems() == (reason,) and supervisor.poll()[0].restarts == 0
+    out, err = capfd.readouterr()
+    assert out == "" and "out\n" in err and "first\ndraft: no such directory\n" in err
+    with pytest.raises(EngineError) as caught:
+        wait_until(lambda: False, lambda: supervisor.problems()[0], LIMIT, "draft workers")
+    assert str(caught.value) == reason
+    time.sleep(5 * QUICK.longest)
+    assert supervisor.poll()[0].status == "failed" and supervisor.poll()[0].restarts == 0
+    supervisor.close()
+    assert supervisor.problems() == (reason,)
+
+
+def test_the_last_line_is_waited_for(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still be in the pipe when the process has ended."""
+    slow = io.StringIO()
+    monkeypatch.setattr(slow, "write", lambda _: time.sleep(0.3))
+    monkeypatch.setattr(sys, "stderr", slow)
+    supervisor.start([python("import sys; print('first\\nlast', file=sys.stderr); sys.exit(2)")])
+    eventually(lambda: supervisor.poll()[0].status == "failed")
+    assert supervisor.problems() == ("draft 0: exited with code 2: last",)
+
+
+def test_a_crash_is_followed_by_another_start(supervisor: Supervisor, tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+with open(sys.argv[1], "a") as runs:
+    print("run", file=runs)
+if os.path.getsize(sys.argv[1]) < 16:
+    sys.exit("no")
+{SLEEP}"""
+    supervisor.start([python(code, str(tmp_path / "runs"))])
+    eventually(lambda: (tmp_path / "runs").exists() and (tmp_path / "runs").read_text() == "run\n" * 4)
+    running_pid(supervisor)
+    assert supervisor.poll()[0].restarts == 3
+    assert supervisor.problems() == () and supervisor.poll()[0].reason == "exited with code 1: no"
+
+
+def test_a_worker_that_is_killed_comes_back(supervisor: Supervisor) -> None:
+    supervisor.start([python(SLEEP), python(SLEEP, name="draft 1")])
+    first = running_pid(supervisor)
+    eventually(lambda: supervisor.poll()[1].status == "running")
+    other = supervisor.poll()[1].pid
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: supervisor.poll()[0].restarts == 1)
+    assert running_pid(supervisor) != first
+    assert supervisor.poll()[0].reason == "was ended by signal 9 (Killed)"
+    assert supervisor.poll()[1].pid == other and supervisor.poll()[1].restarts == 0
+
+
+def test_what_a_crashed_worker_had_started_is_gone_too(supervisor: Supervisor, tmp_path: Path) -> None:
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); open(sys.argv[1], 'w').write(f'{p.pid} ')"
+    supervisor.start([python(f"{code}; sys.exit(2)", str(tmp_path / "pid"))])
+    eventually(lambda: supervisor.poll()[0].status == "failed")
+    eventually(lambda: not alive(int((tmp_path / "pid").read_text())))
+
+
+def test_a_command_that_does_not_exist_is_a_problem(supervisor: Supervisor) -> None:
+    supervisor.start([WorkerSpec("draft 0", ["/no/such/command"])])
+    eventually(lambda: bool(supervisor.problems()))
+    assert re.fullmatch(r"draft 0: cannot be started: .*/no/such/command.*", supervisor.problems()[0])
+    eventually(lambda: supervisor.poll()[0].restarts >= 1)
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    delays = [Delays().restart(crashes) for crashes in (1, 2, 3, 4, 5, 6, 7, 100_000)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+class FakeProcess:
+    """Runs until it is told to end."""
+
+    pid, running, code = 1, True, 1
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+
+    def end(self) -> Ending:
+        return Ending(self.code, "")
+
+
+def test_a_healthy_run_begins_the_delays_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "WorkerProcess", FakeProcess)
+    worker, now, waits = launch._Worker(python(SLEEP), Delays()), 1000.0, []
+    for seconds in (0.0, 29.0, 29.0, 31.0, 1.0):
+        worker.look(now)  # starts it
+        assert worker.state.status == "running"
+        worker._process.running = False  # type: ignore[union-attr]
+        worker.look(now := now + seconds)
+        assert worker.state.status == "restarting"
+        waits.append(round(worker._due - now, 6))
+        worker.look(worker._due - 0.001)
+        assert worker.state.status == "restarting"
+        now = worker._due
+    assert waits == [0.1, 0.2, 0.4, 0.1, 0.2] and worker.state.restarts == 4
+
+
+# -- the end
+
+
+def test_closing_twice_is_fine_and_starting_afterwards_is_refused(supervisor: Supervisor) -> None:
+    supervisor.close()
+    supervisor.close()
+    with pytest.raises(EngineError, match="the supervisor is closed"):
+        supervisor.start([python(SLEEP)])
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_worker_that_does_not_end_is_killed(tmp_path: Path, stopped: bool) -> None:
+    with Supervisor(Delays(grace=0.1)) as supervisor:
+        supervisor.start([python(STUBBORN, str(tmp_path / "up"))])
+        pid = running_pid(supervisor)
+        eventually((tmp_path / "up").exists)
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+    assert not alive(pid)
+
+
+def test_a_worker_has_time_to_end_in_order(tmp_path: Path) -> None:
+    code = """
+import pathlib, signal, sys, time
+def end(*_):
+    time.sleep(0.1)
+    pathlib.Path(sys.argv[1], "ended").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(sys.argv[1], "up").touch()
+time.sleep(600)
+"""
+    with Supervisor(QUICK) as supervisor:
+        supervisor.start([python(code, str(tmp_path))])
+        eventually((tmp_path / "up").exists)
+    assert (tmp_path / "ended").exists() and supervisor.poll()[0].status == "stopped"
+
+
+def test_a_supervisor_that_is_forgotten_leaves_nothing() -> None:
+    supervisor = Supervisor(QUICK)
+    supervisor.start([python(SLEEP)])
+    pid, directory = running_pid(supervisor), supervisor.directory
+    del supervisor
+    gc.collect()
+    assert not alive(pid) and not directory.exists()
+
+
+class Family:
+    """A process with a Supervisor in it and a worker below."""
+
+    def __init__(self, directory: Path, then: str) -> None:
+        self.mark = directory / "up"
+        command = [sys.executable, "-c", PARENT_SCRIPT + then, str(self.mark)]
+        self.parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.parent.stdout is not None
+        pid, sockets = self.parent.stdout.readline().split()
+        self.worker, self.sockets = int(pid), Path(sockets)
+
+    def ended_by(self) -> str:
+        """The signal that the worker got, once parent and worker are gone."""
+        assert self.parent.stdout is not None
+        with self.parent.stdout:
+            self.parent.wait(LIMIT)
+        eventually(lambda: not alive(self.worker))
+        noted = self.mark.with_suffix(".signal")
+        return noted.read_text() if noted.exists() else ""
+
+
+def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
+    family = Family(tmp_path, "report(); time.sleep(600)")
+    assert alive(family.worker)
+    family.parent.kill()
+    assert family.ended_by() == ""  # no time for anything
+    family.sockets.rmdir()  # nobody was left to do so
+
+
+def test_a_parent_that_just_ends_shuts_its_workers_down(tmp_path: Path) -> None:
+    family = Family(tmp_path, "report()")
+    assert family.ended_by() == "SIGTERM" and not family.sockets.exists()
+
+
+def test_ctrl_c_reaches_the_parent_only(tmp_path: Path) -> None:
+    family = Family(tmp_path, "try:\n  report()\n  time.sleep(600)\nexcept KeyboardInterrupt:\n  supervisor.close()")
+    os.killpg(family.parent.pid, signal.SIGINT)
+    assert family.ended_by() == "SIGTERM" and family.parent.returncode == 0
+
+
+def test_a_fork_of_the_parent_ends_no_workers(tmp_path: Path) -> None:
+    then = """
+report()
+fork = os.fork()
+if fork:
+    print(os.waitpid(fork, 0)[1], os.path.exists(supervisor.directory), supervisor.poll()[0].status, flush=True)
+    time.sleep(600)
+"""
+    family = Family(tmp_path, then)
+    assert family.parent.stdout is not None
+    assert family.parent.stdout.readline() == "0 True running\n" and alive(family.worker)
+    family.parent.terminate()
+    family.ended_by()
+    family.sockets.rmdir()
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_worker_whose_parent_is_gone_before_it_looks_ends(platform: str) -> None:
+    """By another process id of its parent; where there is no prctl, by the end of its stdin."""
+    code = f"import sys; sys.platform = {platform!r}; from pilotfish.engine.process import die_with_parent; "
+    worker = subprocess.run(
+        [sys.executable, "-c", code + f"die_with_parent(); {SLEEP}"],
+        env={**os.environ, PARENT: "1" if os.getpid() != 1 else "2"},
+        stdin=subprocess.DEVNULL,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert worker.returncode == 1
+
+
+def test_a_process_that_nobody_supervises_lives_on() -> None:
+    code = "from pilotfish.engine.process import die_with_parent; die_with_parent()"
+    assert subprocess.run([sys.executable, "-c", code], timeout=LIMIT, check=False).returncode == 0
+
+
+# -- what a worker finds
+
+
+def found(supervisor: Supervisor, tmp_path: Path, expression: str, **fields: object) -> str:
+    """What an expression is in a worker."""
+    code = f"""
+import os, sys
+with open(sys.argv[1] + ".part", "w") as file:
+    print({expression}, file=file, end="")
+os.rename(file.name, sys.argv[1])
+{SLEEP}"""
+    supervisor.start([python(code, str(tmp_path / "found"), **fields)])
+    eventually((tmp_path / "found").exists)
+    return (tmp_path / "found").read_text()
+
+
+def test_a_worker_is_pinned_and_sizes_its_threads(supervisor: Supervisor, tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    core = max(before)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "MINE")
+    expression = f"[sorted(os.sched_getaffinity(0)), *(os.environ[n] for n in {names})]"
+    fields = {"cores": frozenset({core}), "environment": {"MINE": "yes", "MKL_NUM_THREADS": "3"}}
+    assert found(supervisor, tmp_path, expression, **fields) == str([[core], "1", "3", "passive", "yes"])
+    assert os.sched_getaffinity(0) == before
+
+
+def test_without_cores_a_worker_runs_where_its_parent_does(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.start([python(SLEEP, cores=frozenset({max(os.sched_getaffinity(0))}))])
+    assert found(supervisor, tmp_path, "sorted(os.sched_getaffinity(0))") == str(sorted(os.sched_getaffinity(0)))
+
+
+def test_a_worker_has_a_session_of_its_own_and_nothing_to_read(supervisor: Supervisor, tmp_path: Path) -> None:
+    assert found(supervisor, tmp_path, "os.getsid(0) == os.getpgid(0) == os.getpid()") == "True"
+
+
+def test_a_worker_has_a_title(supervisor: Supervisor, tmp_path: Path) -> None:
+    code = (
+        f"from pilotfish.engine.process import name_process; name_process('draft 0'); open(sys.argv[1], 'w'); {SLEEP}"
+    )
+    supervisor.start([python("import sys; " + code, str(tmp_path / "up"))])
+    eventually((tmp_path / "up").exists)
+    pid = running_pid(supervisor)
+    assert Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == b"pilotfish: draft 0"
+    assert Path(f"/proc/{pid}/comm").read_text().startswith("pilotfish: draf")
+
+
+def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, supervisor: Supervisor) -> None:
+    assert supervisor.directory.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(launch.tempfile, "gettempdir", lambda: "/tmp/" + "long" * 30)
+    with Supervisor() as other:
+        assert len(os.fsencode(other.directory)) < launch.LONGEST_BASE + 24 and other.directory.is_dir()
+        (other.directory / "socket").touch()
+    assert not other.directory.exists()
+
+
+def test_python_m_pilotfish_is_the_command_line() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pilotfish", "nonsense"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2 and result.stderr.startswith("pilotfish: ") and result.stdout == ""
+
+
+# -- waiting
+
+
+def test_waiting_ends_when_it_is_ready_or_the_time_is_up() -> None:
+    answers = iter([False, False, True])
+    wait_until(lambda: next(answers), lambda: None, LIMIT, "nothing")
+    with pytest.raises(EngineError, match=r"^draft workers: not ready within 0\.02 s$"):
+        wait_until(lambda: False, lambda: None, 0.02, "draft workers")

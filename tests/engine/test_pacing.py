@@ -1,0 +1,61 @@
+"""Paced engines: the same tokens, every forward counted, none of those that were measured at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import SNIPPETS, make_engine, run
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.draft.lm import LMDrafter
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.llm import LLM
+from pilotfish.errors import ParameterError
+from pilotfish.model.pacer import Pacing
+
+BOTH = "target=1.5ms,draft=500us"
+PARAMS = SamplingParams(max_tokens=12, seed=3)
+
+
+def paced(engine: Engine) -> dict[str, Pacing]:
+    return {pacing.role: pacing for pacing in engine.pacing()}
+
+
+@pytest.mark.parametrize("budget", ["fixed", "auto"])
+def test_pace_changes_no_token_and_every_forward_counts(llama: Path, draft: Path, budget: str) -> None:
+    options = {"mode": "sync", "draft": draft, "drafter": "lm", "budget": budget, "max_rows": 16}
+    engine = make_engine(llama, pace=BOTH, **options)
+    assert [p.forwards for p in engine.pacing()] == [0, 0]
+    assert run(engine, SNIPPETS[:1], [PARAMS]) == run(make_engine(llama), SNIPPETS[:1], [PARAMS])
+    after = paced(engine)
+    assert after["target"].forwards == engine.worker.times.steps
+    assert after["draft"].forwards > 0 or budget == "auto"
+    assert after["target"].pace.text == "1.5ms" and after["draft"].pace.text == "500us"
+
+
+def test_start_measures_the_emulated_devices(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that is paced is paced there too; only its count starts anew."""
+    held: list[tuple[str, int]] = []
+    monkeypatch.setattr("pilotfish.model.pacer.Pacer.hold", lambda self, _, rows: held.append((self._role, rows)))
+    make_engine(llama, mode="sync", draft=draft, drafter="lm", budget="auto", max_rows=16, width=3, pace=BOTH)
+    assert {rows for role, rows in held if role == "target"} >= {1, 2, 4}
+    assert {rows for role, rows in held if role == "draft"} == {3}
+
+
+def test_each_model_alone(llama: Path, draft: Path) -> None:
+    sync = {"mode": "sync", "draft": draft, "drafter": "lm"}
+    assert list(paced(make_engine(llama, pace="target=1ms", **sync))) == ["target"]
+    only_draft = make_engine(llama, pace="draft=1ms", **sync)
+    assert list(paced(only_draft)) == ["draft"] and only_draft.worker.runner.pacer is None
+    assert isinstance(only_draft.drafter, LMDrafter) and only_draft.drafter.runner.pacer is not None
+    assert make_engine(llama, **sync).pacing() == []
+
+
+def test_a_draft_that_does_not_run_is_not_reported(llama: Path, draft: Path) -> None:
+    assert list(paced(make_engine(llama, draft=draft, mode="off", pace=BOTH))) == ["target"]
+
+
+def test_the_offline_interface_takes_it_and_refuses_nonsense(llama: Path) -> None:
+    with pytest.raises(ParameterError, match=r"^pace: "):
+        LLM(llama, pace="target=fast")

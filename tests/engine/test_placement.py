@@ -1,0 +1,83 @@
+"""Cores of target and drafts: as given, or by the rule; never both on one core without a warning."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pilotfish.engine.placement import split_cores
+from pilotfish.errors import ParameterError
+
+
+def cores(*ranges: range) -> frozenset[int]:
+    return frozenset().union(*ranges)
+
+
+@pytest.mark.parametrize(
+    ("available", "workers", "target", "drafts"),
+    [
+        (2, 1, range(1), [range(1, 2)]),
+        (2, 3, range(1), [range(1, 2)] * 3),
+        (4, 1, range(3), [range(3, 4)]),
+        (4, 3, range(2), [range(2, 3), range(2, 3), range(3, 4)]),
+        (16, 1, range(14), [range(14, 16)]),
+        (32, 3, range(20), [range(20, 24), range(24, 28), range(28, 32)]),
+        (0, 2, range(0), [range(0), range(0)]),  # a system without affinities
+    ],
+)
+def test_cores_by_the_rule(available: int, workers: int, target: range, drafts: list[range]) -> None:
+    placement = split_cores(cores(range(available)), "", "", workers)
+    assert placement.target == cores(target)
+    assert placement.drafts == tuple(cores(draft) for draft in drafts)
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> frozenset[int]:
+    eight = cores(range(8))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(eight))
+    return eight
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "workers", "expected"),
+    [
+        ("0-1", "2-4", 2, (range(2), [range(2, 3), range(3, 5)])),
+        ("4-7", "", 2, (range(4, 8), [range(2, 3), range(3, 4)])),
+        ("", "0-1", 1, (range(2, 8), [range(2)])),
+    ],
+)
+def test_cores_as_given(
+    eight_cores: frozenset[int], target: str, draft: str, workers: int, expected: tuple[range, list[range]]
+) -> None:
+    placement = split_cores(eight_cores, target, draft, workers)
+    assert (placement.target, placement.drafts) == (cores(expected[0]), tuple(cores(each) for each in expected[1]))
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        ("0-3", "3-4", "^draft_cores: '3-4' is not allowed; expected other cores than the target's, 0-3$"),
+        ("9", "", "^cores: "),
+        ("", "9", "^draft_cores: "),
+        ("", "x", "^draft_cores: "),
+    ],
+)
+def test_cores_that_cannot_be_had_are_refused(
+    eight_cores: frozenset[int], target: str, draft: str, message: str
+) -> None:
+    with pytest.raises(ParameterError, match=message):
+        split_cores(eight_cores, target, draft, 1)
+
+
+@pytest.mark.parametrize(("target", "draft", "shared"), [("0-7", "", range(8)), ("", "0-7", range(8))])
+def test_where_nothing_is_left_cores_are_shared(
+    eight_cores: frozenset[int], caplog: pytest.LogCaptureFixture, target: str, draft: str, shared: range
+) -> None:
+    placement = split_cores(eight_cores, target, draft, 1)
+    assert placement.target == placement.drafts[0] == cores(shared) and "share cores" in caplog.text
+
+
+def test_one_core_is_shared_by_all(caplog: pytest.LogCaptureFixture) -> None:
+    placement = split_cores(frozenset({3}), "", "", 2)
+    assert (placement.target, placement.drafts) == ({3}, ({3}, {3})) and "share cores [3]" in caplog.text
