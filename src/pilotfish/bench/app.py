@@ -2,83 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from pilotfish.bench.options import (
+    Common,
+    JsonOption,
+    Measured,
+    Pooled,
+    RepeatsOption,
+    SecondsOption,
+    Shaped,
+    bar,
+    show,
+)
 from pilotfish.command import taking
 from pilotfish.config import DType, EngineConfig, Quantization, available_cores
 from pilotfish.errors import ParameterError
 
-if TYPE_CHECKING:
-    from pilotfish.bench.workload import Prompt
-
-Report = TypeVar("Report")
-
 app = typer.Typer(
-    help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, and GPUs.", no_args_is_help=True
+    help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, GPUs, and draft pools.",
+    no_args_is_help=True,
 )
-
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
-RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
-
-
-@dataclass(frozen=True)
-class Common:
-    """Options of every command."""
-
-    prompts: Annotated[Path, typer.Option(help="JSON Lines of id and turns, or id and prompt.")]
-    pair: Annotated[str | None, typer.Option(help="pycode, or pycode@<N>m.  [default: pycode]")] = None
-    target: Annotated[Path | None, typer.Option(help="A target's directory, with --draft, instead of a pair.")] = None
-    draft: Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of the file.")] = None
-    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each sequence.")] = 96
-    json: JsonOption = False
-
-    def rows(self) -> list[Prompt]:
-        from pilotfish.bench.workload import load_prompts
-
-        return load_prompts(self.prompts, self.limit)
-
-    def config(self, dtype: str) -> EngineConfig:
-        """A sync engine with an LM drafter, which every comparison starts from."""
-        from pilotfish.bench.workload import choose_models
-
-        models = choose_models(self.pair, self.target, self.draft)
-        checked = cast(DType, dtype)  # EngineConfig checks it
-        return EngineConfig(target=models.target, draft=models.draft, mode="sync", drafter="lm", dtype=checked)
-
-
-@dataclass(frozen=True)
-class Shaped(Common):
-    """Options of the commands that measure one tree in one precision."""
-
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16"
-    threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 2
-    nodes: Annotated[int, typer.Option(help="Nodes verified in a step.")] = EngineConfig.nodes
-    levels: Annotated[int, typer.Option(help="Forwards of the draft in a step, at most.")] = EngineConfig.levels
-    width: Annotated[int, typer.Option(help="Leaves of each of the draft's forwards.")] = EngineConfig.width
-    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None
-
-    def engine_config(self) -> EngineConfig:
-        tree = {"nodes": self.nodes, "levels": self.levels, "width": self.width}
-        return dataclasses.replace(self.config(self.dtype), threads=self.threads, **tree)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Measured(Shaped):
-    """And in one quantization."""
-
-    quantization: Annotated[str, typer.Option(help="Weights: none or int8.")] = EngineConfig.quantization
-
-    def engine_config(self) -> EngineConfig:
-        checked = cast(Quantization, self.quantization)
-        return dataclasses.replace(super().engine_config(), quantization=checked)
 
 
 @app.command()
@@ -96,9 +43,9 @@ def parity(
     thread_counts = parse_numbers("threads", threads)
     rows = shard_of(common.rows(), shard)
     config = common.config(dtype)
-    with _bar(num_sequences(len(rows), thread_counts)) as done:
+    with bar(num_sequences(len(rows), thread_counts)) as done:
         report = run_parity(config, rows, common.max_tokens, thread_counts, done)
-    _show(report, print_parity, json=common.json)
+    show(report, print_parity, json=common.json)
     raise typer.Exit(int(report.failed))
 
 
@@ -109,9 +56,9 @@ def speed(common: Measured, repeats: RepeatsOption = 3) -> None:
     from pilotfish.bench.speed import num_sequences, print_speed, run_speed
 
     rows, config = common.rows(), common.engine_config()
-    with _bar(num_sequences(len(rows), repeats)) as done:
+    with bar(num_sequences(len(rows), repeats)) as done:
         report = run_speed(config, rows, common.max_tokens, repeats, done=done)
-    _show(report, print_speed, common.out, json=common.json)
+    show(report, print_speed, common.out, json=common.json)
 
 
 @app.command()
@@ -121,9 +68,9 @@ def acceptance(common: Measured) -> None:
     from pilotfish.bench.acceptance import num_sequences, print_acceptance, run_acceptance
 
     rows, config = common.rows(), common.engine_config()
-    with _bar(num_sequences(len(rows))) as done:
+    with bar(num_sequences(len(rows))) as done:
         report = run_acceptance(config, rows, common.max_tokens, done)
-    _show(report, print_acceptance, common.out, json=common.json)
+    show(report, print_acceptance, common.out, json=common.json)
 
 
 @app.command()
@@ -133,9 +80,9 @@ def profile(common: Measured, repeats: RepeatsOption = 20) -> None:
     from pilotfish.bench.profile import num_sequences, print_profile, run_profile
 
     rows, config = common.rows(), common.engine_config()
-    with _bar(num_sequences(len(rows))) as done:
+    with bar(num_sequences(len(rows))) as done:
         report = run_profile(config, rows, common.max_tokens, repeats, done=done)
-    _show(report, print_profile, common.out, json=common.json)
+    show(report, print_profile, common.out, json=common.json)
 
 
 @app.command()
@@ -155,9 +102,9 @@ def budget(
     numbers = parse_numbers("concurrency", concurrency), parse_numbers("fixed", fixed)
     workload = Workload(common.rows(), temperature, common.max_tokens, batches)
     config = common.engine_config()
-    with _bar(num_sequences(workload, *numbers, repeats)) as done:
+    with bar(num_sequences(workload, *numbers, repeats)) as done:
         report = run_budget(config, workload, *numbers, repeats, done=done)
-    _show(report, print_budget, common.out, json=common.json)
+    show(report, print_budget, common.out, json=common.json)
 
 
 @app.command()
@@ -172,9 +119,9 @@ def gpu(
 
     checked = cast(DType, _checked("dtype", dtype, DType))
     device = cuda_device()
-    with _bar(len(TARGETS)) as done:
+    with bar(len(TARGETS)) as done:
         report = run_gpu(device, checked, repeats, done)
-    _show(report, print_gpu, out, json=json)
+    show(report, print_gpu, out, json=json)
 
 
 @app.command()
@@ -194,9 +141,9 @@ def steps(
     precision = cast(DType, _checked("dtype", dtype, DType))
     weights = cast(Quantization, _checked("quantization", quantization, Quantization))
     torch.set_num_threads(threads or available_cores())
-    with _bar(num_rounds(repeats)) as done:
+    with bar(num_rounds(repeats)) as done:
         report = run_steps(precision, weights, repeats, done=done)
-    _show(report, print_steps, out, json=json)
+    show(report, print_steps, out, json=json)
 
 
 @app.command()
@@ -206,9 +153,9 @@ def quantization(common: Shaped, repeats: RepeatsOption = 20) -> None:
     from pilotfish.bench.quantization import num_sequences, print_quantization, run_quantization
 
     rows, config = common.rows(), common.engine_config()
-    with _bar(num_sequences(len(rows))) as done:
+    with bar(num_sequences(len(rows))) as done:
         report = run_quantization(config, rows, common.max_tokens, repeats, done=done)
-    _show(report, print_quantization, common.out, json=common.json)
+    show(report, print_quantization, common.out, json=common.json)
 
 
 @app.command()
@@ -237,9 +184,67 @@ def memory(
         kv_slots=kv_slots,
         max_requests=max_requests,
     )
-    with _bar(max_requests) as done:
+    with bar(max_requests) as done:
         report = run_memory(config, done)
-    _show(report, print_memory, json=json)
+    show(report, print_memory, json=json)
+
+
+@app.command()
+@taking(Pooled)
+def network(
+    common: Pooled,
+    round_trips: Annotated[str, typer.Option(help="Milliseconds, separated by commas.")] = "0,1,5,15,50",
+    mbit: Annotated[float, typer.Option(min=0.001, help="Mbit/s of the network, in each direction.")] = 100.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
+    repeats: RepeatsOption = 5,
+) -> None:
+    """Tokens per second with a draft pool at a distance, beside plain decoding."""
+    from pilotfish.bench.network import Network, num_sequences, print_network, run_network
+    from pilotfish.bench.workload import parse_milliseconds
+
+    shape = Network(parse_milliseconds("round_trips", round_trips), mbit)
+    workload, config = common.workload(), common.engine_config()
+    with bar(num_sequences(workload, shape, repeats)) as done:
+        report = run_network(config, workload, shape, concurrency, repeats, done=done)
+    show(report, print_network, common.out, json=common.json)
+
+
+@app.command()
+@taking(Pooled)
+def sharing(
+    common: Pooled,
+    weights: Annotated[str, typer.Option(help="Of the targets that share a pool, separated by commas.")] = "3,1",
+    streams: Annotated[int, typer.Option(min=2, help="Sequences at a time of each target.")] = 8,
+    seconds: SecondsOption = 10.0,
+    repeats: RepeatsOption = 3,
+) -> None:
+    """Rows that a saturated pool grows for targets by their weights; what becomes of streams whose pool is killed."""
+    from pilotfish.bench.sharing import num_windows, print_sharing, run_sharing
+    from pilotfish.bench.workload import parse_numbers
+
+    shares = parse_numbers("weights", weights)
+    workload, config = common.workload(), common.engine_config()
+    with bar(num_windows(repeats)) as done:
+        report = run_sharing(config, workload, shares, streams, seconds, repeats, done=done)
+    show(report, print_sharing, common.out, json=common.json)
+
+
+@app.command()
+@taking(Pooled)
+def stall(
+    common: Pooled,
+    pause: Annotated[float, typer.Option(min=0.01, help="Seconds for which the draft is stopped.")] = 5.0,
+    streams: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
+    seconds: SecondsOption = 10.0,
+    repeats: RepeatsOption = 3,
+) -> None:
+    """The target's steps before, while and after its draft stands still (SIGSTOP)."""
+    from pilotfish.bench.stall import num_windows, print_stall, run_stall
+
+    workload, config = common.workload(), common.engine_config()
+    with bar(num_windows(repeats)) as done:
+        report = run_stall(config, workload, streams, seconds, pause, repeats, done=done)
+    show(report, print_stall, common.out, json=common.json)
 
 
 def _checked(field: str, value: str, kind: Any) -> str:
@@ -247,24 +252,3 @@ def _checked(field: str, value: str, kind: Any) -> str:
     if value not in get_args(kind):
         raise ParameterError(field, value, " or ".join(get_args(kind)))
     return value
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar; what it gives is called with a label whenever a sequence is done."""
-    from pilotfish.bench.report import progress
-
-    with progress() as bar:
-        task = bar.add_task("loading", total=total)
-        yield lambda label: bar.update(task, advance=1, description=label)
-
-
-def _show(report: Report, table: Callable[[Report], None], out: Path | None = None, *, json: bool) -> None:
-    from pilotfish.bench.report import print_json, write_json
-
-    if out is not None:
-        write_json(report, out)
-    if json:
-        print_json(report)
-    else:
-        table(report)

@@ -54,12 +54,33 @@ class RandomDrafter:
         """Nothing is held."""
 
 
-class Bench:
-    """One engine over one pair, whose drafter can be swapped while it is idle."""
+class EngineBench:
+    """One engine, whose drafter can be swapped while it is idle."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def drain(self, done: Callable[[], None] = lambda: None) -> None:
+        """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed."""
+        while self.engine.busy:
+            for delta in self.engine.step():
+                if delta.sample.finish_reason is not None:
+                    done()
+        check_drafter(self.engine)
+
+
+def check_drafter(engine: Engine) -> None:
+    """EngineError if the drafter failed: a service goes on without it, a measurement of it must not."""
+    if engine.worker.drafter.drafter is not engine.drafter:
+        raise EngineError("bench: the drafter failed and was dropped; the log says why")
+
+
+class Bench(EngineBench):
+    """One engine over one pair, with the drafters that its configuration can name."""
 
     def __init__(self, config: EngineConfig) -> None:
         """`config` must be of mode sync with drafter lm."""
-        self.engine = Engine(config)
+        super().__init__(Engine(config))
         drafter = self.engine.drafter
         if not isinstance(drafter, LMDrafter):
             raise EngineError("bench: an engine of mode sync with drafter lm is needed")
@@ -85,16 +106,6 @@ class Bench:
         """Swap the drafter, whose trees are verified in full; EngineError while requests run."""
         config = self.engine.config
         self.engine.use(drafter, FixedBudget(nodes or config.nodes, config.levels))
-
-    def drain(self, done: Callable[[], None] = lambda: None) -> None:
-        """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed
-        meanwhile: a service goes on without it, a measurement of it must not."""
-        while self.engine.busy:
-            for delta in self.engine.step():
-                if delta.sample.finish_reason is not None:
-                    done()
-        if self.engine.worker.drafter.drafter is not self.engine.drafter:
-            raise EngineError("bench: the drafter failed and was dropped; the log says why")
 
     def run(
         self,
