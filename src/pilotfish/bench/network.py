@@ -208,11 +208,10 @@ def print_network(report: NetworkReport) -> None:
     more = ("tokens/verify step", "hits", "outputs as off")
     print_table(f"{report.target}, {report.dtype}, {size}, {tree}", (*columns, *more), map(_row, report.distances))
     medians = {distance.name: distance.tokens_per_second.median for distance in report.distances}
-    print_bars("tokens/s by round trip; ┃ is off", medians, mark=medians[OFF])
-    verdict = "yes" if report.holds else "no"
-    paced = f"paced {report.pace}, overruns {report.overruns:.1%}, " if report.pace else ""
-    rows = [(f"never below {report.floor:g} of off: {verdict}", f"{paced}a level takes {report.level_ms:.2f} ms")]
-    print_table("", ("", ""), rows)
+    print_bars(("round trip", "tokens/s", "┃ off"), medians, mark=medians[OFF])
+    columns = (f"never below {report.floor:g} of off", "paced", "overruns of the target", "ms of a draft's level")
+    ends = (report.pace or "no", f"{report.overruns:.1%}", f"{report.level_ms:.2f}")
+    print_table("", columns, [("yes" if report.holds else "no", *ends)])
 
 
 def _row(distance: Distance) -> tuple[object, ...]:

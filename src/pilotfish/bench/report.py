@@ -38,11 +38,11 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[objec
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
-def print_bars(title: str, values: Mapping[str, float], mark: float) -> None:
-    """A bar for each value from 0 on, and a stroke where `mark` lies, 0 to the most of the values."""
+def print_bars(header: Sequence[str], values: Mapping[str, float], mark: float) -> None:
+    """Name, value and a bar from 0 on for each, with a stroke where `mark` lies."""
     most = max(*values.values(), mark)
     rows = [(name, f"{value:.1f}", bar_of(value / most, mark / most)) for name, value in values.items()]
-    print_table(title, ("", "", ""), rows)
+    print_table("", header, rows)
 
 
 def bar_of(share: float, mark: float) -> str:

@@ -14,8 +14,9 @@ from pilotfish.bench.failover import Failover, GroupSpeed, Kill, failover_of, me
 from pilotfish.bench.machine import Machine, describe_machine
 from pilotfish.bench.pools import on_target_cores, place, start_pool
 from pilotfish.bench.report import print_table
-from pilotfish.bench.weights import BusyTarget, Keys, WeightedSharing, measure_sharing
+from pilotfish.bench.weights import BusyTarget, Keys, TenantSpeed, WeightedSharing, measure_sharing
 from pilotfish.config import EngineConfig
+from pilotfish.errors import ParameterError
 
 #: What shares may differ from the weights, and what a dead pool may cost the streams of another.
 TOLERANCE = 0.1
@@ -52,6 +53,8 @@ def run_sharing(
 ) -> SharingReport:
     """`config` is of mode off, with a draft; `weights` of two tenants or more. `machine` is probed unless given. `done`
     is called with a label for each window."""
+    if len(weights) < 2:
+        raise ParameterError("weights", weights, "those of two targets or more")
     machine = machine or describe_machine(config.dtype)
     with ExitStack() as stack:
         keys = Keys.write(Path(stack.enter_context(tempfile.TemporaryDirectory())), weights)
@@ -112,22 +115,21 @@ def _kill(config: EngineConfig, workload: Workload, keys: Keys, streams: int, se
 
 def print_sharing(report: SharingReport) -> None:
     sharing, failover = report.sharing, report.failover
-    size = f"{report.streams} streams of {report.max_tokens} tokens each, T={report.temperature:g}"
-    windows = f"{report.repeats} x {report.seconds:g} s, budget {report.budget}"
-    title = f"{report.target}, {report.dtype}, paced {report.pace or 'not'}, {size}, {windows}"
-    columns = ("weight", "rows/s: median (quartiles)", "rows to the last", "tokens/s")
-    rows = [
-        (t.weight, t.rows_per_second, r, t.tokens_per_second)
-        for t, r in zip(sharing.tenants, sharing.ratios, strict=True)
-    ]
-    print_table(f"{title}; targets that share a pool", columns, rows)
-    verdict = f"within {sharing.tolerance:.0%} of the weights: {_yes(sharing.holds)}"
-    print_table("", ("", ""), [(verdict, f"of {report.leaves} leaves a level, {sharing.filled} were taken")])
-    columns = ("streams", "when", "number", "tokens/s: median (quartiles)")
-    print_table("one of two pools is killed", columns, map(_group_row, failover.groups))
-    kept = f"kept by the others: {failover.kept_while_moving} while moving, {failover.kept_after} after"
-    verdict = f"the others keep {1 - failover.tolerance:.0%}: {_yes(failover.holds)}"
-    print_table("", ("", "", ""), [(verdict, kept, f"moved within {failover.seconds_to_move} s")])
+    paced = f"paced {report.pace}" if report.pace else "not paced"
+    size = f"{report.streams} streams, T={report.temperature:g}, {report.repeats} x {report.seconds:g} s"
+    columns = ("weight", "rows/s: median (quartiles)", "rows over the last's", "tokens/s")
+    print_table(f"{report.target}, {report.dtype}, {paced}, {size}", columns, map(_tenant_row, sharing.tenants))
+    columns = ("targets on one pool", f"within {sharing.tolerance:.0%} of the weights", "leaves taken of all")
+    print_table("", columns, [(f"{report.leaves} leaves a level", _yes(sharing.holds), sharing.filled)])
+    columns = ("streams", "when a pool is killed", "number", "tokens/s: median (quartiles)")
+    print_table("one target on two pools, of which one is killed", columns, map(_group_row, failover.groups))
+    columns = ("seconds to move", "others while moving", "after", f"at least {1 - failover.tolerance:.0%}")
+    kept = (failover.kept_while_moving, failover.kept_after)
+    print_table("", columns, [(failover.seconds_to_move, *kept, _yes(failover.holds))])
+
+
+def _tenant_row(tenant: TenantSpeed) -> Sequence[object]:
+    return (tenant.weight, tenant.rows_per_second, tenant.rows_to_last, tenant.tokens_per_second)
 
 
 def _group_row(group: GroupSpeed) -> Sequence[object]:

@@ -135,13 +135,12 @@ def phase_of(phase: str, records: Sequence[StepRecord]) -> PhaseSteps:
 
 
 def print_stall(report: StallReport) -> None:
-    size = f"{report.streams} streams, T={report.temperature:g}, up to {report.nodes} nodes, budget {report.budget}"
-    paced = f"paced {report.pace}, overruns {report.overruns:.1%}" if report.pace else "not paced"
-    title = f"{report.target}, {report.dtype}, {paced}, {size}, {report.repeats} stalls of {report.pause:g} s"
-    columns = ("draft stopped", "steps", "p50 ms", "p99 ms", "max ms", "tokens/step", "steps with prompts, left out")
-    print_table(title, columns, map(_row, report.phases))
-    claim = f"no step longer than the p99 before and {report.allowance_ms:g} ms"
-    print_table("", ("", ""), [(claim, "yes" if report.holds else "no")])
+    paced = f"paced {report.pace}" if report.pace else "not paced"
+    size = f"streams: {report.streams}, T={report.temperature:g}, {report.repeats} x {report.pause:g} s"
+    columns = ("the draft's stop", "steps", "p50 ms", "p99 ms", "max ms", "tokens/step", "left out: with prompts")
+    print_table(f"{report.target}, {report.dtype}, {paced}, {size}", columns, map(_row, report.phases))
+    claim = f"during: no step over the p99 before + {report.allowance_ms:g} ms"
+    print_table("", (claim, "overruns of the target"), [("yes" if report.holds else "no", f"{report.overruns:.1%}")])
 
 
 def _row(phase: PhaseSteps) -> tuple[object, ...]:

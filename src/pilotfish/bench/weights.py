@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from pilotfish.bench.budget import Workload
@@ -107,16 +108,26 @@ class TenantSpeed:
 
     weight: int
     rows_per_second: Spread
+    rows_to_last: Spread  # rows over those of the last tenant, window by window
     tokens_per_second: Spread
 
 
 @dataclass(frozen=True)
 class WeightedSharing:
     tenants: list[TenantSpeed]
-    ratios: list[Spread]  # of each tenant's rows to the last one's, window by window
     filled: Spread  # share of the leaves that levels can take that were taken; prompts' rows count too
     tolerance: float
     holds: bool  # every median ratio is that of the weights within the tolerance
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Between two readings: rows and tokens of each target."""
+
+    seconds: float
+    rows: list[int]
+    tokens: list[int]
+    filled: float
 
 
 def measure_sharing(
@@ -163,21 +174,25 @@ def sharing_of(
     readings: Sequence[Sequence[Reading]], weights: Sequence[int], leaves: int, tolerance: float
 ) -> WeightedSharing:
     """`readings` at the ends of windows, each of all targets."""
-    pairs = list(zip(readings, readings[1:], strict=False))
-    windows = [after[0].at - before[0].at for before, after in pairs]
-    rows = [[b.load.own_rows - a.load.own_rows for a, b in zip(*pair, strict=True)] for pair in pairs]
-    tokens = [[b.tokens - a.tokens for a, b in zip(*pair, strict=True)] for pair in pairs]
-    tenants = [
-        TenantSpeed(
-            weight,
-            Spread.of([counts[i] / seconds for counts, seconds in zip(rows, windows, strict=True)]),
-            Spread.of([counts[i] / seconds for counts, seconds in zip(tokens, windows, strict=True)]),
-        )
-        for i, weight in enumerate(weights)
-    ]
-    ratios = [Spread.of([counts[i] / counts[-1] for counts in rows]) for i in range(len(weights))]
-    levels = [after[0].load.step_ms / 1000 for _, after in pairs]
-    filled = [sum(n) / s * level / leaves for n, s, level in zip(rows, windows, levels, strict=True)]
+    windows = [_window(*pair, leaves) for pair in pairwise(readings)]
+    tenants = [_tenant(i, weight, windows) for i, weight in enumerate(weights)]
     wanted = [weight / weights[-1] for weight in weights]
-    holds = all(abs(ratio.median / want - 1) <= tolerance for ratio, want in zip(ratios, wanted, strict=True))
-    return WeightedSharing(tenants, ratios, Spread.of(filled), tolerance, holds)
+    near = (abs(one.rows_to_last.median / want - 1) <= tolerance for one, want in zip(tenants, wanted, strict=True))
+    return WeightedSharing(tenants, Spread.of([window.filled for window in windows]), tolerance, all(near))
+
+
+def _window(before: Sequence[Reading], after: Sequence[Reading], leaves: int) -> _Window:
+    pairs = list(zip(before, after, strict=True))
+    seconds = after[0].at - before[0].at
+    rows = [b.load.own_rows - a.load.own_rows for a, b in pairs]
+    levels = seconds / (after[0].load.step_ms / 1000)
+    return _Window(seconds, rows, [b.tokens - a.tokens for a, b in pairs], sum(rows) / levels / leaves)
+
+
+def _tenant(index: int, weight: int, windows: Sequence[_Window]) -> TenantSpeed:
+    return TenantSpeed(
+        weight,
+        Spread.of([window.rows[index] / window.seconds for window in windows]),
+        Spread.of([window.rows[index] / window.rows[-1] for window in windows]),
+        Spread.of([window.tokens[index] / window.seconds for window in windows]),
+    )
