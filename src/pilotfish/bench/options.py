@@ -85,6 +85,7 @@ class Pooled(Common):
     pace: Annotated[str, typer.Option(help='Emulated devices; "": none.')] = "target=10.4ms,draft=2.6ms"
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.8
     nodes: Annotated[int, typer.Option(help="Nodes of a sequence verified in a step.")] = EngineConfig.nodes
+    leaves: Annotated[int, typer.Option(help="Leaves of each of a pool's forwards.")] = EngineConfig.leaves
     budget: Annotated[str, typer.Option(help="auto: guess as much as pays; fixed: always all.")] = EngineConfig.budget
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None
 
@@ -92,7 +93,7 @@ class Pooled(Common):
         """Of plain decoding; benches attach pools to it."""
         budget = cast(BudgetKind, self.budget)
         config = dataclasses.replace(self.config(self.dtype), mode="off", budget=budget)
-        return dataclasses.replace(config, nodes=self.nodes, pace=self.pace)
+        return dataclasses.replace(config, nodes=self.nodes, leaves=self.leaves, pace=self.pace)
 
     def workload(self) -> Workload:
         """In which a lap is every prompt once."""

@@ -119,8 +119,8 @@ def print_sharing(report: SharingReport) -> None:
     size = f"{report.streams} streams, T={report.temperature:g}, {report.repeats} x {report.seconds:g} s"
     columns = ("weight", "rows/s: median (quartiles)", "rows over the last's", "tokens/s")
     print_table(f"{report.target}, {report.dtype}, {paced}, {size}", columns, map(_tenant_row, sharing.tenants))
-    columns = ("targets on one pool", f"within {sharing.tolerance:.0%} of the weights", "leaves taken of all")
-    print_table("", columns, [(f"{report.leaves} leaves a level", _yes(sharing.holds), sharing.filled)])
+    verdict = (f"within {sharing.tolerance:.0%} of the weights", "leaves of a level", "taken of them")
+    print_table("", verdict, [(_yes(sharing.holds), report.leaves, sharing.filled)])
     columns = ("streams", "when a pool is killed", "number", "tokens/s: median (quartiles)")
     print_table("one target on two pools, of which one is killed", columns, map(_group_row, failover.groups))
     columns = ("seconds to move", "others while moving", "after", f"at least {1 - failover.tolerance:.0%}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,6 +22,8 @@ from pilotfish.wire.messages import Load
 
 #: Seconds within which every target is to hear of its pool's load.
 PATIENCE = 10.0
+#: transformers loads one model at a time.
+_LOADING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -67,30 +69,34 @@ class BusyTarget:
         self._workload = workload
         self._streams = streams
         self._stopped = threading.Event()
-        self._ready = threading.Event()
-        self._engine: Engine | None = None
+        self._engine: Future[Engine] = Future()
         self.tokens = 0  # so far
 
     def run(self) -> None:
         """Until `stop`."""
+        with self._started() as engine:
+            streams = Streams(engine, self._workload, self._streams)
+            while not self._stopped.is_set():
+                self.tokens += sum(streams.step())
+
+    def _started(self) -> Engine:
         try:
-            with Engine(self._config) as self._engine:
-                streams = Streams(self._engine, self._workload, self._streams)
-                self._ready.set()
-                while not self._stopped.is_set():
-                    self.tokens += sum(streams.step())
-        finally:
-            self._ready.set()
+            with _LOADING:
+                engine = Engine(self._config)
+        except BaseException as error:
+            self._engine.set_exception(error)
+            raise
+        self._engine.set_result(engine)
+        return engine
 
     def stop(self) -> None:
         self._stopped.set()
 
     def load(self) -> Load | None:
-        """The newest that its pool has told."""
-        self._ready.wait()
-        if self._engine is None or self._engine.remote is None:
-            raise EngineError("a target did not start; the log says why")
-        return self._engine.remote.pools[0].load
+        """The newest that its pool has told. Waits for the engine; raises what has kept it from its start."""
+        remote = self._engine.result().remote
+        assert remote is not None  # in mode async there is one
+        return remote.pools[0].load
 
 
 @dataclass(frozen=True)
