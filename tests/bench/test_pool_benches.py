@@ -15,6 +15,7 @@ from pilotfish.bench import app
 from pilotfish.bench.budget import Run, Workload
 from pilotfish.bench.compare import Spread
 from pilotfish.bench.failover import GROUPS, PHASES, failover_of, groups_of, kill_of
+from pilotfish.bench.machine import Machine
 from pilotfish.bench.network import OFF, Distance, NetworkReport, distances_of, print_network
 from pilotfish.bench.pools import overruns_since, start_pool
 from pilotfish.bench.report import BAR_WIDTH, bar_of
@@ -32,6 +33,15 @@ from pilotfish.model.pacer import Pacing
 from pilotfish.observe.records import StepRecord
 from pilotfish.plan.pace import Pace
 from pilotfish.wire.messages import Load
+
+MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than all the rest."""
+    for module in ("network", "sharing", "stall"):
+        monkeypatch.setattr(f"pilotfish.bench.{module}.describe_machine", lambda _: MACHINE)
 
 
 def invoke(command: str, llama: Path, draft: Path, prompt_file: Path, *options: str) -> dict[str, Any]:
@@ -89,7 +99,7 @@ def test_distances_are_compared_round_by_round(capsys: pytest.CaptureFixture[str
 
 def show(*distances: Distance, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ("float32", "", 100.0, 1, 0.8, 12, 1, 3, 8, "auto")
-    print_network(NetworkReport(cast(Any, None), "target", "draft", *sizes, list(distances), 2.6, 0.0, 0.98, True))
+    print_network(NetworkReport(MACHINE, "target", "draft", *sizes, list(distances), 2.6, 0.0, 0.98, True))
     out = capsys.readouterr().out
     assert "100 Mbit/s" in out and "never below 0.98 of off" in out
     bars = [line for line in out.splitlines() if "┃" in line and "██" in line]
