@@ -17,7 +17,7 @@ from pilotfish.bench.compare import Spread
 from pilotfish.bench.failover import GROUPS, PHASES, failover_of, groups_of, kill_of
 from pilotfish.bench.machine import Machine
 from pilotfish.bench.network import OFF, Distance, NetworkReport, distances_of, print_network
-from pilotfish.bench.pools import overruns_since, start_pool
+from pilotfish.bench.pools import start_pool
 from pilotfish.bench.report import BAR_WIDTH, bar_of
 from pilotfish.bench.sharing import run_sharing
 from pilotfish.bench.stall import num_windows as stall_windows
@@ -29,9 +29,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.request import RequestStats
 from pilotfish.engine.engine import Sample
 from pilotfish.errors import EngineError, InputError, ParameterError
-from pilotfish.model.pacer import Pacing
 from pilotfish.observe.records import StepRecord
-from pilotfish.plan.pace import Pace
 from pilotfish.wire.messages import Load
 
 MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
@@ -224,11 +222,6 @@ def test_streams_go_on_without_end(llama: Path, prompts: list[Prompt]) -> None:
 
 def test_rates_are_of_some_streams() -> None:
     assert Window(2.0, [4, 6, 10]).rate([0, 2]) == 7
-
-
-def test_overruns_are_those_since() -> None:
-    before, now = (Pacing("target", Pace.parse("1ms"), *counts) for counts in ((100, 50), (300, 52)))
-    assert overruns_since([before], [now]) == 0.01 and overruns_since([], []) == 0
 
 
 def test_a_pool_that_does_not_start_is_told(config: EngineConfig, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import re
 import signal
@@ -28,7 +29,7 @@ import signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open(sys.argv[1], "w").close()
 {SLEEP}"""
-#: A parent of a worker that dies with it: prints the worker's process id and the directory, then does as told.
+#: A parent of a worker that dies with it: `report` prints the worker's process id and the directory.
 PARENT_SCRIPT = """
 import os, signal, sys, time
 from pilotfish.engine.launch import Supervisor, wait_until
@@ -48,7 +49,8 @@ time.sleep(600)
 supervisor = Supervisor()
 supervisor.start([WorkerSpec("draft 0", [sys.executable, "-c", worker, sys.argv[1]])])
 wait_until(lambda: os.path.exists(sys.argv[1]), lambda: None, 20, "draft 0")
-print(supervisor.poll()[0].pid, supervisor.directory, flush=True)
+def report():
+    print(supervisor.poll()[0].pid, supervisor.directory, flush=True)
 """
 
 
@@ -109,6 +111,16 @@ def test_bad_input_is_not_tried_again(supervisor: Supervisor, capfd: pytest.Capt
     assert supervisor.poll()[0].status == "failed" and supervisor.poll()[0].restarts == 0
     supervisor.close()
     assert supervisor.problems() == (reason,)
+
+
+def test_the_last_line_is_waited_for(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still be in the pipe when the process has ended."""
+    slow = io.StringIO()
+    monkeypatch.setattr(slow, "write", lambda _: time.sleep(0.3))
+    monkeypatch.setattr(sys, "stderr", slow)
+    supervisor.start([python("import sys; print('first\\nlast', file=sys.stderr); sys.exit(2)")])
+    eventually(lambda: supervisor.poll()[0].status == "failed")
+    assert supervisor.problems() == ("draft 0: exited with code 2: last",)
 
 
 def test_a_crash_is_followed_by_another_start(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -254,7 +266,7 @@ class Family:
 
 
 def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
-    family = Family(tmp_path, "time.sleep(600)")
+    family = Family(tmp_path, "report(); time.sleep(600)")
     assert alive(family.worker)
     family.parent.kill()
     assert family.ended_by() == ""  # no time for anything
@@ -262,18 +274,19 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_parent_that_just_ends_shuts_its_workers_down(tmp_path: Path) -> None:
-    family = Family(tmp_path, "")
+    family = Family(tmp_path, "report()")
     assert family.ended_by() == "SIGTERM" and not family.sockets.exists()
 
 
 def test_ctrl_c_reaches_the_parent_only(tmp_path: Path) -> None:
-    family = Family(tmp_path, "try:\n  time.sleep(600)\nexcept KeyboardInterrupt:\n  supervisor.close()")
+    family = Family(tmp_path, "try:\n  report()\n  time.sleep(600)\nexcept KeyboardInterrupt:\n  supervisor.close()")
     os.killpg(family.parent.pid, signal.SIGINT)
     assert family.ended_by() == "SIGTERM" and family.parent.returncode == 0
 
 
 def test_a_fork_of_the_parent_ends_no_workers(tmp_path: Path) -> None:
     then = """
+report()
 fork = os.fork()
 if fork:
     print(os.waitpid(fork, 0)[1], os.path.exists(supervisor.directory), supervisor.poll()[0].status, flush=True)
@@ -333,6 +346,7 @@ def test_a_worker_is_pinned_and_sizes_its_threads(supervisor: Supervisor, tmp_pa
 
 
 def test_without_cores_a_worker_runs_where_its_parent_does(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.start([python(SLEEP, cores=frozenset({max(os.sched_getaffinity(0))}))])
     assert found(supervisor, tmp_path, "sorted(os.sched_getaffinity(0))") == str(sorted(os.sched_getaffinity(0)))
 
 

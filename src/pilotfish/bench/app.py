@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import typer
 
+from pilotfish.bench import pool_commands
 from pilotfish.bench.options import (
     Common,
     JsonOption,
     Measured,
-    Pooled,
     RepeatsOption,
-    SecondsOption,
     Shaped,
     bar,
     show,
@@ -21,6 +21,10 @@ from pilotfish.bench.options import (
 from pilotfish.command import taking
 from pilotfish.config import DType, EngineConfig, Quantization, available_cores
 from pilotfish.errors import ParameterError
+
+ParityMode = Literal["sync", "async"]
+#: Settings among which the best sync one is sought.
+SYNC_GRID = "2x2:8,3x2:8,4x2:8,3x4:16,4x4:16,5x4:16,4x8:16,6x8:16"
 
 app = typer.Typer(
     help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, GPUs, and draft pools.",
@@ -32,21 +36,79 @@ app = typer.Typer(
 @taking(Common)
 def parity(
     common: Common,
+    mode: Annotated[str, typer.Option(help="sync: every drafter; async: draft workers, also paced.")] = "sync",
     shard: Annotated[str, typer.Option(help="i/n: every n-th prompt from the i-th on.")] = "1/1",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    threads: Annotated[str, typer.Option(help="Thread counts, separated by commas.")] = "1,2",
+    threads: Annotated[str, typer.Option(help="The target's thread counts, separated by commas.")] = "1,2",
 ) -> None:
-    """Compare the tokens of every drafter with those of the target alone. Exit 1 if any differ in float32."""
-    from pilotfish.bench.parity import num_sequences, print_parity, run_parity
+    """Compare the tokens of every drafter, or of mode async, with those of the target alone. Exit 1 if any differ in
+    float32."""
+    from pilotfish.bench import parity, parity_async
     from pilotfish.bench.workload import parse_numbers, shard_of
 
+    asynchronous = _checked("mode", mode, ParityMode) == "async"
     thread_counts = parse_numbers("threads", threads)
     rows = shard_of(common.rows(), shard)
     config = common.config(dtype)
+    num_sequences = parity_async.num_sequences if asynchronous else parity.num_sequences
+    run = parity_async.run_parity_async if asynchronous else parity.run_parity
     with bar(num_sequences(len(rows), thread_counts)) as done:
-        report = run_parity(config, rows, common.max_tokens, thread_counts, done)
-    show(report, print_parity, json=common.json)
+        report = run(config, rows, common.max_tokens, thread_counts, done)
+    show(report, parity.print_parity, json=common.json)
     raise typer.Exit(int(report.failed))
+
+
+@app.command("async")
+@taking(Common)
+def asynchronous(
+    common: Common,
+    pace: Annotated[str, typer.Option(help="The devices.")] = "target=10.4ms,draft=2.6ms",
+    sync: Annotated[str, typer.Option(help="LEVELSxWIDTH:NODES, joined by a comma.")] = SYNC_GRID,
+    nodes: Annotated[int, typer.Option(help="Nodes that async verifies in a step of a sequence.")] = 16,
+    leaves: Annotated[int, typer.Option(help="Leaves of a level of the draft worker.")] = EngineConfig.leaves,
+    drafter: Annotated[str, typer.Option(help="lm or lm+ngram, of sync and async.")] = EngineConfig.drafter,
+    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0.8,0",
+    concurrency: Annotated[str, typer.Option(help="Sequences at a time, separated by commas.")] = "1",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    repeats: RepeatsOption = 3,
+) -> None:
+    """Async against off and against sync, on devices of a given pace."""
+    from pilotfish.bench.asynchronous import SyncSetting, num_sequences, print_async, run_async
+    from pilotfish.bench.workload import parse_numbers
+
+    grid = [SyncSetting.parse(text) for text in sync.split(",")]
+    shape = {"mode": "async", "drafter": drafter, "nodes": nodes, "leaves": leaves, "pace": pace, "budget": "fixed"}
+    config = dataclasses.replace(common.config(dtype), **shape)  # type: ignore[arg-type]
+    rows, at_a_time = common.rows(), parse_numbers("concurrency", concurrency)
+    heat = [float(text) for text in temperatures.split(",")]
+    with bar(num_sequences(len(rows), len(grid), len(heat), at_a_time, repeats)) as done:
+        report = run_async(config, rows, grid, heat, at_a_time, common.max_tokens, repeats, done=done)
+    show(report, print_async, json=common.json)
+
+
+@app.command()
+@taking(Common)
+def cores(
+    common: Common,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.8,
+    nodes: Annotated[
+        int, typer.Option(help="Nodes that sync and async verify in a step, at most.")
+    ] = EngineConfig.nodes,
+    leaves: Annotated[int, typer.Option(help="Leaves of a level of the draft worker.")] = EngineConfig.leaves,
+    drafter: Annotated[str, typer.Option(help="lm or lm+ngram.")] = EngineConfig.drafter,
+    budget: Annotated[str, typer.Option(help="auto or fixed.")] = EngineConfig.budget,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    repeats: RepeatsOption = 3,
+) -> None:
+    """Off and sync on all cores against async, whose target and draft have cores of their own."""
+    from pilotfish.bench.cores import contestants, print_cores, run_cores
+
+    shape = {"drafter": drafter, "nodes": nodes, "leaves": leaves, "budget": budget}
+    config = dataclasses.replace(common.config(dtype), **shape)  # type: ignore[arg-type]
+    rows = common.rows()
+    with bar(len(rows) * len(contestants(config)) * repeats) as done:
+        report = run_cores(config, rows, temperature, common.max_tokens, repeats, done=done)
+    show(report, print_cores, json=common.json)
 
 
 @app.command()
@@ -189,66 +251,12 @@ def memory(
     show(report, print_memory, json=json)
 
 
-@app.command()
-@taking(Pooled)
-def network(
-    common: Pooled,
-    round_trips: Annotated[str, typer.Option(help="Milliseconds, separated by commas.")] = "0,1,5,15,50",
-    mbit: Annotated[float, typer.Option(min=0.001, help="Mbit/s of the network, in each direction.")] = 100.0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
-    repeats: RepeatsOption = 5,
-) -> None:
-    """Tokens per second with a draft pool at a distance, beside plain decoding."""
-    from pilotfish.bench.network import Network, num_sequences, print_network, run_network
-    from pilotfish.bench.workload import parse_milliseconds
-
-    shape = Network(parse_milliseconds("round_trips", round_trips), mbit)
-    workload, config = common.workload(), common.engine_config()
-    with bar(num_sequences(workload, shape, repeats)) as done:
-        report = run_network(config, workload, shape, concurrency, repeats, done=done)
-    show(report, print_network, common.out, json=common.json)
-
-
-@app.command()
-@taking(Pooled)
-def sharing(
-    common: Pooled,
-    weights: Annotated[str, typer.Option(help="Of the targets that share a pool, separated by commas.")] = "3,1",
-    streams: Annotated[int, typer.Option(min=2, help="Sequences at a time of each target.")] = 8,
-    seconds: SecondsOption = 10.0,
-    repeats: RepeatsOption = 3,
-) -> None:
-    """Rows that a saturated pool grows for targets by their weights; what becomes of streams whose pool is killed."""
-    from pilotfish.bench.sharing import num_windows, print_sharing, run_sharing
-    from pilotfish.bench.workload import parse_numbers
-
-    shares = parse_numbers("weights", weights)
-    workload, config = common.workload(), common.engine_config()
-    with bar(num_windows(repeats)) as done:
-        report = run_sharing(config, workload, shares, streams, seconds, repeats, done=done)
-    show(report, print_sharing, common.out, json=common.json)
-
-
-@app.command()
-@taking(Pooled)
-def stall(
-    common: Pooled,
-    pause: Annotated[float, typer.Option(min=0.01, help="Seconds for which the draft is stopped.")] = 5.0,
-    streams: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
-    seconds: SecondsOption = 10.0,
-    repeats: RepeatsOption = 3,
-) -> None:
-    """The target's steps before, while and after its draft stands still (SIGSTOP)."""
-    from pilotfish.bench.stall import num_windows, print_stall, run_stall
-
-    workload, config = common.workload(), common.engine_config()
-    with bar(num_windows(repeats)) as done:
-        report = run_stall(config, workload, streams, seconds, pause, repeats, done=done)
-    show(report, print_stall, common.out, json=common.json)
-
-
 def _checked(field: str, value: str, kind: Any) -> str:
     """`value`; ParameterError unless the Literal `kind` has it."""
     if value not in get_args(kind):
         raise ParameterError(field, value, " or ".join(get_args(kind)))
     return value
+
+
+for command in (pool_commands.network, pool_commands.sharing, pool_commands.stall):
+    app.command()(command)

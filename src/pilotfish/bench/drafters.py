@@ -54,11 +54,22 @@ class RandomDrafter:
         """Nothing is held."""
 
 
-class EngineBench:
-    """One engine, whose drafter can be swapped while it is idle."""
+def check_drafter(engine: Engine) -> None:
+    """EngineError if the drafter failed: a service goes on without it, a measurement of it must not."""
+    if engine.worker.drafter.drafter is not engine.drafter:
+        raise EngineError("bench: the drafter failed and was dropped; the log says why")
+
+
+class JobRunner:
+    """Runs jobs on an engine, each time with another drafter if need be."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+
+    def use(self, drafter: Drafter, nodes: int | None = None) -> None:
+        """Swap the drafter, whose trees are verified in full; EngineError while requests run."""
+        config = self.engine.config
+        self.engine.use(drafter, FixedBudget(nodes or config.nodes, config.levels))
 
     def drain(self, done: Callable[[], None] = lambda: None) -> None:
         """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed."""
@@ -67,45 +78,6 @@ class EngineBench:
                 if delta.sample.finish_reason is not None:
                     done()
         check_drafter(self.engine)
-
-
-def check_drafter(engine: Engine) -> None:
-    """EngineError if the drafter failed: a service goes on without it, a measurement of it must not."""
-    if engine.worker.drafter.drafter is not engine.drafter:
-        raise EngineError("bench: the drafter failed and was dropped; the log says why")
-
-
-class Bench(EngineBench):
-    """One engine over one pair, with the drafters that its configuration can name."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        """`config` must be of mode sync with drafter lm."""
-        super().__init__(Engine(config))
-        drafter = self.engine.drafter
-        if not isinstance(drafter, LMDrafter):
-            raise EngineError("bench: an engine of mode sync with drafter lm is needed")
-        self.lm_drafter = drafter
-
-    def lm(self) -> LMDrafter:
-        """An LM drafter over the loaded draft."""
-        return LMDrafter(self.lm_drafter.runner, self.lm_drafter.shape, self.lm_drafter.vocab_size)
-
-    def drafter(self, name: str) -> Drafter:
-        """`off`, or what EngineConfig.drafter may name."""
-        if name == "off":
-            return NoDrafter()
-        drafters = [self._drafter(kind) for kind in drafter_kinds(name)]
-        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
-
-    def _drafter(self, kind: DrafterKind) -> Drafter:
-        if kind == "lm":
-            return self.lm()
-        return NgramDrafter() if kind == "ngram" else SuffixDrafter(ResponseCache(self.engine.config.max_cached_tokens))
-
-    def use(self, drafter: Drafter, nodes: int | None = None) -> None:
-        """Swap the drafter, whose trees are verified in full; EngineError while requests run."""
-        config = self.engine.config
-        self.engine.use(drafter, FixedBudget(nodes or config.nodes, config.levels))
 
     def run(
         self,
@@ -129,3 +101,32 @@ class Bench(EngineBench):
         self.drain(done)
         scheduler.pool.release(held)
         return samples
+
+
+class Bench(JobRunner):
+    """One engine over one pair, whose drafter can be swapped while it is idle."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """`config` must be of mode sync with drafter lm."""
+        super().__init__(Engine(config))
+        drafter = self.engine.drafter
+        if not isinstance(drafter, LMDrafter):
+            raise EngineError("bench: an engine of mode sync with drafter lm is needed")
+        self.lm_drafter = drafter
+
+    def lm(self) -> LMDrafter:
+        """An LM drafter over the loaded draft."""
+        lm = self.lm_drafter
+        return LMDrafter(lm.runner, lm.shape, lm.vocab_size, lm.pacer)
+
+    def drafter(self, name: str) -> Drafter:
+        """`off`, or what EngineConfig.drafter may name."""
+        if name == "off":
+            return NoDrafter()
+        drafters = [self._drafter(kind) for kind in drafter_kinds(name)]
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
+
+    def _drafter(self, kind: DrafterKind) -> Drafter:
+        if kind == "lm":
+            return self.lm()
+        return NgramDrafter() if kind == "ngram" else SuffixDrafter(ResponseCache(self.engine.config.max_cached_tokens))

@@ -9,9 +9,9 @@ from functools import partial
 
 from pilotfish.bench.budget import Contestant, Run, Workload, run_jobs
 from pilotfish.bench.compare import Spread, pairwise_ratios
-from pilotfish.bench.drafters import EngineBench
+from pilotfish.bench.drafters import JobRunner
 from pilotfish.bench.machine import Machine, describe_machine
-from pilotfish.bench.pools import attached, on_target_cores, overruns_since, place, proxied, start_pool, start_proxy
+from pilotfish.bench.pools import attached, on_target_cores, place, proxied, start_pool, start_proxy
 from pilotfish.bench.quantization import equal_outputs
 from pilotfish.bench.report import print_bars, print_table
 from pilotfish.bench.watched import WatchedBudget
@@ -102,7 +102,8 @@ def run_network(
         endpoints = proxied(stack.enter_context(proxy))
         remotes = [stack.enter_context(attached(engine, [endpoint])) for endpoint in endpoints]
         machine = machine or describe_machine(config.dtype)
-        players, paced = _players(engine, network, remotes, concurrency), engine.pacing()
+        players = _players(engine, network, remotes, concurrency)
+        engine.reset_pacing()  # what the budgets have measured is no part of the run
         rounds = _measure(engine, players, workload, concurrency, repeats, done)
         distances = distances_of(network.round_trips, rounds)
         [load] = [pool.load for pool in remotes[0].pools]
@@ -122,7 +123,7 @@ def run_network(
             budget=config.budget,
             distances=distances,
             level_ms=0.0 if load is None else load.step_ms,
-            overruns=overruns_since(paced, engine.pacing()),
+            overruns=max((pacing.share for pacing in engine.pacing()), default=0.0),
             floor=FLOOR,
             holds=all(distance.over_off.median >= FLOOR for distance in distances),
         )
@@ -161,7 +162,7 @@ def _measure(
     done: Callable[[str], None],
 ) -> Rounds:
     """One round to warm up, then `repeats`, in which contestants take turns in going first."""
-    bench, names = EngineBench(engine), list(players)
+    bench, names = JobRunner(engine), list(players)
     rounds: Rounds = {name: [] for name in names}
     for turn in range(repeats + 1):
         jobs, first = workload.jobs(1, turn), turn % len(names)

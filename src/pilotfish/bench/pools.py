@@ -23,7 +23,6 @@ from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity, worker_
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.errors import EngineError
 from pilotfish.model.loader import model_name
-from pilotfish.model.pacer import Pacing
 
 NO_PLACEMENT = Placement(frozenset(), ())
 
@@ -108,10 +107,3 @@ def attached(engine: Engine, endpoints: Sequence[str]) -> Iterator[RemoteDrafts]
     identity = TargetIdentity(model_name(config.target), digest, engine.model.shape.vocab_size)
     with closing(RemoteDrafts(config, identity, NO_PLACEMENT)) as remote:
         yield remote
-
-
-def overruns_since(before: Sequence[Pacing], now: Sequence[Pacing]) -> float:
-    """Share of forwards since `before` that took longer than their pace; 0 where nothing is paced."""
-    forwards = sum(pacing.forwards for pacing in now) - sum(pacing.forwards for pacing in before)
-    overruns = sum(pacing.overruns for pacing in now) - sum(pacing.overruns for pacing in before)
-    return overruns / forwards if forwards else 0.0

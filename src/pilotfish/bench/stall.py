@@ -10,7 +10,7 @@ import numpy as np
 
 from pilotfish.bench.budget import Workload
 from pilotfish.bench.machine import Machine, describe_machine
-from pilotfish.bench.pools import Listener, on_target_cores, overruns_since, place, start_pool
+from pilotfish.bench.pools import Listener, on_target_cores, place, start_pool
 from pilotfish.bench.report import print_table
 from pilotfish.bench.streams import Streams
 from pilotfish.config import EngineConfig
@@ -75,11 +75,11 @@ def run_stall(
         target = replace(on_target_cores(config, placement), mode="async", draft_pool=(pool.told["endpoint"],))
         with Engine(target) as engine:
             machine = machine or describe_machine(config.dtype)
-            running, paced = Streams(engine, workload, streams), engine.pacing()
+            running = Streams(engine, workload, streams)
             running.run_for(seconds)
             done("warm-up")
             stalls = [_stall(engine, running, pool, seconds, pause, done) for _ in range(repeats)]
-            overruns = overruns_since(paced, engine.pacing())
+            overruns = max((pacing.share for pacing in engine.pacing()), default=0.0)
     phases = [phase_of(name, [record for stall in stalls for record in stall[name]]) for name in PHASES]
     return StallReport(
         machine=machine,

@@ -78,8 +78,10 @@ def draft(
         children=children,
     )
     from pilotfish.engine.draft_pool import run_pool
+    from pilotfish.engine.process import supervised
 
-    logging.basicConfig(level=logging.INFO, format=f"pilotfish {name}: %(message)s")
+    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
+    logging.basicConfig(level=level, format=f"pilotfish {name}: %(message)s")
     run_pool(config, _tell if json else lambda _: None)
 
 

@@ -16,7 +16,7 @@ USE = """\
 
     {public}
 
-If a target has this key, the pool's allowlist (pilotfish draft --allow FILE) needs a line of it and a tenant:
+If a target has this key, the allowlist of the pool (--allow FILE) needs a line of it, a tenant and maybe a weight:
 
     {public} TENANT 1
 

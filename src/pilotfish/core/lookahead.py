@@ -89,8 +89,8 @@ class Nodes:
 
     def best(self, count: int) -> Ints:
         """Indices of the `count` nodes of highest score, ties to the older, ascending: a connected subtree."""
-        if len(self) <= count:
-            return np.arange(len(self))
+        if len(self) <= count or count == 0:
+            return np.arange(min(len(self), count))
         least = np.partition(self.scores, len(self) - count)[len(self) - count]
         chosen = self.scores > least
         ties = np.flatnonzero(self.scores == least)

@@ -9,8 +9,8 @@ committed. They are walked along what was committed since, and what hangs below 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from pilotfish.core.lookahead import NO_SLOT, Floats, Ints, Nodes
 #: Of a parent that is not in the tree: never was, or is gone.
 UNKNOWN = -2
 ROOT = -1
+#: What a score is raised to: of no use, and sums of many stay numbers.
+LEAST = -1000.0
 
 
 @dataclass(frozen=True)
@@ -71,50 +73,51 @@ class TreeCopy:
         push = self._lawful(push)
         if not len(push):
             return
-        self._walk_committed(push)
-        parents = self._parents(push)
-        alive = self._alive(parents)
-        self.late += len(push) - int(np.count_nonzero(alive))
-        if self._repeats(push.tokens[alive], parents[alive]):
-            self._attach_one_by_one(push.take(alive))
+        named = self._first_named(push.parents)
+        self._walk_committed(push, named)
+        parents = self._parents(push, named)
+        known = np.flatnonzero(parents != UNKNOWN)
+        if (parents >= len(self.nodes)).any() or self._repeats(push.tokens[known], parents[known]):
+            self._attach_one_by_one(push, parents)
         else:
-            self._attach_together(push.take(alive), self._compressed(parents, alive))
+            self.late += len(push) - len(known)
+            self._add(push.take(known), parents[known])
 
     def _lawful(self, push: Push) -> Push:
         """Without the nodes that no draft may send. The tree has room for all that are left."""
         rising = len(push) > 0 and push.ids[0] > self._last_id and bool((np.diff(push.ids) > 0).all())
         first_known = self._length - len(self._recent)
         lawful = np.full(len(push), rising and first_known <= push.base_len <= self._length)
-        lawful &= push.tokens < self._vocab_size
-        chosen = np.flatnonzero(lawful)[: self._max_nodes - len(self.nodes)]
+        lawful &= (push.tokens >= 0) & (push.tokens < self._vocab_size) & ~np.isnan(push.scores)
+        room = max(self._max_nodes - len(self.nodes) - len(self._aliases), 0)
+        chosen = np.flatnonzero(lawful)[:room]
         self.dropped += len(push) - len(chosen)
         self._last_id = int(push.ids[-1]) if rising else self._last_id
-        return push.take(chosen)
+        return replace(push.take(chosen), scores=np.clip(push.scores[chosen], LEAST, 0.0))
 
-    def _walk_committed(self, push: Push) -> None:
+    def _first_named(self, ids: Ints) -> Ints:
+        """`ids`, those of repeated nodes replaced by the first's."""
+        if not self._aliases:
+            return ids
+        return np.array([self._aliases.get(node, node) for node in ids.tolist()], np.int64)
+
+    def _walk_committed(self, push: Push, named: Ints) -> None:
         """Find the nodes of `push` whose tokens have been committed since; forget what is older than it."""
-        oldest = push.base_len - 1
         self._recent = self._recent[len(self._recent) - (self._length - push.base_len) :]
-        self._holders = {position: node for position, node in self._holders.items() if position > oldest}
+        self._holders = {position: node for position, node in self._holders.items() if position >= push.base_len}
+        if not self._recent:
+            return
+        rows = zip(named.tolist(), push.tokens.tolist(), push.ids.tolist(), strict=True)
+        children = {(parent, token): node for parent, token, node in reversed(list(rows))}
         holder: int | None = 0
         for position, token in enumerate(self._recent, push.base_len):
-            known = self._holders.get(position)
-            if known is None and holder is not None:
-                found = np.flatnonzero((push.parents == holder) & (push.tokens == token))
-                known = int(push.ids[found[0]]) if len(found) else None
-                if known is not None:
-                    self._holders[position] = known
-            holder = known
+            found = None if holder is None else children.get((holder, token))
+            holder = self._holders.get(position, found)
+            if holder is not None:
+                self._holders[position] = holder
 
-    def _root_id(self, push: Push) -> int:
-        """How `push` names the root, where it can."""
-        return 0 if push.base_len == self._length else self._holders.get(self._length - 1, 0)
-
-    def _parents(self, push: Push) -> Ints:
+    def _parents(self, push: Push, named: Ints) -> Ints:
         """Of each node: the parent's index in the tree, ROOT, len(tree) + its index in `push`, or UNKNOWN."""
-        named = push.parents
-        if self._aliases:
-            named = np.array([self._aliases.get(int(parent), int(parent)) for parent in named])
         ids = np.concatenate((self.nodes.ids, push.ids))
         parents = np.minimum(np.searchsorted(ids, named), len(ids) - 1)
         parents[ids[parents] != named] = UNKNOWN
@@ -125,24 +128,6 @@ class TreeCopy:
             parents[named == root] = ROOT
         return parents
 
-    def _alive(self, parents: Ints) -> NDArray[np.bool_]:
-        """Whose ancestors are all known."""
-        inside, size = parents >= len(self.nodes), len(parents)
-        alive = parents != UNKNOWN
-        while True:
-            above = np.where(inside, alive[np.clip(parents - len(self.nodes), 0, size - 1)], True)
-            if (alive <= above).all():
-                return np.asarray(alive)
-            alive &= above
-
-    def _compressed(self, parents: Ints, alive: NDArray[np.bool_]) -> Ints:
-        """Parents of those alive, as if the others had not come."""
-        number = np.cumsum(alive) - 1 + len(self.nodes)
-        parents = parents[alive]
-        inside = parents >= len(self.nodes)
-        parents[inside] = number[parents[inside] - len(self.nodes)]
-        return parents
-
     def _repeats(self, tokens: Ints, parents: Ints) -> bool:
         """Whether a parent would have two children with one token."""
         siblings = np.isin(self.nodes.parents, parents)
@@ -150,26 +135,43 @@ class TreeCopy:
         tokens = np.concatenate((self.nodes.tokens[siblings], tokens))
         return len(np.unique((parents + 1) * self._vocab_size + tokens)) < len(tokens)
 
-    def _attach_together(self, push: Push, parents: Ints) -> None:
-        """A level's nodes in a few array operations: depths and scores settle from the top down."""
-        depths = np.concatenate((self.nodes.depths, np.zeros(len(push) + 1, np.int64)))  # the last: the root's
-        scores = np.concatenate((self.nodes.scores, np.zeros(len(push) + 1)))
-        new = slice(len(self.nodes), len(self.nodes) + len(push))
-        while not np.array_equal(depths[new], below := depths[parents] + 1):
-            depths[new], scores[new] = below, scores[parents] + push.scores
-        scores[new] = scores[parents] + push.scores
-        slots = np.full(len(push), NO_SLOT)
-        added = Nodes(push.ids, parents, push.tokens, depths[new], scores[new], slots)
-        self.nodes = self.nodes.with_more(added)
+    def _attach_one_by_one(self, push: Push, parents: Ints) -> None:
+        """What hangs below a repeated node hangs below the first; below one that is not known, nowhere."""
+        size, kept, above = len(self.nodes), list[int](), list[int]()
+        pairs = zip(self.nodes.parents.tolist(), self.nodes.tokens.tolist(), strict=True)
+        first = {pair: index for index, pair in enumerate(pairs)}
+        placed: list[int] = []  # of each node of `push`: its index in the tree, or UNKNOWN
+        repeats: dict[int, int] = {}  # row of a repeated node: the first's index
+        for row, (parent, token) in enumerate(zip(parents.tolist(), push.tokens.tolist(), strict=True)):
+            parent = parent if parent < size else placed[parent - size]
+            place = UNKNOWN if parent == UNKNOWN else first.setdefault((parent, token), size + len(kept))
+            placed.append(place)
+            if place == size + len(kept):
+                kept.append(row)
+                above.append(parent)
+            elif place != UNKNOWN:
+                repeats[row] = place
+        self._add(push.take(np.array(kept, np.int64)), np.array(above, np.int64))
+        self._alias(push, repeats)
+        self.late += placed.count(UNKNOWN)
 
-    def _attach_one_by_one(self, push: Push) -> None:
-        """The same where nodes are repeated: what hangs below a repeated node hangs below the first."""
-        for row in range(len(push)):
-            one = push.take(np.array([row]))
-            parent = int(self._parents(one)[0])
-            first = self.nodes.child(parent, int(one.tokens[0]))
-            if first is None:
-                self._attach_together(one, np.array([parent]))
-            else:
-                self._aliases[int(one.ids[0])] = int(self.nodes.ids[first])
-                self.repeated += 1
+    def _alias(self, push: Push, repeats: Mapping[int, int]) -> None:
+        """Remember the repeated nodes; forget those whose first is gone."""
+        self.repeated += len(repeats)
+        self._aliases |= {int(push.ids[row]): int(self.nodes.ids[first]) for row, first in repeats.items()}
+        named = {*self.nodes.ids.tolist(), *self._holders.values()}
+        self._aliases = {node: first for node, first in self._aliases.items() if first in named}
+
+    def _add(self, push: Push, parents: Ints) -> None:
+        """Nodes below `parents`: indices of nodes in the tree, ROOT, or len(tree) + those of nodes before."""
+        size = len(self.nodes)
+        depths = np.concatenate((self.nodes.depths, np.zeros(len(push) + 1, np.int64)))  # the last: the root's
+        scores = np.concatenate((self.nodes.scores, push.scores, [0.0]))
+        outside = np.flatnonzero(parents < size)
+        depths[size + outside] = depths[parents[outside]] + 1
+        scores[size + outside] += scores[parents[outside]]
+        for row in np.flatnonzero(parents >= size).tolist():
+            depths[size + row] = depths[parents[row]] + 1
+            scores[size + row] += scores[parents[row]]
+        new, slots = slice(size, size + len(push)), np.full(len(push), NO_SLOT)
+        self.nodes = self.nodes.with_more(Nodes(push.ids, parents, push.tokens, depths[new], scores[new], slots))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,10 @@ from pilotfish.core.lookahead import Ints, Nodes
 from pilotfish.core.sharing import FairShare
 from pilotfish.draft.children import likely_children
 from pilotfish.draft.sessions import Session, SessionTable
+from pilotfish.errors import ParameterError
+from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
-from pilotfish.wire.messages import Tree
+from pilotfish.wire.messages import MAX_NODES, Tree
 
 #: Rows of prompts that a level takes beside leaves, and without any.
 CHUNK, WHOLE_CHUNK = 64, 256
@@ -25,6 +28,10 @@ class LevelShape:
 
     leaves: int = 32
     children: int = 12
+
+    def __post_init__(self) -> None:
+        if not 0 < self.leaves * self.children <= MAX_NODES:
+            raise ParameterError("children", self.children, f"1 to {MAX_NODES} nodes a level of {self.leaves} leaves")
 
 
 @dataclass(frozen=True)
@@ -51,13 +58,16 @@ class Grown:
 class Grower:
     """Grows the trees of all sessions by the likeliest leaves, tenants by their weights."""
 
-    def __init__(self, runner: Runner, table: SessionTable, shape: LevelShape, vocab_size: int) -> None:
-        """`vocab_size` is the tokenizer's: models may pad theirs."""
+    def __init__(
+        self, runner: Runner, table: SessionTable, shape: LevelShape, vocab_size: int, pacer: Pacer | None = None
+    ) -> None:
+        """`vocab_size` is the tokenizer's: models may pad theirs. `pacer` holds back each level."""
+        self.pacer = pacer
         self.vocab_size = min(vocab_size, runner.model.shape.vocab_size)
         self.runner = runner
         self.table = table
         self.shape = shape
-        self.share = FairShare()
+        self._leaf_share, self._prompt_share = FairShare(), FairShare()
 
     # -- what goes into the next level
 
@@ -67,17 +77,14 @@ class Grower:
         prompts = [s for s in open_sessions if s.num_pending > self.shape.leaves]
         level = self._leaves([s for s in open_sessions if s.num_pending <= self.shape.leaves])
         level += self._chunks(prompts, CHUNK if level else WHOLE_CHUNK)
-        return self._affordable([growth for growth in level if self._in_context(growth)], now)
+        return self._affordable(level, now)
 
     def _leaves(self, sessions: Sequence[Session]) -> list[Growth]:
         """The likeliest of each tenant's, as many as are its share. Sessions whose root has no children come first."""
         offers = [offer for session in sessions for offer in self._offers(session)]
         offers.sort(key=lambda offer: -offer.score)
-        wanted: dict[str, int] = {}
-        for offer in offers:
-            wanted[offer.session.tenant] = wanted.get(offer.session.tenant, 0) + 1
-        weights = {offer.session.tenant: offer.session.weight for offer in offers}
-        shares = self.share.split(wanted, weights, self.shape.leaves)
+        wanted = Counter(offer.session.tenant for offer in offers)
+        shares = self._leaf_share.split(wanted, _weights(sessions), self.shape.leaves)
         chosen: dict[int, list[int]] = {}
         for offer in offers:
             if shares[offer.session.tenant] > 0:
@@ -94,33 +101,56 @@ class Grower:
         return [Offer(session, leaf, score) for leaf, score in zip(leaves.tolist(), scores.tolist(), strict=True)]
 
     def _chunks(self, prompts: Sequence[Session], rows: int) -> list[Growth]:
-        """Parts of prompts, the newest sequence first: it has nothing to verify yet."""
+        """Parts of prompts, a tenant's newest sequence first: it has nothing to verify yet."""
+        wanted = Counter[str]()
+        for session in prompts:
+            wanted[session.tenant] += min(session.num_pending, rows)
+        shares = self._prompt_share.split(wanted, _weights(prompts), rows)
         level = []
         for session in sorted(prompts, key=lambda s: -s.touched):
-            count = min(rows, session.num_pending)
-            rows -= count
+            count = min(shares[session.tenant], session.num_pending)
+            shares[session.tenant] -= count
             if count:
                 level.append(Growth(session, count, ROOT if count == session.num_pending else ROOT[:0]))
         return level
 
-    def _in_context(self, growth: Growth) -> bool:
-        deepest = int(growth.session.tree.nodes.depths.max(initial=0))
-        return len(growth.session.tokens) + deepest + 1 <= self.runner.model.shape.context
-
     def _affordable(self, level: Sequence[Growth], now: float) -> list[Growth]:
-        """Those for whom there are slots, if need be after idle sessions have lost theirs."""
-        left = self.table.make_room(sum(growth.rows for growth in level), [growth.session for growth in level], now)
-        affordable = []
+        """Those for whom there are slots; what may bring a tree comes before what widens one."""
+        level = sorted(level, key=lambda growth: not growth.pending)
+        if sum(growth.rows for growth in level) > self.table.pool.num_free:
+            level = self._with_room(level, now)
+        left, affordable = self.table.pool.num_free, []
         for growth in level:
             if growth.rows <= left:
                 left -= growth.rows
                 affordable.append(growth)
         return affordable
 
+    def _with_room(self, level: Sequence[Growth], now: float) -> Sequence[Growth]:
+        """The level after others gave way: idle sessions, and tenants that hold more than their share to those that
+        do not. Where still none can go on, prompts that were begun give way to the first."""
+        above = self.table.above_share()
+        within = [growth for growth in level if growth.session.tenant not in above]
+        level, losers = (within, above) if within else (level, set[str]())
+        self.table.make_room(sum(g.rows for g in level), {g.session.key for g in level}, losers, now)
+        if all(growth.rows > self.table.pool.num_free for growth in level):
+            self._give_up_prompts(level[0])
+        return level
+
+    def _give_up_prompts(self, growth: Growth) -> None:
+        """Those begun, beside the one that `growth` goes on with: each may hold what the other lacks."""
+        for session in self.table:
+            if session.num_pending > self.shape.leaves and session is not growth.session and growth.pending:
+                self.table.evict(session)
+
     # -- the level
 
     def grow(self, level: Sequence[Growth]) -> list[Grown]:
         """One forward; what it added to each tree."""
+        with held(self.pacer, sum(growth.rows for growth in level)):
+            return self._grown(level)
+
+    def _grown(self, level: Sequence[Growth]) -> list[Grown]:
         logits = self.runner.forward([self._rows(growth) for growth in level])[:, : self.vocab_size]
         sampling = [growth.session.row_sampling(leaf) for growth in level for leaf in growth.leaves.tolist()]
         if not sampling:
@@ -160,6 +190,10 @@ class Offer:
     session: Session
     leaf: int
     score: float
+
+
+def _weights(sessions: Sequence[Session]) -> dict[str, float]:
+    return {session.tenant: session.weight for session in sessions}
 
 
 def _pushed(session: Session, added: Nodes) -> Tree:

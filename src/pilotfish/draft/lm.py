@@ -17,6 +17,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import ROOT, TokenTree
 from pilotfish.draft.children import likely_children
+from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling
 
@@ -49,10 +50,17 @@ class LMDrafter:
     """
 
     def __init__(
-        self, runner: Runner, shape: TreeShape, vocab_size: int, clock: Callable[[], float] = time.perf_counter
+        self,
+        runner: Runner,
+        shape: TreeShape,
+        vocab_size: int,
+        pacer: Pacer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`vocab_size` is the target's: models of one tokenizer may pad their vocabularies differently."""
+        """`vocab_size` is the target's: models of one tokenizer may pad their vocabularies differently. `pacer` holds
+        back each level."""
         self.runner = runner
+        self.pacer = pacer
         self.vocab_size = min(vocab_size, runner.model.shape.vocab_size)
         self.shape = shape
         self.pool = SlotPool(runner.num_slots)
@@ -121,7 +129,8 @@ class LMDrafter:
         """Compute KV of committed tokens up to the last chunk, which `_grow` takes for its logits."""
         session = self._sessions[request.id]
         while len(request.tokens) - len(session.slots) > CHUNK:
-            self.runner.forward([self._committed_rows(request, session, CHUNK, kept=())])
+            with held(self.pacer, CHUNK):
+                self.runner.forward([self._committed_rows(request, session, CHUNK, kept=())])
 
     def _committed_rows(self, request: Request, session: _Session, count: int, kept: Sequence[int]) -> SequenceRows:
         start = len(session.slots)
@@ -181,6 +190,12 @@ class LMDrafter:
     ) -> None:
         """One forward; each expanded node gets its children."""
         self.levels += 1
+        with held(self.pacer, sum(one.num_rows for one in rows)):
+            self._add_children(requests, nodes, rows)
+
+    def _add_children(
+        self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows]
+    ) -> None:
         logits = self.runner.forward(rows)[:, : self.vocab_size]
         targets = [(request, node) for request, expanded in zip(requests, nodes, strict=True) for node in expanded]
         children = likely_children(logits, [self._row_sampling(*target) for target in targets], self.shape.children)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -10,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.core.logit_rules import LogitRules
-from pilotfish.core.lookahead import Lookahead, Rerooted
+from pilotfish.core.lookahead import NO_SLOT, Lookahead, Rerooted
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.model.sampling import RowSampling
 from pilotfish.wire.channel import Peer
-from pilotfish.wire.messages import Commit, Open, Sampling
+from pilotfish.wire.messages import MAX_NODES, Commit, Open, Sampling
 
 #: Seconds without a commit after which a sequence's KV may go to another.
 IDLE = 0.5
@@ -66,6 +67,11 @@ class Session:
         """Of a node that could be committed."""
         return self.max_length - len(self.tokens) - 1
 
+    @property
+    def num_slots(self) -> int:
+        """Held here, by tokens and nodes."""
+        return len(self.slots) + int(np.count_nonzero(self.tree.nodes.slots != NO_SLOT))
+
     def row_sampling(self, leaf: int) -> RowSampling:
         """How the target draws the token after the node at index `leaf`, or after the root (-1)."""
         if self.rules is None:
@@ -75,8 +81,8 @@ class Session:
         return RowSampling(self.params, self.seed, len(self.tokens) + len(path), self.rules.edits(path))
 
 
-def session_of(key: Key, message: Open, tenant: str, weight: float, now: float) -> Session:
-    """ParameterError for sampling parameters that no target takes."""
+def session_of(key: Key, message: Open, tenant: str, weight: float, max_length: int, now: float) -> Session:
+    """A session of `max_length` tokens at most; ParameterError for sampling parameters that no target takes."""
     params, rules = _mirrored(message.sampling, message.tokens, message.prompt_tokens)
     return Session(
         key,
@@ -84,11 +90,11 @@ def session_of(key: Key, message: Open, tenant: str, weight: float, now: float) 
         tenant,
         weight,
         list(message.tokens),
-        message.max_length,
+        min(message.max_length, max_length),
         message.seed,
         params,
         rules,
-        message.wanted,
+        min(message.wanted, MAX_NODES),
         touched=now,
     )
 
@@ -135,6 +141,18 @@ class SessionTable:
     def of(self, target: Peer) -> list[Session]:
         return [session for session in self if session.key.target == target]
 
+    def admit(self, tenant: str) -> bool:
+        """Whether one more session of `tenant` may be opened. When there are too many, the tenant with the most loses
+        the one idle longest to a tenant with fewer."""
+        if len(self) < MAX_SESSIONS:
+            return True
+        counts = Counter(session.tenant for session in self)
+        (largest, most), *_ = counts.most_common(1)
+        if most <= counts[tenant] + 1:
+            return False
+        self.close(min((s for s in self if s.tenant == largest), key=lambda s: s.touched))
+        return True
+
     def open(self, session: Session) -> None:
         """Add it. One that it replaces leaves it the KV of the tokens that both have."""
         before = self._sessions.pop(session.key, None)
@@ -157,7 +175,7 @@ class SessionTable:
         session.tokens.extend(message.tokens)
         if session.rules is not None:
             session.rules.extend(message.tokens)
-        session.wanted, session.touched, session.evicted = message.wanted, now, False
+        session.wanted, session.touched, session.evicted = min(message.wanted, MAX_NODES), now, False
         return rerooted
 
     def close(self, session: Session) -> None:
@@ -174,14 +192,23 @@ class SessionTable:
         self.pool.release([*session.slots.tolist(), *session.tree.drop()])
         session.slots = np.zeros(0, np.int32)
 
-    def make_room(self, count: int, kept: Sequence[Session], now: float) -> int:
-        """Free slots: `count` of them, if need be after those idle longest, but none of `kept`, have lost theirs."""
-        if self.pool.num_free < count:
-            idle = [s for s in self if now - s.touched > IDLE and len(s.slots) and not any(s is k for k in kept)]
-            for session in sorted(idle, key=lambda s: s.touched):
-                if self.pool.num_free < count:
-                    self.evict(session)
-        return self.pool.num_free
+    def above_share(self) -> set[str]:
+        """Tenants that hold more of the slots than their weight among all tenants here gives them."""
+        held, weights = Counter[str](), dict[str, float]()
+        for session in self:
+            held[session.tenant] += session.num_slots
+            weights[session.tenant] = session.weight
+        slots_by_weight = self.pool.capacity / sum(weights.values()) if weights else 0.0
+        return {tenant for tenant, slots in held.items() if slots > slots_by_weight * weights[tenant]}
+
+    def make_room(self, count: int, kept: Collection[Key], tenants: Collection[str], now: float) -> None:
+        """Have `count` slots free, if they can be had: idle sessions and those of `tenants` lose theirs, the ones
+        idle longest first, but none of `kept`."""
+        losers = [s for s in self if (now - s.touched > IDLE or s.tenant in tenants) and s.key not in kept]
+        for session in sorted((s for s in losers if len(s.slots)), key=lambda s: s.touched):
+            if self.pool.num_free >= count:
+                return
+            self.evict(session)
 
     def forget_idle(self, now: float) -> None:
         """Close what was not heard of for long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,12 @@ logger = logging.getLogger(__name__)
 REPORT = 0.2
 #: Seconds of silence after which a target is gone.
 SILENCE = 10.0
+#: Seconds after which frames that are left wait for the next level.
+HANDLING = 0.01
+#: Targets of one tenant, and of all without keys.
+MAX_TARGETS = 256
+#: Bytes of a frame beside the tokens of a sequence as long as the draft's context, 5 each at most.
+FRAME_BASE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,10 @@ class Identity:
 class Target:
     """A target that said Hello."""
 
+    tenant: str
     heard: float
     rows: int = 0  # grown for it
+    malformed: int = 0  # frames
 
 
 @dataclass
@@ -89,6 +98,10 @@ class DraftWorker:
         self.observe: ObserveLevel = _ignore
         self._told = Fate()
         self._targets: dict[Peer, Target] = {}
+        self._inbox: deque[Received] = deque()
+        self._context = grower.runner.model.shape.context
+        self._vocab_size = grower.runner.model.shape.vocab_size  # what the model embeds
+        self._longest = min(self._context, self.table.pool.capacity)
         self._clock = clock
         self._level_seconds = SecondsBySize(0.0)
         self._queue_seconds = SecondsBySize(0.0)
@@ -96,15 +109,18 @@ class DraftWorker:
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Until `stopped`."""
-        idle = False
+        busy = True
         while not stopped():
-            for received in self.channel.receive(REPORT if idle else 0.0):
-                self._take(received)
-            self._report()
-            level = self.grower.next_level(self._clock())
-            idle = not level
-            for grown in self._grow(level):
-                self._send(grown.session.key.target, grown.message)
+            busy = self.turn(0.0 if busy else REPORT)
+
+    def turn(self, timeout: float) -> bool:
+        """Take what has come, waiting for it up to `timeout` seconds, and grow a level; whether anything was done."""
+        self._take_all(timeout)
+        self._report()
+        level = self.grower.next_level(self._clock())
+        for grown in self._grow(level):
+            self._send(grown.session.key.target, grown.message)
+        return bool(level or self._inbox)
 
     def _grow(self, level: list[Growth]) -> list[Grown]:
         if not level:
@@ -143,16 +159,27 @@ class DraftWorker:
 
     # -- what comes in
 
+    def _take_all(self, timeout: float) -> None:
+        """In order, for a while: targets that send much delay nobody's trees."""
+        if not self._inbox:
+            self._inbox.extend(self.channel.receive(timeout))
+        until = self._clock() + HANDLING
+        while self._inbox:
+            self._take(self._inbox.popleft())
+            if self._clock() > until:
+                return
+
     def _take(self, received: Received) -> None:
         """A frame that is no message costs its sender one, and nobody else anything."""
         try:
+            if len(received.frame) > FRAME_BASE + 5 * self._context:
+                raise WireError(f"frame: {len(received.frame)} bytes; a context of {self._context} needs fewer")
             message = decode_to_draft(received.frame)
         except WireError as error:
-            self.counts.malformed += 1
-            logger.warning("dropped a frame of %s: %s", received.peer.hex(), error)
+            self._drop(received.peer, error)
             return
         if isinstance(message, Hello):
-            self._greet(received.peer, message)
+            self._greet(received, message)
         elif received.peer not in self._targets:
             self._send(received.peer, Refuse(CONNECTION, 0, "no Hello came before"))
         elif isinstance(message, Open):
@@ -160,17 +187,31 @@ class DraftWorker:
         else:
             self._follow(received.peer, message)
 
-    def _greet(self, peer: Peer, hello: Hello) -> None:
+    def _drop(self, peer: Peer, error: WireError) -> None:
+        """Count a frame that is no message; a target's first is told of."""
+        self.counts.malformed += 1
+        target = self._targets.get(peer)
+        if target is not None:
+            target.malformed += 1
+            if target.malformed == 1:
+                logger.warning("dropped a frame of %s: %s", peer.hex(), error)
+
+    def _greet(self, received: Received, hello: Hello) -> None:
+        peer, known = received.peer, self._targets.get(received.peer)
         reason = self._why_not(hello)
+        if reason is None and known is None:
+            reason = self._why_no_more(received.tenant)
         if reason is not None:
             self._send(peer, Refuse(CONNECTION, 0, reason))
-            return
-        known = self._targets.get(peer)
-        if known is None:
-            self._targets[peer] = Target(self._clock())
-            self._send(peer, self._load(peer))
+        elif known is None:
+            self._targets[peer] = Target(received.tenant, self._clock())
+            self._send(peer, self._load(peer, self._own_sessions()))
         else:
             known.heard = self._clock()
+
+    def _why_no_more(self, tenant: str) -> str | None:
+        count = sum(target.tenant == tenant for target in self._targets.values())
+        return f"there are {count} targets of {tenant or 'everyone'} already" if count >= MAX_TARGETS else None
 
     def _why_not(self, hello: Hello) -> str | None:
         if hello.version != PROTOCOL_VERSION:
@@ -186,41 +227,53 @@ class DraftWorker:
         before = self.table.get(key)
         if before is not None and before.generation >= message.generation:
             return
+        tenant = received.tenant or received.peer.hex()
         try:
-            session = session_of(key, message, received.tenant or received.peer.hex(), received.weight, self._clock())
-            self._check_size(message)
+            self._check_tokens(message)
+            session = session_of(key, message, tenant, received.weight, self._longest, self._clock())
+            if before is None and not self.table.admit(tenant):
+                raise InputError(f"sessions: there are {MAX_SESSIONS} already")
         except InputError as error:
+            if before is not None:
+                self.table.close(before)
             self._send(received.peer, Refuse(message.session, message.generation, str(error)[:1024]))
             return
         self.table.open(session)
 
-    def _check_size(self, message: Open) -> None:
-        """InputError where the session cannot be served."""
-        if len(self.table) >= MAX_SESSIONS:
-            raise InputError(f"sessions: there are {MAX_SESSIONS} already")
-        if len(message.tokens) >= self.grower.runner.model.shape.context:
-            raise InputError(f"tokens: {len(message.tokens)} do not fit into the draft's context")
-        if max(message.tokens, default=0) >= self.grower.runner.model.shape.vocab_size or not message.tokens:
+    def _check_tokens(self, message: Open) -> None:
+        """InputError where the sequence cannot be served."""
+        if len(message.tokens) >= self._longest:
+            raise InputError(f"tokens: {len(message.tokens)} do not fit into the {self._longest} that the draft has")
+        if max(message.tokens, default=0) >= self._vocab_size or not message.tokens:
             raise InputError("tokens: they are none, or not all in the draft's vocabulary")
 
     def _follow(self, peer: Peer, message: Commit | Close) -> None:
         session = self.table.get(Key(peer, message.session))
-        if isinstance(message, Close):
-            if session is not None:
-                self.table.close(session)
-        elif session is None:
-            self._ask_again(peer, message, "there is no such session")
-        elif message.generation == session.generation:
+        if session is None:
+            if isinstance(message, Commit):
+                self._ask_again(peer, message, "there is no such session")
+        elif message.generation < session.generation:
+            return
+        elif isinstance(message, Close):
+            self.table.close(session)
+        elif message.generation > session.generation:
+            self._ask_again(peer, message, "it was not opened")
+        else:
             self._commit(session, message)
 
     def _commit(self, session: Session, message: Commit) -> None:
         """One that was seen already changes nothing."""
         length = len(session.tokens)
-        if message.base_len + len(message.tokens) <= length:
+        after = message.base_len + len(message.tokens)
+        if after <= length:
             return
-        if message.base_len != length:
+        if after > session.max_length:
+            reason = f"tokens: {after} are more than the {session.max_length} that it can have here"
+            self.table.close(session)
+            self._send(session.key.target, Refuse(message.session, message.generation, reason))
+        elif message.base_len != length:
             self._ask_again(session.key.target, message, f"base_len {message.base_len} does not follow {length}")
-        elif max(message.tokens) >= self.grower.runner.model.shape.vocab_size:
+        elif max(message.tokens) >= self._vocab_size:
             self._ask_again(session.key.target, message, "a token is not in the draft's vocabulary")
         else:
             rerooted = self.table.commit(session, message, self._clock())
@@ -251,14 +304,17 @@ class DraftWorker:
             for session in self.table.of(peer):
                 self.table.close(session)
             del self._targets[peer]
+        own = self._own_sessions()
         for peer in self._targets:
-            self._send(peer, self._load(peer))
+            self._send(peer, self._load(peer, own))
 
-    def _load(self, peer: Peer) -> Load:
-        own = len(self.table.of(peer))
+    def _own_sessions(self) -> Counter[Peer]:
+        return Counter(session.key.target for session in self.table)
+
+    def _load(self, peer: Peer, own: Counter[Peer]) -> Load:
         free = self.table.pool.num_free
         level_ms, queue_ms = 1000 * self._level_seconds.at(1), 1000 * self._queue_seconds.at(1)
-        return Load(self.identity.model, len(self.table), own, self._targets[peer].rows, free, level_ms, queue_ms)
+        return Load(self.identity.model, len(self.table), own[peer], self._targets[peer].rows, free, level_ms, queue_ms)
 
 
 def _ignore(record: LevelRecord) -> None:

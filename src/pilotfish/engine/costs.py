@@ -8,6 +8,7 @@ import numpy as np
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.calibration import StepCosts
+from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
 
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
@@ -27,15 +28,17 @@ def step_costs(runner: Runner, config: EngineConfig) -> StepCosts:
     return StepCosts(seconds, runner.padded)
 
 
-def forward_seconds(runner: Runner, rows: int) -> float:
-    """Least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first slots: only while idle."""
+def forward_seconds(runner: Runner, rows: int, pacer: Pacer | None = None) -> float:
+    """Held back by `pacer`, least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first
+    slots: only while idle."""
     rows = min(rows, runner.model.shape.context)
     tokens, slots = [0] * rows, np.arange(rows, dtype=np.int32)
     sequence = SequenceRows(0, tokens, slots, NO_NODES, kept=range(rows))
-    return min(_timed(runner, sequence) for _ in range(REPEATS))
+    return min(_timed(runner, sequence, pacer) for _ in range(REPEATS))
 
 
-def _timed(runner: Runner, sequence: SequenceRows) -> float:
+def _timed(runner: Runner, sequence: SequenceRows, pacer: Pacer | None) -> float:
     began = time.perf_counter()
-    runner.forward([sequence]).sum().item()  # waits for the device
+    with held(pacer, sequence.num_rows):
+        runner.forward([sequence]).sum().item()  # waits for the device
     return time.perf_counter() - began

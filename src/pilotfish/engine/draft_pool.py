@@ -20,7 +20,7 @@ from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import die_with_parent, name_process
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model, load_tokenizer, model_name
-from pilotfish.model.pacer import Pacer
+from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
 from pilotfish.observe.timeline import Timeline, part_of
 from pilotfish.wire.channel import Channel
@@ -43,8 +43,17 @@ def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None)
         ready(channel.endpoint)
         with _stopped_by_signals(channel) as stopped, _traced(worker, config):
             worker.run(stopped.is_set)
+        if worker.grower.pacer is not None:
+            _report_pacing(worker.grower.pacer.pacing())
     finally:
         channel.close()
+
+
+def _report_pacing(pacing: Pacing) -> None:
+    if pacing.valid:
+        logger.info("paced: %s", pacing)
+    else:
+        logger.warning("this run is invalid, its device is too slow: %s", pacing)
 
 
 @contextmanager
@@ -69,13 +78,13 @@ def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:
     torch.set_num_threads(model.num_threads)
     tokenizer = load_tokenizer(model.target)
     memory = plan_memory(model)
-    pace = model.paces.draft
+    pacer = None if model.paces.draft is None else Pacer("draft", model.paces.draft)
     loaded = load_model(
         model.target, DTYPES[model.dtype], device_of(model), eager=model.eager, quantization=model.quantization
     )
-    runner = Runner(loaded, memory.slots, pacer=None if pace is None else Pacer("draft", pace))
+    runner = Runner(loaded, memory.slots)
     table = SessionTable(SlotPool(memory.slots))
-    grower = Grower(runner, table, LevelShape(config.leaves, config.children), len(tokenizer))
+    grower = Grower(runner, table, LevelShape(config.leaves, config.children), len(tokenizer), pacer)
     identity = Identity(model_name(model.target), tokenizer_digest(tokenizer), len(tokenizer))
     return DraftWorker(grower, channel, identity)
 

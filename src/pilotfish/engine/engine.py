@@ -114,8 +114,7 @@ class Engine:
         self.drafter = drafter or self._make_drafter(placement)
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
         self.worker = TargetWorker(runner, scheduler, self.drafter, make_budget(config, runner, self.drafter))
-        for pacer in self._pacers:
-            pacer.reset()  # what was measured at start is no part of a run
+        self.reset_pacing()  # what was measured at start is no part of a run
         self._timeline = None if config.trace is None else Timeline(part_of(config.trace, "target"), "target")
         if self._timeline is not None:
             self.worker.observe = self._timeline.step
@@ -169,8 +168,8 @@ class Engine:
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
         pacer = self._pacer("draft", config.paces.draft)
-        runner = Runner(load(config, config.draft), self.memory.slots, pacer=pacer)
-        return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size)
+        runner = Runner(load(config, config.draft), self.memory.slots)
+        return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size, pacer)
 
     def _make_remote_drafter(self, placement: Placement) -> RemoteDrafter:
         config = self.config
@@ -191,6 +190,11 @@ class Engine:
     def pacing(self) -> list[Pacing]:
         """How the paced models of this process have kept their pace since the start; the target first."""
         return [pacer.pacing() for pacer in self._pacers]
+
+    def reset_pacing(self) -> None:
+        """Count overruns from here on."""
+        for pacer in self._pacers:
+            pacer.reset()
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
         """Attach another drafter, and decide by another budget; EngineError while requests run."""
@@ -319,7 +323,7 @@ def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter) -> Budge
     if isinstance(drafter, NoDrafter) or config.budget == "fixed":
         return FixedBudget(config.nodes, config.levels)
     lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
-    level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width)
+    level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width, lm.pacer)
     costs = step_costs(runner, config)
     if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
         reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"

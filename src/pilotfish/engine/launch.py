@@ -104,13 +104,12 @@ class Supervisor:
 
 class _Crew:
     """What a Supervisor owns. Its thread does not keep the Supervisor alive. That thread alone starts and ends
-    processes, and lives as long as they may: see WorkerProcess."""
+    processes, and lives as long as they may (see WorkerProcess); in a fork of this process there is none to do so."""
 
     def __init__(self, delays: Delays) -> None:
         self.directory = _socket_directory()
         self.workers: tuple[_Worker, ...] = ()
         self._delays = delays
-        self._owner = os.getpid()
         self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whose put is safe in a finalizer
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
@@ -122,8 +121,6 @@ class _Crew:
         self._goes_on.put(True)
 
     def close(self) -> None:
-        if os.getpid() != self._owner:  # a fork of this process, whose workers these are not
-            return
         self._goes_on.put(False)
         if threading.current_thread() is not self._thread:  # where a finalizer may run
             self._thread.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from pilotfish.config import EngineConfig
@@ -50,6 +51,16 @@ class LLM:
     def __init__(self, target: str | Path, draft: str | Path | None = None, **config: Any) -> None:
         config.setdefault("mode", "off" if draft is None else "sync")
         self.engine = Engine(EngineConfig(target=Path(target), draft=Path(draft) if draft else None, **config))
+
+    def close(self) -> None:
+        """End the draft's processes, where there are any. Idempotent; also done when the process ends."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     def generate(
         self,

@@ -124,6 +124,11 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
 # -- in the worker
 
 
+def supervised() -> bool:
+    """Whether a Supervisor started this process, as long as `die_with_parent` was not called."""
+    return PARENT in os.environ
+
+
 def die_with_parent() -> None:
     """Have this process end when its parent does, however that ends, where a Supervisor started it."""
     parent = os.environ.pop(PARENT, None)

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a worker may take to load, and a pool to answer.
 LOADING, ANSWER = 600.0, 5.0
+#: Seconds after which a thread that holds the interpreter gives way: between two forwards the step loop must not wait
+#: for the courier as long as Python's own 5 ms.
+SWITCH_INTERVAL = 0.0002
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class RemoteDrafts:
         hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model)
         self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
         self._courier = Courier(self._channel, self.drafter.receive, self.drafter.tick)
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL)
         self._courier.start()
         try:
             self._wait_for_pools()
@@ -65,6 +70,7 @@ class RemoteDrafts:
     def close(self) -> None:
         """Leave the pools; end the workers. Idempotent."""
         self._courier.close()
+        sys.setswitchinterval(self._interval)
         self._end_workers()
 
     def _post(self, peer: bytes, frame: bytes) -> None:

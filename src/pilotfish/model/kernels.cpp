@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -1049,34 +1050,79 @@ Tensor filter_logits(const Tensor& logits, const Tensor& temperatures, const Ten
 // ---------------------------------------------------------------------------------------------------
 // The k best tokens by logit + shared noise. See core/noise.py for the noise itself.
 
-struct Words4 {
-  uint32_t word[4];
-};
+constexpr int kStretch = 4 * kLanes;
+typedef uint64_t Products __attribute__((vector_size(kLanes * sizeof(uint32_t)), may_alias));
+typedef double Scores __attribute__((vector_size(8 * sizeof(double)), aligned(8), may_alias));
 
-Words4 philox(uint64_t seed, uint64_t position, uint32_t block) {
-  uint32_t c0 = position, c1 = position >> 32, c2 = block, c3 = 0;
+// High and low halves of constant * each lane.
+void multiply(uint64_t constant, Words lanes, Words& high, Words& low) {
+  constexpr uint64_t kLow = 0xFFFFFFFF;
+  const Products even = (reinterpret_cast<Products&>(lanes) & kLow) * constant;
+  const Products odd = (reinterpret_cast<Products&>(lanes) >> 32) * constant;
+  reinterpret_cast<Products&>(high) = (even >> 32) | (odd & ~kLow);
+  reinterpret_cast<Products&>(low) = (even & kLow) | (odd << 32);
+}
+
+// Words of the tokens [4 * block, 4 * block + kStretch), in their order.
+void philox(uint64_t seed, uint64_t position, uint32_t block, uint32_t* words) {
+  Words c0 = Words{} + static_cast<uint32_t>(position), c1 = Words{} + static_cast<uint32_t>(position >> 32);
+  Words c2 = Words{} + block, c3 = Words{};
+  for (int lane = 0; lane < kLanes; ++lane) c2[lane] += lane;
   uint32_t key0 = seed, key1 = seed >> 32;
   for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53} * c0, product1 = uint64_t{0xCD9E8D57} * c2;
-    c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ key0;
-    c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ key1;
-    c1 = static_cast<uint32_t>(product1);
-    c3 = static_cast<uint32_t>(product0);
+    Words high0, low0, high1, low1;
+    multiply(0xD2511F53, c0, high0, low0);
+    multiply(0xCD9E8D57, c2, high1, low1);
+    c0 = high1 ^ c1 ^ key0;
+    c1 = low1;
+    c2 = high0 ^ c3 ^ key1;
+    c3 = low0;
     key0 += 0x9E3779B9;
     key1 += 0xBB67AE85;
   }
-  return {{c0, c1, c2, c3}};
+  // to the order of tokens: pairs of words first, then pairs of pairs
+  const Words low01 = __builtin_shufflevector(c0, c1, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const Words high01 = __builtin_shufflevector(c0, c1, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  const Words low23 = __builtin_shufflevector(c2, c3, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const Words high23 = __builtin_shufflevector(c2, c3, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  const auto first = [](Words x, Words y) {
+    return __builtin_shufflevector(x, y, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
+  };
+  const auto second = [](Words x, Words y) {
+    return __builtin_shufflevector(x, y, 8, 9, 24, 25, 10, 11, 26, 27, 12, 13, 28, 29, 14, 15, 30, 31);
+  };
+  Words* const out = reinterpret_cast<Words*>(words);
+  out[0] = first(low01, low23);
+  out[1] = second(low01, low23);
+  out[2] = first(high01, high23);
+  out[3] = second(high01, high23);
+}
+
+double highest_of(const double* logits, int count) {
+  double highest = logits[0];
+  int i = 0;
+  if (count >= 8) {
+    Scores best = *reinterpret_cast<const Scores*>(logits);
+    for (i = 8; i + 8 <= count; i += 8) {
+      const Scores next = *reinterpret_cast<const Scores*>(logits + i);
+      best = next > best ? next : best;
+    }
+    for (int lane = 0; lane < 8; ++lane) highest = std::max(highest, best[lane]);
+  }
+  for (; i < count; ++i) highest = std::max(highest, logits[i]);
+  return highest;
 }
 
 constexpr double kMaxNoise = 22.9, kMinNoise = -3.2;
 
 double gumbel_of(uint32_t word) { return -std::log(-std::log((word + 0.5) / 4294967296.0)); }
 
-// -log u >= 1 - u, hence g <= -log(1 - u) <= 32 log 2 - floor(log2(words above this one)) log 2.
+// -log u >= 1 - u, hence g <= -log(1 - u) <= 32 log 2 - floor(log2(words above this one)) log 2. The floor is the
+// exponent of the upper 24 bits as a float, which holds them exactly; without any of them nothing is known.
 double gumbel_bound(uint32_t word) {
-  const uint32_t above = ~word;
-  const int leading = above == 0 ? 33 : __builtin_clz(above) + 1;
-  return leading * 0.6931471805599454;
+  const int32_t above = static_cast<int32_t>(~word >> 8);
+  const int32_t exponent = (std::bit_cast<int32_t>(static_cast<float>(above)) >> 23) - 127;
+  return (above == 0 ? 33 : 24 - exponent) * 0.6931471805599454;
 }
 
 struct Candidate {
@@ -1091,19 +1137,27 @@ void best_of_row(const double* logits, int64_t vocab, uint64_t seed, uint64_t po
   double threshold = -std::numeric_limits<double>::infinity();
   // just below what the best logit reaches with the least noise, also where the noise is lost in rounding
   if (k == 1) threshold = std::nextafter(*std::max_element(logits, logits + vocab) + kMinNoise, threshold);
-  for (int64_t first = 0; first < vocab; first += 4) {
-    const int64_t count = std::min<int64_t>(4, vocab - first);
-    if (*std::max_element(logits + first, logits + first + count) + kMaxNoise <= threshold) continue;
-    const Words4 words = philox(seed, position, first >> 2);
-    for (int64_t i = 0; i < count; ++i) {
-      if (logits[first + i] + gumbel_bound(words.word[i]) <= threshold) continue;
-      const double score = logits[first + i] + gumbel_of(words.word[i]);
-      if (score <= threshold) continue;  // on ties the lower id, which came first, stays
-      auto place = std::upper_bound(best.begin(), best.end(), score,
-                                    [](double value, const Candidate& c) { return value > c.score; });
-      best.insert(place, {score, first + i});
-      if (static_cast<int64_t>(best.size()) > k) best.pop_back();
-      if (static_cast<int64_t>(best.size()) == k) threshold = best.back().score;
+  for (int64_t first = 0; first < vocab; first += kStretch) {
+    const int count = static_cast<int>(std::min<int64_t>(kStretch, vocab - first));
+    if (highest_of(logits + first, count) + kMaxNoise <= threshold) continue;
+    uint32_t words[kStretch];
+    philox(seed, position, static_cast<uint32_t>(first >> 2), words);
+    uint8_t hopeful[kStretch] = {};
+    for (int i = 0; i < count; ++i) hopeful[i] = logits[first + i] + gumbel_bound(words[i]) > threshold;
+    for (int eighth = 0; eighth < kStretch; eighth += 8) {
+      uint64_t any;
+      std::memcpy(&any, hopeful + eighth, 8);
+      if (any == 0) continue;
+      for (int i = eighth; i < eighth + 8; ++i) {
+        if (!hopeful[i]) continue;
+        const double score = logits[first + i] + gumbel_of(words[i]);
+        if (score <= threshold) continue;  // on ties the lower id, which came first, stays
+        auto place = std::upper_bound(best.begin(), best.end(), score,
+                                      [](double value, const Candidate& c) { return value > c.score; });
+        best.insert(place, {score, first + i});
+        if (static_cast<int64_t>(best.size()) > k) best.pop_back();
+        if (static_cast<int64_t>(best.size()) == k) threshold = best.back().score;
+      }
     }
   }
   for (int64_t i = 0; i < k; ++i) {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pilotfish.plan.pace import Pace
@@ -84,3 +85,14 @@ class Pacer:
         """To within microseconds. Other threads get the interpreter meanwhile."""
         while (left := deadline - self._clock()) > 0:
             self._sleep(max(left - SPIN, 0.0))
+
+
+@contextmanager
+def held(pacer: Pacer | None, rows: int) -> Iterator[None]:
+    """Around a level of a draft, sampling included: leaves when its time is over. At once without a pacer."""
+    if pacer is None:
+        yield
+        return
+    began = pacer.now()
+    yield
+    pacer.hold(began, rows)

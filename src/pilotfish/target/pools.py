@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 GREETING, FIRST_GREETING = 1.0, 0.05
 #: Seconds of silence after which a pool is lost. It sends its load five times a second.
 SILENCE = 1.0
-#: Malformed frames in a row of which a pool is left alone, and for how long.
+#: Malformed frames after which a pool is left alone, and for how long.
 MAX_FAULTS, PAUSE = 32, 5.0
 
 
@@ -51,10 +51,11 @@ class Pool:
         if self.refusal is None:
             logger.warning("%s refused: %s", self.name, reason)
         self.refusal, self.ready, self._heard = reason, False, now
+        self._alone_until = max(self._alone_until, now + GREETING)
 
     def fault(self, now: float) -> bool:
         """It sent what is no message; whether it has done so too often."""
-        self._faults += 1
+        self._faults += now >= self._alone_until
         if self._faults < MAX_FAULTS:
             return False
         self._faults, self.ready, self._alone_until = 0, False, now + PAUSE

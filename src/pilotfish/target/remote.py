@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -50,9 +50,14 @@ class RemoteSession:
     request: Request
     copy: TreeCopy
     pool: Pool | None = None  # None: to be opened at the next step
+    asked: bool = False  # whether nodes of it were wanted since its last commit
+    lost: bool = False  # what the pool has of it cannot be followed: to be opened there anew
     generation: int = 0
     pushes: int = 0  # received of this generation
+    opened: float = 0.0
+    setbacks: int = 0  # one after the other, each soon after it was opened
     not_before: float = 0.0  # when it may be opened again
+    refused_by: set[Peer] = field(default_factory=set)
 
 
 @dataclass
@@ -77,7 +82,15 @@ class RemoteOptions:
     """How the target deals with its pools."""
 
     wanted: int = 2048  # nodes below the root after which a draft is to stop
-    quarantine: float = 1.0  # seconds without a draft for a session whose pool broke the protocol
+    #: Seconds without a draft for a session whose pool broke the protocol, or fails it again soon after it was opened;
+    #: twice that the next time, and so on.
+    quarantine: float = 1.0
+
+
+#: Of the seconds without a draft.
+MAX_DOUBLINGS = 6
+#: Nodes wanted of a sequence while its trees are not asked for: enough to see, at any time, whether they would pay.
+RESTING = 64
 
 
 class RemoteDrafter:
@@ -104,14 +117,15 @@ class RemoteDrafter:
         self._by_request: dict[int, RemoteSession] = {}
         self._by_number: dict[int, RemoteSession] = {}
         self._next_number = 1
-        self._wanted = options.wanted
 
     # -- the step loop's side: the Drafter protocol
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         with self._lock:
-            self._wanted = self._options.wanted if limits.levels else 0
-            return [self._session(request).copy.nodes.tree(limits.nodes) for request in requests]
+            sessions = [self._session(request) for request in requests]
+            for session in sessions:
+                session.asked = True
+            return [session.copy.nodes.tree(limits.nodes) for session in sessions]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         with self._lock:
@@ -121,9 +135,11 @@ class RemoteDrafter:
             hit = session.copy.commit(tokens)
             self.counts.hits += hit
             self.counts.misses += not hit
-            if session.pool is not None:
+            if session.pool is not None and not session.lost:
                 base_len = len(request.tokens) - len(tokens)
-                message = Commit(session.number, session.generation, base_len, list(tokens), self._wanted)
+                wanted = self._options.wanted if session.asked else min(self._options.wanted, RESTING)
+                session.asked = False
+                message = Commit(session.number, session.generation, base_len, list(tokens), wanted)
                 self._tell(session.pool, message)
             return hit
 
@@ -148,9 +164,9 @@ class RemoteDrafter:
             self._next_number += 1
             self._by_request[request.id] = self._by_number[session.number] = session
         if session.pool is not None and not session.pool.ready:
-            self._leave_pool(session)
+            self._set_back(session)
             self.counts.moved += 1
-        if session.pool is None and self._clock() >= session.not_before:
+        if (session.pool is None or session.lost) and self._clock() >= session.not_before:
             self._open(session)
         return session
 
@@ -158,11 +174,12 @@ class RemoteDrafter:
         return TreeCopy(len(request.tokens), self._hello.vocab_size, self._options.wanted + MAX_NODES)
 
     def _open(self, session: RemoteSession) -> None:
-        pool = min((pool for pool in self.pools if pool.ready), key=lambda pool: pool.expected_load, default=None)
+        pool = session.pool or self._best_pool(session)
         if pool is None:
             return
         request = session.request
-        session.pool, session.generation, session.pushes = pool, session.generation + 1, 0
+        session.pool, session.lost, session.opened = pool, False, self._clock()
+        session.generation, session.pushes = session.generation + 1, 0
         session.copy = self._empty_copy(request)
         pool.sessions.add(session.number)
         self.counts.opened += 1
@@ -174,17 +191,33 @@ class RemoteDrafter:
             request.max_length,
             request.seed,
             sampling_of(request),
-            self._wanted,
+            self._options.wanted,
         )
         self._tell(pool, message)
 
-    def _leave_pool(self, session: RemoteSession, pause: float = 0.0) -> None:
-        """It is without a draft until the next step, or for `pause` seconds."""
+    def _best_pool(self, session: RemoteSession) -> Pool | None:
+        """The one with the fewest sessions; one that refused this session only where there is no other."""
+        ready = (pool for pool in self.pools if pool.ready)
+        return min(ready, key=lambda pool: (pool.peer in session.refused_by, pool.expected_load), default=None)
+
+    def _set_back(self, session: RemoteSession, *, breach: bool = False) -> None:
+        """It is opened anew at the next step. Where that has just not helped, or its pool broke the protocol, it is
+        without a draft for a while: a pool must not have a target send whole sequences step after step."""
+        now, quarantine = self._clock(), self._options.quarantine
+        session.setbacks = session.setbacks + 1 if now - session.opened <= quarantine else 0
+        paused = breach or session.setbacks > 1
+        doublings = min(max(session.setbacks - 1, 0), MAX_DOUBLINGS)
+        session.not_before = now + quarantine * 2.0**doublings if paused else now
+        if paused or session.pool is None or not session.pool.ready:
+            self._leave_pool(session)
+        else:
+            session.lost, session.copy = True, self._empty_copy(session.request)
+
+    def _leave_pool(self, session: RemoteSession) -> None:
         if session.pool is not None:
             self._tell(session.pool, Close(session.number, session.generation))
             session.pool.sessions.discard(session.number)
-        session.pool, session.copy = None, self._empty_copy(session.request)
-        session.not_before = self._clock() + pause
+        session.pool, session.lost, session.copy = None, False, self._empty_copy(session.request)
 
     def _tell(self, pool: Pool, message: ToDraft) -> None:
         self._post(pool.peer, encode(message))
@@ -202,7 +235,9 @@ class RemoteDrafter:
 
     def receive(self, received: Received) -> None:
         """A frame from a pool."""
-        pool = next(pool for pool in self.pools if pool.peer == received.peer)
+        pool = next((pool for pool in self.pools if pool.peer == received.peer), None)
+        if pool is None:
+            return
         try:
             message = decode_to_target(received.frame)
         except WireError as error:
@@ -220,13 +255,16 @@ class RemoteDrafter:
             pool.refused(message.reason, self._clock())
         else:
             session = self._by_number.get(message.session)
-            if session is None or session.pool is not pool or session.generation != message.generation:
+            current = session is not None and session.pool is pool and not session.lost
+            if session is None or not current or session.generation != message.generation:
                 self.counts.stale += 1
             elif isinstance(message, Resync):
-                self._leave_pool(session)
+                self._set_back(session)
             elif isinstance(message, Refuse):
                 logger.warning("%s refused a session: %s", pool.name, message.reason)
-                self._leave_pool(session, pause=self._options.quarantine)
+                session.refused_by.add(pool.peer)
+                self._leave_pool(session)
+                self._set_back(session, breach=len(session.refused_by) == len(self.pools))
             else:
                 assert push is not None  # it is a Tree
                 self._attach(session, message.sequence, push)
@@ -236,7 +274,7 @@ class RemoteDrafter:
             self.counts.stale += 1  # it came twice
             return
         if sequence > session.pushes:
-            self._leave_pool(session)  # one was lost
+            self._set_back(session)  # one was lost
             return
         session.pushes += 1
         copy = session.copy
@@ -248,7 +286,7 @@ class RemoteDrafter:
         self.counts.repeated += copy.repeated - repeated
         self.counts.dropped += copy.dropped - dropped
         if copy.dropped > dropped:
-            self._leave_pool(session, pause=self._options.quarantine)
+            self._set_back(session, breach=True)
 
     def _blame(self, pool: Pool, reason: str) -> None:
         self.counts.malformed += 1

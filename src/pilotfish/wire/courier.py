@@ -39,8 +39,9 @@ class Courier:
         """Send what was posted, then end. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
-            self._channel.wake()
-            self._thread.join()
+            if self._thread.ident is not None:
+                self._channel.wake()
+                self._thread.join()
             self._channel.close()
 
     def _run(self) -> None:

@@ -151,10 +151,9 @@ class _Connection:
             self.socket.disconnect(self.endpoint)
 
     def _refusal(self, event: zmq.Event) -> str:
-        if event == _Event.HANDSHAKE_FAILED_PROTOCOL:
-            return "is no draft pool, or wants a key" if self._keys is None else "is no draft pool, or knows no keys"
+        """ZeroMQ tells a key that is not allowed; what else failed depends on who was first to break off."""
         if self._keys is None:
-            return "broke off before it said who it is"
+            return "broke off: it wants a key, or is no draft pool"
         if event == _Event.HANDSHAKE_FAILED_AUTH:
             return f"refused the key {self._keys.own.public}; expected one on its allowlist"
-        return f"broke off: its public key is not {self._keys.pool}, or it is no draft pool"
+        return f"broke off: its public key is not {self._keys.pool}, or it has none, or is no draft pool"

@@ -63,9 +63,10 @@ def _tcp(field: str, text: str) -> tuple[str, str]:
     match = _TCP.fullmatch(text.removeprefix("tcp://")) if text.startswith("tcp://") else None
     if match is None:
         raise ParameterError(field, text, ALLOWED)
-    if match["port"] != "*" and int(match["port"]) > 65535:
+    port = "*" if match["port"] == "*" else str(int(match["port"]))
+    if port != "*" and int(port) > 65535:
         raise ParameterError(field, text, "a port up to 65535")
-    return match["v6"] or match["host"], match["port"]
+    return match["v6"] or match["host"], port
 
 
 def _resolved(field: str, text: str, host: str) -> tuple[socket.AddressFamily, list[str]]:

@@ -150,9 +150,7 @@ def load_allowlist(path: Path) -> dict[str, Client]:
 def public_key(name: str, text: str) -> str:
     """A public half as a user gives it; ParameterError for what is none."""
     if not _is_key(text):
-        raise ParameterError(
-            name, text, f"a public key: {KEY_LENGTH} characters of Z85, as `pilotfish keys show` prints"
-        )
+        raise ParameterError(name, text, f"a public key of {KEY_LENGTH} characters, as `pilotfish keys show` prints it")
     return text
 
 

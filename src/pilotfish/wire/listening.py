@@ -2,8 +2,9 @@
 
 A peer is the key that its connection proved, and the incarnation that its messages name. The way to it is the
 connection that it was last heard on, so a target that reconnects is the same peer at once. A ROUTER addresses
-connections by names; with names that clients choose, a second client could choose the first one's and receive what is
-meant for it. So only connections that ZeroMQ itself has named are heard, and nobody receives another key's frames.
+connections by names, which clients may choose: a second client could choose the first one's and receive what is meant
+for it. So ROUTER_HANDOVER is off, and a peer has no name on its connection: ZeroMQ then numbers it (a zero and 32
+bits, counted from a random start, which no client is told), and connections that are named otherwise are not heard.
 Without keys, whoever can connect can use any incarnation.
 """
 
@@ -104,7 +105,7 @@ class ListeningChannel(SocketChannel):
         return frames
 
     def _received(self, parts: Sequence[zmq.Frame]) -> Received | None:
-        """None for what is not a message of two parts on a connection that ZeroMQ has named: a zero and 4 bytes."""
+        """None for what is not a message of two parts on a connection that ZeroMQ has numbered."""
         if len(parts) != 3:
             return None
         route, incarnation, frame = (part.bytes for part in parts)

@@ -35,6 +35,8 @@ Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
+#: As many as a request may name.
+TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
 
 
 class Hello(Struct, tag="hello", frozen=True):
@@ -56,11 +58,11 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[Index, float] = {}
-    allowed_token_ids: Tokens | None = None
-    bad_token_ids: Tokens = []
-    bad_sequences: list[Tokens] = []
-    stop_ids: Tokens = []  # tokens that end the output; never given while there are fewer than min_tokens
+    logit_bias: Annotated[dict[Index, float], Meta(max_length=1 << 14)] = {}
+    allowed_token_ids: TokenIds | None = None
+    bad_token_ids: TokenIds = []
+    bad_sequences: Annotated[list[TokenIds], Meta(max_length=128)] = []
+    stop_ids: TokenIds = []  # tokens that end the output; never given while there are fewer than min_tokens
     min_tokens: Index = 0
 
 

@@ -28,7 +28,7 @@ _OPTIONS = {
     zmq.LINGER: LINGER_MS,
     zmq.SNDHWM: HIGH_WATER,
     zmq.RCVHWM: HIGH_WATER,
-    zmq.MAXMSGSIZE: MAX_FRAME,
+    zmq.MAXMSGSIZE: MAX_FRAME + 64,  # encryption adds 33
     zmq.HEARTBEAT_IVL: 2_000,  # ms; answered by ZeroMQ's own thread, also while a forward runs
     zmq.HEARTBEAT_TIMEOUT: 10_000,
     zmq.HANDSHAKE_IVL: 10_000,

@@ -1,0 +1,51 @@
+"""`pilotfish keys`: a file with both halves, the public one on stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from pilotfish.wire.keys import load_allowlist, load_identity, public_key
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_new_key_and_how_to_use_it(pilotfish: Run, tmp_path: Path) -> None:
+    made = pilotfish("keys", "new", "target")
+    identity = load_identity("key", Path("target.key"))
+    assert (made.code, made.stderr) == (0, "") and identity.secret not in made.stdout
+    assert (tmp_path / "target.key").stat().st_mode & 0o777 == 0o600
+    shown = pilotfish("keys", "show", "target.key")
+    assert (shown.code, shown.stdout, shown.stderr) == (0, identity.public + "\n", "")
+    assert public_key("draft_pool_key", shown.stdout.strip()) == identity.public
+    (line,) = (line for line in made.stdout.splitlines() if "TENANT" in line)
+    Path("allow").write_text(line)
+    assert load_allowlist(Path("allow"))[identity.public].tenant == "TENANT"
+
+
+def test_a_key_is_never_replaced(pilotfish: Run) -> None:
+    assert pilotfish("keys", "new", "pool").code == 0
+    before = Path("pool.key").read_text()
+    again = pilotfish("keys", "new", "pool")
+    assert again.code == 2 and "name: 'pool.key' is not allowed" in again.stderr and again.stdout == ""
+    assert Path("pool.key").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["new", ""], "name: '' is not allowed"),
+        (["new", "no/such/place"], "No such file or directory"),
+        (["new"], "Missing argument"),
+        (["show", "nowhere.key"], "file: nowhere.key cannot be read"),
+        (["show"], "Missing argument"),
+    ],
+)
+def test_bad_usage_is_one_line(pilotfish: Run, arguments: list[str], message: str) -> None:
+    result = pilotfish("keys", *arguments)
+    assert result.code == 2 and message in result.stderr and len(result.stderr.splitlines()) == 1

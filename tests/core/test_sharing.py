@@ -1,0 +1,74 @@
+"""Shares of a saturated draft: in proportion to weights, nothing saved up, nothing wasted."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.core.sharing import FairShare
+
+WEIGHTS = {"a": 3.0, "b": 1.0, "c": 1.0}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 32])
+def test_weights_of_three_to_one(rows: int) -> None:
+    share, given_rows = FairShare(), Counter[str]()
+    for _ in range(1000):
+        given_rows.update(share.split({"a": rows, "b": rows}, WEIGHTS, rows))
+    assert sum(given_rows.values()) == 1000 * rows
+    assert given_rows["a"] / given_rows["b"] == pytest.approx(3.0, rel=0.01)
+
+
+def test_absence_is_neither_saved_up_nor_punished() -> None:
+    """Each comes and goes; while both are there, three to one."""
+    share, both = FairShare(), Counter[str]()
+    rng = random.Random(0)
+    here = {"a": True, "b": True}
+    for _ in range(400):
+        for tenant in here:
+            here[tenant] ^= rng.random() < 0.1
+        wanted = {tenant: 32 for tenant, wants in here.items() if wants}
+        for _ in range(10):
+            rows = share.split(wanted, WEIGHTS, 32)
+            if len(wanted) == 2:
+                both.update(rows)
+    assert both.total() > 20_000
+    assert both["a"] / both["b"] == pytest.approx(3.0, rel=0.01)
+
+
+def test_a_tenant_that_was_away_gets_no_more_than_its_share() -> None:
+    share = FairShare()
+    for _ in range(50):
+        share.split({"a": 32}, WEIGHTS, 32)
+    rows = share.split({"a": 32, "b": 32}, WEIGHTS, 32)
+    assert abs(rows["b"] - 8) <= 1
+
+
+WANTED = st.dictionaries(st.sampled_from("abc"), st.integers(0, 40))
+
+
+@given(st.lists(st.tuples(WANTED, st.integers(0, 40)), max_size=20))
+def test_no_row_is_wasted_and_none_is_given_unasked(calls: list[tuple[dict[str, int], int]]) -> None:
+    share = FairShare()
+    for wanted, rows in calls:
+        shares = share.split(wanted, WEIGHTS, rows)
+        assert shares.keys() == wanted.keys()
+        assert all(0 <= shares[tenant] <= wanted[tenant] for tenant in wanted)
+        assert sum(shares.values()) == min(rows, sum(wanted.values()))
+
+
+@given(st.lists(WANTED, max_size=30), st.integers(1, 8))
+def test_nobody_starves(calls: list[dict[str, int]], rows: int) -> None:
+    """Whatever came before, and whatever others want: a row for each within a round of all weights."""
+    share = FairShare()
+    for wanted in calls:
+        share.split(wanted, WEIGHTS, rows)
+    given_rows = Counter[str]()
+    for _ in range(10):
+        given_rows.update(share.split(dict.fromkeys(WEIGHTS, rows), WEIGHTS, rows))
+    assert all(given_rows[tenant] > 0 for tenant in WEIGHTS)
+    assert given_rows.total() == 10 * rows

@@ -1,0 +1,17 @@
+"""What holds of every lookahead tree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pilotfish.core.lookahead import Nodes
+
+
+def check_tree(nodes: Nodes) -> None:
+    """Parents before children, depths right, ids rising, scores falling, siblings of different tokens."""
+    above = np.append(nodes.scores, 0.0)[nodes.parents]
+    assert (nodes.parents < np.arange(len(nodes))).all() and (nodes.parents >= -1).all()
+    assert (nodes.depths == np.append(nodes.depths, 0)[nodes.parents] + 1).all()
+    assert (np.diff(nodes.ids) > 0).all()
+    assert (nodes.scores <= above).all()
+    assert len(set(zip(nodes.parents.tolist(), nodes.tokens.tolist(), strict=True))) == len(nodes)

@@ -1,0 +1,209 @@
+"""A draft worker that is stepped by hand, and targets that check what it pushes against the model itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from support import CONTEXT, VOCAB, native_model
+
+from pilotfish.core.logit_rules import LogitRules
+from pilotfish.core.lookahead import Lookahead
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.slots import SlotPool
+from pilotfish.draft.children import likely_children
+from pilotfish.draft.growth import Grower, LevelShape
+from pilotfish.draft.sessions import Session, SessionTable
+from pilotfish.draft.worker import DraftWorker, Identity
+from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
+from pilotfish.model.sampling import RowSampling
+from pilotfish.wire.channel import Peer, Received
+from pilotfish.wire.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Commit,
+    Hello,
+    Open,
+    Sampling,
+    ToDraft,
+    ToTarget,
+    Tree,
+    decode_to_target,
+    encode,
+)
+
+SMALL = LevelShape(leaves=4, children=3)
+IDENTITY = Identity("draft", "digest", VOCAB)
+HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
+ANSWER = TypeVar("ANSWER", bound=ToTarget)
+
+
+class Box:
+    """A channel to many targets: what they sent, what they were sent."""
+
+    def __init__(self) -> None:
+        self.inbox: list[Received] = []
+        self.sent: dict[Peer, list[bytes]] = defaultdict(list)
+
+    def send(self, peer: Peer, frame: bytes) -> bool:
+        self.sent[peer].append(frame)
+        return True
+
+    def receive(self, timeout: float) -> list[Received]:  # noqa: ARG002
+        frames, self.inbox = self.inbox, []
+        return frames
+
+    def wake(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@cache
+def loaded(directory: Path) -> Runner:
+    """One for all that need no slots of their own."""
+    return Runner(native_model(directory), CONTEXT)
+
+
+class Rig:
+    """A worker, its channel, and a clock that stands still."""
+
+    def __init__(self, directory: Path, shape: LevelShape = SMALL, slots: int = 2000) -> None:
+        self.now = 0.0
+        self.directory = directory
+        self.channel = Box()
+        self.table = SessionTable(SlotPool(slots))
+        runner = Runner(loaded(directory).model, slots)
+        self.worker = DraftWorker(Grower(runner, self.table, shape, VOCAB), self.channel, IDENTITY, lambda: self.now)
+
+    def say(self, peer: Peer, *messages: ToDraft, tenant: str = "", weight: float = 1.0) -> None:
+        for message in messages:
+            self.channel.inbox.append(Received(peer, encode(message), tenant, weight))
+
+    def turns(self, count: int = 1) -> None:
+        """Every slot has one owner after each."""
+        for _ in range(count):
+            self.worker.turn(0.0)
+            self.table.check()
+
+    def rest(self, most: int = 500) -> None:
+        """Until there is nothing to do."""
+        for _ in range(most):
+            if not self.worker.turn(0.0):
+                self.table.check()
+                return
+        raise AssertionError("it grows on and on")
+
+    def heard(self, peer: Peer, kind: type[ANSWER]) -> list[ANSWER]:
+        """Messages of a kind to a target, in order; they are taken away."""
+        messages = [decode_to_target(frame) for frame in self.channel.sent[peer]]
+        self.channel.sent[peer] = [encode(m) for m in messages if not isinstance(m, kind)]
+        return [m for m in messages if isinstance(m, kind)]
+
+    def trees(self, peer: Peer, session: int) -> list[Tree]:
+        """Those of a session, in order; they are taken away."""
+        trees = self.heard(peer, Tree)
+        self.channel.sent[peer] += [encode(tree) for tree in trees if tree.session != session]
+        return [tree for tree in trees if tree.session == session]
+
+    def session(self) -> Session:
+        """The only one."""
+        (session,) = self.table
+        return session
+
+    def children_of(self, tokens: Sequence[int], message: Open) -> dict[int, float]:
+        """What `likely_children` says after `tokens`, computed from nothing."""
+        count, sampling = len(tokens), message.sampling
+        rows = SequenceRows(0, tokens, np.arange(count, dtype=np.int32), NO_NODES, kept=[count - 1])
+        logits = loaded(self.directory).forward([rows])
+        prompt, output = tokens[: message.prompt_tokens], tokens[message.prompt_tokens :]
+        params = params_of(sampling)
+        rules = LogitRules.of(params, prompt, frozenset(sampling.stop_ids), sampling.bad_sequences)
+        row = RowSampling(params, message.seed, count, None if rules is None else rules.edits(output))
+        children = likely_children(logits, [row], self.worker.grower.shape.children)
+        return dict(zip(children.tokens[0].tolist(), children.log_chances[0].tolist(), strict=True))
+
+
+def params_of(sampling: Sampling) -> SamplingParams:
+    fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    return SamplingParams(
+        **{name: getattr(sampling, name) for name in fields},
+        logit_bias=sampling.logit_bias,
+        allowed_token_ids=None if sampling.allowed_token_ids is None else tuple(sampling.allowed_token_ids),
+        bad_token_ids=tuple(sampling.bad_token_ids),
+        min_tokens=sampling.min_tokens,
+    )
+
+
+@dataclass
+class Told:
+    """A target's sequence: what it told the draft, and what it heard of it."""
+
+    rig: Rig
+    opened: Open
+    peer: Peer = b"target"
+    tokens: list[int] = field(default_factory=list)
+    pushes: int = 0
+    paths: dict[int, tuple[int, ...]] = field(default_factory=dict)  # whole sequences that nodes stand for
+    chances: dict[tuple[int, ...], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.opened.tokens)
+        self.rig.say(self.peer, self.opened)
+
+    def listen(self) -> list[Tree]:
+        """Check what was pushed: each level is what the model says, given the sequence down to each parent."""
+        trees = self.rig.trees(self.peer, self.opened.session)
+        for tree in trees:
+            assert (tree.generation, tree.sequence) == (self.opened.generation, self.pushes)
+            self.pushes += 1
+            self._check(tree)
+        return trees
+
+    def _check(self, tree: Tree) -> None:
+        root = tuple(self.tokens[: tree.base_len])
+        added: dict[tuple[int, ...], dict[int, float]] = {}
+        for node, parent, token, chance in zip(tree.ids, tree.parents, tree.tokens, tree.scores, strict=True):
+            above = root if parent == 0 else self.paths[parent]
+            assert above[: len(root)] == root  # below the root
+            assert (*above, token) not in self.chances
+            added.setdefault(above, {})[token] = chance
+            self.paths[node] = (*above, token)
+            self.chances[*above, token] = chance
+        for above, children in added.items():
+            said = self.rig.children_of(above, self.opened)
+            score = sum(self.chances[above[:n]] for n in range(len(root) + 1, len(above) + 1))
+            kept = {token: chance for token, chance in said.items() if score + chance > Lookahead.FLOOR}
+            assert children == pytest.approx(kept, abs=1e-5)
+
+    def commit(self, tokens: Sequence[int], wanted: int | None = None) -> None:
+        wanted = self.opened.wanted if wanted is None else wanted
+        base_len, self.tokens = len(self.tokens), [*self.tokens, *tokens]
+        self.rig.say(self.peer, Commit(self.opened.session, self.opened.generation, base_len, list(tokens), wanted))
+
+    def close(self) -> None:
+        self.rig.say(self.peer, Close(self.opened.session, self.opened.generation))
+
+    def guesses(self) -> list[list[int]]:
+        """Paths of the nodes that are still below the last token."""
+        known, size = tuple(self.tokens), len(self.tokens)
+        return [list(path[size:]) for path in self.chances if len(path) > size and path[:size] == known]
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+    return tokens
+
+
+def make_open(
+    tokens: Sequence[int], session: int = 1, generation: int = 1, sampling: Sampling | None = None, **fields: int
+) -> Open:
+    defaults = {"prompt_tokens": len(tokens), "max_length": 1000, "seed": 7 + session, "wanted": 60}
+    return Open(session, generation, list(tokens), sampling=sampling or Sampling(), **{**defaults, **fields})

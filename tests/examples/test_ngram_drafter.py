@@ -1,0 +1,409 @@
+"""The example drafter keeps the protocol, as a target sees it; and the frames in docs/draft-protocol.md are real."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from pilotfish.core.noise import gumbel_of
+from pilotfish.core.tree_copy import Push, TreeCopy
+from pilotfish.wire.dialing import DialingChannel
+from pilotfish.wire.messages import (
+    CONNECTION,
+    PROTOCOL_VERSION,
+    Close,
+    Commit,
+    Hello,
+    Load,
+    Open,
+    Refuse,
+    Resync,
+    Sampling,
+    ToDraft,
+    Tree,
+    decode_to_draft,
+    decode_to_target,
+    encode,
+)
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "ngram_drafter.py"
+PAGE = ROOT / "docs" / "draft-protocol.md"
+VOCAB = 4096
+HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "a target")
+#: A text of which each token says what comes next.
+LOOP = list(range(100, 110))
+PATIENCE = 5.0  # seconds
+MAX_WANTED = 40  # nodes below a root, in these tests
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ngram_drafter", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ngram_drafter"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+
+
+class Target:
+    """A target's end of the wire, in plain ZeroMQ."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, incarnation: bytes) -> None:
+        self.incarnation = incarnation
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect(endpoint)
+
+    def send(self, message: ToDraft) -> None:
+        self.socket.send_multipart([self.incarnation, encode(message)])
+
+    def next(self, kind: type[Any]) -> Any:
+        """The next message of a kind; Loads, which come at any time, may lie before it, and nothing else."""
+        deadline = time.monotonic() + PATIENCE
+        while self.socket.poll(max(0, 1000 * (deadline - time.monotonic()))):
+            message = decode_to_target(self.socket.recv())
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, Load), message
+        raise AssertionError(f"no {kind.__name__}")
+
+    def trees(self, copy: TreeCopy, base_len: int) -> list[Tree]:
+        """All Trees that are pushed until nothing grows any more, attached."""
+        trees: list[Tree] = []
+        while not trees or (len(trees[-1].ids) == script.PUSHED and copy.nodes.ids.size < MAX_WANTED):
+            trees.append(self.next(Tree))
+            assert trees[-1].base_len == base_len
+            copy.attach(push_of(trees[-1]))
+        return trees
+
+
+Dial = Callable[..., Target]
+
+
+def push_of(tree: Tree) -> Push:
+    ids, parents, tokens = (np.array(x, np.int64) for x in (tree.ids, tree.parents, tree.tokens))
+    return Push(tree.base_len, ids, parents, tokens, np.array(tree.scores, np.float64))
+
+
+def opened(session: int, tokens: list[int], **fields: Any) -> Open:
+    values: dict[str, Any] = {
+        "generation": 1,
+        "prompt_tokens": len(tokens),
+        "max_length": len(tokens) + 100,
+        "seed": 7,
+        "sampling": Sampling(temperature=0.0),
+        "wanted": MAX_WANTED,
+    }
+    return Open(session=session, tokens=tokens, **{**values, **fields})
+
+
+def start(endpoint: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, SCRIPT, "--listen", endpoint], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a drafter listens; it must live through all tests, and end when it is told to."""
+    endpoint = f"ipc://{tmp_path_factory.mktemp('draft') / 'socket'}"
+    process = start(endpoint)
+    yield endpoint
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, said) == (0, "")
+
+
+@pytest.fixture
+def dial(context: zmq.Context[Any], endpoint: str) -> Iterator[Dial]:
+    """Makes targets that hang up after the test."""
+    targets: list[Target] = []
+
+    def dial(incarnation: bytes, greet: bool = True) -> Target:
+        targets.append(Target(context, endpoint, incarnation))
+        if greet:
+            targets[-1].send(HELLO)
+            targets[-1].next(Load)
+        return targets[-1]
+
+    yield dial
+    for target in targets:
+        target.socket.close()
+
+
+@pytest.fixture
+def target(dial: Dial, request: pytest.FixtureRequest) -> Target:
+    """One that was greeted, under a name of its own."""
+    return dial(request.node.name.encode()[:64])
+
+
+# -- a connection
+
+
+def test_load_keeps_coming(target: Target) -> None:
+    loads = [target.next(Load) for _ in range(2)]
+    assert all(load.own_sessions == 0 and load.own_rows == 0 and load.model for load in loads)
+
+
+def test_targets_of_another_version_or_vocabulary_are_refused(dial: Dial) -> None:
+    dial(b"first")
+    for hello in (Hello(2, "digest", VOCAB, "m"), Hello(PROTOCOL_VERSION, "another", VOCAB, "m")):
+        stranger = dial(b"stranger", greet=False)
+        stranger.send(hello)
+        refused = stranger.next(Refuse)
+        assert (refused.session, refused.generation) == (CONNECTION, 0)
+        assert "digest" in refused.reason
+
+
+def test_it_understands_the_targets_own_channel(endpoint: str) -> None:
+    channel = DialingChannel([endpoint], b"its incarnation")
+    try:
+        deadline = time.monotonic() + PATIENCE
+        received = []
+        while not received and time.monotonic() < deadline:
+            channel.send(b"0", encode(HELLO))
+            received = channel.receive(0.05)
+        assert isinstance(decode_to_target(received[0].frame), Load)
+    finally:
+        channel.close()
+
+
+def test_a_target_that_reconnects_is_the_same_one(dial: Dial) -> None:
+    target = dial(b"reconnects")
+    target.send(opened(1, LOOP * 3, wanted=0))
+    target.send(Commit(9, 1, 1, [1], wanted=0))
+    target.next(Resync)  # so the Open has arrived
+    target.socket.close()
+    again = dial(b"reconnects", greet=False)
+    again.send(Commit(1, 1, 30, [100], wanted=8))
+    tree = again.next(Tree)
+    assert (tree.sequence, tree.base_len, tree.tokens[0]) == (0, 31, 101)
+
+
+def test_garbage_harms_nobody(target: Target) -> None:
+    fields = {"type": "open", "session": 1, "generation": 1, "max_length": 99, "wanted": 9}
+    frames = [
+        b"",
+        b"\xc1",
+        bytes(range(256)),
+        b"\x91" * 5000,
+        encode(HELLO)[:-3],
+        msgspec.msgpack.encode([1, 2]),
+        msgspec.msgpack.encode({"type": "later", "session": 1}),
+        msgspec.msgpack.encode({"type": "commit", "session": "one"}),
+        msgspec.msgpack.encode({**fields, "tokens": [-1], "seed": 0}),
+        msgspec.msgpack.encode({**fields, "tokens": [1], "seed": -1}),
+        msgspec.msgpack.encode({**fields, "tokens": [1], "seed": 0, "sampling": {"temperature": "hot"}}),
+    ]
+    for frame in frames:
+        target.socket.send_multipart([target.incarnation, frame])
+    target.socket.send_multipart([b"alone"])
+    target.socket.send_multipart([target.incarnation, encode(HELLO), b"more"])
+    target.send(Commit(5, 1, 30, [100], wanted=8))
+    assert target.next(Resync).session == 5
+    assert target.next(Load).own_sessions == 0
+
+
+# -- a session
+
+
+def test_trees_follow_the_text_and_the_rules(target: Target) -> None:
+    text = LOOP * 4
+    copy = TreeCopy(len(text), VOCAB, 1000)
+    target.send(opened(1, text))
+    trees = target.trees(copy, len(text))
+    assert [tree.sequence for tree in trees] == list(range(len(trees)))
+    assert (copy.dropped, copy.repeated, copy.late) == (0, 0, 0)
+    assert 0 < len(copy.nodes) <= MAX_WANTED
+    assert len(copy.nodes.follow(LOOP)) >= 6
+    above = np.append(copy.nodes.scores, 0.0)[copy.nodes.parents]
+    assert (copy.nodes.scores <= above).all() and (copy.nodes.scores < 0).all()
+
+
+def test_after_a_commit_only_new_nodes_are_pushed(target: Target) -> None:
+    text = LOOP * 4
+    copy = TreeCopy(len(text), VOCAB, 1000)
+    target.send(opened(1, text))
+    trees = target.trees(copy, len(text))
+    for tokens, hit in (([100, 101], True), ([102, 100], False), ([101], True)):
+        assert copy.commit(tokens) is hit
+        target.send(Commit(1, 1, len(text), tokens, MAX_WANTED))
+        text += tokens
+        trees += target.trees(copy, len(text))
+        assert len(copy.nodes.follow([text[-1] + i for i in range(1, 4)])) == 3
+    assert [tree.sequence for tree in trees] == list(range(len(trees)))
+    assert (copy.dropped, copy.repeated, copy.late) == (0, 0, 0)
+
+
+def test_a_node_that_became_the_root_is_called_0(target: Target) -> None:
+    target.send(opened(1, LOOP * 4, wanted=1))
+    assert target.next(Tree).tokens == [100]
+    target.send(Commit(1, 1, 40, [100], wanted=1))
+    tree = target.next(Tree)
+    assert (tree.ids, tree.parents, tree.tokens) == ([2], [0], [101])
+
+
+def test_it_guesses_what_will_be_sampled(target: Target) -> None:
+    seed = 12345
+    for token in (0, 5, 4095):
+        assert script.noise(seed, 2**33 + 9, token) == gumbel_of(seed, 2**33 + 9, token)
+    text = [7, 201, 7, 202, 7, 203, 7, 204] * 20 + [7]  # four tokens follow 7 equally often
+    text[-1:] = [8, 7]  # after a context that was never seen
+    copy = TreeCopy(len(text), VOCAB, 1000)
+    target.send(opened(1, text, seed=seed, sampling=Sampling(temperature=0.8)))
+    target.trees(copy, len(text))
+    first = copy.nodes.parents == -1
+    best = copy.nodes.tokens[first][copy.nodes.scores[first].argmax()]
+    assert best == max((201, 202, 203, 204), key=lambda token: gumbel_of(seed, len(text), token))
+
+
+def test_nothing_grows_beyond_what_is_wanted_or_useful(target: Target) -> None:
+    text = LOOP * 4
+    target.send(opened(1, text, wanted=0))
+    target.send(Commit(1, 1, len(text), [100], wanted=5))
+    copy = TreeCopy(len(text) + 1, VOCAB, 1000)
+    trees = target.trees(copy, len(text) + 1)
+    assert trees[0].sequence == 0 and len(copy.nodes) == 5
+    short = TreeCopy(len(text), VOCAB, 1000)
+    target.send(opened(2, text, max_length=len(text) + 3))
+    target.trees(short, len(text))
+    assert short.nodes.depths.max() == 2
+
+
+def test_a_gap_is_answered_with_resync(target: Target) -> None:
+    text = LOOP * 4
+    target.send(Commit(1, 3, len(text), [100], wanted=8))
+    assert (target.next(Resync).session, target.next(Load).own_sessions) == (1, 0)
+    target.send(opened(1, text, generation=4, wanted=0))
+    target.send(Commit(1, 4, len(text) + 1, [101], wanted=8))
+    resync = target.next(Resync)
+    assert (resync.session, resync.generation) == (1, 4) and resync.reason
+    target.send(opened(1, text, generation=5, wanted=0))
+    target.send(Commit(1, 6, len(text), [100], wanted=8))  # the Open of generation 6 was lost
+    assert target.next(Resync).generation == 6
+
+
+def test_what_comes_twice_or_late_changes_nothing(target: Target) -> None:
+    text = LOOP * 4
+    target.send(opened(1, text, generation=2, wanted=0))
+    target.send(opened(1, LOOP, generation=2, wanted=8))
+    target.send(opened(1, LOOP, generation=1, wanted=8))
+    for _ in range(2):
+        target.send(Commit(1, 2, len(text), [100, 101], wanted=0))
+    target.send(Commit(1, 1, 3, [1], wanted=8))
+    target.send(Close(1, 1))
+    target.send(Commit(1, 2, len(text) + 2, [102], wanted=8))
+    tree = target.next(Tree)
+    assert (tree.generation, tree.sequence, tree.base_len, tree.tokens[0]) == (2, 0, len(text) + 3, 103)
+
+
+def test_close_frees_the_session(target: Target) -> None:
+    target.send(opened(1, LOOP, wanted=0))
+    target.send(opened(2, LOOP, wanted=0))
+    target.send(Close(1, 1))
+    target.send(Commit(1, 1, len(LOOP), [100], wanted=8))
+    target.next(Resync)
+    assert target.next(Load).own_sessions == 1
+
+
+# -- bounds
+
+
+def test_silent_targets_are_forgotten_and_sessions_are_bounded(
+    context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with context.socket(zmq.ROUTER) as router:
+        drafter = script.Drafter(router)
+        monkeypatch.setattr(script, "MAX_SESSIONS", 3)
+        monkeypatch.setattr(script, "MAX_TARGETS", 1)
+        for incarnation in (b"one", b"two"):
+            drafter.receive([b"route", incarnation, encode(HELLO)])
+        for session in range(1, 6):
+            drafter.receive([b"route", b"one", encode(opened(session, LOOP))])
+        assert list(drafter.targets) == [b"one"] and list(drafter.targets[b"one"].sessions) == [1, 2, 3]
+        monkeypatch.setattr(script, "SILENCE", 0.0)
+        drafter.report()
+        assert not drafter.targets and drafter.num_sessions() == 0
+
+
+def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "MAX_CONTEXTS", 50)
+    ngrams = script.Ngrams()
+    ngrams.learn((1,), [token for i in range(100) for token in (1, 2 + i)])
+    assert len(ngrams.followers) == 50
+    assert max(len(counts) for counts in ngrams.followers.values()) == script.FOLLOWERS
+
+
+def test_an_address_that_cannot_be_bound_is_one_line(tmp_path: Path) -> None:
+    process = start(f"ipc://{tmp_path}/no/such/directory")
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert "--listen: ipc://" in said.splitlines()[-1]
+
+
+# -- the page
+
+
+def shown(block: str) -> tuple[bytes, dict[str, Any]]:
+    """A hex block's bytes, and the fields that its comments name."""
+    lines = [line.partition("#") for line in block.splitlines()]
+    pairs = [comment.strip().split(": ", 1) for _, _, comment in lines if ": " in comment]
+    return bytes.fromhex("".join(code for code, _, _ in lines)), {name: json.loads(value) for name, value in pairs}
+
+
+@pytest.fixture(scope="module")
+def frames() -> list[bytes]:
+    """Those on the page."""
+    blocks = [shown(block) for block in re.findall(r"```hex\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+    for frame, fields in blocks:
+        assert msgspec.msgpack.decode(frame) == fields
+        decode = decode_to_draft if fields["type"] == "commit" else decode_to_target
+        assert encode(decode(frame)) == frame
+    return [frame for frame, _ in blocks]
+
+
+def test_the_pages_example_goes_as_the_page_says(frames: list[bytes]) -> None:
+    first, committed, late, last = frames
+    copy = TreeCopy(4, VOCAB, 1000)
+    for frame, ids, lost in ((first, [1, 2, 3, 4], 0), (late, [6], 1), (last, [6, 7, 8], 1)):
+        if frame is late:
+            commit = decode_to_draft(committed)
+            assert isinstance(commit, Commit) and commit.base_len == 4
+            assert copy.commit(commit.tokens) and len(copy.nodes) == 0
+        tree = decode_to_target(frame)
+        assert isinstance(tree, Tree)
+        copy.attach(push_of(tree))
+        assert copy.nodes.ids.tolist() == ids
+        assert (copy.late, copy.dropped, copy.repeated) == (lost, 0, 0)
+    assert copy.nodes.parents.tolist() == [-1, 0, -1] and copy.nodes.tokens.tolist() == [90, 33, 91]
+
+
+def test_the_page_names_every_field() -> None:
+    page = PAGE.read_text()
+    for message in (Hello, Sampling, Open, Commit, Close, Tree, Resync, Refuse, Load):
+        for field in msgspec.structs.fields(message):
+            assert f"`{field.encode_name}`" in page, f"{message.__name__}.{field.name}"

@@ -1,0 +1,184 @@
+"""Asynchronous drafts never change the output: == in float32, over a good connection and over one that lies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, native_model
+from test_lossless import LENGTH, MIXED, alone, generate, params
+
+from pilotfish.core.slots import SlotPool
+from pilotfish.draft.growth import Grower, LevelShape
+from pilotfish.draft.sessions import FORGOTTEN, SessionTable
+from pilotfish.draft.worker import DraftWorker, Identity
+from pilotfish.engine.engine import Engine
+from pilotfish.model.runner import Runner
+from pilotfish.target import pools
+from pilotfish.target.pools import Pool
+from pilotfish.target.remote import RemoteDrafter, RemoteOptions
+from pilotfish.wire.channel import Channel, Loopback, Peer, Received
+from pilotfish.wire.courier import Courier
+from pilotfish.wire.messages import PROTOCOL_VERSION, Hello
+
+POOL, TARGET = b"0", b"target"
+
+
+class BadLine:
+    """A channel that drops, doubles, delays, reorders and damages what it sends."""
+
+    def __init__(self, inner: Loopback, seed: int) -> None:
+        self.inner, self.rng = inner, np.random.default_rng(seed)
+        self.held: list[bytes] = []
+
+    def send(self, peer: Peer, frame: bytes) -> bool:
+        chance = self.rng.random()
+        if chance < 0.02:
+            return True  # lost, though it seemed not
+        if chance < 0.05:
+            flipped = bytearray(frame)
+            for place in self.rng.integers(0, 8 * len(frame), 1 + int(self.rng.integers(3))).tolist():
+                flipped[place // 8] ^= 1 << place % 8
+            frame = bytes(flipped)
+        if chance > 0.93:
+            self.held.append(frame)
+            if len(self.held) < 4:
+                return True
+            self.rng.shuffle(self.held)
+            late, self.held = self.held, []
+            for delayed in late:
+                self.inner.send(peer, delayed)
+            return True
+        return self.inner.send(peer, frame) and (chance < 0.9 or self.inner.send(peer, frame))
+
+    def receive(self, timeout: float) -> list[Received]:
+        return self.inner.receive(timeout)
+
+    def wake(self) -> None:
+        self.inner.wake()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class Drafting:
+    """An engine, its remote drafter, and the worker that drafts for it on a thread."""
+
+    engine: Engine
+    drafter: RemoteDrafter
+    worker: DraftWorker
+
+    def settle(self, seconds: float) -> None:
+        """Everyone is idle: after `seconds` without a word nothing is held anywhere."""
+        assert_idle(self.engine)
+        assert self.engine.worker.drafter.drafter is self.drafter  # it never failed
+        assert not self.drafter._by_request and not self.drafter._by_number
+        assert not any(pool.sessions for pool in self.drafter.pools)
+        while self.worker.turn(0.0):
+            pass
+        self.worker._clock = lambda: time.monotonic() + seconds
+        self.worker._reported = 0.0
+        self.worker.turn(0.0)
+        self.worker.table.check()
+        assert len(self.worker.table) == 0
+        assert self.worker.table.pool.num_free == self.worker.table.pool.capacity
+
+
+@contextmanager
+def drafting(
+    target: Path, draft: Path, seed: int | None = None, slots: int = 3000, **config: int
+) -> Iterator[Drafting]:
+    """Over a bad line where there is a `seed`."""
+    ends: tuple[Channel, Channel] = Loopback.pair(TARGET)
+    if seed is not None:
+        here, there = Loopback.pair(TARGET)
+        ends = BadLine(here, seed), BadLine(there, seed + 1)
+    grower = Grower(Runner(native_model(draft), slots), SessionTable(SlotPool(slots)), LevelShape(8, 4), VOCAB)
+    worker = DraftWorker(grower, ends[1], Identity("draft", "digest", VOCAB))
+    hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
+    pool = Pool("loopback", POOL)
+    options = RemoteOptions(wanted=100, quarantine=0.0)
+    drafter = RemoteDrafter(hello, [pool], lambda peer, frame: courier.post(peer, frame), options)
+    courier = Courier(ends[0], drafter.receive, drafter.tick, period=0.01)
+    stopped = threading.Event()
+    thread = threading.Thread(target=worker.run, args=(stopped.is_set,))
+    thread.start()
+    courier.start()
+    try:
+        while not pool.ready:
+            time.sleep(0.001)
+        yield Drafting(make_engine(target, drafter, nodes=16, **config), drafter, worker)
+    finally:
+        courier.close()
+        stopped.set()
+        ends[1].wake()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools come back soon, so that there is something to test."""
+    monkeypatch.setattr(pools, "GREETING", 0.02)
+    monkeypatch.setattr(pools, "PAUSE", 0.05)
+
+
+def test_every_prompt_with_every_setting(llama: Path, draft: Path) -> None:
+    with drafting(llama, draft) as d:
+        for shift in range(len(SETTINGS)):
+            cases = [(i, (i + shift) % len(SETTINGS)) for i in range(len(SNIPPETS))]
+            assert generate(d.engine, cases, together=True) == [alone(llama)[case] for case in cases]
+    d.settle(0.0)
+    assert d.drafter.counts.hits > 20 and d.drafter.counts.dropped == d.drafter.counts.malformed == 0
+    assert d.worker.counts.used > 20 and d.worker.counts.resyncs == d.worker.counts.malformed == 0
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_fewer_at_once(llama: Path, draft: Path, requests: int) -> None:
+    with drafting(llama, draft, max_requests=requests) as d:
+        assert generate(d.engine, MIXED, together=True) == [alone(llama)[case] for case in MIXED]
+    d.settle(0.0)
+
+
+def test_a_draft_with_too_few_slots(llama: Path, draft: Path) -> None:
+    with drafting(llama, draft, slots=120) as d:
+        assert generate(d.engine, MIXED, together=True) == [alone(llama)[case] for case in MIXED]
+    d.settle(0.0)
+
+
+def test_preempted_requests(llama: Path, draft: Path) -> None:
+    with drafting(llama, draft, kv_slots=150) as d:
+        d.engine.worker.scheduler.headroom = 1
+        samples = [d.engine.submit(SNIPPETS[case[0]], params(case))[0] for case in MIXED]
+        while d.engine.busy:
+            d.engine.step()
+        assert sum(sample.request.stats.preemptions for sample in samples) > 1
+        assert [sample.token_ids for sample in samples] == [alone(llama)[case] for case in MIXED]
+    d.settle(0.0)
+
+
+@pytest.mark.parametrize("seed", [0, 100])
+def test_a_line_that_lies(llama: Path, draft: Path, seed: int) -> None:
+    """Frames lost, doubled, late and damaged both ways; every fifth request aborted on its way."""
+    rng = np.random.default_rng(seed)
+    with drafting(llama, draft, seed=seed) as d:
+        for shift in range(0, len(SETTINGS), 2):
+            cases = [(i, (i + shift) % len(SETTINGS)) for i in range(len(SNIPPETS))]
+            samples = [d.engine.submit(SNIPPETS[case[0]], params(case))[0] for case in cases]
+            while d.engine.busy:
+                d.engine.step()
+                if rng.random() < 0.05:
+                    d.engine.abort(samples[int(rng.integers(len(samples)))])
+            for case, sample in zip(cases, samples, strict=True):
+                assert sample.token_ids == alone(llama)[case][: len(sample.token_ids)]
+                assert sample.finish_reason == "abort" or sample.token_ids == alone(llama)[case]
+                assert len(sample.token_ids) <= LENGTH
+    d.settle(FORGOTTEN + 1)  # a Close may have been lost
+    assert d.drafter.counts.trees > 20
+    assert d.drafter.counts.malformed + d.worker.counts.malformed and d.drafter.counts.stale

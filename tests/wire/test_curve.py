@@ -1,0 +1,158 @@
+"""With keys: who comes in, what is known of them, and what those are told who do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zmq
+from ends import connect, exactly, introduce, silent, until
+
+from pilotfish.wire import dialing as dialing_module
+from pilotfish.wire.dialing import DialingChannel
+from pilotfish.wire.keys import Client, Identity, PoolKeys, TargetKeys
+from pilotfish.wire.listening import ListeningChannel
+
+Listen = Callable[..., ListeningChannel]
+Dial = Callable[..., DialingChannel]
+Identities = dict[str, Identity]
+AllTargets = dict[str, TargetKeys]
+ANY_PORT = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture
+def pool(listen: Listen, pool_keys: PoolKeys) -> ListeningChannel:
+    return listen(ANY_PORT, pool_keys)
+
+
+def refused(dialing: DialingChannel, pool: ListeningChannel) -> str:
+    """The problem of a target that never gets a frame through."""
+
+    def known() -> bool:
+        assert not dialing.send(b"0", b"never")
+        return "has not answered yet" not in (dialing.problem(b"0") or "")
+
+    assert until(known, dialing, pool) == [] and silent(pool, dialing)
+    problem = dialing.problem(b"0")
+    assert problem is not None and "\n" not in problem and problem.startswith(f"draft_pool: {pool.endpoint} ")
+    return problem
+
+
+def test_tenant_and_weight_follow_from_the_key(
+    pool: ListeningChannel, dial: Dial, target_keys: AllTargets, identities: Identities
+) -> None:
+    for name, tenant, weight in (("a", "search", 3.0), ("b", "chat", 1.0)):
+        hello = introduce(dial(pool.endpoint, b"run", [target_keys[name]]), pool)
+        assert (hello.tenant, hello.weight) == (tenant, weight)
+        assert hello.peer == identities[name].public.encode() + b"run"
+
+
+def test_an_unknown_key(pool: ListeningChannel, dial: Dial, target_keys: AllTargets, identities: Identities) -> None:
+    problem = refused(dial(pool.endpoint, b"run", [target_keys["stranger"]]), pool)
+    assert f"refused the key {identities['stranger'].public}" in problem
+    assert identities["stranger"].secret not in problem
+
+
+def test_a_wrong_key_of_the_pool(pool: ListeningChannel, dial: Dial, identities: Identities) -> None:
+    keys = TargetKeys(identities["a"], identities["b"].public)
+    assert f"its public key is not {identities['b'].public}" in refused(dial(pool.endpoint, b"run", [keys]), pool)
+
+
+def test_no_key(pool: ListeningChannel, dial: Dial) -> None:
+    assert "wants a key" in refused(dial(pool.endpoint), pool)
+
+
+def test_a_key_for_a_pool_without(listen: Listen, dial: Dial, target_keys: AllTargets) -> None:
+    pool = listen(ANY_PORT)
+    assert "or it has none" in refused(dial(pool.endpoint, b"run", [target_keys["a"]]), pool)
+
+
+def test_a_password_is_no_key(pool: ListeningChannel, raw: Any) -> None:
+    client = raw(zmq.DEALER, plain_username=b"search", plain_password=b"secret")
+    client.connect(pool.endpoint)
+    client.send_multipart([b"run", b"unheard"])
+    assert silent(pool)
+
+
+def test_the_refused_disturb_nobody(pool: ListeningChannel, dial: Dial, target_keys: AllTargets) -> None:
+    welcome = dial(pool.endpoint, b"run", [target_keys["a"]])
+    peer = introduce(welcome, pool).peer
+    refused(dial(pool.endpoint, b"run", [target_keys["stranger"]]), pool)
+    assert welcome.problem(b"0") is None and pool.send(peer, b"yours")
+    assert exactly(1, welcome)[0].frame == b"yours"
+
+
+def test_a_key_that_is_allowed_later(
+    listen: Listen, dial: Dial, target_keys: AllTargets, pool_keys: PoolKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialing_module, "REDIAL_REFUSED", 0.05)
+    own = target_keys["stranger"].own
+    strict = listen(ANY_PORT, pool_keys)
+    dialing = dial(strict.endpoint, b"run", [target_keys["stranger"]])
+    refused(dialing, strict)
+    strict.close()
+    tolerant = listen(strict.endpoint, PoolKeys(pool_keys.own, {own.public: Client("late", 0.5)}))
+    assert introduce(dialing, tolerant).tenant == "late"
+
+
+def test_a_pool_that_restarts_is_found_again(
+    pool: ListeningChannel, listen: Listen, dial: Dial, target_keys: AllTargets, pool_keys: PoolKeys
+) -> None:
+    dialing = dial(pool.endpoint, b"run", [target_keys["a"]])
+    peer = introduce(dialing, pool).peer
+    pool.close()
+    until(lambda: dialing.problem(b"0") is not None, dialing)
+    assert introduce(dialing, listen(pool.endpoint, pool_keys)).peer == peer
+
+
+def test_an_incarnation_is_nobody_else_s(pool: ListeningChannel, dial: Dial, target_keys: AllTargets) -> None:
+    """Neither by saying the same name, before or after the other, nor by spelling out its address."""
+    victim = dial(pool.endpoint, b"run", [target_keys["a"]])
+    peer = introduce(victim, pool).peer
+    thieves = [dial(pool.endpoint, name, [target_keys["b"]]) for name in (b"run", peer)]
+    assert {introduce(thief, pool).peer for thief in thieves}.isdisjoint({peer})
+    assert pool.send(peer, b"secret")
+    assert exactly(1, victim)[0].frame == b"secret" and silent(*thieves)
+    victim.close()
+    until(lambda: not pool.send(peer, b"secret"), pool)
+    assert silent(*thieves)
+
+
+def test_a_connection_s_name_cannot_be_chosen(
+    pool: ListeningChannel, dial: Dial, raw: Any, target_keys: AllTargets, identities: Identities
+) -> None:
+    """Not even that of a connection that lives, which no client is told: the first one keeps it."""
+    victim = dial(pool.endpoint, b"run", [target_keys["a"]])
+    peer = introduce(victim, pool).peer
+    own, server = identities["b"], identities["pool"].public
+    keys = {"curve_publickey": own.public, "curve_secretkey": own.secret, "curve_serverkey": server}
+    thief = raw(zmq.DEALER, **{name: key.encode() for name, key in keys.items()})
+    thief.routing_id = pool._routes[peer[:40]][peer]
+    thief.connect(pool.endpoint)
+    thief.send_multipart([b"run", b"unheard"])
+    assert silent(pool) and pool.send(peer, b"secret") and exactly(1, victim)[0].frame == b"secret"
+    assert not thief.poll(100)
+
+
+def test_keys_on_ipc_too(
+    listen: Listen, dial: Dial, pool_keys: PoolKeys, target_keys: AllTargets, tmp_path: Any
+) -> None:
+    pool = listen(f"ipc://{tmp_path}/pool", pool_keys)
+    assert introduce(dial(pool.endpoint, b"run", [target_keys["a"]]), pool).tenant == "search"
+    assert "wants a key" in refused(dial(pool.endpoint), pool)
+
+
+def test_some_pools_with_keys_some_without(
+    pool: ListeningChannel, listen: Listen, dial: Dial, target_keys: AllTargets
+) -> None:
+    plain = listen(ANY_PORT)
+    dialing = dial([pool.endpoint, plain.endpoint], b"run", [target_keys["a"], None])
+    connect(dialing, pool, pool=b"0")
+    connect(dialing, plain, pool=b"1")
+    until(lambda: dialing.send(b"1", b"hello"), dialing)
+    assert exactly(1, plain)[0].tenant == ""
+
+
+def test_other_hosts_with_keys(listen: Listen, pool_keys: PoolKeys) -> None:
+    assert listen("tcp://0.0.0.0:0", pool_keys).endpoint.startswith("tcp://0.0.0.0:")

@@ -1,0 +1,222 @@
+"""Messages survive the wire; whatever else comes is a WireError and nothing else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pilotfish.errors import WireError
+from pilotfish.wire.messages import (
+    MAX_FRAME,
+    MAX_NODES,
+    Close,
+    Commit,
+    Hello,
+    Load,
+    Open,
+    Refuse,
+    Resync,
+    Sampling,
+    ToDraft,
+    ToTarget,
+    Tree,
+    decode_to_draft,
+    decode_to_target,
+    encode,
+)
+
+indices = st.integers(0, (1 << 31) - 1)
+ids = st.integers(1, (1 << 53) - 1)
+lengths = st.integers(1, (1 << 31) - 1)
+texts = st.text(max_size=20)
+tokens = st.lists(indices, max_size=20)
+numbers = st.floats(allow_nan=False)
+
+sampling = st.builds(
+    Sampling,
+    temperature=numbers,
+    top_k=indices,
+    logit_bias=st.dictionaries(indices, numbers, max_size=3),
+    allowed_token_ids=st.none() | tokens,
+    bad_sequences=st.lists(tokens, max_size=3),
+    stop_ids=tokens,
+)
+to_draft: st.SearchStrategy[ToDraft] = st.one_of(
+    st.builds(Hello, indices, texts, lengths, texts),
+    st.builds(Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices),
+    st.builds(Commit, ids, ids, lengths, st.lists(indices, min_size=1, max_size=20), indices),
+    st.builds(Close, ids, ids),
+)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Tree:
+    """Of up to ten nodes; their ids and parents need not make sense to be carried."""
+    nodes = draw(st.integers(0, 10))
+
+    def column(values: st.SearchStrategy[Any]) -> list[Any]:
+        return draw(st.lists(values, min_size=nodes, max_size=nodes))
+
+    parents, scores = st.integers(0, (1 << 53) - 1), st.floats(max_value=0.0, allow_nan=False)
+    header = draw(ids), draw(ids), draw(indices), draw(lengths)
+    return Tree(*header, column(ids), column(parents), column(indices), column(scores))
+
+
+to_target: st.SearchStrategy[ToTarget] = st.one_of(
+    trees(),
+    st.builds(Resync, ids, ids, texts),
+    st.builds(Refuse, indices, indices, texts),
+    st.builds(Load, texts, indices, indices, st.integers(0, 1 << 40), indices, numbers, numbers),
+)
+
+TREE = Tree(1, 1, 0, 5, [1, 2], [0, 1], [7, 8], [-0.5, -1.5])
+OPEN = Open(1, 1, [1, 2], 1, 10, (1 << 64) - 1, Sampling(), 16)
+
+
+@given(message=to_draft)
+@example(message=OPEN)
+def test_to_draft_and_back(message: ToDraft) -> None:
+    assert decode_to_draft(encode(message)) == message
+
+
+@given(message=to_target)
+@example(message=TREE)
+def test_to_target_and_back(message: ToTarget) -> None:
+    assert decode_to_target(encode(message)) == message
+
+
+def decode_both(frame: bytes) -> None:
+    """Whatever it is: a message, or a WireError of one line."""
+    for decode in (decode_to_draft, decode_to_target):
+        try:
+            message = decode(frame)
+        except WireError as error:
+            assert "\n" not in str(error)
+        else:
+            assert encode(decode(encode(message))) == encode(message)  # by bytes: a number may be none
+
+
+@given(frame=st.binary(max_size=200))
+def test_any_bytes(frame: bytes) -> None:
+    decode_both(frame)
+
+
+@given(message=to_draft | to_target, data=st.data())
+def test_flipped_and_cut_bytes(message: ToDraft | ToTarget, data: st.DataObject) -> None:
+    frame = bytearray(encode(message))
+    frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
+    decode_both(bytes(frame))
+    decode_both(encode(message)[: data.draw(st.integers(0, len(frame) - 1))])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\x91" * 100_000,  # lists in lists
+        b"\x81\xa4type" * 100_000,
+        b"\xdd\xff\xff\xff\xff",  # a list of 2**32 - 1 elements, none of which are there
+        b"\xc6\xff\xff\xff\xff",
+        b"\x81\xa4type\xa4\xff\xff\xff\xff",  # no UTF-8
+        msgspec.msgpack.encode({"type": "hello"}),
+        msgspec.msgpack.encode({"type": "farewell"}),
+        msgspec.msgpack.encode([1, 2]),
+        encode(TREE) + b"\0",
+        bytes(MAX_FRAME + 1),
+    ],
+)
+def test_what_is_no_message(frame: bytes) -> None:
+    for decode in (decode_to_draft, decode_to_target):
+        with pytest.raises(WireError, match=r"^frame: ") as caught:
+            decode(frame)
+        assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+
+
+def test_messages_of_the_other_direction_are_none() -> None:
+    with pytest.raises(WireError, match="tree"):
+        decode_to_draft(encode(TREE))
+    with pytest.raises(WireError, match="open"):
+        decode_to_target(encode(OPEN))
+
+
+def changed(message: ToDraft | ToTarget, **fields: object) -> bytes:
+    """The frame of a message with fields that may be out of range."""
+    return msgspec.msgpack.encode({**msgspec.to_builtins(message), **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"session": 0},
+        {"session": 1 << 53},
+        {"generation": 0},
+        {"sequence": -1},
+        {"base_len": 0},
+        {"ids": [1, 0]},
+        {"parents": [0, -1]},
+        {"tokens": [7, 1 << 31]},
+        {"tokens": [7, 8.5]},
+        {"tokens": [7, True]},
+        {"scores": [-1.0, 0.5]},
+        {"scores": [-1.0, math.nan]},
+        {"scores": [-1.0, None]},
+        {"scores": [-1.0]},
+        {"ids": [1]},
+        {"parents": [0, 1, 2]},
+        {"tokens": []},
+        {name: [1] * (MAX_NODES + 1) for name in ("ids", "parents", "tokens")} | {"scores": [-1.0] * (MAX_NODES + 1)},
+    ],
+)
+def test_trees_out_of_limits(fields: dict[str, object]) -> None:
+    assert decode_to_target(changed(TREE)) == TREE
+    with pytest.raises(WireError):
+        decode_to_target(changed(TREE, **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokens": [-1]},
+        {"tokens": "12"},
+        {"prompt_tokens": 0},
+        {"max_length": 1 << 31},
+        {"seed": -1},
+        {"seed": 2.0**64},
+        {"wanted": -1},
+        {"sampling": None},
+        {"sampling": {"temperature": "hot"}},
+        {"sampling": {"top_k": -1}},
+        {"sampling": {"logit_bias": {"a": 1.0}}},
+    ],
+)
+def test_opens_out_of_limits(fields: dict[str, object]) -> None:
+    assert decode_to_draft(changed(OPEN)) == OPEN
+    with pytest.raises(WireError):
+        decode_to_draft(changed(OPEN, **fields))
+
+
+def test_other_limits() -> None:
+    hello, commit = Hello(1, "digest", 10, "model"), Commit(1, 1, 5, [1], 16)
+    for message, fields in (
+        (hello, {"model": "x" * 1025}),
+        (hello, {"vocab_size": 0}),
+        (commit, {"tokens": []}),
+        (commit, {"tokens": [1] * ((1 << 16) + 1)}),
+    ):
+        assert decode_to_draft(changed(message)) == message
+        with pytest.raises(WireError):
+            decode_to_draft(changed(message, **fields))
+
+
+def test_unknown_fields_are_passed_over() -> None:
+    assert decode_to_draft(changed(OPEN, added_later=[1])) == OPEN
+
+
+def test_a_full_tree_fits_into_a_frame() -> None:
+    many, large = [(1 << 53) - 1] * MAX_NODES, [(1 << 31) - 1] * MAX_NODES
+    assert len(encode(Tree(1, 1, 0, 5, many, many, large, [-math.pi] * MAX_NODES))) < MAX_FRAME

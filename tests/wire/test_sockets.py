@@ -1,0 +1,295 @@
+"""Channels over real sockets: what is sent arrives, in order, or is known to be lost."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from ends import LONG, connect, exactly, introduce, silent, until
+
+from pilotfish.wire import dialing as dialing_module
+from pilotfish.wire import listening as listening_module
+from pilotfish.wire.channel import HIGH_WATER, Channel
+from pilotfish.wire.dialing import DialingChannel
+from pilotfish.wire.listening import ListeningChannel
+from pilotfish.wire.messages import MAX_FRAME
+
+Both = tuple[ListeningChannel, DialingChannel]
+Listen = Callable[..., ListeningChannel]
+Dial = Callable[..., DialingChannel]
+ANY_PORT = "tcp://127.0.0.1:0"
+
+
+def test_there_and_back(both: Both) -> None:
+    listening, dialing = both
+    hello = introduce(dialing, listening, b"\0\xff" * 5000)
+    assert hello.frame == b"\0\xff" * 5000 and hello.peer.endswith(b"run")
+    assert listening.send(hello.peer, b"")
+    answer = exactly(1, dialing)[0]
+    assert (answer.peer, answer.frame, answer.tenant, answer.weight) == (b"0", b"", "", 1.0)
+
+
+def test_order_holds_both_ways(both: Both) -> None:
+    listening, dialing = both
+    peer = introduce(dialing, listening).peer
+    frames = [str(i).encode() for i in range(700)]
+    assert all(dialing.send(b"0", frame) for frame in frames)
+    assert [received.frame for received in exactly(len(frames), listening)] == frames
+    assert all(listening.send(peer, frame) for frame in frames)
+    assert [received.frame for received in exactly(len(frames), dialing)] == frames
+
+
+def test_several_targets_and_several_pools(listen: Listen, dial: Dial) -> None:
+    pools = [listen(ANY_PORT), listen(ANY_PORT)]
+    targets = [dial([pool.endpoint for pool in pools], name) for name in (b"one", b"two")]
+    for target in targets:
+        for i in range(2):
+            connect(target, pool=str(i).encode())
+            until(lambda t=target, n=i: t.send(str(n).encode(), b"to %d" % n), target)  # type: ignore[misc]
+    for i, pool in enumerate(pools):
+        received = exactly(2, pool)
+        assert {(r.peer, r.frame) for r in received} == {(b"one", b"to %d" % i), (b"two", b"to %d" % i)}
+        assert all(pool.send(r.peer, r.peer + b" from %d" % i) for r in received)
+    for target, name in zip(targets, (b"one", b"two"), strict=True):
+        assert {(r.peer, r.frame) for r in exactly(2, target)} == {(b"0", name + b" from 0"), (b"1", name + b" from 1")}
+
+
+def test_nobody_listens(dial: Dial, tmp_path: Path) -> None:
+    dialing = dial(f"ipc://{tmp_path}/nobody")
+    assert "has not answered yet" in (dialing.problem(b"0") or "")
+    assert not dialing.send(b"0", b"lost") and not dialing.send(b"1", b"no such pool")
+    until(lambda: "nobody answers at" in (dialing.problem(b"0") or ""), dialing)
+
+
+def test_what_was_lost_does_not_come_later(listen: Listen, dial: Dial, tmp_path: Path) -> None:
+    dialing = dial(f"ipc://{tmp_path}/pool")
+    assert not dialing.send(b"0", b"lost")
+    assert introduce(dialing, listen(f"ipc://{tmp_path}/pool"), b"kept").frame == b"kept"
+
+
+def test_peers_that_are_unknown_or_gone(both: Both) -> None:
+    listening, dialing = both
+    peer = introduce(dialing, listening).peer
+    assert not listening.send(b"foreign", b"") and not listening.send(b"", b"") and listening.send(peer, b"")
+    dialing.close()
+    until(lambda: not listening.send(peer, b"?"), listening)
+    assert not listening.send(peer, b"?")
+
+
+@pytest.mark.parametrize("sender", ["pool", "target"])
+def test_a_full_queue_loses_frames_and_never_blocks(both: Both, sender: str) -> None:
+    listening, dialing = both
+    peer = introduce(dialing, listening).peer
+    source, sink, to = (listening, dialing, peer) if sender == "pool" else (dialing, listening, b"0")
+    frame, sent = bytes(1 << 16), 0
+    while source.send(to, frame):
+        sent += 1
+        assert sent < 100 * HIGH_WATER
+    assert sent >= HIGH_WATER // 2  # ZeroMQ counts what has left the queue in batches
+    exactly(sent, sink)
+    until(lambda: source.send(to, b"again"), source)
+    assert exactly(1, sink)[0].frame == b"again"
+
+
+def test_oversized_frames_are_not_sent(both: Both) -> None:
+    listening, dialing = both
+    peer = introduce(dialing, listening).peer
+    assert not dialing.send(b"0", bytes(MAX_FRAME + 1)) and not listening.send(peer, bytes(MAX_FRAME + 1))
+    assert dialing.send(b"0", bytes(MAX_FRAME)) and len(exactly(1, listening)[0].frame) == MAX_FRAME
+
+
+def test_an_oversized_frame_ends_its_sender_s_connection_alone(listen: Listen, dial: Dial, raw: Any) -> None:
+    listening = listen(ANY_PORT)
+    dialing, hostile = dial(listening.endpoint), raw(zmq.DEALER, reconnect_ivl=-1)
+    peer = introduce(dialing, listening).peer
+    hostile.monitor("inproc://events", zmq.Event.DISCONNECTED)
+    events = raw(zmq.PAIR)
+    events.connect("inproc://events")
+    hostile.connect(listening.endpoint)
+    hostile.send_multipart([b"hostile", bytes(MAX_FRAME + 100)])
+    assert events.poll(LONG * 1000) and silent(listening)
+    assert listening.send(peer, b"still here") and exactly(1, dialing)[0].frame == b"still here"
+
+
+def test_a_pool_that_sends_an_oversized_frame_is_dialled_again(dial: Dial, raw: Any) -> None:
+    pool = raw(zmq.ROUTER)
+    pool.bind(ANY_PORT)
+    dialing = dial(pool.last_endpoint.decode())
+
+    def route() -> bytes:
+        connect(dialing)
+        until(lambda: dialing.send(b"0", b"?"), dialing)
+        return bytes(pool.recv_multipart()[0])
+
+    first = route()
+    pool.send_multipart([first, bytes(MAX_FRAME + 100)])
+    until(lambda: dialing.problem(b"0") is not None, dialing)
+    assert "hung up" in (dialing.problem(b"0") or "")
+    second = route()
+    pool.send_multipart([second, b"well"])
+    assert second != first and exactly(1, dialing)[0].frame == b"well"
+
+
+def test_what_is_no_message_is_dropped(listen: Listen, raw: Any) -> None:
+    listening = listen(ANY_PORT)
+    client = raw(zmq.DEALER)
+    client.connect(listening.endpoint)
+    for parts in ([b"one part"], [b"run", b"three", b"parts"], [b"", b"unnamed"], [bytes(65), b"long name"]):
+        client.send_multipart(parts)
+    client.send_multipart([b"run", b"good"])
+    assert exactly(1, listening)[0].frame == b"good"
+
+
+def test_parts_of_a_pool_s_message_are_dropped(dial: Dial, raw: Any) -> None:
+    pool = raw(zmq.ROUTER)
+    pool.bind(ANY_PORT)
+    dialing = dial(pool.last_endpoint.decode())
+    connect(dialing)
+    until(lambda: dialing.send(b"0", b"?"), dialing)
+    route = pool.recv_multipart()[0]
+    pool.send_multipart([route, b"two", b"parts"])
+    pool.send_multipart([route, b"good"])
+    assert exactly(1, dialing)[0].frame == b"good"
+
+
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" * 1000, b"\xff\0\0\0\0\0\0\0\1\x7f\3"])
+def test_other_protocols_do_no_harm(listen: Listen, dial: Dial, junk: bytes) -> None:
+    listening = listen(ANY_PORT)
+    with socket.create_connection(("127.0.0.1", int(listening.endpoint.rpartition(":")[2]))) as stranger:
+        stranger.sendall(junk)
+        assert silent(listening)
+        assert introduce(dial(listening.endpoint), listening).frame == b"hello"
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_wake_from_another_thread(both: Both, end: int) -> None:
+    channel: Channel = both[end]
+    result: list[object] = []
+    waiting = threading.Thread(target=lambda: result.append(channel.receive(10 * LONG)))
+    waiting.start()
+    channel.wake()
+    waiting.join(LONG)
+    assert not waiting.is_alive() and result == [[]]
+
+
+def test_a_wake_before_waiting_counts_once(listen: Listen, dial: Dial) -> None:
+    listening = listen(ANY_PORT)
+    listening.wake()
+    listening.wake()
+    assert listening.receive(10 * LONG) == []  # at once, or this test takes minutes
+    assert introduce(dial(listening.endpoint), listening).frame == b"hello"
+
+
+def test_closing_twice_and_waking_what_is_closed(both: Both) -> None:
+    for channel in both:
+        channel.close()
+        channel.close()
+        channel.wake()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_pool_that_restarts_is_found_again(kind: str, listen: Listen, dial: Dial, tmp_path: Path) -> None:
+    listening = listen(f"ipc://{tmp_path}/pool" if kind == "ipc" else ANY_PORT)
+    dialing = dial(listening.endpoint)
+    introduce(dialing, listening)
+    listening.close()
+    until(lambda: dialing.problem(b"0") is not None, dialing)
+    assert not dialing.send(b"0", b"lost")
+    restarted = listen(listening.endpoint)
+    back = introduce(dialing, restarted, b"back")
+    assert back.frame == b"back" and restarted.send(back.peer, b"welcome")
+    assert exactly(1, dialing)[0].frame == b"welcome"
+
+
+def test_a_target_that_comes_back_is_the_same_peer(listen: Listen, dial: Dial) -> None:
+    listening = listen(ANY_PORT)
+    before, after = dial(listening.endpoint, b"run"), dial(listening.endpoint, b"run")
+    peer = introduce(before, listening).peer
+    assert introduce(after, listening).peer == peer and listening.send(peer, b"for the newer")
+    assert exactly(1, after)[0].frame == b"for the newer" and silent(before)
+
+
+def test_connections_that_name_themselves_are_not_heard(listen: Listen, raw: Any) -> None:
+    listening = listen(ANY_PORT)
+    client = raw(zmq.DEALER, routing_id=b"mine!")
+    client.connect(listening.endpoint)
+    client.send_multipart([b"run", b"unheard"])
+    assert silent(listening)
+
+
+def test_of_too_many_peers_the_longest_silent_is_forgotten(
+    listen: Listen, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening_module, "MAX_PEERS", 2)
+    listening = listen(ANY_PORT)
+    client = raw(zmq.DEALER)
+    client.connect(listening.endpoint)
+    for name in (b"1", b"2", b"1", b"3"):
+        client.send_multipart([name, b""])
+    exactly(4, listening)
+    assert [listening.send(peer, peer) for peer in (b"1", b"2", b"3")] == [True, False, True]
+
+
+def test_a_socket_s_file_is_the_owner_s_alone_and_goes(listen: Listen, tmp_path: Path) -> None:
+    path = tmp_path / "pool"
+    listening = listen(f"ipc://{path}")
+    assert stat.S_ISSOCK(path.stat().st_mode) and stat.S_IMODE(path.stat().st_mode) & 0o177 == 0
+    listening.close()
+    assert not path.exists()
+
+
+def test_a_dead_pool_s_file_is_replaced(listen: Listen, dial: Dial, tmp_path: Path) -> None:
+    path = tmp_path / "pool"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    listening = listen(f"ipc://{path}")
+    assert introduce(dial(listening.endpoint), listening).frame == b"hello"
+
+
+def test_hosts_by_name(listen: Listen, dial: Dial) -> None:
+    listening = listen("tcp://localhost:*")
+    port = listening.endpoint.rpartition(":")[2]
+    assert introduce(dial(f"tcp://localhost:{port}"), listening).frame == b"hello"
+
+
+def test_all_interfaces_where_insecure_is_wanted(listen: Listen, dial: Dial) -> None:
+    listening = listen("tcp://*:*", insecure=True)
+    port = listening.endpoint.rpartition(":")[2]
+    assert introduce(dial(f"tcp://127.0.0.1:{port}"), listening).frame == b"hello"
+
+
+def test_ipv6(listen: Listen, dial: Dial) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+    listening = listen("tcp://[::1]:0")
+    assert introduce(dial(listening.endpoint), listening).frame == b"hello"
+
+
+def test_a_broken_handshake_is_tried_again_later(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing_module, "REDIAL_REFUSED", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        dialing = dial(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        attempts = 0
+
+        def twice() -> bool:
+            nonlocal attempts
+            try:
+                server.accept()[0].close()
+            except BlockingIOError:
+                return False
+            attempts += 1
+            return attempts == 3
+
+        until(twice, dialing)
+        until(lambda: "has not answered" not in (dialing.problem(b"0") or ""), dialing)
+        assert "broke off" in (dialing.problem(b"0") or "") or "hung up" in (dialing.problem(b"0") or "")
