@@ -54,6 +54,12 @@ class RandomDrafter:
         """Nothing is held."""
 
 
+def check_drafter(engine: Engine) -> None:
+    """EngineError if the drafter failed: a service goes on without it, a measurement of it must not."""
+    if engine.worker.drafter.drafter is not engine.drafter:
+        raise EngineError("bench: the drafter failed and was dropped; the log says why")
+
+
 class JobRunner:
     """Runs jobs on an engine, each time with another drafter if need be."""
 
@@ -66,14 +72,12 @@ class JobRunner:
         self.engine.use(drafter, FixedBudget(nodes or config.nodes, config.levels))
 
     def drain(self, done: Callable[[], None] = lambda: None) -> None:
-        """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed
-        meanwhile: a service goes on without it, a measurement of it must not."""
+        """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed."""
         while self.engine.busy:
             for delta in self.engine.step():
                 if delta.sample.finish_reason is not None:
                     done()
-        if self.engine.worker.drafter.drafter is not self.engine.drafter:
-            raise EngineError("bench: the drafter failed and was dropped; the log says why")
+        check_drafter(self.engine)
 
     def run(
         self,

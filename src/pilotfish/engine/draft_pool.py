@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -30,8 +30,9 @@ from pilotfish.wire.listening import ListeningChannel
 logger = logging.getLogger(__name__)
 
 
-def run_pool(config: DraftConfig) -> None:
-    """Serve targets until SIGTERM or SIGINT. An InputError, before the model is loaded, for what cannot be used."""
+def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None) -> None:
+    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
+    InputError, before the model is loaded, for what cannot be used."""
     name_process(config.name)
     die_with_parent()
     keys = load_pool_keys(config.key, config.allow)
@@ -39,6 +40,7 @@ def run_pool(config: DraftConfig) -> None:
     try:
         worker = make_worker(config, channel)
         logger.info("%s listens at %s", config.name, channel.endpoint)
+        ready(channel.endpoint)
         with _stopped_by_signals(channel) as stopped, _traced(worker, config):
             worker.run(stopped.is_set)
         if worker.grower.pacer is not None:

@@ -150,6 +150,12 @@ class RemoteDrafter:
                 del self._by_number[session.number]
                 self._leave_pool(session)
 
+    def pool_of(self, request: Request) -> Pool | None:
+        """Which pool drafts for it now."""
+        with self._lock:
+            session = self._by_request.get(request.id)
+            return None if session is None else session.pool
+
     def _session(self, request: Request) -> RemoteSession:
         """The request's session, open with a pool where one can be had."""
         session = self._by_request.get(request.id)
