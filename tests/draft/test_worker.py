@@ -465,7 +465,8 @@ def test_tenants_share_a_saturated_level_by_weight(llama: Path) -> None:
 # -- silence
 
 
-def test_sessions_of_a_silent_target_are_dropped(rig: Rig) -> None:
+def test_sessions_of_a_silent_target_are_dropped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "FORGOTTEN", 60.0)
     Told(rig, make_open(prompt(10)))
     rig.say(b"other", HELLO)
     Told(rig, make_open(prompt(10)), b"other")

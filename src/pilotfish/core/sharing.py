@@ -29,3 +29,8 @@ class FairShare:
                 heapq.heappush(turns, (clocks[tenant], tenant))
         self._clocks = {tenant: clock for tenant, clock in (self._clocks | clocks).items() if clock > self._now}
         return shares
+
+    def charge(self, tenant: str, rows: int, weight: float) -> None:
+        """`tenant` got rows beside those that were split."""
+        if rows > 0:
+            self._clocks[tenant] = self._clocks.get(tenant, self._now) + rows / weight

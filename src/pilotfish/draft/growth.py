@@ -83,19 +83,23 @@ class Grower:
         """The likeliest of each tenant's, as many as are its share. Sessions whose root has no children come first."""
         offers = [offer for session in sessions for offer in self._offers(session)]
         offers.sort(key=lambda offer: -offer.score)
-        wanted = Counter(offer.session.tenant for offer in offers)
-        shares = self._leaf_share.split(wanted, _weights(sessions), self.shape.leaves)
+        wanted, weights = Counter[str](), _weights(sessions)
+        for offer in offers:
+            wanted[offer.session.tenant] += offer.rows
+        shares = self._leaf_share.split(wanted, weights, self.shape.leaves)
         chosen: dict[int, list[int]] = {}
         for offer in offers:
             if shares[offer.session.tenant] > 0:
-                shares[offer.session.tenant] -= 1
+                shares[offer.session.tenant] -= offer.rows
                 chosen.setdefault(id(offer.session), []).append(offer.leaf)
+        for tenant, left in shares.items():
+            self._leaf_share.charge(tenant, -left, weights[tenant])  # whose last offer was larger than what was left
         grown = ((session, chosen.get(id(session), [])) for session in sessions)
         return [Growth(session, session.num_pending, np.array(leaves)) for session, leaves in grown if leaves]
 
     def _offers(self, session: Session) -> list[Offer]:
         if session.num_pending:
-            return [Offer(session, -1, 0.0)]
+            return [Offer(session, -1, 0.0, session.num_pending)]
         leaves = session.tree.leaves(self.shape.leaves, session.max_depth)
         scores = session.tree.nodes.scores[leaves]
         return [Offer(session, leaf, score) for leaf, score in zip(leaves.tolist(), scores.tolist(), strict=True)]
@@ -110,6 +114,7 @@ class Grower:
         for session in sorted(prompts, key=lambda s: -s.touched):
             count = min(shares[session.tenant], session.num_pending)
             shares[session.tenant] -= count
+            self._leaf_share.charge(session.tenant, count, session.weight)
             if count:
                 level.append(Growth(session, count, ROOT if count == session.num_pending else ROOT[:0]))
         return level
@@ -185,11 +190,12 @@ class Grower:
 
 @dataclass(frozen=True)
 class Offer:
-    """A leaf that could be expanded; -1: the root."""
+    """A leaf that could be expanded; -1: the root, after the tokens that lack KV."""
 
     session: Session
     leaf: int
     score: float
+    rows: int = 1
 
 
 def _weights(sessions: Sequence[Session]) -> dict[str, float]:
