@@ -29,7 +29,7 @@ class CombinedDrafter:
         for trees in others:
             for tree, other in zip(first, trees, strict=True):
                 tree.merge(other)
-        return [tree.best(limits.nodes) for tree in first]
+        return [tree if len(tree) <= limits.nodes else tree.best(limits.nodes) for tree in first]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         hits = [drafter.commit(request, tokens) for drafter in self.drafters]  # each must hear of it

@@ -30,12 +30,11 @@ class NodeRows:
     def of(cls, tree: TokenTree, slots: Mapping[int, int], nodes: Sequence[int] | None = None) -> NodeRows:
         """`nodes` of `tree`, each after its ancestors, or all; `slots` of every node on a path to one of them."""
         nodes = list(tree.nodes()) if nodes is None else nodes
-        depths = np.array([tree.depths[node] for node in nodes], np.int64)
-        paths = np.zeros((len(nodes), max(depths.tolist(), default=0)), np.int32)
-        for row, node in enumerate(nodes):
-            path = [slots[n] for n in tree.path(node)]
-            paths[row, : len(path)] = path
-        return cls(np.array([tree.tokens[node] for node in nodes], np.int64), depths, paths)
+        depths = [tree.depths[node] for node in nodes]
+        deepest = max(depths, default=0)
+        paths = [[slots[n] for n in tree.path(node)] + [0] * (deepest - tree.depths[node]) for node in nodes]
+        tokens = np.array([tree.tokens[node] for node in nodes], np.int64)
+        return cls(tokens, np.array(depths, np.int64), np.array(paths, np.int32).reshape(len(nodes), deepest))
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -38,7 +38,7 @@ class GuardedDrafter:
         return [tree if self._verifiable(tree) else TokenTree() for tree in trees]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
-        return self._try(lambda: self.drafter.commit(request, tokens), False)
+        return bool(self._try(lambda: self.drafter.commit(request, tokens), False))
 
     def close(self, request: Request) -> None:
         self._try(lambda: self.drafter.close(request), None)

@@ -202,5 +202,6 @@ def _row_sampling(step: Step) -> list[RowSampling]:
 
 
 def _node_sampling(rows: Rows, node: int) -> RowSampling:
-    request, path = rows.request, rows.tree.path_tokens(node)
-    return RowSampling(request.params, request.seed, len(request.tokens) + len(path), request.edits(path))
+    request, depth = rows.request, rows.tree.depths[node]
+    edits = None if request.rules is None else request.edits(rows.tree.path_tokens(node))
+    return RowSampling(request.params, request.seed, len(request.tokens) + depth, edits)
