@@ -72,7 +72,7 @@ def load_kernels() -> bool:
     directory = cache_dir() / "kernels" / _digest()
     try:
         if (library := directory / f"{_LIBRARY}.so").exists():
-            torch.ops.load_library(library)
+            torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         else:
             _build_and_load(directory)
     except (RuntimeError, OSError) as error:
