@@ -3,87 +3,189 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from inline_drafts import inline_drafts
 
 from pilotfish import pairs
-from pilotfish.cli import compare, demo_run
-from pilotfish.cli.demo_run import run_demo
+from pilotfish.cli import demo_run
+from pilotfish.cli.compare import Comparison, Pass, Summary, run_pass, run_rounds
+from pilotfish.cli.demo_run import Result, Scene, run_demo
 from pilotfish.config import EngineConfig
+from pilotfish.core.budget import FixedBudget
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.remote_drafts import RemoteDrafts
+from pilotfish.target.worker import StepTimes
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=6, seed=0)
 Demo = Callable[[bool], bool]
 
 
 @pytest.fixture
-def demo(llama: Path, draft: Path) -> Demo:
-    config = EngineConfig(target=llama, draft=draft, mode="sync", dtype="float32", threads=1, eager=True)
-    return lambda json: run_demo("tiny", config, PARAMS, rounds=2, json=json)
+def config(llama: Path, draft: Path) -> EngineConfig:
+    return EngineConfig(
+        target=llama, draft=draft, mode="async", budget="fixed", dtype="float32", threads=1, kv_slots=4096, eager=True
+    )
 
 
-def test_json_is_one_object(demo: Demo, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with inline_drafts(monkeypatch):
+        yield
+
+
+@pytest.fixture
+def demo(config: EngineConfig) -> Demo:
+    scenes = [
+        Scene("paced", "tiny, paced", "tiny", replace(config, pace="target=1ms,draft=300us")),
+        Scene("unpaced", "tiny, unpaced", "tiny", config),
+    ]
+    return lambda json: run_demo(scenes, PARAMS, rounds=2, json=json)
+
+
+@pytest.mark.usefixtures("drafts")
+def test_json_is_one_object_with_every_mode_of_both_scenes(demo: Demo, capfd: pytest.CaptureFixture[str]) -> None:
     assert demo(True)
     (line,) = capfd.readouterr().out.splitlines()
     record = json.loads(line)
-    assert record["matched"] == record["sequences"] == 2 * record["prompts"] == 6
-    for mode in ("off", "sync"):
-        figures = record[mode]
-        assert len(figures["tokens_per_second_rounds"]) == 2
-        assert sum(figures["time_share"].values()) == pytest.approx(1, abs=1e-6)
-    assert record["off"]["tokens_per_verify_step"] == 1 <= record["sync"]["tokens_per_verify_step"]
-    assert record["off"]["offered_by_depth"] == record["off"]["accepted_by_depth"] == []
-    depths = zip(record["sync"]["accepted_by_depth"], record["sync"]["offered_by_depth"], strict=True)
-    assert all(0 <= accepted <= offered for accepted, offered in depths)
+    assert record["paced"]["pace"] == "target=1ms,draft=300us" and record["unpaced"]["pace"] == ""
+    for scene in ("paced", "unpaced"):
+        block = record[scene]
+        assert block["sequences"] == 2 * record["prompts"] == 6 and block["matched"] == {"sync": 6, "async": 6}
+        assert block.keys() >= {"off", "sync", "async"} and block["speedup"].keys() == {"sync", "async"}
+        assert block["off"]["tokens_per_verify_step"] == 1
+        assert block["off"]["offered_by_depth"] == block["off"]["accepted_by_depth"] == []
+        for mode in ("off", "sync", "async"):
+            figures = block[mode]
+            assert len(figures["tokens_per_second_rounds"]) == 2
+            assert sum(figures["time_share"].values()) == pytest.approx(1, abs=1e-6)
+        for mode in ("sync", "async"):
+            figures = block[mode]
+            depths = list(zip(figures["accepted_by_depth"], figures["offered_by_depth"], strict=True))
+            assert depths and all(0 <= accepted <= offered for accepted, offered in depths)
 
 
-def test_people_see_origins_and_a_table(demo: Demo, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("drafts")
+def test_people_see_origins_and_tables(demo: Demo, capfd: pytest.CaptureFixture[str]) -> None:
     assert demo(False)
     text = capfd.readouterr().out
-    for word in ("guessed by the draft", "tokens per verify step", "accepted at depth 1", "6 of 6 outputs equal"):
-        assert word in text
+    assert text.count("guessed by the draft") == 1
+    words = ("tiny, paced", "tiny, unpaced", "tokens per verify step", "accepted at depth 1")
+    assert [text.count(word) for word in words] == [1, 1, 2, 2]
+    assert text.count("12 of 12 outputs equal") == 2 and text.count("paced: async target 1ms") == 1
     assert "\x1b[" not in text
 
 
+@pytest.mark.usefixtures("drafts")
+def test_every_engine_is_gone_before_the_next(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores, alive, modes = os.sched_getaffinity(0), set[Engine](), list[str]()
+    enter, leave = Engine.__enter__, Engine.__exit__
+
+    def entered(engine: Engine) -> Engine:
+        assert not alive
+        alive.add(engine)
+        modes.append(engine.config.mode)
+        if engine.config.mode == "sync":
+            assert os.sched_getaffinity(0) == cores
+        return enter(engine)
+
+    def left(engine: Engine, *error: object) -> None:
+        alive.remove(engine)
+        leave(engine, *error)
+
+    monkeypatch.setattr(Engine, "__enter__", entered)
+    monkeypatch.setattr(Engine, "__exit__", left)
+    scene = Scene("unpaced", "tiny", "tiny", config)
+    assert run_demo([scene], PARAMS, rounds=1, json=True) and not alive and modes == ["async", "sync"]
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_a_draft_in_a_process_of_its_own(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pids: list[int | None] = []
+    close = RemoteDrafts.close
+
+    def closed(drafts: RemoteDrafts) -> None:
+        pids.extend(state.pid for state in drafts._supervisor.poll() if state.status == "running")
+        close(drafts)
+
+    monkeypatch.setattr(RemoteDrafts, "close", closed)
+    assert run_demo([Scene("unpaced", "tiny", "tiny", config)], PARAMS, rounds=1, json=True)
+    assert json.loads(capfd.readouterr().out)["unpaced"]["matched"] == {"sync": 3, "async": 3}
+    assert len(pids) == 1 and pids[0] not in (None, os.getpid())
+
+
 @pytest.mark.parametrize("colour", [True, False])
-def test_the_streamed_text_is_the_output(llama: Path, draft: Path, colour: bool) -> None:
-    engine = compare.Engine(
-        EngineConfig(target=llama, draft=draft, mode="sync", dtype="float32", threads=1, eager=True)
-    )
+def test_the_streamed_text_is_the_output(config: EngineConfig, colour: bool) -> None:
+    engine = Engine(replace(config, mode="sync"))
     prompt = demo_run.PROMPTS[0]
     pieces = "".join(piece.plain for piece in demo_run._pieces(engine, prompt, PARAMS, coloured=colour))
     (sample,) = engine.submit(prompt, PARAMS)
     while engine.busy:
         engine.step()
+    assert sample.request.stats.accepted_tokens
     if colour:
         assert sample.text.startswith(pieces) or pieces.startswith(sample.text)
     else:
         assert demo_run.OPENING in pieces
 
 
-def test_no_round_begins_that_would_end_after_the_budget(llama: Path) -> None:
-    engine = compare.Engine(EngineConfig(target=llama, dtype="float32", threads=1, eager=True))
-    result = compare.compare(engine, ["a"], PARAMS, rounds=3, budget=0.0)
-    assert len(result.off.passes) == len(result.sync.passes) == 1
+def test_no_round_begins_that_would_end_after_the_budget(config: EngineConfig) -> None:
+    engine = Engine(replace(config, mode="off"))
+    modes = {"off": lambda params: run_pass(engine, ["a"], params)}
+    assert len(run_rounds(modes, PARAMS, rounds=3, budget=0.0)["off"].passes) == 1
+    assert len(run_rounds(modes, PARAMS, rounds=3, budget=1e9)["off"].passes) == 3
 
 
-def test_unequal_outputs_fail_in_float32_alone(
-    demo: Demo, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def one_pass(*outputs: list[int]) -> Pass:
+    return Pass(1.0, list(outputs), [], StepTimes())
+
+
+def test_modes_are_compared_over_the_rounds_that_all_have_run() -> None:
+    off = Summary([one_pass([1, 2], [3]), one_pass([4], [5])], cores=2)
+    asynchronous = Summary([one_pass([1, 2], [9])], cores=1)
+    result = Comparison.of({"async": asynchronous, "off": off, "sync": off})
+    assert list(result.modes) == ["off", "sync", "async"] and result.others == ["sync", "async"]
+    assert result.sequences == 2 and result.matched("sync") == 2 and result.matched("async") == 1
+    assert not result.equal and [summary.cores for summary in result.modes.values()] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_unequal_outputs_fail_in_float32_alone(config: EngineConfig, dtype: str) -> None:
+    off, other = (Summary([one_pass([token])], cores=1) for token in (1, 2))
+    scene = Scene("unpaced", "tiny", "tiny", replace(config, dtype=dtype))
+    unequal = Result(scene, Comparison.of({"off": off, "sync": off, "async": other}), 1, [])
+    assert unequal.passed == (dtype == "bfloat16")
+    assert Result(scene, Comparison.of({"off": off, "sync": off, "async": off}), 1, []).passed
+
+
+def test_the_command_fails_where_outputs_are_unequal(
+    pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare.Comparison, "matched", 5)
-    assert not demo(True)
-    assert json.loads(capfd.readouterr().out)["matched"] == 5
+    monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_, **__: False)
+    assert pilotfish("demo").code == 1
 
 
+@pytest.mark.usefixtures("drafts")
 def test_the_command_passes_its_options_on(
     pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
+    monkeypatch.setattr(
+        "pilotfish.engine.engine.make_budget", lambda config, *_: FixedBudget(config.nodes, config.levels)
+    )
+    pace = "target=500us,draft=100us"
     options = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 4, "--rounds", 1, "--json")
-    result = pilotfish("demo", *options)
-    assert result.code == 0 and result.rows[0]["max_tokens"] == 4 and result.rows[0]["pair"] == "pycode@344m"
-    for option, value in (("--rounds", 0), ("--max-tokens", 0), ("--pair", "llama"), ("--temperature", -1)):
-        if option != "--pair":
-            assert pilotfish("demo", *options, option, value).code == 2
+    result = pilotfish("demo", *options, "--pace", pace)
+    assert result.code == 0 and result.rows[0]["max_tokens"] == 4
+    scenes = [result.rows[0][name] for name in ("paced", "unpaced")]
+    assert [(scene["pair"], scene["pace"]) for scene in scenes] == [("pycode", pace), ("pycode@344m", "")]
+    for option, value in (("--rounds", 0), ("--max-tokens", 0), ("--temperature", -1), ("--pace", "")):
+        assert pilotfish("demo", *options, option, value).code == 2

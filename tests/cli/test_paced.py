@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from inline_drafts import inline_drafts
 
 from pilotfish import pairs
+from pilotfish.core.budget import FixedBudget
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacing
 from pilotfish.plan.pace import Pace
@@ -65,12 +67,15 @@ def test_nonsense_is_refused_before_a_model_is_loaded(generate, pace: str) -> No
 def test_the_demo_is_paced(
     pilotfish, llama: Path, draft: Path, overruns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its first table. An engine of mode async reports the target alone."""
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
-    options = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 3, "--rounds", 1, "--pace", BOTH)
-    result = pilotfish("demo", *options, "--json")
-    assert (result.code, result.stderr) == (0, "") and result.rows[0]["pace"] == BOTH
+    monkeypatch.setattr(
+        "pilotfish.engine.engine.make_budget", lambda config, *_: FixedBudget(config.nodes, config.levels)
+    )
     overruns[1] = 50
-    shown = pilotfish("demo", *options)
-    assert shown.stdout.splitlines()[-1].startswith("paced: target 1.5ms, overruns 0 of 200; draft")
+    with inline_drafts(monkeypatch):
+        fixed = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 3, "--rounds", 1)
+        shown = pilotfish("demo", *fixed, "--pace", BOTH)
+    assert "target 1.5ms, overruns 0 of 200; draft" in " ".join(shown.stdout.split())
     assert "draft 500us, overruns 50 of 200" in shown.stderr
     assert pilotfish("demo", "--pace", "target=1").code == 2

@@ -237,6 +237,23 @@ def test_what_no_draft_may_send_is_dropped_and_counted(push: Push) -> None:
     assert len(copy.nodes) == 0 and copy.dropped == len(push)
 
 
+@pytest.mark.parametrize("parents", [(1, 0), (2, 0), (0, 2), (2, 1), (3, 3)], ids=str)
+def test_parents_that_do_not_come_first(parents: tuple[int, int]) -> None:
+    """Later ones, and nodes that are their own: what hangs from them hangs nowhere."""
+    copy = TreeCopy(5, VOCAB, 20)
+    copy.attach(make_push(5, *((i, parent, i, -0.5) for i, parent in enumerate(parents, 1)), (3, 0, 3, -0.5)))
+    check_tree(copy.nodes)
+    assert set(paths(copy.nodes)) == {(3,)} | {(i,) for i, parent in enumerate(parents, 1) if parent == 0}
+
+
+def test_a_late_node_that_is_repeated_and_was_committed() -> None:
+    """The first of them is the root now."""
+    copy = TreeCopy(5, VOCAB, 20)
+    copy.commit([7])
+    copy.attach(make_push(5, (1, 0, 7, -0.5), (2, 0, 7, -0.5), (3, 1, 4, -0.5)))
+    assert set(paths(copy.nodes)) == {(4,)}
+
+
 def test_no_more_than_max_nodes() -> None:
     """Nor more aliases: a node repeated without end is no way to fill the memory."""
     copy = TreeCopy(5, VOCAB, 3)

@@ -367,12 +367,30 @@ def test_a_sequence_in_use_does_not_give_way(llama: Path) -> None:
     assert not any(session.evicted for session in rig.table) and first.listen()
 
 
-def test_two_halves_of_prompts_do_not_block_each_other(llama: Path) -> None:
-    rig = Rig(llama, slots=700)
-    rig.say(TARGET, HELLO)
-    told = [Told(rig, make_open(prompt(500, number), number)) for number in (1, 2)]
+@pytest.mark.parametrize("peers", [(b"one", b"one"), (b"one", b"two")], ids=["one tenant", "two tenants"])
+def test_two_halves_of_prompts_do_not_block_each_other(llama: Path, peers: tuple[bytes, bytes]) -> None:
+    """Both were begun, and there is room for one."""
+    rig, told = Rig(llama, slots=700), []
+    for number, peer in enumerate(peers, 1):
+        rig.now += 0.01
+        rig.say(peer, HELLO)
+        told.append(Told(rig, make_open(prompt(600, number), number), peer))
+        rig.turns()
     rig.rest()
     assert sum(bool(one.listen()) for one in told) == 1
+
+
+def test_what_may_bring_a_tree_comes_before_what_widens_one(llama: Path) -> None:
+    rig = Rig(llama, slots=200)
+    rig.say(TARGET, HELLO)
+    told = [Told(rig, make_open(prompt(90, number), number, wanted=0)) for number in (1, 2)]
+    told[0].commit([1], wanted=10**4)
+    rig.turns(4)
+    told[1].commit([1], wanted=10**4)
+    rig.turns(1)
+    assert told[0].listen() and rig.table.pool.num_free > 0
+    level = rig.worker.grower.next_level(0.0)
+    assert [growth.session.key.session for growth in level if growth.pending] == [2]
 
 
 def test_a_tenant_holds_no_more_than_its_share_when_others_need_it(llama: Path) -> None:

@@ -48,7 +48,7 @@ HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "a target")
 #: A text of which each token says what comes next.
 LOOP = list(range(100, 110))
 PATIENCE = 5.0  # seconds
-MAX_WANTED = 40  # nodes below a root, in these tests
+WANTED = 40  # nodes below a root, more than there will be
 
 
 def load_script() -> ModuleType:
@@ -85,14 +85,12 @@ class Target:
             assert isinstance(message, Load), message
         raise AssertionError(f"no {kind.__name__}")
 
-    def trees(self, copy: TreeCopy, base_len: int) -> list[Tree]:
-        """All Trees that are pushed until nothing grows any more, attached."""
-        trees: list[Tree] = []
-        while not trees or (len(trees[-1].ids) == script.PUSHED and copy.nodes.ids.size < MAX_WANTED):
-            trees.append(self.next(Tree))
-            assert trees[-1].base_len == base_len
-            copy.attach(push_of(trees[-1]))
-        return trees
+    def tree(self, copy: TreeCopy, base_len: int) -> Tree:
+        """The next Tree, attached."""
+        tree: Tree = self.next(Tree)
+        assert tree.base_len == base_len
+        copy.attach(push_of(tree))
+        return tree
 
 
 Dial = Callable[..., Target]
@@ -110,7 +108,7 @@ def opened(session: int, tokens: list[int], **fields: Any) -> Open:
         "max_length": len(tokens) + 100,
         "seed": 7,
         "sampling": Sampling(temperature=0.0),
-        "wanted": MAX_WANTED,
+        "wanted": WANTED,
     }
     return Open(session=session, tokens=tokens, **{**values, **fields})
 
@@ -232,39 +230,22 @@ def test_garbage_harms_nobody(target: Target) -> None:
 
 
 def test_trees_follow_the_text_and_the_rules(target: Target) -> None:
+    """Each is whole: what the target has of it already is repeated, and what is new is kept below that."""
     text = LOOP * 4
     copy = TreeCopy(len(text), VOCAB, 1000)
     target.send(opened(1, text))
-    trees = target.trees(copy, len(text))
-    assert [tree.sequence for tree in trees] == list(range(len(trees)))
-    assert (copy.dropped, copy.repeated, copy.late) == (0, 0, 0)
-    assert 0 < len(copy.nodes) <= MAX_WANTED
-    assert len(copy.nodes.follow(LOOP)) >= 6
-    above = np.append(copy.nodes.scores, 0.0)[copy.nodes.parents]
-    assert (copy.nodes.scores <= above).all() and (copy.nodes.scores < 0).all()
-
-
-def test_after_a_commit_only_new_nodes_are_pushed(target: Target) -> None:
-    text = LOOP * 4
-    copy = TreeCopy(len(text), VOCAB, 1000)
-    target.send(opened(1, text))
-    trees = target.trees(copy, len(text))
+    trees = [target.tree(copy, len(text))]
+    assert len(copy.nodes.follow(LOOP)) >= 6 and len(copy.nodes) == script.NODES and copy.repeated == 0
     for tokens, hit in (([100, 101], True), ([102, 100], False), ([101], True)):
         assert copy.commit(tokens) is hit
-        target.send(Commit(1, 1, len(text), tokens, MAX_WANTED))
+        target.send(Commit(1, 1, len(text), tokens, WANTED))
         text += tokens
-        trees += target.trees(copy, len(text))
+        trees.append(target.tree(copy, len(text)))
         assert len(copy.nodes.follow([text[-1] + i for i in range(1, 4)])) == 3
-    assert [tree.sequence for tree in trees] == list(range(len(trees)))
-    assert (copy.dropped, copy.repeated, copy.late) == (0, 0, 0)
-
-
-def test_a_node_that_became_the_root_is_called_0(target: Target) -> None:
-    target.send(opened(1, LOOP * 4, wanted=1))
-    assert target.next(Tree).tokens == [100]
-    target.send(Commit(1, 1, 40, [100], wanted=1))
-    tree = target.next(Tree)
-    assert (tree.ids, tree.parents, tree.tokens) == ([2], [0], [101])
+    assert [tree.sequence for tree in trees] == list(range(4))
+    assert (copy.dropped, copy.late) == (0, 0) and copy.repeated > 0
+    above = np.append(copy.nodes.scores, 0.0)[copy.nodes.parents]
+    assert (copy.nodes.scores <= above).all() and (copy.nodes.scores < 0).all()
 
 
 def test_it_guesses_what_will_be_sampled(target: Target) -> None:
@@ -275,7 +256,7 @@ def test_it_guesses_what_will_be_sampled(target: Target) -> None:
     text[-1:] = [8, 7]  # after a context that was never seen
     copy = TreeCopy(len(text), VOCAB, 1000)
     target.send(opened(1, text, seed=seed, sampling=Sampling(temperature=0.8)))
-    target.trees(copy, len(text))
+    target.tree(copy, len(text))
     first = copy.nodes.parents == -1
     best = copy.nodes.tokens[first][copy.nodes.scores[first].argmax()]
     assert best == max((201, 202, 203, 204), key=lambda token: gumbel_of(seed, len(text), token))
@@ -285,13 +266,12 @@ def test_nothing_grows_beyond_what_is_wanted_or_useful(target: Target) -> None:
     text = LOOP * 4
     target.send(opened(1, text, wanted=0))
     target.send(Commit(1, 1, len(text), [100], wanted=5))
-    copy = TreeCopy(len(text) + 1, VOCAB, 1000)
-    trees = target.trees(copy, len(text) + 1)
-    assert trees[0].sequence == 0 and len(copy.nodes) == 5
-    short = TreeCopy(len(text), VOCAB, 1000)
+    tree = target.next(Tree)
+    assert (tree.sequence, tree.base_len, len(tree.ids)) == (0, len(text) + 1, 5)
+    copy = TreeCopy(len(text), VOCAB, 1000)
     target.send(opened(2, text, max_length=len(text) + 3))
-    target.trees(short, len(text))
-    assert short.nodes.depths.max() == 2
+    target.tree(copy, len(text))
+    assert copy.nodes.depths.max() == 2
 
 
 def test_a_gap_is_answered_with_resync(target: Target) -> None:
@@ -333,36 +313,24 @@ def test_close_frees_the_session(target: Target) -> None:
 # -- bounds
 
 
-def test_silent_targets_are_forgotten_and_sessions_are_bounded(
-    context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_held_is_bounded(context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with context.socket(zmq.ROUTER) as router:
         drafter = script.Drafter(router)
+        refused = []
+        monkeypatch.setattr(
+            drafter, "send", lambda _, kind, **fields: refused.append(fields["session"]) if kind == "refuse" else None
+        )
         monkeypatch.setattr(script, "MAX_SESSIONS", 3)
-        monkeypatch.setattr(script, "MAX_TARGETS", 1)
-        for incarnation in (b"one", b"two"):
-            drafter.receive([b"route", incarnation, encode(HELLO)])
+        drafter.receive(b"route", b"one", encode(HELLO))
         for session in range(1, 6):
-            drafter.receive([b"route", b"one", encode(opened(session, LOOP))])
-        assert list(drafter.targets) == [b"one"] and list(drafter.targets[b"one"].sessions) == [1, 2, 3]
+            drafter.receive(b"route", b"one", encode(opened(session, LOOP)))
+        assert list(drafter.targets[b"one"].sessions) == [1, 2, 3] and refused == [4, 5]
+        monkeypatch.setattr(script, "MAX_CONTEXTS", 5)
+        drafter.receive(b"route", b"one", encode(Commit(1, 1, len(LOOP), [100], WANTED)))
+        assert len(drafter.followers) == script.CONTEXT
         monkeypatch.setattr(script, "SILENCE", 0.0)
         drafter.report()
         assert not drafter.targets and drafter.num_sessions() == 0
-
-
-def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "MAX_CONTEXTS", 50)
-    ngrams = script.Ngrams()
-    ngrams.learn((1,), [token for i in range(100) for token in (1, 2 + i)])
-    assert len(ngrams.followers) == 50
-    assert max(len(counts) for counts in ngrams.followers.values()) == script.FOLLOWERS
-
-
-def test_an_address_that_cannot_be_bound_is_one_line(tmp_path: Path) -> None:
-    process = start(f"ipc://{tmp_path}/no/such/directory")
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2
-    assert "--listen: ipc://" in said.splitlines()[-1]
 
 
 # -- the page

@@ -1,4 +1,4 @@
-"""Measure and compare: parity, speed, acceptance, budgets, and where the time of a step goes."""
+"""Measure and compare: parity, speed, acceptance, budgets, where the time of a step goes, and drafts elsewhere."""
 
 from pilotfish.bench.app import app
 

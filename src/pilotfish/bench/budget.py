@@ -11,7 +11,7 @@ from functools import partial
 from itertools import cycle, islice
 
 from pilotfish.bench.compare import Spread, pairwise_ratios
-from pilotfish.bench.drafters import Bench
+from pilotfish.bench.drafters import Bench, JobRunner
 from pilotfish.bench.machine import Machine, describe_machine
 from pilotfish.bench.quantization import equal_outputs
 from pilotfish.bench.report import print_table
@@ -203,7 +203,9 @@ def _measure(
     return rounds
 
 
-def run_jobs(bench: Bench, player: Contestant, jobs: Sequence[Job], concurrency: int, done: Callable[[], None]) -> Run:
+def run_jobs(
+    bench: JobRunner, player: Contestant, jobs: Sequence[Job], concurrency: int, done: Callable[[], None]
+) -> Run:
     bench.engine.use(player.drafter, player.budget)
     bench.engine.worker.scheduler.max_requests = concurrency
     began = time.perf_counter()

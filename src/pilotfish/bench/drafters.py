@@ -54,33 +54,17 @@ class RandomDrafter:
         """Nothing is held."""
 
 
-class Bench:
-    """One engine over one pair, whose drafter can be swapped while it is idle."""
+def check_drafter(engine: Engine) -> None:
+    """EngineError if the drafter failed: a service goes on without it, a measurement of it must not."""
+    if engine.worker.drafter.drafter is not engine.drafter:
+        raise EngineError("bench: the drafter failed and was dropped; the log says why")
 
-    def __init__(self, config: EngineConfig) -> None:
-        """`config` must be of mode sync with drafter lm."""
-        self.engine = Engine(config)
-        drafter = self.engine.drafter
-        if not isinstance(drafter, LMDrafter):
-            raise EngineError("bench: an engine of mode sync with drafter lm is needed")
-        self.lm_drafter = drafter
 
-    def lm(self) -> LMDrafter:
-        """An LM drafter over the loaded draft."""
-        lm = self.lm_drafter
-        return LMDrafter(lm.runner, lm.shape, lm.vocab_size, lm.pacer)
+class JobRunner:
+    """Runs jobs on an engine, each time with another drafter if need be."""
 
-    def drafter(self, name: str) -> Drafter:
-        """`off`, or what EngineConfig.drafter may name."""
-        if name == "off":
-            return NoDrafter()
-        drafters = [self._drafter(kind) for kind in drafter_kinds(name)]
-        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
-
-    def _drafter(self, kind: DrafterKind) -> Drafter:
-        if kind == "lm":
-            return self.lm()
-        return NgramDrafter() if kind == "ngram" else SuffixDrafter(ResponseCache(self.engine.config.max_cached_tokens))
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
     def use(self, drafter: Drafter, nodes: int | None = None) -> None:
         """Swap the drafter, whose trees are verified in full; EngineError while requests run."""
@@ -88,14 +72,12 @@ class Bench:
         self.engine.use(drafter, FixedBudget(nodes or config.nodes, config.levels))
 
     def drain(self, done: Callable[[], None] = lambda: None) -> None:
-        """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed
-        meanwhile: a service goes on without it, a measurement of it must not."""
+        """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed."""
         while self.engine.busy:
             for delta in self.engine.step():
                 if delta.sample.finish_reason is not None:
                     done()
-        if self.engine.worker.drafter.drafter is not self.engine.drafter:
-            raise EngineError("bench: the drafter failed and was dropped; the log says why")
+        check_drafter(self.engine)
 
     def run(
         self,
@@ -119,3 +101,32 @@ class Bench:
         self.drain(done)
         scheduler.pool.release(held)
         return samples
+
+
+class Bench(JobRunner):
+    """One engine over one pair, whose drafter can be swapped while it is idle."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """`config` must be of mode sync with drafter lm."""
+        super().__init__(Engine(config))
+        drafter = self.engine.drafter
+        if not isinstance(drafter, LMDrafter):
+            raise EngineError("bench: an engine of mode sync with drafter lm is needed")
+        self.lm_drafter = drafter
+
+    def lm(self) -> LMDrafter:
+        """An LM drafter over the loaded draft."""
+        lm = self.lm_drafter
+        return LMDrafter(lm.runner, lm.shape, lm.vocab_size, lm.pacer)
+
+    def drafter(self, name: str) -> Drafter:
+        """`off`, or what EngineConfig.drafter may name."""
+        if name == "off":
+            return NoDrafter()
+        drafters = [self._drafter(kind) for kind in drafter_kinds(name)]
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
+
+    def _drafter(self, kind: DrafterKind) -> Drafter:
+        if kind == "lm":
+            return self.lm()
+        return NgramDrafter() if kind == "ngram" else SuffixDrafter(ResponseCache(self.engine.config.max_cached_tokens))

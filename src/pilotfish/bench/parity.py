@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pilotfish.bench.compare import first_difference
-from pilotfish.bench.drafters import Bench, RandomDrafter
+from pilotfish.bench.drafters import Bench, JobRunner, RandomDrafter
 from pilotfish.bench.report import print_table
 from pilotfish.bench.workload import PARITY_SETTINGS, Job, Prompt, mixed_jobs
 from pilotfish.config import EngineConfig
@@ -143,19 +143,21 @@ def run_parity(
     references: list[Outputs] = []
     for threads in thread_counts:
         bench = Bench(dataclasses.replace(config, threads=threads))
-        generated = _runs(bench, jobs, threads, done)
+        generated = (run_contestant(one, bench, one.make(bench), jobs, threads, done) for one in runs())
         reference = next(generated)
         references.append(reference.outputs)
-        across.append(_outcome(threads, reference, references[0]))
+        across.append(outcome_of(threads, reference, references[0]))
         for run in generated:
-            outcomes.append(_outcome(threads, run, reference.outputs))
-            differences.extend(_differences(threads, run, reference.outputs, jobs))
+            outcomes.append(outcome_of(threads, run, reference.outputs))
+            differences.extend(differences_of(threads, run, reference.outputs, jobs))
     seconds = time.perf_counter() - began
     return ParityReport(config.dtype, len(prompts), max_tokens, outcomes, across[1:], differences, seconds)
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
+    """What a contestant gave for the jobs, in their order."""
+
     contestant: Contestant
     samples: list[Sample]
     seconds: float
@@ -165,22 +167,25 @@ class _Run:
         return [sample.token_ids for sample in self.samples]
 
 
-def _runs(bench: Bench, jobs: list[Job], threads: int, done: Callable[[str], None]) -> Iterator[_Run]:
-    for one in runs():
-        label = f"{one.name}, {one.concurrency} at a time, {threads} thread{'s' if threads > 1 else ''}"
-        slots = scarce_slots(bench, jobs) if one.preempted else None
-        began = time.perf_counter()
-        samples = bench.run(one.make(bench), jobs, one.concurrency, partial(done, label), SALT, one.nodes, slots)
-        yield _Run(one, samples, time.perf_counter() - began)
+def run_contestant(
+    one: Contestant, runner: JobRunner, drafter: Drafter, jobs: list[Job], threads: int, done: Callable[[str], None]
+) -> Run:
+    """All jobs, with a drafter that is what `one` says."""
+    label = f"{one.name}, {one.concurrency} at a time, {threads} thread{'s' if threads > 1 else ''}"
+    slots = scarce_slots(runner, jobs) if one.preempted else None
+    began = time.perf_counter()
+    samples = runner.run(drafter, jobs, one.concurrency, partial(done, label), SALT, one.nodes, slots)
+    return Run(one, samples, time.perf_counter() - began)
 
 
-def scarce_slots(bench: Bench, jobs: Sequence[Job]) -> int:
+def scarce_slots(runner: JobRunner, jobs: Sequence[Job]) -> int:
     """Half of what the longest batch needs, and enough for the longest sequence."""
-    lengths = sorted(len(bench.engine.check_prompt(job.prompt.text)) + job.params.max_tokens for job in jobs)
+    lengths = sorted(len(runner.engine.check_prompt(job.prompt.text)) + job.params.max_tokens for job in jobs)
     return max(lengths[-1], sum(lengths[-BATCH:]) // 2)
 
 
-def _outcome(threads: int, run: _Run, reference: Outputs) -> Outcome:
+def outcome_of(threads: int, run: Run, reference: Outputs) -> Outcome:
+    """What the comparison of a run comes to."""
     differing = sum(a != b for a, b in zip(run.outputs, reference, strict=True))
     stats = [sample.request.stats for sample in run.samples]
     return Outcome(
@@ -196,7 +201,8 @@ def _outcome(threads: int, run: _Run, reference: Outputs) -> Outcome:
     )
 
 
-def _differences(threads: int, run: _Run, reference: Outputs, jobs: list[Job]) -> Iterator[Difference]:
+def differences_of(threads: int, run: Run, reference: Outputs, jobs: list[Job]) -> Iterator[Difference]:
+    """Of each unequal sequence the first."""
     for job, left, right in zip(jobs, run.outputs, reference, strict=True):
         index = first_difference(left, right)
         if index is not None:

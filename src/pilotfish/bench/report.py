@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from pilotfish.errors import ParameterError
 
 #: Columns of tables that go to a file or a pipe.
 FILE_WIDTH = 160
+#: Columns of a bar.
+BAR_WIDTH = 60
 
 
 def progress() -> Progress:
@@ -34,6 +36,19 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[objec
     for row in rows:
         table.add_row(*map(str, row))
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
+
+
+def print_bars(header: Sequence[str], values: Mapping[str, float], mark: float) -> None:
+    """Name, value and a bar from 0 on for each, with a stroke where `mark` lies."""
+    most = max(*values.values(), mark)
+    rows = [(name, f"{value:.1f}", bar_of(value / most, mark / most)) for name, value in values.items()]
+    print_table("", header, rows)
+
+
+def bar_of(share: float, mark: float) -> str:
+    """`BAR_WIDTH` characters, of which `share` are filled."""
+    filled, at = round(share * BAR_WIDTH), min(round(mark * BAR_WIDTH), BAR_WIDTH - 1)
+    return "".join("┃" if i == at else "█" if i < filled else "·" for i in range(BAR_WIDTH))
 
 
 def as_json(report: Any) -> str:

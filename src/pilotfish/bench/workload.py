@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ PARITY_SETTINGS: dict[str, dict[str, Any]] = {
         "min_tokens": 4,
     },
 }
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 #: The two temperatures of every figure on speed and acceptance.
 TEMPERATURES = (0.0, 0.8)
 
@@ -108,3 +111,11 @@ def parse_numbers(field: str, text: str) -> list[int]:
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise ParameterError(field, text, "positive integers separated by commas")
     return [int(part) for part in parts]
+
+
+def parse_milliseconds(field: str, text: str) -> list[float]:
+    """Numbers from 0 to 10,000 separated by commas, ascending."""
+    numbers = [float(part) if _NUMBER.fullmatch(part) else -1.0 for part in text.split(",")]
+    if not all(0 <= number <= 10_000 for number in numbers) or any(a >= b for a, b in pairwise(numbers)):
+        raise ParameterError(field, text, "milliseconds from 0 to 10000, ascending, separated by commas")
+    return numbers

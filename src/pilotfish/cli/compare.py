@@ -1,15 +1,16 @@
-"""Off against sync on one engine: the same target, prompts and seeds, in turn, round after round."""
+"""Modes against each other: the same target, prompts and seeds, round after round."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
+from pilotfish.config import Mode, available_cores
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.drafter import NoDrafter
 from pilotfish.core.request import RequestStats
@@ -61,6 +62,7 @@ class Summary:
     """One mode over all rounds."""
 
     passes: list[Pass]
+    cores: int  # that the target could run on
 
     @property
     def speeds(self) -> list[float]:
@@ -102,6 +104,7 @@ class Summary:
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_rounds": self.speeds,
             "tokens_per_verify_step": self.tokens_per_verify_step,
+            "target_cores": self.cores,
             "offered_by_depth": self.offered_by_depth,
             "accepted_by_depth": self.accepted_by_depth,
             "time_share": self.time_share,
@@ -114,42 +117,53 @@ def _summed(lists: Sequence[Sequence[int]]) -> list[int]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both modes over the same rounds."""
+    """Modes over the rounds that all of them have run, each held against `off`, the first."""
 
-    off: Summary
-    sync: Summary
+    modes: dict[str, Summary]
+
+    @classmethod
+    def of(cls, modes: Mapping[str, Summary]) -> Comparison:
+        rounds = min(len(summary.passes) for summary in modes.values())
+        ordered = [mode for mode in get_args(Mode) if mode in modes]
+        return cls({mode: Summary(modes[mode].passes[:rounds], modes[mode].cores) for mode in ordered})
+
+    @property
+    def others(self) -> list[str]:
+        """Every mode but off."""
+        return list(self.modes)[1:]
 
     @property
     def sequences(self) -> int:
-        return sum(len(one.outputs) for one in self.off.passes)
+        """Of each mode."""
+        return sum(len(one.outputs) for one in self.modes["off"].passes)
+
+    def matched(self, mode: str) -> int:
+        """Sequences whose tokens are those of off."""
+        pairs = zip(self.modes["off"].passes, self.modes[mode].passes, strict=True)
+        return sum(a == b for off, other in pairs for a, b in zip(off.outputs, other.outputs, strict=True))
 
     @property
-    def matched(self) -> int:
-        """Sequences whose tokens are the same in both modes."""
-        pairs = zip(self.off.passes, self.sync.passes, strict=True)
-        return sum(a == b for off, sync in pairs for a, b in zip(off.outputs, sync.outputs, strict=True))
+    def equal(self) -> bool:
+        return all(self.matched(mode) == self.sequences for mode in self.others)
 
-    @property
-    def speedup(self) -> float:
-        return self.sync.tokens_per_second / self.off.tokens_per_second
+    def speedup(self, mode: str) -> float:
+        return self.modes[mode].tokens_per_second / self.modes["off"].tokens_per_second
 
 
-def compare(
-    engine: Engine,
-    prompts: Sequence[str],
-    params: SamplingParams,
-    *,
-    rounds: int,
-    budget: float,
-) -> Comparison:
-    """Up to `rounds` rounds, each with its own seed; no second one that would not end within `budget` seconds."""
-    off, sync = Summary([]), Summary([])
+#: One pass of a mode with such parameters.
+RunMode = Callable[[SamplingParams], Pass]
+
+
+def run_rounds(
+    modes: Mapping[str, RunMode], params: SamplingParams, *, rounds: int, budget: float
+) -> dict[str, Summary]:
+    """Up to `rounds` rounds of all modes in turn, each with its own seed; no second one that would not end within
+    `budget` seconds."""
+    summaries = {name: Summary([], available_cores()) for name in modes}
     began = time.perf_counter()
-    while (done := len(off.passes)) < rounds:
+    for done in range(rounds):
         if done and (time.perf_counter() - began) * (done + 1) / done > budget:
             break
-        seeded = replace(params, seed=done)
-        with speculation_off(engine):
-            off.passes.append(run_pass(engine, prompts, seeded))
-        sync.passes.append(run_pass(engine, prompts, seeded))
-    return Comparison(off, sync)
+        for name, run in modes.items():
+            summaries[name].passes.append(run(replace(params, seed=done)))
+    return summaries

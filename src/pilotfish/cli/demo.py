@@ -12,7 +12,6 @@ from pilotfish.cli.options import (
     EagerOption,
     JsonOption,
     MaxTokensOption,
-    PaceOption,
     TemperatureOption,
     ThreadsOption,
     resolve_models,
@@ -22,37 +21,50 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError
 
 PAIR = "pycode@344m"
+#: A target and a draft that are quick enough to take the time of others, and that time: of a 70B and a 1B model.
+PACED_PAIR, PACE = "pycode", "target=10.4ms,draft=2.6ms"
 MAX_ROUNDS = 100
 
 
 def demo(
-    pair: Annotated[str, typer.Option(help="pycode, or pycode@<N>m.")] = PAIR,
+    pair: Annotated[str, typer.Option(help="Of the second table, at its own speed: pycode, or pycode@<N>m.")] = PAIR,
     max_tokens: MaxTokensOption = 64,
     temperature: TemperatureOption = 0.8,
-    rounds: Annotated[int, typer.Option(help="Timed rounds, off and sync in turn, at most.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Timed rounds of each mode, at most.")] = 3,
     dtype: DTypeOption = EngineConfig.dtype,
     device: DeviceOption = EngineConfig.device,
     threads: ThreadsOption = EngineConfig.threads,
-    pace: PaceOption = EngineConfig.pace,
+    pace: Annotated[str, typer.Option(help="Of the first table: the devices that pycode emulates.")] = PACE,
     eager: EagerOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Write code with a draft guessing ahead, coloured by who wrote each token; then time off against sync."""
+    """Write code with a draft guessing ahead, coloured by who wrote each token; then time off, sync and async: at the
+    pace of a 70B and a 1B model, and at this machine's own."""
     if not 1 <= rounds <= MAX_ROUNDS:
         raise ParameterError("rounds", rounds, f"an integer 1 to {MAX_ROUNDS}")
+    if not pace:
+        raise ParameterError("pace", pace, f"paces, as in {PACE}")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
-    models = resolve_models(pair, None, None)
-    config = EngineConfig(
-        target=models.target,
-        draft=models.draft,
-        mode="sync",
-        dtype=cast(DType, dtype),
-        device=device,
-        threads=threads,
-        pace=pace,
-        eager=eager,
-    )
-    from pilotfish.cli.demo_run import run_demo
 
-    if not run_demo(pair, config, params, rounds=rounds, json=json):
+    def config(pair: str, pace: str) -> EngineConfig:
+        models = resolve_models(pair, None, None)
+        return EngineConfig(
+            target=models.target,
+            draft=models.draft,
+            mode="async",
+            dtype=cast(DType, dtype),
+            device=device,
+            threads=threads,
+            pace=pace,
+            eager=eager,
+        )
+
+    paced, unpaced = config(PACED_PAIR, pace), config(pair, "")
+    from pilotfish.cli.demo_run import Scene, run_demo
+
+    scenes = [
+        Scene("paced", f"{PACED_PAIR} at the pace of other devices: {pace}", PACED_PAIR, paced),
+        Scene("unpaced", f"{pair} at the speed of this machine", pair, unpaced),
+    ]
+    if not run_demo(scenes, params, rounds=rounds, json=json):
         raise typer.Exit(1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json as json_text
 import logging
+import sys
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -12,6 +14,7 @@ from pilotfish.cli.options import (
     DeviceOption,
     DTypeOption,
     EagerOption,
+    JsonOption,
     KVSlotsOption,
     MemoryOption,
     PaceOption,
@@ -47,8 +50,11 @@ def draft(
     pace: PaceOption = EngineConfig.pace,
     trace: TraceOption = None,
     eager: EagerOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM."""
+    """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM.
+
+    With --json one line on stdout says where it listens, once it serves."""
     model = EngineConfig(
         target=_directory(draft, pair),
         dtype=cast(DType, dtype),
@@ -73,9 +79,16 @@ def draft(
         children=children,
     )
     from pilotfish.engine.draft_pool import run_pool
+    from pilotfish.engine.process import supervised
 
-    logging.basicConfig(level=logging.INFO, format=f"pilotfish {name}: %(message)s")
-    run_pool(config)
+    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
+    logging.basicConfig(level=level, format=f"pilotfish {name}: %(message)s")
+    run_pool(config, _tell if json else lambda _: None)
+
+
+def _tell(endpoint: str) -> None:
+    sys.stdout.write(json_text.dumps({"endpoint": endpoint}) + "\n")
+    sys.stdout.flush()
 
 
 def _directory(draft: Path | None, pair: str | None) -> Path:

@@ -20,7 +20,7 @@ from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import die_with_parent, name_process, remove_directory
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model, load_tokenizer, model_name
-from pilotfish.model.pacer import Pacer
+from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
 from pilotfish.observe.timeline import Timeline, part_of
 from pilotfish.wire.channel import Channel
@@ -30,8 +30,9 @@ from pilotfish.wire.listening import ListeningChannel
 logger = logging.getLogger(__name__)
 
 
-def run_pool(config: DraftConfig) -> None:
-    """Serve targets until SIGTERM or SIGINT. An InputError, before the model is loaded, for what cannot be used."""
+def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None) -> None:
+    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
+    InputError, before the model is loaded, for what cannot be used."""
     name_process(config.name)
     signals = _Signals()
     with suppress(_Stopped), signals:
@@ -40,13 +41,21 @@ def run_pool(config: DraftConfig) -> None:
         with closing(ListeningChannel(config.listen, keys, insecure=config.insecure)) as channel:
             worker = make_worker(config, channel)
             logger.info("%s listens at %s", config.name, channel.endpoint)
+            ready(channel.endpoint)
             with _traced(worker, config):
                 signals.wake = channel.wake
                 worker.run(signals.stopped.is_set)
             if worker.grower.pacer is not None:
-                logger.info("paced: %s", worker.grower.pacer.pacing())
+                _report_pacing(worker.grower.pacer.pacing())
     if signals.received == signal.SIGHUP:
         remove_directory()
+
+
+def _report_pacing(pacing: Pacing) -> None:
+    if pacing.valid:
+        logger.info("paced: %s", pacing)
+    else:
+        logger.warning("this run is invalid, its device is too slow: %s", pacing)
 
 
 @contextmanager

@@ -62,10 +62,10 @@ class WorkerProcess:
 
     def __init__(self, spec: WorkerSpec) -> None:
         """OSError where it cannot be started."""
-        with _on_cores(spec.cores):
+        with on_cores(spec.cores):
             self._process = subprocess.Popen(
                 list(spec.command),
-                env=_environment(spec),
+                env=worker_environment(spec),
                 stdin=subprocess.PIPE,  # nothing is written: where there is no prctl, its end tells that of the parent
                 stdout=2,  # that of the parent is for its own results
                 stderr=subprocess.PIPE,
@@ -105,7 +105,7 @@ class WorkerProcess:
 
 
 @contextmanager
-def _on_cores(cores: frozenset[int]) -> Iterator[None]:
+def on_cores(cores: frozenset[int]) -> Iterator[None]:
     """This thread runs on `cores`, which a process that it starts inherits; empty: as it was."""
     if not cores:
         yield
@@ -118,12 +118,18 @@ def _on_cores(cores: frozenset[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _environment(spec: WorkerSpec) -> dict[str, str]:
+def worker_environment(spec: WorkerSpec) -> dict[str, str]:
+    """All variables of a worker of this process."""
     threads = dict.fromkeys(THREAD_COUNTS, str(len(spec.cores))) if spec.cores else {}
     return {**os.environ, "OMP_WAIT_POLICY": "passive", **threads, **spec.environment, PARENT: str(os.getpid())}
 
 
 # -- in the worker
+
+
+def supervised() -> bool:
+    """Whether a Supervisor started this process, as long as `die_with_parent` was not called."""
+    return PARENT in os.environ
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

@@ -50,6 +50,7 @@ class RemoteSession:
     request: Request
     copy: TreeCopy
     pool: Pool | None = None  # None: to be opened at the next step
+    asked: bool = False  # whether nodes of it were wanted since its last commit
     lost: bool = False  # what the pool has of it cannot be followed: to be opened there anew
     generation: int = 0
     pushes: int = 0  # received of this generation
@@ -88,6 +89,8 @@ class RemoteOptions:
 
 #: Of the seconds without a draft.
 MAX_DOUBLINGS = 6
+#: Nodes wanted of a sequence while its trees are not asked for: enough to see, at any time, whether they would pay.
+RESTING = 64
 
 
 class RemoteDrafter:
@@ -114,14 +117,15 @@ class RemoteDrafter:
         self._by_request: dict[int, RemoteSession] = {}
         self._by_number: dict[int, RemoteSession] = {}
         self._next_number = 1
-        self._wanted = options.wanted
 
     # -- the step loop's side: the Drafter protocol
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         with self._lock:
-            self._wanted = self._options.wanted if limits.levels else 0
-            return [self._session(request).copy.nodes.tree(limits.nodes) for request in requests]
+            sessions = [self._session(request) for request in requests]
+            for session in sessions:
+                session.asked = True
+            return [session.copy.nodes.tree(limits.nodes) for session in sessions]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         with self._lock:
@@ -133,7 +137,9 @@ class RemoteDrafter:
             self.counts.misses += not hit
             if session.pool is not None and not session.lost:
                 base_len = len(request.tokens) - len(tokens)
-                message = Commit(session.number, session.generation, base_len, list(tokens), self._wanted)
+                wanted = self._options.wanted if session.asked else min(self._options.wanted, RESTING)
+                session.asked = False
+                message = Commit(session.number, session.generation, base_len, list(tokens), wanted)
                 self._tell(session.pool, message)
             return hit
 
@@ -143,6 +149,12 @@ class RemoteDrafter:
             if session is not None:
                 del self._by_number[session.number]
                 self._leave_pool(session)
+
+    def pool_of(self, request: Request) -> Pool | None:
+        """Which pool drafts for it now."""
+        with self._lock:
+            session = self._by_request.get(request.id)
+            return None if session is None else session.pool
 
     def _session(self, request: Request) -> RemoteSession:
         """The request's session, open with a pool where one can be had."""
@@ -179,7 +191,7 @@ class RemoteDrafter:
             request.max_length,
             request.seed,
             sampling_of(request),
-            self._wanted,
+            self._options.wanted,
         )
         self._tell(pool, message)
 

@@ -1,0 +1,238 @@
+"""The benches of draft pools, on a tiny pair in processes of its own; no test says how fast."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support import make_engine
+from typer.testing import CliRunner
+
+from pilotfish.bench import app
+from pilotfish.bench.budget import Run, Workload
+from pilotfish.bench.compare import Spread
+from pilotfish.bench.failover import GROUPS, PHASES, failover_of, groups_of, kill_of
+from pilotfish.bench.machine import Machine
+from pilotfish.bench.network import OFF, Distance, NetworkReport, distances_of, print_network
+from pilotfish.bench.pools import start_pool
+from pilotfish.bench.report import BAR_WIDTH, bar_of
+from pilotfish.bench.sharing import run_sharing
+from pilotfish.bench.stall import num_windows as stall_windows
+from pilotfish.bench.stall import phase_of
+from pilotfish.bench.streams import Streams, Window
+from pilotfish.bench.weights import Reading, sharing_of
+from pilotfish.bench.workload import Prompt, parse_milliseconds
+from pilotfish.config import EngineConfig
+from pilotfish.core.request import RequestStats
+from pilotfish.engine.engine import Sample
+from pilotfish.errors import EngineError, InputError, ParameterError
+from pilotfish.observe.records import StepRecord
+from pilotfish.wire.messages import Load
+
+MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than all the rest."""
+    for module in ("network", "sharing", "stall"):
+        monkeypatch.setattr(f"pilotfish.bench.{module}.describe_machine", lambda _: MACHINE)
+
+
+def invoke(command: str, llama: Path, draft: Path, prompt_file: Path, *options: str) -> dict[str, Any]:
+    models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file), "--limit", "2"]
+    common = ["--dtype", "float32", "--pace", "target=4ms,draft=1ms", "--budget", "fixed", "--json"]
+    result = CliRunner().invoke(app, [command, *models, *common, *options])
+    assert result.exit_code == 0, result.exception
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
+
+
+# -- network
+
+
+def test_network(llama: Path, draft: Path, prompt_file: Path) -> None:
+    sizes = ("--round-trips", "0,2", "--repeats", "2", "--max-tokens", "24")
+    report = invoke("network", llama, draft, prompt_file, *sizes)
+    off, near, far = report["distances"]
+    assert [one["round_trip_ms"] for one in report["distances"]] == [None, 0, 2]
+    assert off["hit_share"] == 0 and off["tokens_per_verify_step"] == 1
+    assert near["hit_share"] > 0 and near["tokens_per_verify_step"] > 1  # the draft serves through the proxy
+    assert all(one["equal_outputs"] == 1 and one["tokens_per_second"]["count"] == 2 for one in (off, near, far))
+    assert off["over_off"]["median"] == 1 and near["over_nearest"]["median"] == 1
+    assert report["level_ms"] >= 1 and report["holds"] == (
+        min(near["over_off"]["median"], far["over_off"]["median"]) >= 0.98
+    )
+
+
+@dataclass
+class Request:
+    stats: RequestStats
+
+
+@dataclass
+class Output:
+    token_ids: list[int]
+    request: Request = field(default_factory=lambda: Request(RequestStats(verify_steps=4, hits=1)))
+
+
+def runs(*seconds: float) -> list[Run]:
+    """Of 12 tokens each."""
+    return [Run(one, cast(list[Sample], [Output([1] * 12)])) for one in seconds]
+
+
+def test_distances_are_compared_round_by_round(capsys: pytest.CaptureFixture[str]) -> None:
+    rounds = {OFF: runs(2, 4, 1), "0 ms": runs(1, 2, 2), "5 ms": runs(2, 4, 4)}
+    rounds["5 ms"][0].samples[0].token_ids[3] = 7
+    off, near, far = distances_of([0, 5], rounds)
+    assert near.over_off == Spread.of([2.0, 2.0, 0.5]) and far.over_off == Spread.of([1.0, 1.0, 0.25])
+    assert far.over_nearest == Spread.of([0.5, 0.5, 0.5]) and near.over_nearest.median == off.over_off.median == 1
+    assert (far.tokens_per_verify_step, far.hit_share) == (3, 0.25)
+    assert (near.equal_outputs, far.equal_outputs) == (1, pytest.approx(2 / 3))
+    show(off, near, far, capsys=capsys)
+
+
+def show(*distances: Distance, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("float32", "", 100.0, 1, 0.8, 12, 1, 3, 8, "auto")
+    print_network(NetworkReport(MACHINE, "target", "draft", *sizes, list(distances), 2.6, 0.0, 0.98, True))
+    out = capsys.readouterr().out
+    assert "100 Mbit/s" in out and "never below 0.98 of off" in out
+    bars = [line for line in out.splitlines() if "┃" in line and "██" in line]
+    assert [line.split()[0] for line in bars] == ["off", "0", "5"]
+
+
+def test_bars() -> None:
+    assert bar_of(1.0, 0.5) == "█" * (BAR_WIDTH // 2) + "┃" + "█" * (BAR_WIDTH // 2 - 1)
+    assert bar_of(0.0, 1.0) == "·" * (BAR_WIDTH - 1) + "┃"
+
+
+@pytest.mark.parametrize("text", ["", "1,0", "1,1", "-1", "x", "1,,2", "20000", "nan"])
+def test_round_trips_ascend(text: str) -> None:
+    assert parse_milliseconds("round_trips", "0,0.5,50") == [0, 0.5, 50]
+    with pytest.raises(ParameterError, match="round_trips"):
+        parse_milliseconds("round_trips", text)
+
+
+# -- sharing
+
+
+def test_sharing(llama: Path, draft: Path, prompt_file: Path) -> None:
+    sizes = ("--seconds", "0.3", "--repeats", "1", "--streams", "4", "--max-tokens", "200", "--leaves", "8")
+    report = invoke("sharing", llama, draft, prompt_file, *sizes, "--weights", "3,1")
+    heavy, light = report["sharing"]["tenants"]
+    assert (heavy["weight"], light["weight"]) == (3, 1) and light["rows_to_last"]["median"] == 1
+    assert heavy["rows_per_second"]["median"] > 0 and light["rows_per_second"]["median"] > 0
+    assert heavy["tokens_per_second"]["median"] > 0 and report["sharing"]["filled"]["median"] > 0
+    failover = report["failover"]
+    assert [(one["group"], one["phase"]) for one in failover["groups"]] == [(g, p) for g in GROUPS for p in PHASES]
+    assert all(one["tokens_per_second"]["median"] > 0 for one in failover["groups"])
+    assert sum(one["streams"]["median"] for one in failover["groups"] if one["phase"] == "before") == 4
+    assert failover["seconds_to_move"]["median"] > 0
+
+
+def reading(at: float, rows: int, tokens: int = 0) -> Reading:
+    return Reading(at, Load("draft", 8, 4, rows, 100, step_ms=2.0, queue_ms=0.0), tokens)
+
+
+def test_rows_are_those_between_two_readings() -> None:
+    readings = [[reading(10, 1000, 5), reading(10, 700, 1)]]
+    readings.append([reading(12, 4000, 105), reading(12, 1700, 41)])
+    readings.append([reading(13, 5500, 150), reading(13, 2200, 61)])
+    sharing = sharing_of(readings, [3, 1], leaves=4, tolerance=0.1)
+    heavy, light = sharing.tenants
+    assert heavy.rows_per_second == Spread.of([1500, 1500]) and light.rows_per_second == Spread.of([500, 500])
+    assert heavy.rows_to_last == Spread.of([3, 3]) and light.rows_to_last == Spread.of([1, 1])
+    assert heavy.tokens_per_second == Spread.of([50, 45])
+    assert sharing.filled == Spread.of([1.0, 1.0])  # 2000 rows/s in 500 levels of 4
+    assert sharing.holds
+
+
+@pytest.mark.parametrize(("rows", "holds"), [(269, False), (271, True), (329, True), (331, False)])
+def test_shares_are_near_the_weights(rows: int, holds: bool) -> None:
+    readings = [[reading(0, 0), reading(0, 0)], [reading(1, rows), reading(1, 100)]]
+    assert sharing_of(readings, [3, 1], 4, 0.1).holds == holds
+
+
+def test_one_weight_is_not_shared(config: EngineConfig, prompts: list[Prompt]) -> None:
+    with pytest.raises(ParameterError, match="weights"):
+        run_sharing(config, Workload(prompts, 0.8, 4, 2), [1], 2, 1.0, 1)
+
+
+def test_a_kill_is_judged_by_the_streams_of_the_other_pool() -> None:
+    groups = groups_of(["a", "b", "a", "b"], "b")
+    assert groups == {"others": [0, 2], "moved": [1, 3]}
+    windows = [Window(2.0, [100, 50, 60, 50]), Window(1.0, [40, 5, 32, 5]), Window(2.0, [80, 80, 80, 70])]
+    kill = kill_of(groups, windows)
+    assert kill.tokens_per_second == {"others": [80, 72, 80], "moved": [50, 10, 75]}
+    assert (kill.kept("moving"), kill.kept("after"), kill.seconds_to_move) == (0.9, 1.0, 1.0)
+    failover = failover_of([kill], 0.1)
+    assert failover.holds and failover.kept_while_moving.median == 0.9
+    assert not failover_of([kill], 0.05).holds
+    assert [(g.group, g.phase, g.tokens_per_second.median) for g in failover.groups][4] == ("moved", "moving", 10)
+    for pools in (["a", "a"], ["b", "b"]):
+        with pytest.raises(EngineError, match="spread"):
+            groups_of(pools, "b")
+
+
+# -- stall
+
+
+def test_stall(llama: Path, draft: Path, prompt_file: Path) -> None:
+    sizes = ("--seconds", "0.4", "--pause", "0.4", "--repeats", "2", "--max-tokens", "48")
+    report = invoke("stall", llama, draft, prompt_file, *sizes)
+    assert [phase["phase"] for phase in report["phases"]] == ["before", "during", "after"]
+    for phase in report["phases"]:
+        assert phase["steps"] > 0 and 4 <= phase["p50_ms"] <= phase["p99_ms"] <= phase["max_ms"]
+    assert report["phases"][0]["tokens_per_step"] > 1
+    assert stall_windows(2) == 7
+
+
+def record(before: float, ended: float, **counts: int) -> StepRecord:
+    given = {"sequences": 1, "rows": 5, "nodes": 4, "committed": 2, **counts}
+    zeros = dict.fromkeys(("depth", "offered", "accepted", "hits"), 0)
+    return StepRecord(before, *[before] * 7, ended, **given, **zeros)
+
+
+def test_periods_are_from_end_to_end_without_prompts() -> None:
+    steps = [record(i, i + 0.010) for i in range(9)] + [record(9, 9.020, committed=4), record(10, 19, rows=200)]
+    phase = phase_of("before", steps)
+    assert (phase.steps, phase.prompt_steps) == (10, 1)
+    assert phase.p50_ms == pytest.approx(10) and phase.max_ms == pytest.approx(20)
+    assert 18 < phase.p99_ms < 20 and phase.tokens_per_step == pytest.approx(2.2)
+
+
+# -- what they share
+
+
+def test_streams_go_on_without_end(llama: Path, prompts: list[Prompt]) -> None:
+    with make_engine(llama) as engine:
+        streams = Streams(engine, Workload(prompts, 0.8, 3, batches=2), 2)
+        first = [request.id for request in streams.requests]
+        assert streams.step() == [1, 1] and streams.step() == [1, 1]
+        assert [request.id for request in streams.requests] == first
+        assert streams.step() == [1, 1]  # their last
+        assert not set(first) & {request.id for request in streams.requests}
+        left = iter([False, False, True])
+        window = streams.run(lambda: next(left))
+        assert window.tokens == [3, 3] and window.seconds > 0
+
+
+def test_rates_are_of_some_streams() -> None:
+    assert Window(2.0, [4, 6, 10]).rate([0, 2]) == 7
+
+
+def test_a_pool_that_does_not_start_is_told(config: EngineConfig, tmp_path: Path) -> None:
+    with (
+        start_pool(replace(config, draft=tmp_path / "none"), frozenset()) as pool,
+        pytest.raises(EngineError, match="draft pool: exited with code 2"),
+    ):
+        assert pool.told
+
+
+@pytest.mark.parametrize("options", [["--round-trips", "5,1"], ["--pace", "target=1"], ["--budget", "some"]])
+def test_bad_usage(llama: Path, draft: Path, prompt_file: Path, options: list[str]) -> None:
+    models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file)]
+    assert isinstance(CliRunner().invoke(app, ["network", *models, *options]).exception, InputError)

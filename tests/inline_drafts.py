@@ -1,0 +1,72 @@
+"""Draft workers as threads of the test's process: their models, loops and sockets are real, no interpreter starts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from pilotfish.config import DraftConfig, EngineConfig
+from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.request import Request
+from pilotfish.core.tree import TokenTree
+from pilotfish.engine.draft_pool import make_worker
+from pilotfish.engine.placement import Placement
+from pilotfish.engine.remote_drafts import RemoteDrafts
+from pilotfish.target.remote import RemoteDrafter
+from pilotfish.wire.listening import ListeningChannel
+
+#: Seconds that a target waits for a tree, at most.
+PATIENCE = 2.0
+
+
+@contextmanager
+def inline_drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Engines have their draft workers here, until the end. Their targets wait for trees, so that no guess depends on
+    the speed of a machine."""
+    with ExitStack() as workers:
+
+        def start(drafts: RemoteDrafts, config: EngineConfig, _: Placement) -> Sequence[str]:
+            endpoints = [f"ipc://{drafts._supervisor.directory}/draft-{i}" for i in range(config.draft_workers)]
+            for endpoint in endpoints:
+                workers.enter_context(_worker(config, endpoint))
+            return endpoints
+
+        monkeypatch.setattr(RemoteDrafts, "_start_workers", start)
+        monkeypatch.setattr(RemoteDrafter, "propose", _patient(RemoteDrafter.propose))
+        yield
+
+
+@contextmanager
+def _worker(config: EngineConfig, endpoint: str) -> Iterator[None]:
+    options = {"dtype": config.dtype, "kv_slots": config.kv_slots, "eager": config.eager, "pace": config.pace}
+    model = EngineConfig(target=config.draft, threads=1, **options)
+    channel, stopped = ListeningChannel(endpoint), threading.Event()
+    worker = make_worker(DraftConfig(model=model, listen=endpoint, leaves=config.leaves), channel)
+    thread = threading.Thread(target=worker.run, args=(stopped.is_set,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        channel.wake()
+        thread.join()
+        channel.close()
+
+
+def _patient(propose):  # type: ignore[no-untyped-def]
+    """`propose`, again until there is a node where one may be."""
+
+    def patient(drafter: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+        trees = propose(drafter, requests, limits)
+        deadline = time.monotonic() + PATIENCE
+        may_grow = limits.nodes and limits.levels and any(r.max_length - len(r.tokens) > 1 for r in requests)
+        while may_grow and not any(map(len, trees)) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+            trees = propose(drafter, requests, limits)
+        return trees
+
+    return patient
