@@ -129,6 +129,8 @@ class EngineConfig:
         Paces.parse(self.pace)
         if self.trace is not None and not self.trace.parent.is_dir():
             raise ParameterError("trace", str(self.trace), "a file in a directory that exists")
+        if self.draft_pool and self.mode != "async":
+            raise ParameterError("mode", self.mode, "async with draft_pool")
         needs_draft = "lm" in self.drafters  # which checks them
         if (
             needs_draft
@@ -137,8 +139,6 @@ class EngineConfig:
         ):
             allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"
             raise ParameterError("draft", None, allowed)
-        if self.draft_pool and self.mode != "async":
-            raise ParameterError("mode", self.mode, "async with draft_pool")
         if self.mode == "async" and not needs_draft:
             raise ParameterError("drafter", self.drafter, "a drafter with lm in mode async; the others need no process")
 

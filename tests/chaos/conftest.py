@@ -39,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pool(quick: None, tmp_path: Path) -> Iterator[Any]:
+def pool(quick: None, tmp_path: Path) -> Iterator[Any]:  # noqa: ARG001
     """`pool(draft, name="draft 0")` starts `pilotfish draft`, which listens at `endpoint_in(tmp_path)`."""
     started: list[ForkedWorker] = []
 

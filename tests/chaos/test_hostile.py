@@ -14,7 +14,18 @@ from support import VOCAB, assert_idle, make_engine, run
 from workers import endpoint_in, eventually
 
 from pilotfish.engine.engine import Engine
-from pilotfish.wire.messages import MAX_FRAME, MAX_NODES, Commit, Load, Open, Refuse, Resync, Tree, decode_to_draft, encode
+from pilotfish.wire.messages import (
+    MAX_FRAME,
+    MAX_NODES,
+    Commit,
+    Load,
+    Open,
+    Refuse,
+    Resync,
+    Tree,
+    decode_to_draft,
+    encode,
+)
 
 LOAD = encode(Load("evil", 0, 0, 0, 1, 1.0, 0.0))
 #: What to send on each Open and Commit of a session.
@@ -63,15 +74,15 @@ ATTACKS: dict[str, Attack] = {
     "base_len of the past": lambda m: [tree(m, base_len=1)],
     "gaps": lambda m: [tree(m, sequence=i) for i in (0, 7, 3, 1)],
     "lists of unequal length": lambda m: [tree(m, tokens=[])],
-    "garbage": lambda m: [os.urandom(n) for n in (0, 1, 7, 300)] * 20,
+    "garbage": lambda _: [os.urandom(n) for n in (0, 1, 7, 300)] * 20,
     "messages cut off": lambda m: [tree(m)[:n] for n in range(0, 60, 7)],
-    "deep nesting": lambda m: [b"\x91" * 100_000, b"\x81\xa1x" * 50_000],
-    "huge frames": lambda m: [bytes(MAX_FRAME)],
-    "frames beyond the limit": lambda m: [bytes(MAX_FRAME + 1)],
+    "deep nesting": lambda _: [b"\x91" * 100_000, b"\x81\xa1x" * 50_000],
+    "huge frames": lambda _: [bytes(MAX_FRAME)],
+    "frames beyond the limit": lambda _: [bytes(MAX_FRAME + 1)],
     "refusals": lambda m: [encode(Refuse(m.session, m.generation, "no"))] * 3,
-    "refusal of all": lambda m: [encode(Refuse(0, 0, "no")), LOAD] * 3,
+    "refusal of all": lambda _: [encode(Refuse(0, 0, "no")), LOAD] * 3,
     "Resync each time": lambda m: [encode(Resync(m.session, m.generation, "again"))],
-    "a thousand Loads": lambda m: [LOAD] * 1000,
+    "a thousand Loads": lambda _: [LOAD] * 1000,
 }
 
 
@@ -125,7 +136,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def engine(quick: None, evil: Pool, llama: Path) -> Iterator[Engine]:
+def engine(quick: None, evil: Pool, llama: Path) -> Iterator[Engine]:  # noqa: ARG001
     evil.attacks = 0
     with make_engine(llama, mode="async", drafter="lm", draft_pool=(evil._endpoint,)) as engine:
         yield engine

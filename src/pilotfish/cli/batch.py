@@ -13,7 +13,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pilotfish.cli.options import Handling
-from pilotfish.cli.show import Printer, report, shown_when_slow, status, warn_of_overruns
+from pilotfish.cli.show import Printer, report, shown_when_slow, warn_of_overruns
+from pilotfish.cli.start import started
 from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
@@ -72,9 +73,7 @@ def generate_rows(
 ) -> bool:
     """Load the models, print each row as it ends; whether all rows could be served. `sampling` holds the fields
     of SamplingParams that were given."""
-    with status(f"loading {config.target}"):
-        engine = Engine(config)
-    with engine:
+    with started(config) as engine:
         return _serve_rows(engine, engine.sampling_params(**sampling), rows, printer, handling)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pilotfish.cli.chat_screen import PlainScreen, Screen, TerminalScreen
 from pilotfish.cli.conversation import Conversation, require_template
-from pilotfish.cli.show import status
+from pilotfish.cli.start import started
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
@@ -30,8 +30,7 @@ def run_chat(
     `defaults`."""
     if not raw:
         require_template(load_tokenizer(config.target))  # before the weights are loaded
-    with status(f"loading {config.target}"):
-        engine = Engine(config)
+    engine = started(config)
     params = SamplingParams(**{**defaults, **engine.model.generation.defaults, **given})
     with engine:
         converse(Conversation(engine, params, system=system, raw=raw), _screen(engine))

@@ -21,6 +21,7 @@ from pilotfish.cli.options import (
     QuantizationOption,
     ThreadsOption,
     TraceOption,
+    model_directory,
     resolve_models,
 )
 from pilotfish.config import DraftConfig, DType, EngineConfig, Quantization
@@ -94,7 +95,7 @@ def _directory(draft: Path | None, pair: str | None) -> Path:
     if draft is not None and pair is not None:
         raise InputError("draft: it cannot be combined with --pair; give one of them")
     if draft is not None:
-        return resolve_models(None, draft, None).target
+        return model_directory("draft", draft)
     found = resolve_models(pair or DEFAULT_PAIR, None, None).draft
     assert found is not None  # a pair has one
     return found

@@ -35,7 +35,7 @@ class EngineOptions:
     pair: Annotated[str | None, typer.Option(help="The bundled pair: pycode, or pycode@<N>m. The default.")] = None
     target: Annotated[Path | None, typer.Option(help="A model directory in Hugging Face format.")] = None
     draft: Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")] = None
-    mode: Annotated[str | None, typer.Option(help="off, sync or async; sync where there is a draft.")] = None
+    mode: Annotated[str | None, typer.Option(help="off, sync or async; by default as the draft allows.")] = None
     drafter: Annotated[str | None, typer.Option(help="lm, ngram, suffix, or several joined by +.")] = None
     nodes: Annotated[int, typer.Option(help="Nodes of a token tree, at most.")] = EngineConfig.nodes
     levels: Annotated[int, typer.Option(help="Draft forwards that grow a tree, at most.")] = EngineConfig.levels
@@ -63,7 +63,8 @@ class EngineOptions:
     def config(self, concurrency: int) -> EngineConfig:
         """For up to `concurrency` sequences at a time, or the default number where that is more."""
         models = resolve_models(self.pair, self.target, self.draft)
-        mode = self.mode or ("off" if models.draft is None and self.drafter is None else "sync")
+        plain = "off" if models.draft is None and self.drafter is None else "sync"
+        mode = self.mode or ("async" if self.draft_pool else plain)
         return EngineConfig(
             target=models.target,
             draft=models.draft,
@@ -180,7 +181,7 @@ def resolve_models(pair: str | None, target: Path | None, draft: Path | None) ->
     if target is not None:
         if pair is not None:
             raise InputError("pair: it cannot be combined with --target; give one of them")
-        return Models(_directory("target", target), draft and _directory("draft", draft))
+        return Models(model_directory("target", target), draft and model_directory("draft", draft))
     if draft is not None:
         raise InputError("draft: it needs --target; a pair brings its own draft")
     from pilotfish.pairs import resolve_pair
@@ -189,7 +190,8 @@ def resolve_models(pair: str | None, target: Path | None, draft: Path | None) ->
     return Models(dirs.target, dirs.draft)
 
 
-def _directory(field: str, path: Path) -> Path:
+def model_directory(field: str, path: Path) -> Path:
+    """`path`; ParameterError, naming `field`, where there is no directory."""
     if not path.is_dir():
         raise ParameterError(field, str(path), "a model directory in Hugging Face format")
     return path

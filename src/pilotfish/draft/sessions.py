@@ -21,7 +21,7 @@ from pilotfish.wire.messages import MAX_NODES, Commit, Open, Sampling
 #: Seconds without a commit after which a sequence's KV may go to another.
 IDLE = 0.5
 #: Seconds without one after which a sequence is forgotten; its next commit has it opened anew.
-FORGOTTEN = 10.0
+FORGOTTEN = 20.0
 MAX_SESSIONS = 4096
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import torch
 
@@ -17,7 +17,7 @@ from pilotfish.draft.growth import Grower, LevelShape
 from pilotfish.draft.sessions import SessionTable
 from pilotfish.draft.worker import DraftWorker, Identity
 from pilotfish.engine.memory import device_of, plan_memory
-from pilotfish.engine.process import die_with_parent, name_process
+from pilotfish.engine.process import die_with_parent, name_process, remove_directory
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model, load_tokenizer, model_name
 from pilotfish.model.pacer import Pacer, Pacing
@@ -34,19 +34,21 @@ def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None)
     """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
     InputError, before the model is loaded, for what cannot be used."""
     name_process(config.name)
-    die_with_parent()
-    keys = load_pool_keys(config.key, config.allow)
-    channel = ListeningChannel(config.listen, keys, insecure=config.insecure)
-    try:
-        worker = make_worker(config, channel)
-        logger.info("%s listens at %s", config.name, channel.endpoint)
-        ready(channel.endpoint)
-        with _stopped_by_signals(channel) as stopped, _traced(worker, config):
-            worker.run(stopped.is_set)
-        if worker.grower.pacer is not None:
-            _report_pacing(worker.grower.pacer.pacing())
-    finally:
-        channel.close()
+    signals = _Signals()
+    with suppress(_Stopped), signals:
+        die_with_parent(signal.SIGHUP)
+        keys = load_pool_keys(config.key, config.allow)
+        with closing(ListeningChannel(config.listen, keys, insecure=config.insecure)) as channel:
+            worker = make_worker(config, channel)
+            logger.info("%s listens at %s", config.name, channel.endpoint)
+            ready(channel.endpoint)
+            with _traced(worker, config):
+                signals.wake = channel.wake
+                worker.run(signals.stopped.is_set)
+            if worker.grower.pacer is not None:
+                _report_pacing(worker.grower.pacer.pacing())
+    if signals.received == signal.SIGHUP:
+        remove_directory()
 
 
 def _report_pacing(pacing: Pacing) -> None:
@@ -89,17 +91,32 @@ def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:
     return DraftWorker(grower, channel, identity)
 
 
-@contextmanager
-def _stopped_by_signals(channel: Channel) -> Iterator[threading.Event]:
-    stopped = threading.Event()
+class _Stopped(BaseException):
+    """A signal came before there was a loop to end."""
 
-    def stop(*_: object) -> None:
-        stopped.set()
-        channel.wake()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
+class _Signals:
+    """SIGTERM, SIGINT, and SIGHUP, which tells that the parent is gone: once `wake` is set they set `stopped` and call
+    it; before they raise _Stopped."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.received = 0
+        self.wake: Callable[[], None] | None = None
+
+    def __enter__(self) -> _Signals:
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._stop) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _stop(self, number: int, _: object) -> None:
+        first, self.received = not self.stopped.is_set(), number
+        self.stopped.set()
+        if self.wake is not None:
+            self.wake()
+        elif first:
+            raise _Stopped

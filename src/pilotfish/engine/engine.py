@@ -102,24 +102,33 @@ class Engine:
     def __init__(self, config: EngineConfig, drafter: Drafter | None = None) -> None:
         """`drafter` replaces the one that `config` describes."""
         self.config = config
+        self.remote: RemoteDrafts | None = None
+        self._pacers: list[Pacer] = []
+        self._timeline: Timeline | None = None
+        self._samples: dict[int, Sample] = {}
+        self._next_id = 0
         placement = self._place()
+        try:
+            self._load(placement, drafter)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, placement: Placement, drafter: Drafter | None) -> None:
+        config = self.config
         torch.set_num_threads(config.threads or len(placement.target) or config.num_threads)
         self.tokenizer = load_tokenizer(config.target)
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.model = load(config, config.target)
-        self._pacers: list[Pacer] = []
         runner = Runner(self.model, self.memory.slots, pacer=self._pacer("target", config.paces.target))
-        self.remote: RemoteDrafts | None = None
         self.drafter = drafter or self._make_drafter(placement)
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
         self.worker = TargetWorker(runner, scheduler, self.drafter, make_budget(config, runner, self.drafter))
         self.reset_pacing()  # what was measured at start is no part of a run
-        self._timeline = None if config.trace is None else Timeline(part_of(config.trace, "target"), "target")
-        if self._timeline is not None:
+        if config.trace is not None:
+            self._timeline = Timeline(part_of(config.trace, "target"), "target")
             self.worker.observe = self._timeline.step
-        self._samples: dict[int, Sample] = {}
-        self._next_id = 0
 
     def _place(self) -> Placement:
         """Pin this process, where a configuration or a draft beside it asks for that, until `close`."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from pilotfish.engine.process import WorkerProcess, WorkerSpec
+from pilotfish.engine.process import DIRECTORY, WorkerProcess, WorkerSpec
 from pilotfish.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,9 @@ class _Crew:
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         if not self._thread.is_alive():
             raise EngineError("the supervisor is closed")
-        self.workers += tuple(_Worker(spec, self._delays) for spec in specs)
+        where = {DIRECTORY: str(self.directory)}
+        known = [replace(spec, environment={**spec.environment, **where}) for spec in specs]
+        self.workers += tuple(_Worker(spec, self._delays) for spec in known)
         self._goes_on.put(True)
 
     def close(self) -> None:

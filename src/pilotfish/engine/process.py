@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from setproctitle import setproctitle
 
 #: In a worker's environment: the process id of its parent.
 PARENT = "PILOTFISH_PARENT"
+#: And the directory of its sockets.
+DIRECTORY = "PILOTFISH_DIRECTORY"
 #: What sizes the thread pools of torch and its libraries.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Characters; a longer line of a worker is passed on in pieces.
@@ -129,17 +132,25 @@ def supervised() -> bool:
     return PARENT in os.environ
 
 
-def die_with_parent() -> None:
-    """Have this process end when its parent does, however that ends, where a Supervisor started it."""
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have this process end, by signal `number` where there is prctl(2), when its parent does, however that ends, where
+    a Supervisor started it."""
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
         if os.getppid() != int(parent):  # it was gone before
+            remove_directory()
             os._exit(1)
     else:
         threading.Thread(target=_exit_after_stdin, name="parent watch", daemon=True).start()
+
+
+def remove_directory() -> None:
+    """Remove the directory of the Supervisor that started this process: for when that is gone and cannot."""
+    if directory := os.environ.get(DIRECTORY):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _exit_after_stdin() -> None:

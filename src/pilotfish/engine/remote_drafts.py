@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.config import EngineConfig
-from pilotfish.engine.launch import Supervisor, wait_until
+from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.placement import Placement
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.errors import EngineError, ModelError
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a worker may take to load, and a pool to answer.
 LOADING, ANSWER = 600.0, 5.0
+#: Starts again after which a worker that never served is given up.
+MAX_RESTARTS = 3
 #: Seconds after which a thread that holds the interpreter gives way: between two forwards the step loop must not wait
 #: for the courier as long as Python's own 5 ms.
 SWITCH_INTERVAL = 0.0002
@@ -103,7 +105,7 @@ class RemoteDrafts:
             if reason is None:
                 continue
             if not self._optional:
-                raise ModelError(reason) if self._supervisor is None else EngineError(reason)
+                raise EngineError(reason) if self._crashing() else ModelError(reason)
             logger.warning("%s; the target serves without it", reason)
 
     def _wait_for(self, pool: Pool) -> str | None:
@@ -119,8 +121,15 @@ class RemoteDrafts:
         """Why waiting for it would help nothing."""
         if pool.refusal is not None:
             return f"draft_pool: {pool.name} refused: {pool.refusal}"
-        states = () if self._supervisor is None else self._supervisor.poll()
-        return next((state.problem for state in states if state.status == "failed"), None)
+        down = (state for state in self._workers() if state.status == "failed" or state.restarts >= MAX_RESTARTS)
+        return next((state.problem for state in down if state.problem), None)
+
+    def _workers(self) -> Sequence[WorkerState]:
+        return () if self._supervisor is None else self._supervisor.poll()
+
+    def _crashing(self) -> bool:
+        """Whether it is the workers, not what they were given, that are to blame."""
+        return self._supervisor is not None and all(state.status != "failed" for state in self._workers())
 
 
 def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:

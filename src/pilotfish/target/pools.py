@@ -48,11 +48,9 @@ class Pool:
             self.ready, self.refusal = True, None
 
     def refused(self, reason: str, now: float) -> None:
-        """It does not serve this target; it is asked again in a while. One that did serve is asked at once: it may just
-        have been restarted."""
-        if self.ready:
-            self._greeted = -GREETING
-        elif self.load is not None and reason != self._told:
+        """It does not serve this target; it is asked again in a while. Logged where it did serve; before that whoever
+        waits for it tells."""
+        if self.load is not None and reason != self._told:
             logger.warning("%s refused: %s", self.name, reason)
             self._told = reason
         self.refusal, self.ready, self._heard = reason, False, now

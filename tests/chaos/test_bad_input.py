@@ -1,0 +1,217 @@
+"""Drafts elsewhere that cannot be had: one line and exit code 2, or, where they are optional, a target without one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+from support import write_tokenizer
+from test_hostile import LOAD
+from test_processes import Start
+from workers import endpoint_in
+
+from pilotfish.cli import main
+from pilotfish.engine import remote_drafts
+from pilotfish.wire.keys import Identity, load_identity
+from pilotfish.wire.messages import PROTOCOL_VERSION, Refuse, encode
+
+Refused = Callable[..., str]
+Generate = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def generate(llama: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Generate:
+    """Exit code and stderr of `generate` on the tiny model."""
+    monkeypatch.setattr(remote_drafts, "ANSWER", 1.0)
+    fixed = ["--target", str(llama), "--dtype", "float32", "--threads", "1", "--eager", "--max-tokens", "4"]
+
+    def run(*options: object) -> tuple[int, str]:
+        cores = os.sched_getaffinity(0)
+        capfd.readouterr()
+        code = main(["generate", *fixed, "--budget", "fixed", "--prompt", "a", "--json", *map(str, options)])
+        out, err = capfd.readouterr()
+        assert out.count("\n") == (code == 0) and os.sched_getaffinity(0) == cores
+        return code, err
+
+    return run
+
+
+@pytest.fixture
+def refused(generate: Generate) -> Refused:
+    """The one line that is said of what cannot be used."""
+
+    def line(*options: object) -> str:
+        code, err = generate(*options)
+        assert code == 2 and err.startswith("pilotfish: ") and err.count("\n") == 1
+        return err.removeprefix("pilotfish: ").rstrip()
+
+    return line
+
+
+@contextmanager
+def answering(endpoint: str, answer: bytes, own: Identity | None = None) -> Iterator[None]:
+    """A pool that says one thing only."""
+    stopped = threading.Event()
+
+    def serve() -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.linger = 0
+            if own is not None:
+                router.curve_server, router.curve_secretkey = True, own.secret.encode()
+            router.bind(endpoint)
+            while not stopped.is_set():
+                if router.poll(20):
+                    router.send_multipart([router.recv_multipart()[0], answer])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Callable[[str], Path]:
+    def new(name: str) -> Path:
+        assert main(["keys", "new", str(tmp_path / name)]) == 0
+        return tmp_path / f"{name}.key"
+
+    return new
+
+
+# -- a target's options
+
+
+def test_an_unreachable_pool(refused: Refused, tmp_path: Path) -> None:
+    where = endpoint_in(tmp_path)
+    assert refused("--draft-pool", where) == f"draft_pool: nobody answers at {where}"
+
+
+def test_a_pool_that_says_nothing(refused: Refused, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "pool"))
+        silent.listen()
+        assert refused("--draft-pool", endpoint_in(tmp_path)).startswith("draft_pool: ")
+
+
+@pytest.mark.parametrize(
+    "reason", [f"protocol version {PROTOCOL_VERSION}; this draft speaks 9", "its tokenizer is not"]
+)
+def test_a_pool_that_refuses(reason: str, refused: Refused, tmp_path: Path) -> None:
+    where = endpoint_in(tmp_path)
+    with answering(where, encode(Refuse(0, 0, reason))):
+        assert refused("--draft-pool", where) == f"draft_pool: {where} refused: {reason}"
+
+
+def test_a_pool_with_another_tokenizer(generate: Generate, pool: Start, draft: Path, tmp_path: Path) -> None:
+    foreign = shutil.copytree(draft, tmp_path / "foreign")
+    write_tokenizer(foreign, vocab_size=400)
+    pool(foreign)
+    code, err = generate("--draft-pool", endpoint_in(tmp_path))
+    (line,) = (line for line in err.splitlines() if not line.startswith("pilotfish draft: "))  # which the pool writes
+    assert code == 2 and "refused: its tokenizer" in line and "foreign" in line
+
+
+def test_a_draft_with_another_tokenizer(refused: Refused, draft: Path, tmp_path: Path) -> None:
+    foreign = shutil.copytree(draft, tmp_path / "foreign")
+    write_tokenizer(foreign, vocab_size=400)
+    assert refused("--mode", "async", "--draft", foreign).endswith("have unequal tokenizers")
+
+
+def test_keys_that_do_not_fit(refused: Refused, keys: Callable[[str], Path], tmp_path: Path) -> None:
+    own, pool = keys("own"), load_identity("key", keys("pool"))
+    other = load_identity("key", keys("other"))
+    where = endpoint_in(tmp_path)
+    with answering(where, LOAD, pool):
+        assert refused("--draft-pool", where) == f"draft_pool: {where} broke off: it wants a key, or is no draft pool"
+        wrong = refused("--draft-pool", where, "--draft-key", own, "--draft-pool-key", other.public)
+        assert wrong.startswith(f"draft_pool: {where} broke off: its public key is not {other.public}")
+        assert refused("--draft-pool", where, "--draft-key", own).startswith("draft_pool_key: ")
+        assert refused("--draft-pool", where, "--draft-pool-key", pool.public).startswith("draft_key: ")
+        assert refused("--draft-pool", where, "--draft-key", tmp_path / "no").startswith("draft_pool_key: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "begins"),
+    [
+        (("--cores", "4000"), "cores: '4000'"),
+        (("--draft-cores", "4000"), "draft_cores: '4000'"),
+        (("--draft-cores", "x"), "draft_cores: 'x'"),
+        (("--cores", "0", "--draft-cores", "0"), "draft_cores: '0' is not allowed; expected other cores than"),
+        (("--draft-workers", "0"), "draft_workers: 0"),
+        (("--draft", "/no/such/draft"), "draft: '/no/such/draft'"),
+        (("--draft-pool", "nonsense"), "draft_pool: 'nonsense'"),
+        (("--draft-pool", "tcp://localhost:99999"), "draft_pool: 'tcp://localhost:99999'"),
+        (("--draft-pool", "tcp://192.0.2.1:5"), "draft_pool: 'tcp://192.0.2.1:5'"),
+        (("--draft-pool", "ipc:///x", "--mode", "sync"), "mode: 'sync' is not allowed; expected async with draft_pool"),
+        (("--drafter", "ngram"), "drafter: 'ngram'"),
+    ],
+)
+def test_options_that_make_no_sense(options: tuple[str, ...], begins: str, refused: Refused, draft: Path) -> None:
+    drafts = () if "--draft" in options or "--draft-pool" in options else ("--draft", draft)
+    mode = () if "--draft-pool" in options else ("--mode", "async")
+    assert refused(*drafts, *mode, *options).startswith(begins)
+
+
+def test_an_optional_draft(generate: Generate, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Warnings, which Python writes to stderr as they are where nobody has set up logging."""
+    where = endpoint_in(tmp_path)
+    assert generate("--draft-pool", where, "--draft-optional") == (0, "")
+    with answering(where, encode(Refuse(0, 0, "no"))):
+        assert generate("--draft-pool", where, "--draft-optional") == (0, "")
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        f"draft_pool: nobody answers at {where}; the target serves without it",
+        f"draft_pool: {where} refused: no; the target serves without it",
+    ]
+
+
+# -- a pool's options
+
+
+@pytest.mark.parametrize(
+    ("options", "begins"),
+    [
+        (("--listen", "nonsense"), "listen: 'nonsense'"),
+        (("--listen", "tcp://0.0.0.0:0"), "listen: 'tcp://0.0.0.0:0'"),
+        (("--listen", "ipc:///no/such/directory/pool"), "listen: 'ipc:///no/such/directory/pool'"),
+        (("--draft", "/no/such/draft"), "draft: '/no/such/draft'"),
+        (("--cores", "4000"), "cores: '4000'"),
+        (("--key", "/no/such/key"), "allow: None"),
+        (("--allow", "/no/such/list"), "key: None"),
+        (("--children", "0"), "children: 0"),
+    ],
+)
+def test_pools_that_cannot_be(
+    options: tuple[str, ...], begins: str, draft: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*(() if "--draft" in options else ("--draft", str(draft))), *options]
+    listen = () if "--listen" in options else ("--listen", endpoint_in(tmp_path))
+    assert main(["draft", *arguments, *listen]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith(f"pilotfish: {begins}") and err.count("\n") == 1
+
+
+def test_a_port_in_use(draft: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["draft", "--draft", str(draft), "--listen", where]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith(f"pilotfish: listen: '{where}'") and "Address already in use" in err and err.count("\n") == 1
+
+
+def test_nothing_is_left_behind_by_failures(refused: Refused, draft: Path) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("pilotfish-*"))
+    refused("--mode", "async", "--draft", draft, "--draft-key", "/no/such/key")
+    assert set(Path(tempfile.gettempdir()).glob("pilotfish-*")) <= before
