@@ -14,7 +14,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import TokenTree
 from pilotfish.target.pools import MAX_FAULTS, PAUSE, SILENCE, Pool
-from pilotfish.target.remote import RemoteDrafter, RemoteOptions
+from pilotfish.target.remote import RESTING, RemoteDrafter, RemoteOptions
 from pilotfish.wire.channel import Peer, Received
 from pilotfish.wire.messages import (
     CONNECTION,
@@ -50,7 +50,7 @@ class Side:
             HELLO,
             self.pools,
             lambda peer, frame: self.posted.append((peer, decode_to_draft(frame))),
-            RemoteOptions(wanted=64, **options),  # type: ignore[arg-type]
+            RemoteOptions(wanted=256, **options),  # type: ignore[arg-type]
             lambda: self.now,
         )
         for pool in self.pools:
@@ -109,7 +109,7 @@ def test_a_request_is_opened_when_it_is_proposed_for(side: Side) -> None:
     assert len(empty) == 0
     assert (message.generation, message.tokens) == (1, request.tokens)
     assert (message.prompt_tokens, message.max_length) == (5, 505)
-    assert (message.seed, message.wanted) == (3, 64)
+    assert (message.seed, message.wanted) == (3, 256)
     sampling = message.sampling
     assert (sampling.temperature, sampling.top_k, sampling.logit_bias, sampling.min_tokens) == (0.5, 9, {3: 1.0}, 4)
     assert (sampling.bad_token_ids, sampling.bad_sequences, sampling.stop_ids) == ([6], [[4, 5]], [2])
@@ -126,7 +126,7 @@ def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:
     assert proposed.scores[1:] == [-0.5, -1.0, -0.75]
     side.commit(request, 7)
     (commit,) = side.said(Commit)
-    assert (commit.session, commit.generation, commit.base_len, commit.tokens, commit.wanted) == (1, 1, 5, [7], 64)
+    assert (commit.session, commit.generation, commit.base_len, commit.tokens, commit.wanted) == (1, 1, 5, [7], 256)
     (proposed,) = side.propose(request)
     assert proposed.tokens[1:] == [9]
     side.hear(tree(message, 1, 5, (4, 3, 11, -0.1), (5, 2, 12, -0.1)))  # on its way meanwhile
@@ -153,9 +153,9 @@ def test_no_more_is_proposed_than_may_be_verified(side: Side) -> None:
 def test_a_draft_that_does_not_pay_is_told_to_rest(side: Side) -> None:
     request = make_request()
     opened(side, request)
-    side.drafter.propose([request], limits(levels=0))
-    side.commit(request, 1)
-    assert [commit.wanted for commit in side.said(Commit)] == [0]
+    side.commit(request, 1)  # for which it was asked
+    side.commit(request, 2)
+    assert [commit.wanted for commit in side.said(Commit)] == [256, RESTING]
 
 
 def test_a_push_that_comes_twice_counts_once(side: Side) -> None:
