@@ -14,7 +14,6 @@ from pilotfish.model.attention import KVPool, Placement
 from pilotfish.model.buckets import EXACT, Buckets, bucket, library_buckets
 from pilotfish.model.graphs import CudaRecorder, GraphCache
 from pilotfish.model.loader import LoadedModel
-from pilotfish.model.pacer import Pacer
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,10 @@ class Runner:
     reduce, otherwise because rows are padded to a few fixed counts (`buckets`; bfloat16 on CUDA excepted).
     """
 
-    def __init__(self, model: LoadedModel, num_slots: int, *, graphs: bool = True, pacer: Pacer | None = None) -> None:
-        """`graphs` False: a model that CUDA graphs can record is run without them. `pacer` holds back each forward."""
+    def __init__(self, model: LoadedModel, num_slots: int, *, graphs: bool = True) -> None:
+        """`graphs` False: a model that CUDA graphs can record is run without them."""
         shape = model.shape
         self.model = model
-        self.pacer = pacer
         self.num_slots = num_slots
         self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
         self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
@@ -104,17 +102,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """The forward itself; see `forward`. Paced, it returns no earlier than the emulated device would."""
-        if self.pacer is None:
-            return self._run(batches)
-        began = self.pacer.now()
-        logits = self._run(batches)
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)
-        self.pacer.hold(began, sum(batch.num_rows for batch in batches))
-        return logits
-
-    def _run(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """The forward itself; see `forward`."""
         logits = [self._forward(batch)[: batch.num_kept].float() for batch in batches]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
