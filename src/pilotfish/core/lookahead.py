@@ -120,8 +120,8 @@ class Rerooted:
 class Lookahead:
     """The draft's tree of one sequence. Its root is expanded before anything else; a node once."""
 
-    #: Log-chance below which a node is not kept: one path in a million.
-    FLOOR = -14.0
+    #: Log-chance below which a node is not kept: one path in ten thousand.
+    FLOOR = -9.2
 
     def __init__(self) -> None:
         self.nodes = Nodes.none()

@@ -155,7 +155,7 @@ class Batch:
             positions[chunk] = np.arange(s.start, trunk)
             owners[row:end], trunks[row:end] = i, trunk
             keep.extend(row + offset for offset in s.kept)
-            if len(nodes):
+            if nodes.deepest:
                 tree = slice(chunk.stop, end)
                 ids[tree], slots[tree] = nodes.tokens, nodes.slots
                 positions[tree] = trunk - 1 + nodes.depths
