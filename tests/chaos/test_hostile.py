@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import zmq
-from conftest import PARAMS, PROMPTS
 from support import VOCAB, assert_idle, make_engine, run
-from workers import endpoint_in, eventually
+from workers import LOAD, PARAMS, PROMPTS, endpoint_in, eventually
 
 from pilotfish.engine.engine import Engine
 from pilotfish.wire.messages import (
     MAX_FRAME,
     MAX_NODES,
     Commit,
-    Load,
     Open,
     Refuse,
     Resync,
@@ -27,7 +25,6 @@ from pilotfish.wire.messages import (
     encode,
 )
 
-LOAD = encode(Load("evil", 0, 0, 0, 1, 1.0, 0.0))
 #: What to send on each Open and Commit of a session.
 Attack = Callable[[Open | Commit], list[bytes]]
 
