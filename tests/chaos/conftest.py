@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SNIPPETS, make_engine, run
-from workers import ForkedWorker, forked_pool
+from support import make_engine, run
+from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
 
-from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import launch, remote_drafts
 from pilotfish.engine.launch import Delays, Supervisor
 from pilotfish.target import pools
-
-#: Prompts and parameters of 100 streams, greedy and not.
-PROMPTS = [SNIPPETS[i % len(SNIPPETS)] for i in range(100)]
-PARAMS = [SamplingParams(max_tokens=32, temperature=0.8 * (i % 3), seed=i, ignore_eos=True) for i in range(100)]
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 from support import write_tokenizer
-from test_hostile import LOAD
-from test_processes import Start
-from workers import endpoint_in
+from workers import LOAD, Start, endpoint_in
 
 from pilotfish.cli import main
 from pilotfish.engine import remote_drafts

@@ -8,9 +8,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from conftest import PARAMS, PROMPTS
 from support import assert_idle, run
-from workers import engine_over, eventually, threaded_pool
+from workers import PARAMS, PROMPTS, engine_over, eventually, threaded_pool
 
 from pilotfish.draft import sessions
 from pilotfish.target import pools

@@ -11,8 +11,7 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from test_processes import Start
-from workers import LIMIT, eventually
+from workers import LIMIT, Start, eventually
 
 
 def title(pid: int) -> str:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from time import sleep
 
 import pytest
-from conftest import PARAMS, PROMPTS
 from support import assert_idle, make_engine, write_model, write_tokenizer
-from workers import ForkedWorker, endpoint_in, eventually
+from workers import PARAMS, PROMPTS, Start, endpoint_in, eventually
 
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.target.remote import RemoteDrafter
-
-Start = Callable[..., ForkedWorker]
 
 
 def submit_all(engine: Engine) -> list[Sample]:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support import VOCAB, make_engine
+from support import SNIPPETS, VOCAB, make_engine
 
 from pilotfish.cli import main
 from pilotfish.config import DraftConfig, EngineConfig
+from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.draft_pool import make_worker
 from pilotfish.engine.engine import Engine
@@ -26,8 +27,13 @@ from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter, RemoteOptions
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.courier import Courier
-from pilotfish.wire.messages import PROTOCOL_VERSION, Hello
+from pilotfish.wire.messages import PROTOCOL_VERSION, Hello, Load, encode
 
+#: Prompts and parameters of 100 streams, greedy and not.
+PROMPTS = [SNIPPETS[i % len(SNIPPETS)] for i in range(100)]
+PARAMS = [SamplingParams(max_tokens=32, temperature=0.8 * (i % 3), seed=i, ignore_eos=True) for i in range(100)]
+#: What a pool says that is alive.
+LOAD = encode(Load("a draft", 0, 0, 0, 1, 1.0, 0.0))
 #: Seconds after which a test gives up.
 LIMIT = 20.0
 _server = multiprocessing.get_context("forkserver")
@@ -74,6 +80,10 @@ def _work(arguments: list[str], cores: frozenset[int]) -> None:
     if cores:
         os.sched_setaffinity(0, cores)
     sys.exit(main(arguments))
+
+
+#: Starts `pilotfish draft` for a model's directory, with further options.
+Start = Callable[..., ForkedWorker]
 
 
 def endpoint_in(directory: Path) -> str:

@@ -164,7 +164,7 @@ class RemoteDrafter:
             self._next_number += 1
             self._by_request[request.id] = self._by_number[session.number] = session
         if session.pool is not None and not session.pool.ready:
-            self._set_back(session)
+            self._leave_pool(session)
             self.counts.moved += 1
         if (session.pool is None or session.lost) and self._clock() >= session.not_before:
             self._open(session)
