@@ -183,11 +183,6 @@ class Batch:
         placement = Placement(slots, owners, positions, trunks, torch.from_numpy(trunk_slots), path_slots)
         return cls(ids, position_ids, torch.tensor(kept + padding, dtype=torch.int64), len(kept), placement)
 
-    @property
-    def num_rows(self) -> int:
-        """Without padding."""
-        return int((self.placement.row_positions >= 0).sum())
-
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return (self.input_ids, self.position_ids, self.keep, *vars(self.placement).values())
 
