@@ -83,7 +83,8 @@ class AsyncResult:
     speeds: list[ModeSpeed]
     best_sync: str
     async_over_sync: Spread
-    ceiling: float  # tokens a second if async lost nothing: the most tokens a step of sync, over the paced verify
+    #: Tokens a second if async lost nothing: the most tokens a step of sync at no more nodes, over the paced verify.
+    ceiling: float
     share_of_ceiling: float
 
 
@@ -250,7 +251,8 @@ def _result(config: EngineConfig, temperature: float, concurrency: int, rounds: 
     sync = [speed for speed in speeds if speed.contestant not in (OFF, ASYNC)]
     best = max(sync, key=lambda speed: speed.tokens_per_second.median)
     ratios = pairwise_ratios(_rates(rounds[ASYNC]), _rates(rounds[best.contestant]))
-    most = max(speed.tokens_per_step for speed in sync)
+    same_nodes = [speed for speed in sync if speed.nodes <= config.nodes]
+    most = max((speed.tokens_per_step for speed in same_nodes), default=0.0)
     pace = config.paces.target
     own = next(speed for speed in speeds if speed.contestant == ASYNC)
     rows = round(concurrency * (1 + own.nodes))
