@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
-import numpy as np
 import pytest
-import torch
-from support import VOCAB, random_tree
 
-from pilotfish.core.tree import TokenTree
-from pilotfish.model.buckets import CUDA
-from pilotfish.model.loader import load_model
-from pilotfish.model.pacer import Pacer, Pacing
-from pilotfish.model.runner import Batch, Runner, SequenceRows
+from pilotfish.model.pacer import Pacer, Pacing, held
 from pilotfish.plan.pace import Pace
 
-SLOTS = 2048
 #: A millisecond a row.
 PACE = Pace.parse("1:1ms")
 
@@ -91,56 +80,21 @@ def test_what_people_read() -> None:
 # -- in a runner
 
 
-def sequence(tokens: int, nodes: int) -> SequenceRows:
-    """A prompt and a random tree, at the first slots."""
-    tree = random_tree(np.random.default_rng(0), VOCAB, nodes)
-    slots = np.arange(tokens, dtype=np.int32)
-    node_slots = {node: tokens + node for node in tree.nodes()}
-    return SequenceRows(0, [7] * tokens, slots, tree, list(tree.nodes()), node_slots, kept=[tokens - 1])
-
-
-@pytest.mark.parametrize("eager", [False, True])
-def test_a_runner_takes_the_time_of_its_real_rows(llama: Path, eager: bool, clock: Clock, pacer: Pacer) -> None:
-    model = load_model(llama, torch.float32, torch.device("cpu"), eager=eager)
-    runner, plain = Runner(model, SLOTS, pacer=pacer), Runner(model, SLOTS)
-    for rows in (sequence(3, 0), sequence(40, 7)):
-        began = clock.time
-        logits = runner.forward([rows])
-        assert clock.time - began == pytest.approx(0.001 * rows.num_rows, abs=1.5e-6)
-        assert torch.equal(logits, plain.forward([rows]))
-    assert pacer.pacing() == Pacing("target", PACE, forwards=2, overruns=0)
-
-
-def test_all_batches_of_a_forward_are_one(llama: Path, clock: Clock, pacer: Pacer) -> None:
-    runner = Runner(load_model(llama, torch.float32, torch.device("cpu"), eager=True), SLOTS, pacer=pacer)
-    rows = CUDA[torch.float32].rows[-1] + 10
-    runner.buckets = CUDA[torch.float32]
-    batches = runner.prepare([sequence(rows, 0)])
-    assert len(batches) == 2 and sum(batch.num_rows for batch in batches) == rows
+def test_a_level_is_held_from_its_beginning(clock: Clock, pacer: Pacer) -> None:
     began = clock.time
-    runner.run(batches)
-    assert clock.time - began == pytest.approx(0.001 * rows, abs=1.5e-6)
-    assert pacer.pacing().forwards == 1
+    with held(pacer, rows=7):
+        clock.time += 0.002  # a forward, and sampling
+    assert clock.time - began == pytest.approx(0.007, abs=1.5e-6)
+    assert pacer.pacing() == Pacing("target", PACE, forwards=1, overruns=0)
 
 
-def test_a_forward_that_fails_is_neither_held_nor_counted(
-    llama: Path, clock: Clock, pacer: Pacer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = Runner(load_model(llama, torch.float32, torch.device("cpu"), eager=True), SLOTS, pacer=pacer)
+def test_without_a_pacer_nothing_is_held(clock: Clock) -> None:
+    with held(None, rows=7):
+        pass
+    assert clock.sleeps == []
 
-    def fail(_: Sequence[Batch]) -> torch.Tensor:
+
+def test_what_fails_is_neither_held_nor_counted(clock: Clock, pacer: Pacer) -> None:
+    with pytest.raises(RuntimeError, match="no memory"), held(pacer, rows=7):
         raise RuntimeError("no memory")
-
-    monkeypatch.setattr(runner, "_run", fail)
-    with pytest.raises(RuntimeError, match="no memory"):
-        runner.run([])
     assert clock.sleeps == [] and pacer.pacing().forwards == 0
-
-
-def test_rows_without_padding(llama: Path) -> None:
-    runner = Runner(load_model(llama, torch.float32, torch.device("cpu"), eager=True), SLOTS)
-    (batch,) = runner.prepare([sequence(5, 3)])
-    assert len(batch.input_ids) > batch.num_rows == 8
-    empty = TokenTree()
-    (batch,) = runner.prepare([SequenceRows(2, [1], np.arange(3, dtype=np.int32), empty, [], {}, kept=[0])])
-    assert batch.num_rows == 1

@@ -55,7 +55,7 @@ class Periods:
     mean: float
     p50: float
     p99: float
-    between: float  # mean part of it outside the forward
+    between: float  # mean part of it outside the device's work: the forward, and sampling
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def periods_of(runs: Sequence[Sequence[StepRecord]]) -> Periods:
         for before, step in pairwise(steps):
             if all(s.rows == s.sequences + s.nodes for s in (before, step)):
                 periods.append(1000 * (step.ended - before.ended))
-                forwards.append(1000 * (step.computed - step.prepared))
+                forwards.append(1000 * (step.verified - step.prepared))
     if not periods:
         return Periods(0.0, 0.0, 0.0, 0.0)
     ranked = sorted(periods)

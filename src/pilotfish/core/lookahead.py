@@ -120,8 +120,8 @@ class Rerooted:
 class Lookahead:
     """The draft's tree of one sequence. Its root is expanded before anything else; a node once."""
 
-    #: Log-chance below which a node is not kept: one path in a million.
-    FLOOR = -14.0
+    #: Log-chance below which a node is not kept: one path in ten thousand.
+    FLOOR = -9.2
 
     def __init__(self) -> None:
         self.nodes = Nodes.none()
@@ -181,10 +181,13 @@ class Lookahead:
         if NO_SLOT in path_slots:
             path_slots = path_slots[: path_slots.index(NO_SLOT)]
         hit = len(path) == len(tokens)
-        before = self.nodes.slots
+        gone = self.nodes.slots != NO_SLOT
+        gone[path[: len(path_slots)]] = False
+        if hit:
+            gone &= ~self.nodes.below(path[-1])
+        freed = self.nodes.slots[gone].tolist()
         self.nodes = self.nodes.rerooted(path[-1]) if hit else Nodes.none()
-        gone = np.setdiff1d(before[before != NO_SLOT], self.nodes.slots)
-        return Rerooted(hit, len(path), path_slots, np.setdiff1d(gone, path_slots).tolist())
+        return Rerooted(hit, len(path), path_slots, freed)
 
     def drop(self) -> list[int]:
         """Forget every node; the slots that are free now."""

@@ -17,12 +17,12 @@ REPEATS = 3
 PATIENCE = 1.0
 
 
-def step_costs(runner: Runner, config: EngineConfig) -> StepCosts:
-    """Seconds of a forward by rows."""
+def step_costs(runner: Runner, config: EngineConfig, pacer: Pacer | None = None) -> StepCosts:
+    """Seconds of a forward by rows, held back by `pacer`."""
     began, seconds = time.perf_counter(), dict[int, float]()
     most = min(config.max_rows, runner.num_slots, runner.model.shape.context)
     for rows in (knot for knot in KNOTS if knot <= most):
-        seconds[rows] = forward_seconds(runner, rows)
+        seconds[rows] = forward_seconds(runner, rows, pacer)
         if len(seconds) > 2 and time.perf_counter() - began > PATIENCE:
             break
     return StepCosts(seconds, runner.padded)

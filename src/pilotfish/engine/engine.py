@@ -121,10 +121,12 @@ class Engine:
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.model = load(config, config.target)
-        runner = Runner(self.model, self.memory.slots, pacer=self._pacer("target", config.paces.target))
+        runner = Runner(self.model, self.memory.slots)
+        pacer = self._pacer("target", config.paces.target)
         self.drafter = drafter or self._make_drafter(placement)
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
-        self.worker = TargetWorker(runner, scheduler, self.drafter, make_budget(config, runner, self.drafter))
+        budget = make_budget(config, runner, self.drafter, pacer)
+        self.worker = TargetWorker(runner, scheduler, self.drafter, budget, pacer)
         self.reset_pacing()  # what was measured at start is no part of a run
         if config.trace is not None:
             self._timeline = Timeline(part_of(config.trace, "target"), "target")
@@ -327,13 +329,14 @@ def load(config: EngineConfig, directory: Path) -> LoadedModel:
     return load_model(directory, dtype, device, eager=config.eager, quantization=config.quantization)
 
 
-def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter) -> Budget:
-    """The budget that `config` describes. An adaptive one has the runners' forwards measured: only while idle."""
+def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter, pacer: Pacer | None = None) -> Budget:
+    """The budget that `config` describes; `pacer` is the target's. An adaptive one has the runners' forwards measured:
+    only while idle."""
     if isinstance(drafter, NoDrafter) or config.budget == "fixed":
         return FixedBudget(config.nodes, config.levels)
     lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
     level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width, lm.pacer)
-    costs = step_costs(runner, config)
+    costs = step_costs(runner, config, pacer)
     if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
         reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"
         logger.warning(reason, 1000 * level_seconds, 1000 * saved)

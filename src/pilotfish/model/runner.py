@@ -14,7 +14,6 @@ from pilotfish.model.attention import KVPool, Placement
 from pilotfish.model.buckets import EXACT, Buckets, bucket, library_buckets
 from pilotfish.model.graphs import CudaRecorder, GraphCache
 from pilotfish.model.loader import LoadedModel
-from pilotfish.model.pacer import Pacer
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,10 @@ class Runner:
     reduce, otherwise because rows are padded to a few fixed counts (`buckets`; bfloat16 on CUDA excepted).
     """
 
-    def __init__(self, model: LoadedModel, num_slots: int, *, graphs: bool = True, pacer: Pacer | None = None) -> None:
-        """`graphs` False: a model that CUDA graphs can record is run without them. `pacer` holds back each forward."""
+    def __init__(self, model: LoadedModel, num_slots: int, *, graphs: bool = True) -> None:
+        """`graphs` False: a model that CUDA graphs can record is run without them."""
         shape = model.shape
         self.model = model
-        self.pacer = pacer
         self.num_slots = num_slots
         self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
         self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
@@ -104,17 +102,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """The forward itself; see `forward`. Paced, it returns no earlier than the emulated device would."""
-        if self.pacer is None:
-            return self._run(batches)
-        began = self.pacer.now()
-        logits = self._run(batches)
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)
-        self.pacer.hold(began, sum(batch.num_rows for batch in batches))
-        return logits
-
-    def _run(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """The forward itself; see `forward`."""
         logits = [self._forward(batch)[: batch.num_kept].float() for batch in batches]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
@@ -167,7 +155,7 @@ class Batch:
             positions[chunk] = np.arange(s.start, trunk)
             owners[row:end], trunks[row:end] = i, trunk
             keep.extend(row + offset for offset in s.kept)
-            if len(nodes):
+            if nodes.deepest:
                 tree = slice(chunk.stop, end)
                 ids[tree], slots[tree] = nodes.tokens, nodes.slots
                 positions[tree] = trunk - 1 + nodes.depths
@@ -194,11 +182,6 @@ class Batch:
         ids, position_ids, slots, owners, positions, trunks, path_slots = (torch.from_numpy(x[cut]) for x in rows)
         placement = Placement(slots, owners, positions, trunks, torch.from_numpy(trunk_slots), path_slots)
         return cls(ids, position_ids, torch.tensor(kept + padding, dtype=torch.int64), len(kept), placement)
-
-    @property
-    def num_rows(self) -> int:
-        """Without padding."""
-        return int((self.placement.row_positions >= 0).sum())
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return (self.input_ids, self.position_ids, self.keep, *vars(self.placement).values())

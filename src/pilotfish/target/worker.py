@@ -14,6 +14,7 @@ from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.scheduler import Commit, Rows, Scheduler, Step
 from pilotfish.core.tree import ROOT
 from pilotfish.model.logprobs import token_logprobs
+from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NodeRows, Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling, sample
 from pilotfish.observe.records import ObserveStep, StepRecord
@@ -56,12 +57,15 @@ class TargetWorker:
         scheduler: Scheduler,
         drafter: Drafter,
         budget: Budget,
+        pacer: Pacer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`pacer` holds back what the device does in a step: the forward, and sampling."""
         self.runner = runner
         self.scheduler = scheduler
         self.drafter = GuardedDrafter(drafter, runner.model.shape.vocab_size)
         self.budget = budget
+        self.pacer = pacer
         self.times = StepTimes()
         self.observe: ObserveStep = _ignore
         self._clock = clock
@@ -84,16 +88,18 @@ class TargetWorker:
         scheduled = self._clock()
         try:
             batch = self.runner.prepare([_sequence_rows(rows) for rows in step.rows])
-            prepared = self._clock()
-            logits = self.runner.run(batch)
-            computed = self._clock()
-            kept = KeptRows.of(step)
-            sampled = sample(kept.sampling_logits(logits), _row_sampling(step)) if step.num_samples else []
+            prepared, kept = self._clock(), KeptRows.of(step)
+            with held(self.pacer, step.num_rows):
+                logits = self.runner.run(batch)
+                began_sampling = self._clock()
+                sampled = sample(kept.sampling_logits(logits), _row_sampling(step)) if step.num_samples else []
+                sampling = self._clock() - began_sampling
+            verified = self._clock()
+            computed = verified - sampling  # what is paced is the forward, as far as the times tell
         except BaseException:  # an interrupt too
             for request in self.scheduler.cancel(step):
                 self.drafter.close(request)
             raise
-        verified = self._clock()
         committed = self.scheduler.commit(step, sampled)
         try:
             commits = [_with_logprobs(commit, logits, kept) for commit in committed]
