@@ -230,6 +230,8 @@ class RemoteDrafter:
         with self._lock:
             for pool in self.pools:
                 pool.tick(now)
+                if not pool.ready:
+                    self._abandon(pool)
                 if pool.hello_due(now):
                     self._tell(pool, self._hello)
 
@@ -237,6 +239,12 @@ class RemoteDrafter:
         """Nobody is connected there: no need to wait for silence."""
         with self._lock:
             pool.lost(reason)
+
+    def _abandon(self, pool: Pool) -> None:
+        """Its sessions are to be opened elsewhere, or there once it is back: it may have forgotten them."""
+        for number in list(pool.sessions):
+            self._leave_pool(self._by_number[number])
+            self.counts.moved += 1
 
     def receive(self, received: Received) -> None:
         """A frame from a pool."""
