@@ -14,7 +14,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import TokenTree
 from pilotfish.target.pools import MAX_FAULTS, PAUSE, SILENCE, Pool
-from pilotfish.target.remote import RESTING, RemoteDrafter, RemoteOptions
+from pilotfish.target.remote import RESTING, RESTING_PERIOD, RemoteDrafter, RemoteOptions
 from pilotfish.wire.channel import Peer, Received
 from pilotfish.wire.messages import (
     CONNECTION,
@@ -155,7 +155,14 @@ def test_a_draft_that_does_not_pay_is_told_to_rest(side: Side) -> None:
     opened(side, request)
     side.commit(request, 1)  # for which it was asked
     side.commit(request, 2)
-    assert [commit.wanted for commit in side.said(Commit)] == [256, RESTING]
+    side.commit(request, 3)
+    assert [(c.tokens, c.wanted) for c in side.said(Commit)] == [([1], 256)]
+    side.now += RESTING_PERIOD
+    side.commit(request, 4)
+    assert [(c.base_len, c.tokens, c.wanted) for c in side.said(Commit)] == [(6, [2, 3, 4], RESTING)]
+    side.commit(request, 5)
+    side.propose(request)  # what it was not told comes at once
+    assert [(c.base_len, c.tokens, c.wanted) for c in side.said(Commit)] == [(9, [5], 256)]
 
 
 def test_a_push_that_comes_twice_counts_once(side: Side) -> None:

@@ -50,6 +50,8 @@ class RemoteSession:
     request: Request
     copy: TreeCopy
     pool: Pool | None = None  # None: to be opened at the next step
+    untold: int = 0  # of its tokens, those that the pool was not told of
+    told: float = 0.0  # when the pool was last told of any
     asked: bool = False  # whether nodes of it were wanted since its last commit
     lost: bool = False  # what the pool has of it cannot be followed: to be opened there anew
     generation: int = 0
@@ -91,6 +93,8 @@ class RemoteOptions:
 MAX_DOUBLINGS = 6
 #: Nodes wanted of a sequence while its trees are not asked for: enough to see, at any time, whether they would pay.
 RESTING = 64
+#: Seconds between two commits that a draft is told of meanwhile.
+RESTING_PERIOD = 0.02
 
 
 class RemoteDrafter:
@@ -125,6 +129,9 @@ class RemoteDrafter:
             sessions = [self._session(request) for request in requests]
             for session in sessions:
                 session.asked = True
+                if session.untold and session.pool is not None and not session.lost:
+                    self._tell_commit(session, session.pool)  # it rested
+                    session.asked = True
             return [session.copy.nodes.tree(limits.nodes) for session in sessions]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
@@ -135,13 +142,22 @@ class RemoteDrafter:
             hit = session.copy.commit(tokens)
             self.counts.hits += hit
             self.counts.misses += not hit
+            session.untold += len(tokens)
             if session.pool is not None and not session.lost:
-                base_len = len(request.tokens) - len(tokens)
-                wanted = self._options.wanted if session.asked else min(self._options.wanted, RESTING)
-                session.asked = False
-                message = Commit(session.number, session.generation, base_len, list(tokens), wanted)
-                self._tell(session.pool, message)
+                self._tell_commit(session, session.pool)
             return hit
+
+    def _tell_commit(self, session: RemoteSession, pool: Pool) -> None:
+        """At once where its trees are verified; otherwise now and then, and all tokens since."""
+        now, wanted = self._clock(), self._options.wanted
+        if not session.asked:
+            if now - session.told < RESTING_PERIOD:
+                return
+            wanted = min(wanted, RESTING)
+        tokens = session.request.tokens
+        base_len = len(tokens) - session.untold
+        self._tell(pool, Commit(session.number, session.generation, base_len, tokens[base_len:], wanted))
+        session.asked, session.untold, session.told = False, 0, now
 
     def close(self, request: Request) -> None:
         with self._lock:
@@ -179,7 +195,7 @@ class RemoteDrafter:
             return
         request = session.request
         session.pool, session.lost, session.opened = pool, False, self._clock()
-        session.generation, session.pushes = session.generation + 1, 0
+        session.generation, session.pushes, session.untold = session.generation + 1, 0, 0
         session.copy = self._empty_copy(request)
         pool.sessions.add(session.number)
         self.counts.opened += 1
