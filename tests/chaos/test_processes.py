@@ -43,6 +43,15 @@ def step_until_drafted(engine: Engine, drafter: RemoteDrafter) -> None:
                 sleep(0.01)
 
 
+def step_until_accepted(engine: Engine, samples: list[Sample]) -> None:
+    """Step, slowly enough for a draft to keep up, until a token is accepted."""
+    before = accepted(samples)
+    while accepted(samples) == before:
+        assert engine.busy
+        engine.step()
+        sleep(0.02)
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_worker_is_killed_twenty_times(llama: Path, draft: Path, expected: list[list[int]]) -> None:
     with make_engine(llama, draft=draft, mode="async", drafter="lm", nodes=1) as engine:
@@ -58,10 +67,8 @@ def test_a_worker_is_killed_twenty_times(llama: Path, draft: Path, expected: lis
             eventually(lambda: not remote.pools[0].ready)
             eventually(lambda n=kills: remote._supervisor.poll()[0].restarts == n)  # type: ignore[misc]
         step_until_drafted(engine, remote.drafter)
-        assert engine.busy
-        before = accepted(samples)
+        step_until_accepted(engine, samples)
         assert finish(engine, samples) == expected
-        assert accepted(samples) > before
 
 
 def test_a_stopped_worker_goes_on(pool: Start, llama: Path, draft: Path, expected: list[list[int]], tmp_path) -> None:
@@ -79,9 +86,8 @@ def test_a_stopped_worker_goes_on(pool: Start, llama: Path, draft: Path, expecte
         assert drafter.counts.trees == trees
         worker.go_on()
         step_until_drafted(engine, drafter)
-        before = accepted(samples)
+        step_until_accepted(engine, samples)
         assert finish(engine, samples) == expected
-        assert accepted(samples) > before
 
 
 def test_a_pool_comes_back_with_another_model(
