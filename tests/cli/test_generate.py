@@ -15,6 +15,7 @@ STATS = {
     "verify_steps",
     "draft_tokens",
     "accepted_tokens",
+    "hits",
     "tokens_per_verify_step",
 }
 

@@ -42,6 +42,7 @@ def test_a_completion_tells_all(llm: LLM) -> None:
         "verify_steps",
         "draft_tokens",
         "accepted_tokens",
+        "hits",
         "tokens_per_verify_step",
     }
     assert completion.stats["draft_tokens"] > 0
