@@ -139,9 +139,9 @@ class Lookahead:
             open_nodes = np.sort(open_nodes[best])
         return open_nodes[np.argsort(-nodes.scores[open_nodes], kind="stable")]
 
-    def expand(self, leaf: int, slot: int) -> None:
-        """The node at index `leaf` has KV in `slot` now."""
-        self.nodes.slots[leaf] = slot
+    def expand(self, leaves: Ints, slots: NDArray[np.integer]) -> None:
+        """The nodes at these indices have KV in these slots now. [n] each"""
+        self.nodes.slots[leaves] = slots
 
     def paths(self, leaves: Ints) -> NDArray[np.int32]:
         """Slots from below the root down to each leaf, all of them expanded. [leaves, deepest]"""

@@ -182,7 +182,7 @@ class Grower:
             kept = [growth.pending - 1] if len(growth.leaves) else []
             return SequenceRows(start, tokens, session.slots, NO_NODES, kept)
         nodes = session.tree.nodes
-        nodes.slots[growth.leaves] = slots
+        session.tree.expand(growth.leaves, slots)
         paths = session.tree.paths(growth.leaves)
         rows = NodeRows(nodes.tokens[growth.leaves], nodes.depths[growth.leaves], paths)
         return SequenceRows(len(session.slots), [], session.slots, rows, kept=())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import io
 import os
 import shutil
@@ -158,13 +157,6 @@ def _exit_after_stdin() -> None:
     while os.read(0, 1024):
         pass
     os._exit(1)
-
-
-def freeze_heap() -> None:
-    """What is loaded stays: the garbage collector, which would look through it in the middle of a step, leaves it
-    alone from now on. For processes that load once."""
-    gc.collect()
-    gc.freeze()
 
 
 def name_process(role: str) -> None:
