@@ -156,12 +156,12 @@ def encode(message: ToDraft | ToTarget) -> bytes:
 
 def decode_to_draft(frame: bytes) -> ToDraft:
     """WireError for what is no such message."""
-    return _decoded(_to_draft, frame)
+    return decoded(_to_draft, frame)
 
 
 def decode_to_target(frame: bytes) -> ToTarget:
     """WireError for what is no such message, and for a Tree whose lists differ in length."""
-    message = _decoded(_to_target, frame)
+    message = decoded(_to_target, frame)
     if (
         isinstance(message, Tree)
         and len({len(x) for x in (message.ids, message.parents, message.tokens, message.scores)}) > 1
@@ -170,7 +170,8 @@ def decode_to_target(frame: bytes) -> ToTarget:
     return message
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Message], frame: bytes) -> Message:
+def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: bytes) -> Message:
+    """WireError for what the decoder does not know."""
     if len(frame) > MAX_FRAME:
         raise WireError(f"frame: {len(frame)} bytes; at most {MAX_FRAME} are allowed")
     try:

@@ -1,0 +1,171 @@
+"""The messages between a server and a target worker, as MessagePack maps with a `type`.
+
+    server                                    target worker
+      │ ◄──────────────────────────── Status ──┤   first when it is ready, then about once a second
+      ├─ Submit(prompt, parameters) ─────────► │
+      │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output
+      ├─ Abort ──────────────────────────────► │   nobody waits for the rest
+
+What a target answers is one line in a Refusal, where a request cannot be served, or in a Failure, where a step broke.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.wire.messages import Id, Index, Length, Text, Tokens, decoded
+
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+
+
+class Submit(Struct, tag="submit", frozen=True):
+    """A request: `params.n` outputs of one prompt."""
+
+    id: Id  # the server's
+    tokens: Tokens
+    params: SamplingParams
+    cache_salt: str | None = None
+    max_nodes: Index | None = None  # of a tree; 0: no speculation, None: as the target is configured
+
+
+class Abort(Struct, tag="abort", frozen=True):
+    """Nobody waits for the request's outputs any more."""
+
+    id: Id
+
+
+class Identity(Struct, frozen=True):
+    """What a target serves."""
+
+    model: Text
+    mode: Text  # off, sync or async
+    dtype: Text
+    context: Length  # tokens of a sequence
+    vocab_size: Length
+    kv_slots: Length
+    max_requests: Length  # sequences that run at a time
+    max_nodes: Index  # of a sequence's tree; 0 in mode off
+
+
+class Status(Struct, tag="status", frozen=True):
+    """A target at a moment. Counts are of the whole target since it started, or of now."""
+
+    identity: Identity
+    running: Count
+    waiting: Count
+    free_slots: Count
+    preemptions: Count
+    pools: list[PoolLoad] = []
+
+
+class PoolLoad(Struct, frozen=True):
+    """A draft pool as the target last heard of it."""
+
+    name: Text
+    ready: bool
+    sessions: Count
+    free_slots: Count
+    step_ms: Seconds
+    queue_ms: Seconds
+
+
+class StepReport(Struct, frozen=True):
+    """A step of the target. Times are seconds: `at` on its clock, the rest are durations, and together the whole step."""
+
+    at: float  # when it began
+    draft: Seconds  # exposed wait for drafts
+    forward: Seconds
+    verify: Seconds  # sampling
+    coordination: Seconds  # all else
+    sequences: Count  # that sampled
+    rows: Count
+    nodes: Count  # of them, of trees
+    accepted: Count  # nodes
+    committed: Count  # tokens
+    hits: Count  # sequences whose bonus token was in a tree that lives on
+    pushes: list[Push] = []  # what drafts elsewhere sent since the step before
+
+
+class Push(Struct, frozen=True):
+    """Nodes that arrived from a draft elsewhere."""
+
+    at: float  # on the target's clock
+    nodes: Count
+
+
+class Verified(Struct, frozen=True):
+    """One output's part of a step: `nodes` of its tree were verified, `accepted` of its `tokens` came from there."""
+
+    at: float  # StepReport.at
+    tokens: Count
+    nodes: Count
+    accepted: Count
+
+
+class Finish(Struct, frozen=True):
+    """How an output ended."""
+
+    reason: Text  # stop, length or abort
+    stop: str | int | None  # the stop string or token that ended it; None for the end of sequence
+
+
+class Delta(Struct, frozen=True):
+    """What was added to one output of one request."""
+
+    id: Id
+    index: Index  # of the output
+    tokens: list[int]
+    text: str  # that no stop string can swallow any more
+    ends: list[int]  # [tokens] characters of the whole output's text after each token
+    verified: list[Verified]
+    logprobs: list[TokenLogprobs] = []  # of `tokens`, where asked for
+    prompt_logprobs: list[TokenLogprobs] = []  # of the prompt tokens but the first, where asked for
+    seed: Annotated[int, Meta(ge=0)] | None = None  # with the first delta of an output
+    queued: Seconds | None = None  # with the first one: from submission to the first row in a step
+    finish: Finish | None = None  # with the last one
+
+
+class Progress(Struct, tag="progress", frozen=True):
+    """What a step gave."""
+
+    sequence: Index  # one more each; a gap tells that some are lost
+    step: StepReport
+    deltas: list[Delta]
+
+
+class Refusal(Struct, tag="refusal", frozen=True):
+    """The request cannot be served; nothing of it was."""
+
+    id: Id
+    message: Text
+    field: Text | None = None  # the parameter to blame
+
+
+class Failure(Struct, tag="failure", frozen=True):
+    """A step broke; these requests ended with it."""
+
+    ids: list[Id]
+    reason: Text
+
+
+ToTarget: TypeAlias = Submit | Abort
+ToServer: TypeAlias = Status | Progress | Refusal | Failure
+
+_to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
+_to_server: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
+
+
+def decode_to_target(frame: bytes) -> ToTarget:
+    """WireError for what is no such message."""
+    return decoded(_to_target, frame)
+
+
+def decode_to_server(frame: bytes) -> ToServer:
+    """WireError for what is no such message."""
+    return decoded(_to_server, frame)
