@@ -8,6 +8,7 @@
     │   └── ModelError                   weights, architecture or tokenizer that cannot be served
     ├── WireError                        a frame from another process that is no message: dropped and counted
     └── EngineError (also RuntimeError)  the engine itself failed: CLI exit code 1
+        └── TargetUnavailable            no target worker serves now; one may soon
 
 Messages are one line: the field, the value, and what is allowed.
 """
@@ -37,6 +38,14 @@ class ParameterError(InputError):
         super().__init__(f"{field}: {value!r} is not allowed; expected {allowed}")
         self.field = field
 
+    @classmethod
+    def described(cls, field: str, message: str) -> ParameterError:
+        """One whose message another process has written."""
+        error = cls.__new__(cls)
+        ValueError.__init__(error, message)
+        error.field = field
+        return error
+
 
 class UnknownOptionError(InputError):
     """An option that does not exist."""
@@ -59,6 +68,10 @@ class WireError(PilotfishError):
 
 class EngineError(PilotfishError, RuntimeError):
     """The engine failed in a way that no input explains."""
+
+
+class TargetUnavailable(EngineError):  # noqa: N818  # a state, not a mistake
+    """The target worker is loading, has ended, or is silent."""
 
 
 def refuse_unknown(cls: type[Options]) -> type[Options]:

@@ -72,10 +72,12 @@ class Request:
         room: int,
         bad_sequences: Sequence[Sequence[int]] = (),
         cache_salt: str | None = None,
+        max_nodes: int | None = None,
     ) -> None:
         """`room` is what the model's context leaves for output; it may be less than `max_tokens`. `bad_sequences`
         are the token ids of `params.bad_words`. `cache_salt` is the tenant's name: what is remembered of a request
-        serves requests of the same salt, and none without one."""
+        serves requests of the same salt, and none without one. A step verifies at most `max_nodes` nodes of its
+        tree, or what the drafter gives; 0 asks for no speculation."""
         self.id = request_id
         self.params = params
         self.seed = seed
@@ -83,6 +85,7 @@ class Request:
         self.rules = LogitRules.of(params, prompt, stop_ids, bad_sequences)
         self.bad_sequences = bad_sequences
         self.cache_salt = cache_salt
+        self.max_nodes = max_nodes
         self.num_prompt_tokens = len(prompt)
         #: Tokens that it can reach, prompt included.
         self.max_length = len(prompt) + min(params.max_tokens, room)

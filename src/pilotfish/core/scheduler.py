@@ -83,6 +83,7 @@ class Commit:
     accepted: int
     sampled_rows: list[int]  # [len(tokens)], which of the step's sampling rows gave each token
     scored: range  # indices of prompt tokens whose rows scored the token that follows
+    nodes: int = 0  # of its tree, that were verified
     logprobs: Sequence[TokenLogprobs] = ()  # of `tokens`, where the request asks for them
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt tokens after `scored`
 
@@ -105,6 +106,7 @@ class Scheduler:
         self.headroom = HEADROOM
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.preemptions = 0
 
     def add(self, request: Request) -> None:
         """Queue a request; PromptError when the pool could never hold it."""
@@ -154,6 +156,7 @@ class Scheduler:
         request = next(r for r in reversed(self.running) if not r.set_aside)
         self._retire(request)
         request.restart()
+        self.preemptions += 1
         self.waiting.appendleft(request)
         return request
 
@@ -216,7 +219,7 @@ class Scheduler:
         if rows.samples:
             request.stats.count(tree.depths[1:], accepted)
         gave = [first_sample + node for node in (ROOT, *path)]
-        return Commit(request, committed, accepted, gave[: len(committed)], rows.scored)
+        return Commit(request, committed, accepted, gave[: len(committed)], rows.scored, len(tree))
 
     def cancel(self, step: Step) -> list[Request]:
         """The forward of `step` failed: end its requests, free their slots and the step's; return them."""
@@ -245,10 +248,10 @@ class Scheduler:
 
 
 def _useful(tree: TokenTree, request: Request) -> TokenTree:
-    """Without the nodes that lie too deep to be committed before `max_tokens`."""
-    if max(tree.depths) < request.num_remaining:
-        return tree
-    return tree.subtree([node for node in tree.nodes() if tree.depths[node] < request.num_remaining])
+    """Without the nodes that lie too deep to be committed before `max_tokens`; of the others the best `max_nodes`."""
+    if max(tree.depths) >= request.num_remaining:
+        tree = tree.subtree([node for node in tree.nodes() if tree.depths[node] < request.num_remaining])
+    return tree if request.max_nodes is None else share([tree], request.max_nodes)[0]
 
 
 def share(trees: Sequence[TokenTree], budget: int) -> list[TokenTree]:

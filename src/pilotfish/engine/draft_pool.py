@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
@@ -18,6 +17,7 @@ from pilotfish.draft.sessions import SessionTable
 from pilotfish.draft.worker import DraftWorker, Identity
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import die_with_parent, name_process, remove_directory
+from pilotfish.engine.signals import Signals, Stopped
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model, load_tokenizer, model_name
 from pilotfish.model.pacer import Pacer, Pacing
@@ -34,8 +34,8 @@ def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None)
     """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
     InputError, before the model is loaded, for what cannot be used."""
     name_process(config.name)
-    signals = _Signals()
-    with suppress(_Stopped), signals:
+    signals = Signals()
+    with suppress(Stopped), signals:
         die_with_parent(signal.SIGHUP)
         keys = load_pool_keys(config.key, config.allow)
         with closing(ListeningChannel(config.listen, keys, insecure=config.insecure)) as channel:
@@ -89,34 +89,3 @@ def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:
     grower = Grower(runner, table, LevelShape(config.leaves, config.children), len(tokenizer), pacer)
     identity = Identity(model_name(model.target), tokenizer_digest(tokenizer), len(tokenizer))
     return DraftWorker(grower, channel, identity)
-
-
-class _Stopped(BaseException):
-    """A signal came before there was a loop to end."""
-
-
-class _Signals:
-    """SIGTERM, SIGINT, and SIGHUP, which tells that the parent is gone: once `wake` is set they set `stopped` and call
-    it; before they raise _Stopped."""
-
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-        self.received = 0
-        self.wake: Callable[[], None] | None = None
-
-    def __enter__(self) -> _Signals:
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._stop) for number in numbers}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, _: object) -> None:
-        first, self.received = not self.stopped.is_set(), number
-        self.stopped.set()
-        if self.wake is not None:
-            self.wake()
-        elif first:
-            raise _Stopped

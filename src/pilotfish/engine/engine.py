@@ -55,8 +55,11 @@ class Delta:
     sample: Sample
     tokens: list[int]
     accepted: int  # the first `accepted` of `tokens` were guessed by the draft
+    nodes: int  # of its tree, that were verified
     text: str
+    ends: list[int]  # [tokens] characters of the sample's whole text after each token
     logprobs: Sequence[TokenLogprobs]  # of `tokens`, where the request asks for them
+    prompt_logprobs: Sequence[TokenLogprobs]  # of the next tokens of the prompt, where the request asks for them
 
 
 class Sample:
@@ -67,6 +70,7 @@ class Sample:
         self.request = request
         self.stream = text
         self.started = started
+        self.scheduled: float | None = None  # when the first step began that had rows of it
         self.ended: float | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -76,6 +80,13 @@ class Sample:
     @property
     def text(self) -> str:
         return self.stream.text
+
+    @property
+    def stop(self) -> str | int | None:
+        """The stop string or stop token that ended it; None for anything else."""
+        if self.finish_reason is not FinishReason.STOP or self.stream.stop is not None:
+            return self.stream.stop
+        return self.token_ids[-1] if self.token_ids[-1] in self.request.params.stop_token_ids else None
 
     @property
     def seconds(self) -> float:
@@ -222,10 +233,15 @@ class Engine:
         return SamplingParams(**{**self.model.generation.defaults, **given})
 
     def submit(
-        self, prompt: str | Sequence[int], params: SamplingParams, cache_salt: str | None = None
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        cache_salt: str | None = None,
+        max_nodes: int | None = None,
     ) -> list[Sample]:
         """Queue one prompt; its `params.n` samples. PromptError or ParameterError affect nothing else. Drafts for
-        requests of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs."""
+        requests of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs. Of a sample's tree a step
+        verifies at most `max_nodes` nodes; 0: it does without speculation."""
         check_cache_salt(cache_salt)
         tokens = self.check_prompt(prompt)
         stop_ids = frozenset(params.stop_token_ids) | (
@@ -239,7 +255,15 @@ class Engine:
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
             request = Request(
-                self._next_id, tokens, own, sample_seed(seed, index), stop_ids, room, bad_sequences, cache_salt
+                self._next_id,
+                tokens,
+                own,
+                sample_seed(seed, index),
+                stop_ids,
+                room,
+                bad_sequences,
+                cache_salt,
+                max_nodes,
             )
             self.worker.scheduler.add(request)
             self._next_id += 1
@@ -286,6 +310,7 @@ class Engine:
     def step(self) -> list[Delta]:
         """One forward; what it added to each sample. EngineError when it fails: the samples that were in
         it end as aborted, those still waiting stay. An interrupt in the forward does the same."""
+        began = time.perf_counter()
         try:
             commits = self.worker.step()
         except BaseException as error:
@@ -295,16 +320,26 @@ class Engine:
             if not isinstance(error, Exception):
                 raise
             raise EngineError(f"step failed: {type(error).__name__}: {error}") from error
-        return [self._deliver(commit) for commit in commits]
+        for request in self.worker.scheduler.running:
+            self._note_scheduled(request, began)
+        return [self._deliver(commit, began) for commit in commits]
 
-    def _deliver(self, commit: Commit) -> Delta:
+    def _note_scheduled(self, request: Request, began: float) -> None:
+        sample = self._samples[request.id]
+        sample.scheduled = began if sample.scheduled is None else sample.scheduled
+
+    def _deliver(self, commit: Commit, began: float) -> Delta:
         """Text, token by token: a stop string ends the sample at the token that completes it."""
+        self._note_scheduled(commit.request, began)
         sample = self._samples[commit.request.id]
         tokens: list[int] = []
+        ends: list[int] = []
         reason = commit.request.finish_reason
         for token in commit.tokens:
             tokens.append(token)
-            if sample.stream.add(token):
+            stopped = sample.stream.add(token)
+            ends.append(len(sample.text))
+            if stopped:
                 reason = FinishReason.STOP
                 self.worker.abort(commit.request, reason)
                 break
@@ -314,7 +349,10 @@ class Engine:
         sample.prompt_logprobs.extend(commit.prompt_logprobs)
         if reason is not None:
             self._finish(sample, reason)
-        return Delta(sample, tokens, min(commit.accepted, len(tokens)), sample.stream.take(), logprobs)
+            if ends:
+                ends[-1] = len(sample.text)  # with what never became a character
+        text, accepted = sample.stream.take(), min(commit.accepted, len(tokens))
+        return Delta(sample, tokens, accepted, commit.nodes, text, ends, logprobs, commit.prompt_logprobs)
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.stream.finish()

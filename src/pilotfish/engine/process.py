@@ -48,10 +48,11 @@ class Ending:
     last_line: str  # of its stderr; "" where it wrote none
 
     def __str__(self) -> str:
-        """One line."""
+        """One line. What it last wrote tells nothing of an end that others have brought about."""
         by_signal = f"was ended by signal {-self.code} ({signal.strsignal(-self.code)})" if self.code < 0 else ""
         how = by_signal or f"exited with code {self.code}"
-        return f"{how}: {self.last_line}" if self.last_line else how
+        explained = self.last_line and -self.code not in (signal.SIGKILL, signal.SIGTERM)
+        return f"{how}: {self.last_line}" if explained else how
 
 
 class WorkerProcess:

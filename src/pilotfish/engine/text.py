@@ -27,6 +27,7 @@ class TextStream:
         self._taken = 0
         self.text = ""
         self.stopped = False
+        self.stop: str | None = None  # the stop string that ended it
 
     def add(self, token: int) -> bool:
         """Decode one more token; True when that completes a stop string, which is cut off `text`."""
@@ -43,10 +44,11 @@ class TextStream:
         """End the text at the first stop string that was completed after its first `before` characters."""
         if self._forced >= 0:
             return False
-        starts = (self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops)
-        found = [start for start in starts if start >= 0]
+        starts = ((self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stops)
+        found = [(start, stop) for start, stop in starts if start >= 0]
         if found:
-            self.text, self.stopped = self.text[: min(found)], True
+            start, self.stop = min(found)
+            self.text, self.stopped = self.text[:start], True
         return self.stopped
 
     def finish(self) -> None:

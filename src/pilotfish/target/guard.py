@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedDrafter:
-    """Passes on what a drafter proposes, without trees that cannot be verified: with tokens outside the target's
-    vocabulary, or scores that are no log-probabilities. A drafter that raises, or answers for another number of
-    requests, is not asked again."""
+    """Passes on what a drafter proposes for the requests that want speculation, without trees that cannot be verified:
+    with tokens outside the target's vocabulary, or scores that are no log-probabilities. A drafter that raises, or
+    answers for another number of requests, is not asked again."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.drafter = drafter
@@ -28,9 +28,12 @@ class GuardedDrafter:
         return self._try(lambda: self.drafter.levels, 0)
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+        asked = [request for request in requests if request.max_nodes != 0] if limits.nodes else []
+        trees = iter(self._propose(asked, limits) if asked else [])
+        return [next(trees) if limits.nodes and request.max_nodes != 0 else TokenTree() for request in requests]
+
+    def _propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         empty = NoDrafter().propose(requests, limits)
-        if limits.nodes == 0:
-            return empty
         trees = self._try(lambda: self.drafter.propose(requests, limits), empty)
         if len(trees) != len(requests):
             self._drop(f"{len(trees)} trees for {len(requests)} requests")

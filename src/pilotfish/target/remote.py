@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -80,6 +81,14 @@ class RemoteCounts:
 
 
 @dataclass(frozen=True)
+class Arrival:
+    """A push that was attached."""
+
+    at: float  # seconds, on the target's clock
+    nodes: int
+
+
+@dataclass(frozen=True)
 class RemoteOptions:
     """How the target deals with its pools."""
 
@@ -89,6 +98,7 @@ class RemoteOptions:
     quarantine: float = 1.0
 
 
+MAX_ARRIVALS = 256
 #: Of the seconds without a draft.
 MAX_DOUBLINGS = 6
 #: Nodes wanted of a sequence while its trees are not asked for: enough to see, at any time, whether they would pay.
@@ -113,6 +123,7 @@ class RemoteDrafter:
         """`post` sends a frame; from any thread, without waiting."""
         self.pools = pools
         self.counts = RemoteCounts()
+        self.arrivals: deque[Arrival] = deque(maxlen=MAX_ARRIVALS)  # for whoever watches; the oldest make way
         self._hello = hello
         self._post = post
         self._options = options
@@ -311,6 +322,7 @@ class RemoteDrafter:
         copy.attach(push)
         self.counts.trees += 1
         self.counts.nodes += len(push)
+        self.arrivals.append(Arrival(self._clock(), len(push)))
         self.counts.late += copy.late - late
         self.counts.repeated += copy.repeated - repeated
         self.counts.dropped += copy.dropped - dropped

@@ -11,7 +11,7 @@ from contextlib import suppress
 import zmq
 
 from pilotfish.errors import ParameterError
-from pilotfish.wire.channel import Peer, Received
+from pilotfish.wire.channel import HIGH_WATER, Peer, Received
 from pilotfish.wire.endpoints import dialled_endpoint
 from pilotfish.wire.keys import TargetKeys
 from pilotfish.wire.messages import MAX_FRAME
@@ -50,6 +50,7 @@ class DialingChannel(SocketChannel):
         incarnation: bytes,
         keys: Sequence[TargetKeys | None] = (),
         insecure: bool = False,
+        high_water: int = HIGH_WATER,
     ) -> None:
         if not 1 <= len(incarnation) <= MAX_INCARNATION:
             raise ParameterError("incarnation", incarnation, f"1 to {MAX_INCARNATION} bytes")
@@ -57,7 +58,7 @@ class DialingChannel(SocketChannel):
         where = [dialled_endpoint("draft_pool", endpoint) for endpoint in endpoints]
         for (endpoint, own), checked in zip(pools, where, strict=True):
             check_private("draft_pool", endpoint, checked, own is not None or insecure)
-        super().__init__()
+        super().__init__(high_water)
         self._incarnation = incarnation
         self._connections: dict[Peer, _Connection] = {}
         for i, ((endpoint, own), checked) in enumerate(zip(pools, where, strict=True)):

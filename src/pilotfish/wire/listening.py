@@ -19,7 +19,7 @@ import zmq
 from zmq.utils import z85
 
 from pilotfish.errors import ParameterError
-from pilotfish.wire.channel import Peer, Received
+from pilotfish.wire.channel import HIGH_WATER, Peer, Received
 from pilotfish.wire.endpoints import Endpoint, listening_endpoint
 from pilotfish.wire.keys import KEY_LENGTH, PoolKeys
 from pilotfish.wire.messages import MAX_FRAME
@@ -37,10 +37,12 @@ class ListeningChannel(SocketChannel):
     `keys`, unless `insecure`. With keys, a client whose key is not allowed is turned away before it is heard.
     """
 
-    def __init__(self, endpoint: str, keys: PoolKeys | None = None, insecure: bool = False) -> None:
+    def __init__(
+        self, endpoint: str, keys: PoolKeys | None = None, insecure: bool = False, high_water: int = HIGH_WATER
+    ) -> None:
         where = listening_endpoint("listen", endpoint)
         check_private("listen", endpoint, where, keys is not None or insecure)
-        super().__init__()
+        super().__init__(high_water)
         self._path: Path | None = None  # to unlink: the socket's file, once it is there
         self._allowed = {} if keys is None else keys.allowed
         self._key_length = 0 if keys is None else KEY_LENGTH

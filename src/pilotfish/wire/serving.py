@@ -76,7 +76,7 @@ class PoolLoad(Struct, frozen=True):
 
 
 class StepReport(Struct, frozen=True):
-    """A step of the target. Times are seconds: `at` on its clock, the rest are durations, and together the whole step."""
+    """A step of the target. Times are seconds: `at` on its clock; the rest are durations, together the whole step."""
 
     at: float  # when it began
     draft: Seconds  # exposed wait for drafts

@@ -26,8 +26,6 @@ MAX_INCARNATION = 64
 LINGER_MS = 100
 _OPTIONS = {
     zmq.LINGER: LINGER_MS,
-    zmq.SNDHWM: HIGH_WATER,
-    zmq.RCVHWM: HIGH_WATER,
     zmq.MAXMSGSIZE: MAX_FRAME + 64,  # encryption adds 33
     zmq.HEARTBEAT_IVL: 2_000,  # ms; answered by ZeroMQ's own thread, also while a forward runs
     zmq.HEARTBEAT_TIMEOUT: 10_000,
@@ -43,7 +41,9 @@ Handler: TypeAlias = Callable[[], list[Received]]
 class SocketChannel:
     """Sockets of one ZeroMQ context, waited for together, and `wake`."""
 
-    def __init__(self) -> None:
+    def __init__(self, high_water: int = HIGH_WATER) -> None:
+        """`high_water`: frames that may wait for a peer, and from one; more are lost. 0: no limit, none is."""
+        self._high_water = high_water
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._handlers: dict[Socket | int, Handler] = {}
@@ -77,6 +77,7 @@ class SocketChannel:
         socket = self._context.socket(kind)
         for option, value in (*_OPTIONS.items(), *options.items()):
             socket.setsockopt(option, value)
+        socket.set_hwm(self._high_water)
         return socket
 
     def _watch(self, source: Socket | int, handler: Handler) -> None:

@@ -1,0 +1,20 @@
+"""`pilotfish target`: the target worker's process, which `serve` starts."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+
+def target(
+    connect: Annotated[str, typer.Option(help="Where the server listens: ipc://PATH.")],
+    config: Annotated[str, typer.Option(help="The engine's configuration as JSON, as the server writes it.")],
+) -> None:
+    """Run a target worker for a server. `pilotfish serve` does so itself."""
+    from pilotfish.engine.async_engine import config_of
+    from pilotfish.engine.target_process import run_target
+
+    logging.basicConfig(level=logging.INFO, format="pilotfish target: %(message)s")
+    run_target(config_of(config), connect)

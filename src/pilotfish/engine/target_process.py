@@ -1,0 +1,269 @@
+"""A target worker's process: an engine, a socket to the server, one loop."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+
+import msgspec
+
+from pilotfish.config import EngineConfig
+from pilotfish.engine import engine as engines
+from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.process import die_with_parent, name_process, remove_directory
+from pilotfish.engine.signals import Signals, Stopped
+from pilotfish.errors import EngineError, InputError, WireError
+from pilotfish.model.loader import model_name
+from pilotfish.observe.records import StepRecord
+from pilotfish.target.pools import Pool
+from pilotfish.target.remote import RemoteDrafter
+from pilotfish.wire.channel import Channel, Received
+from pilotfish.wire.dialing import DialingChannel
+from pilotfish.wire.serving import (
+    Abort,
+    Delta,
+    Failure,
+    Finish,
+    Identity,
+    PoolLoad,
+    Progress,
+    Push,
+    Refusal,
+    Status,
+    StepReport,
+    Submit,
+    ToServer,
+    Verified,
+    decode_to_target,
+)
+
+logger = logging.getLogger(__name__)
+
+#: The server's peer name on the dialling channel.
+SERVER = b"0"
+#: Seconds between two Status messages; until the first one has left, between two attempts.
+STATUS, FIRST_STATUS = 1.0, 0.02
+#: Broken steps, one after the other, after which the process gives up: another one may do better.
+MAX_FAILURES = 3
+#: Characters of a message to the server.
+LONGEST_TEXT = 1000
+
+
+def run_target(config: EngineConfig, endpoint: str) -> None:
+    """Serve the server that listens at `endpoint` until SIGTERM or SIGINT. An InputError for a model that cannot be
+    served."""
+    name_process("target")
+    signals = Signals()
+    with suppress(Stopped), signals:
+        die_with_parent(signal.SIGHUP)
+        channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
+        with closing(channel), Engine(config) as engine:
+            signals.wake = channel.wake
+            TargetService(engine, channel).run(signals.stopped.is_set)
+    if signals.received == signal.SIGHUP:
+        remove_directory()
+
+
+class TargetService:
+    """Runs a server's requests on an engine: takes them in, steps, tells what each step gave."""
+
+    def __init__(self, engine: Engine, channel: Channel, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` is the one of the engine's step records."""
+        self._engine = engine
+        self._channel = channel
+        self._clock = clock
+        self._encoder = msgspec.msgpack.Encoder()
+        self._samples: dict[int, list[Sample]] = {}  # by the server's id
+        self._ids: dict[int, int] = {}  # the server's id, by the engine's of a sample
+        self._sequence = 0
+        self._failures = 0
+        self._told = -STATUS
+        self._stepped: float | None = None  # when the step before ended, where no wait followed it
+        self._record: StepRecord | None = None
+        self._observe, engine.worker.observe = engine.worker.observe, self._note
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """The loop."""
+        while not stopped():
+            busy = self._engine.busy
+            for received in self._channel.receive(0.0 if busy else self._pause()):
+                self._take(received)
+            if self._engine.busy:
+                self._step()
+            else:
+                self._stepped = None
+            self._tell_status()
+
+    def _pause(self) -> float:
+        return FIRST_STATUS if self._told < 0 else max(0.0, self._told + STATUS - self._clock())
+
+    def _note(self, record: StepRecord) -> None:
+        self._record = record
+        self._observe(record)
+
+    # -- what comes in
+
+    def _take(self, received: Received) -> None:
+        try:
+            message = decode_to_target(received.frame)
+        except WireError as error:
+            logger.error("a request was dropped: %s", error)
+            return
+        if isinstance(message, Submit):
+            self._submit(message)
+        else:
+            self._abort(message)
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            samples = self._engine.submit(message.tokens, message.params, message.cache_salt, message.max_nodes)
+        except InputError as error:
+            self._tell(Refusal(message.id, str(error)[:LONGEST_TEXT], getattr(error, "field", None)))
+            return
+        self._samples[message.id] = samples
+        self._ids.update((sample.request.id, message.id) for sample in samples)
+
+    def _abort(self, message: Abort) -> None:
+        for sample in self._samples.get(message.id, []):
+            self._engine.abort(sample)
+        self._forget(message.id)
+
+    def _forget(self, request: int) -> None:
+        for sample in self._samples.pop(request, []):
+            self._ids.pop(sample.request.id, None)
+
+    # -- a step
+
+    def _step(self) -> None:
+        try:
+            deltas = self._engine.step()
+        except EngineError as error:
+            self._fail(error)
+            return
+        self._failures = 0
+        assert self._record is not None  # a step that succeeds leaves one
+        report = step_report(self._record, self._stepped, self._arrivals())
+        self._tell(Progress(self._sequence, report, [self._delta(delta, report.at) for delta in deltas]))
+        self._sequence += 1
+        self._stepped = self._record.ended
+        for request in {self._ids[d.sample.request.id] for d in deltas if d.sample.finish_reason is not None}:
+            if all(sample.finish_reason is not None for sample in self._samples[request]):
+                self._forget(request)
+
+    def _fail(self, error: EngineError) -> None:
+        """Requests with a sample that ended in the step end as a whole."""
+        logger.error("%s", error, exc_info=True)
+        broken = [i for i, samples in self._samples.items() if any(s.finish_reason == "abort" for s in samples)]
+        for request in broken:
+            self._abort(Abort(request))
+        self._tell(Failure(broken, str(error)[:LONGEST_TEXT]))
+        self._stepped = None
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            raise error
+
+    def _delta(self, delta: engines.Delta, at: float) -> Delta:
+        sample, tokens = delta.sample, delta.tokens
+        first = len(sample.token_ids) == len(tokens)
+        finished = sample.finish_reason is not None
+        return Delta(
+            id=self._ids[sample.request.id],
+            index=sample.index,
+            tokens=tokens,
+            text=delta.text,
+            ends=delta.ends,
+            verified=[Verified(at, len(tokens), delta.nodes, delta.accepted)] if tokens else [],
+            logprobs=list(delta.logprobs),
+            prompt_logprobs=list(delta.prompt_logprobs),
+            seed=sample.request.seed if first else None,
+            queued=(sample.scheduled or sample.started) - sample.started if first else None,
+            finish=Finish(str(sample.finish_reason), sample.stop) if finished else None,
+        )
+
+    def _arrivals(self) -> Sequence[Push]:
+        drafter = self._engine.remote and self._engine.remote.drafter
+        return _taken(drafter) if drafter else []
+
+    # -- what goes out
+
+    def _tell_status(self) -> None:
+        now = self._clock()
+        if self._told < 0 or now - self._told >= STATUS:
+            self._told = now if self._tell(self._status()) else self._told
+
+    def _status(self) -> Status:
+        scheduler = self._engine.worker.scheduler
+        return Status(
+            identity=identity_of(self._engine),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            free_slots=scheduler.pool.num_free,
+            preemptions=scheduler.preemptions,
+            pools=_pools(self._engine),
+        )
+
+    def _tell(self, message: ToServer) -> bool:
+        return self._channel.send(SERVER, self._encoder.encode(message))
+
+
+def step_report(record: StepRecord, before: float | None, pushes: Sequence[Push] = ()) -> StepReport:
+    """`before` is when the step before ended: what the loop did since counts as this step's coordination."""
+    draft = record.drafted - record.planned
+    forward, verify = record.computed - record.prepared, record.verified - record.computed
+    began = record.began if before is None else before
+    return StepReport(
+        at=record.began,
+        draft=draft,
+        forward=forward,
+        verify=verify,
+        coordination=max(0.0, record.ended - began - draft - forward - verify),
+        sequences=record.sequences,
+        rows=record.rows,
+        nodes=record.nodes,
+        accepted=record.accepted,
+        committed=record.committed,
+        hits=record.hits,
+        pushes=list(pushes),
+    )
+
+
+def identity_of(engine: Engine) -> Identity:
+    """What a server is told of its target."""
+    config = engine.config
+    return Identity(
+        model=model_name(config.target),
+        mode=config.mode,
+        dtype=config.dtype,
+        context=engine.model.shape.context,
+        vocab_size=engine.model.shape.vocab_size,
+        kv_slots=engine.memory.slots,
+        max_requests=engine.worker.scheduler.max_requests,
+        max_nodes=0 if config.mode == "off" else config.nodes,
+    )
+
+
+def _taken(drafter: RemoteDrafter) -> list[Push]:
+    """All arrivals so far; the courier's thread may append meanwhile."""
+    pushes = []
+    with suppress(IndexError):
+        while True:
+            arrival = drafter.arrivals.popleft()
+            pushes.append(Push(arrival.at, arrival.nodes))
+    return pushes
+
+
+def _pools(engine: Engine) -> list[PoolLoad]:
+    if engine.remote is None:
+        return []
+    return [_pool_load(pool) for pool in engine.remote.pools]
+
+
+def _pool_load(pool: Pool) -> PoolLoad:
+    if pool.load is None:
+        return PoolLoad(pool.name, pool.ready, 0, 0, 0.0, 0.0)
+    load = pool.load
+    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, load.step_ms, load.queue_ms)
