@@ -59,11 +59,12 @@ class EngineConfig:
     (with `draft_key`, a key file, and `draft_pool_key`, each pool's public key, where they have keys).
     `draft_optional` serves without pools that cannot be had; otherwise they are an error.
 
-    `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup in the sequence), suffix (lookup in
-    it and in past responses, of which `max_cached_tokens` tokens are kept). A step verifies at most `nodes` nodes
-    of a sequence. In sync the draft grows a tree in at most `levels` forwards of `width` leaves; in async up to
-    `wanted` nodes of a sequence, by forwards of `leaves` leaves of all sequences together. `budget` auto spends of
-    that what pays by measured costs, down to plain decoding; fixed spends all of it, always.
+    `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup of the last `ngram_max` to `ngram_min`
+    tokens in the sequence), suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept).
+    A step verifies at most `nodes` nodes of a sequence. In sync the draft grows a tree in at most `levels` forwards of
+    `width` leaves; in async up to `wanted` nodes of a sequence, by forwards of `leaves` leaves of all sequences
+    together. `budget` auto spends of that what pays by measured costs, down to plain decoding; fixed spends all of it,
+    always.
 
     `kv_slots` tokens fit into the target's KV pool (and into the draft's); 0: what `max_requests` sequences can use
     and `memory` GiB hold, or, where that is 0 too, most of what is available. `max_rows` rows fit into one forward,
@@ -79,6 +80,8 @@ class EngineConfig:
     nodes: int = 8
     levels: int = 8
     width: int = 2
+    ngram_min: int = 1
+    ngram_max: int = 4
     wanted: int = 2048
     leaves: int = 32
     draft_workers: int = 1
@@ -112,6 +115,8 @@ class EngineConfig:
             ("nodes", 1, 1024),
             ("levels", 1, 64),
             ("width", 1, 256),
+            ("ngram_min", 1, 16),
+            ("ngram_max", self.ngram_min, 16),
             ("wanted", 1, 1 << 16),
             ("leaves", 1, 1024),
             ("draft_workers", 1, 64),

@@ -59,6 +59,10 @@ class EngineOptions:
     pace: PaceOption = EngineConfig.pace
     trace: TraceOption = None
     eager: EagerOption = False
+    ngram_min: Annotated[int, typer.Option(help="Tokens that n-gram lookup matches, at least.")] = (
+        EngineConfig.ngram_min
+    )
+    ngram_max: Annotated[int, typer.Option(help="And at most.")] = EngineConfig.ngram_max
 
     def config(self, concurrency: int) -> EngineConfig:
         """For up to `concurrency` sequences at a time, or the default number where that is more."""
@@ -73,6 +77,8 @@ class EngineOptions:
             nodes=self.nodes,
             levels=self.levels,
             width=self.width,
+            ngram_min=self.ngram_min,
+            ngram_max=self.ngram_max,
             leaves=self.leaves,
             draft_workers=self.draft_workers,
             draft_cores=self.draft_cores,

@@ -14,23 +14,24 @@ CONFIDENCE = {1: 0.1, 2: 0.3, 3: 0.6, 4: 0.8}
 
 
 class NgramIndex:
-    """Where each n-gram of a growing sequence last ended."""
+    """Where each n-gram of a growing sequence last ended, for n from `min_n` to `max_n`."""
 
-    def __init__(self, max_n: int) -> None:
+    def __init__(self, max_n: int, min_n: int = 1) -> None:
         self.max_n = max_n
+        self.min_n = min_n
         self._ends: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
     def update(self, tokens: Sequence[int]) -> None:
         """Index the n-grams that end before the last token (the last one has no continuation yet)."""
         for end in range(max(self._indexed, 1), len(tokens)):
-            for n in range(1, min(self.max_n, end) + 1):
+            for n in range(self.min_n, min(self.max_n, end) + 1):
                 self._ends[tuple(tokens[end - n : end])] = end
         self._indexed = max(self._indexed, len(tokens))
 
     def lookup(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """(n, index of the token that followed) for the longest suffix seen before."""
-        for n in range(min(self.max_n, len(tokens) - 1), 0, -1):
+        for n in range(min(self.max_n, len(tokens) - 1), self.min_n - 1, -1):
             end = self._ends.get(tuple(tokens[-n:]))
             if end is not None:
                 return n, end
@@ -42,15 +43,16 @@ class NgramDrafter:
 
     levels = 0
 
-    def __init__(self, max_n: int = max(CONFIDENCE)) -> None:
+    def __init__(self, max_n: int = max(CONFIDENCE), min_n: int = 1) -> None:
         self.max_n = max_n
+        self.min_n = min_n
         self._indexes: dict[int, NgramIndex] = {}
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         return [self._tree(request, limits.nodes) for request in requests]
 
     def _tree(self, request: Request, nodes: int) -> TokenTree:
-        index = self._indexes.setdefault(request.id, NgramIndex(self.max_n))
+        index = self._indexes.setdefault(request.id, NgramIndex(self.max_n, self.min_n))
         index.update(request.tokens)
         tree = TokenTree()
         found = index.lookup(request.tokens)
@@ -59,7 +61,7 @@ class NgramDrafter:
         n, start = found
         node, score = 0, 0.0
         for token in request.tokens[start : start + nodes]:
-            score += math.log(CONFIDENCE[n])
+            score += math.log(CONFIDENCE[min(n, max(CONFIDENCE))])
             node = tree.add(node, token, score)
         return tree
 

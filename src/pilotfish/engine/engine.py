@@ -179,7 +179,7 @@ class Engine:
             return NoDrafter()
         makers: dict[DrafterKind, Callable[[], Drafter]] = {
             "lm": self._make_lm_drafter if config.mode == "sync" else lambda: self._make_remote_drafter(placement),
-            "ngram": NgramDrafter,
+            "ngram": lambda: NgramDrafter(config.ngram_max, config.ngram_min),
             "suffix": lambda: SuffixDrafter(ResponseCache(config.max_cached_tokens)),
         }
         drafters = [makers[kind]() for kind in config.drafters]
