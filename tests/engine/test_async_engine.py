@@ -1,0 +1,138 @@
+"""A target worker in a process of its own: its streams, its end, its return."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SNIPPETS, make_engine, run
+
+from pilotfish.config import EngineConfig
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.async_engine import AsyncEngine, config_of, config_text
+from pilotfish.engine.stream import Stream, joined
+from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
+from pilotfish.wire.serving import Delta
+
+PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8)
+
+
+def configured(llama: Path, **fields: Any) -> EngineConfig:
+    return EngineConfig(**{"target": llama, "dtype": "float32", "threads": 1, "kv_slots": 4096, **fields})
+
+
+async def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+async def output(stream: Stream) -> Delta:
+    """The only output of a request, whole."""
+    deltas = [update.delta async for update in stream]
+    whole = deltas[0]
+    for delta in deltas[1:]:
+        whole = joined(whole, delta)
+    return whole
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def engine(llama: Path, loop: asyncio.AbstractEventLoop) -> Iterator[AsyncEngine]:
+    engine = AsyncEngine(configured(llama))
+    loop.run_until_complete(engine.start())
+    assert not engine.health.ready and engine.health.reason == "target: loading"
+    loop.run_until_complete(until(lambda: engine.health.ready))
+    yield engine
+    loop.run_until_complete(engine.close())
+    with pytest.raises(TargetUnavailable):
+        engine.submit([5], PARAMS)
+
+
+def test_streams_give_what_the_engine_gives(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, llama: Path) -> None:
+    prompts = [engine.tokenizer.encode(text) for text in SNIPPETS]
+    expected = run(make_engine(llama), prompts, [PARAMS] * len(prompts))
+
+    async def all_at_once() -> list[Delta]:
+        return await asyncio.gather(*(output(engine.submit(prompt, PARAMS)) for prompt in prompts))
+
+    assert [delta.tokens for delta in loop.run_until_complete(all_at_once())] == expected
+    assert engine.sequences == 0
+
+
+def test_a_refusal_is_the_error_that_the_engine_raised(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
+    with pytest.raises(PromptError, match="prompt: 3000 tokens; the model's context allows"):
+        loop.run_until_complete(output(engine.submit([5] * 3000, PARAMS)))
+    with pytest.raises(ParameterError, match="logit_bias: 100000 is not allowed") as caught:
+        loop.run_until_complete(output(engine.submit([5], replace(PARAMS, logit_bias={100_000: 1.0}))))
+    assert caught.value.field == "logit_bias"
+
+
+def test_an_abort_frees_what_the_request_held(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
+    async def scenario() -> None:
+        stream = engine.submit([5, 6, 7], replace(PARAMS, max_tokens=1500, n=2))
+        await anext(stream)
+        stream.abort()
+        stream.abort()
+        assert engine.sequences == 0
+        await until(lambda: engine.health.status is not None and engine.health.status.running == 0)
+        assert engine.health.status is not None and engine.health.status.free_slots == 4096
+
+    loop.run_until_complete(scenario())
+
+
+def test_a_target_that_is_killed_fails_its_requests_and_comes_back(
+    engine: AsyncEngine, loop: asyncio.AbstractEventLoop
+) -> None:
+    async def scenario() -> None:
+        before = (await output(engine.submit([5, 6], PARAMS))).tokens
+        stream = engine.submit([5, 6, 7], replace(PARAMS, max_tokens=2000))
+        await anext(stream)
+        pid = engine._worker.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(TargetUnavailable, match=r"^target: was ended by signal 9 \(Killed\); it is started again$"):
+            await output(stream)
+        assert not engine.health.ready and engine.sequences == 0
+        with pytest.raises(TargetUnavailable):
+            engine.submit([5], PARAMS)
+        await until(lambda: engine.health.ready)
+        assert engine.health.restarts == 1
+        assert (await output(engine.submit([5, 6], PARAMS))).tokens == before
+
+    loop.run_until_complete(scenario())
+
+
+def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> None:
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").unlink()
+
+    async def scenario() -> str:
+        engine = AsyncEngine(configured(tmp_path))
+        await engine.start()
+        await until(lambda: engine.health.failed)
+        reason = engine.health.reason
+        await engine.close()
+        return reason
+
+    assert "has no safetensors weights" in asyncio.run(scenario())
+
+
+def test_a_configuration_survives_its_way_to_another_process(llama: Path, draft: Path) -> None:
+    config = configured(llama, draft=draft, mode="async", draft_pool=("ipc:///tmp/a", "ipc:///tmp/b"), memory=2.5)
+    assert config_of(config_text(config)) == config
+    with pytest.raises(ParameterError, match="config"):
+        config_of("{}")

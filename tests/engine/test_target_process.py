@@ -1,0 +1,259 @@
+"""The target worker's side of a server's wire: what it is told, what it answers, what it frees."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support import SNIPPETS, assert_idle, make_engine, run
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine import target_process
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.stream import joined
+from pilotfish.engine.target_process import TargetService, step_report
+from pilotfish.errors import EngineError
+from pilotfish.observe.records import StepRecord
+from pilotfish.wire.channel import Loopback
+from pilotfish.wire.serving import (
+    Abort,
+    Delta,
+    Failure,
+    Progress,
+    Refusal,
+    Status,
+    Submit,
+    ToServer,
+    ToTarget,
+    decode_to_server,
+)
+
+
+class Target:
+    """A service over an engine; `start` has it run in a thread, and the engine is that thread's from then on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        channel, self.server = Loopback.pair(b"target")
+        self.service = TargetService(engine, channel)
+        self.channel = channel
+        self._stopped = threading.Event()
+        self.thread = threading.Thread(target=self.service.run, args=(self._stopped.is_set,))
+
+    def tell(self, message: ToTarget) -> None:
+        self.server.send(b"target", msgspec.msgpack.encode(message))
+
+    def hear(self, seconds: float = 10.0) -> list[ToServer]:
+        return [decode_to_server(received.frame) for received in self.server.receive(seconds)]
+
+    def until(self, wanted: type[ToServer] | None = None, request: int = 1, outputs: int = 1) -> list[ToServer]:
+        """What comes up to the first message of a kind, or to the end of a request's outputs."""
+        heard: list[ToServer] = []
+        while True:
+            messages = self.hear()
+            assert messages, "the target is silent"
+            heard += messages
+            if wanted is not None and any(isinstance(message, wanted) for message in heard):
+                return heard
+            if sum(d.finish is not None for d in deltas_of(heard, request)) == outputs:
+                return heard
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def close(self) -> None:
+        self._stopped.set()
+        self.channel.wake()
+        if self.thread.ident is not None:
+            self.thread.join()
+
+
+def deltas_of(messages: list[ToServer], request: int = 1) -> list[Delta]:
+    return [d for m in messages if isinstance(m, Progress) for d in m.deltas if d.id == request]
+
+
+def whole(deltas: list[Delta]) -> Delta:
+    first, *others = deltas
+    for delta in others:
+        first = joined(first, delta)
+    return first
+
+
+def params(**fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, "seed": 7, "temperature": 0.8, **fields})
+
+
+@pytest.fixture(scope="module")
+def engines(llama: Path, draft: Path) -> dict[str, Engine]:
+    sync = make_engine(llama, draft=draft, mode="sync", nodes=8, levels=3, width=3)
+    return {"off": make_engine(llama), "sync": sync}
+
+
+@pytest.fixture(params=["off", "sync"])
+def target(request: pytest.FixtureRequest, engines: dict[str, Engine]) -> Iterator[Target]:
+    target = Target(engines[request.param])
+    yield target
+    target.close()
+    assert_idle(target.engine)
+
+
+def test_it_says_what_it_serves_before_anything_else(target: Target) -> None:
+    target.start()
+    (first,) = target.hear()
+    assert isinstance(first, Status)
+    identity = first.identity
+    assert (identity.mode, identity.dtype, identity.kv_slots) == (target.engine.config.mode, "float32", 4096)
+    assert identity.max_nodes == (8 if identity.mode == "sync" else 0)
+    assert first.free_slots == 4096 and first.running == first.waiting == 0
+
+
+def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
+    tokens = target.engine.tokenizer.encode(SNIPPETS[0])
+    expected = target.engine.submit(tokens, params(n=2))
+    while target.engine.busy:
+        target.engine.step()
+    target.start()
+    target.tell(Submit(1, tokens, params(n=2)))
+    deltas = deltas_of(target.until(outputs=2))
+    for sample in expected:
+        output = whole([d for d in deltas if d.index == sample.index])
+        assert output.tokens == sample.token_ids
+        assert output.text == sample.text
+        assert output.ends[-1] == len(sample.text) and output.ends == sorted(output.ends)
+        assert output.seed == sample.request.seed
+        assert output.queued is not None and output.queued >= 0.0
+        assert output.finish is not None and output.finish.reason == "length"
+        assert sum(v.tokens for v in output.verified) == len(output.tokens)
+        assert all(v.accepted <= min(v.nodes, v.tokens) for v in output.verified)
+
+
+def test_progress_is_numbered_and_its_steps_add_up(target: Target) -> None:
+    target.start()
+    target.tell(Submit(1, [5, 6, 7], params(max_tokens=20)))
+    steps = [message for message in target.until() if isinstance(message, Progress)]
+    assert [step.sequence for step in steps] == list(range(len(steps)))
+    assert sum(step.step.committed for step in steps) == 20
+    assert sum(step.step.accepted for step in steps) == sum(v.accepted for d in deltas_of(steps) for v in d.verified)
+    assert all(step.step.forward > 0 for step in steps)
+
+
+def test_a_request_may_do_without_speculation(engines: dict[str, Engine]) -> None:
+    engine = engines["sync"]
+    for limit, most in ((None, 8), (3, 3), (0, 0)):
+        (sample,) = engine.submit(SNIPPETS[3], params(max_tokens=40, temperature=0.0), max_nodes=limit)
+        nodes = [delta.nodes for _ in iter(lambda: engine.busy, False) for delta in engine.step()]
+        assert max(nodes) <= most and (max(nodes) > 0) == (most > 0)
+        assert sample.token_ids == run(engines["off"], [SNIPPETS[3]], [params(max_tokens=40, temperature=0.0)])[0]
+
+
+def test_a_request_without_speculation_beside_one_with_it(engines: dict[str, Engine]) -> None:
+    engine = engines["sync"]
+    (plain,) = engine.submit(SNIPPETS[3], params(max_tokens=30, temperature=0.0), max_nodes=0)
+    (other,) = engine.submit(SNIPPETS[3], params(max_tokens=30, temperature=0.0))
+    while engine.busy:
+        engine.step()
+    assert plain.token_ids == other.token_ids
+    assert plain.stats()["draft_tokens"] == 0 < other.stats()["draft_tokens"]
+
+
+def test_the_stop_that_ended_an_output(target: Target) -> None:
+    engine = target.engine
+    (free,) = engine.submit(SNIPPETS[0], params())
+    while engine.busy:
+        engine.step()
+    middle = free.text[len(free.text) // 2 :][:3]
+    target.start()
+    target.tell(Submit(1, engine.tokenizer.encode(SNIPPETS[0]), params(stop=("never there", middle))))
+    target.tell(Submit(2, engine.tokenizer.encode(SNIPPETS[0]), params(stop_token_ids=(free.token_ids[4],))))
+    heard = target.until(request=1)
+    if not any(d.finish for d in deltas_of(heard, 2)):
+        heard += target.until(request=2)
+    by_text, by_token = whole(deltas_of(heard, 1)), whole(deltas_of(heard, 2))
+    assert by_text.finish is not None and (by_text.finish.reason, by_text.finish.stop) == ("stop", middle)
+    assert by_text.text == free.text[: free.text.find(middle)]
+    assert by_token.finish is not None and by_token.finish.stop == free.token_ids[4]
+
+
+def test_what_cannot_be_served_is_refused_and_harms_nobody(target: Target) -> None:
+    target.start()
+    target.tell(Submit(1, [10_000], params()))
+    target.tell(Submit(2, [5] * 3000, params()))
+    target.tell(Submit(3, [5], params(logit_bias={100_000: 1.0})))
+    target.tell(Submit(4, [5, 6], params()))
+    heard = target.until(request=4)
+    refusals = {message.id: message for message in heard if isinstance(message, Refusal)}
+    assert set(refusals) == {1, 2, 3}
+    assert refusals[1].field == "prompt" and refusals[3].field == "logit_bias"
+    assert refusals[2].field is None and "the model's context allows" in refusals[2].message
+
+
+def test_frames_that_are_no_message_are_dropped(target: Target) -> None:
+    target.start()
+    target.server.send(b"target", b"\xff\x00")
+    target.tell(Submit(1, [5, 6], params()))
+    assert whole(deltas_of(target.until())).finish is not None
+
+
+def test_an_abort_frees_everything_at_once(target: Target) -> None:
+    target.start()
+    target.tell(Submit(1, [5, 6, 7], params(max_tokens=1500, n=2)))
+    target.until(Progress)
+    target.tell(Abort(1))
+    target.tell(Abort(1))
+    target.tell(Submit(2, [5], params(max_tokens=1)))
+    target.until(request=2)
+    scheduler = target.engine.worker.scheduler
+    assert scheduler.pool.num_free == scheduler.pool.capacity
+
+
+def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(engines["off"])
+    runner = target.engine.worker.runner
+    forward, broken = runner.run, [True]
+
+    def break_once(batch: Any) -> Any:
+        if broken.pop() if broken else False:
+            raise RuntimeError("the device is gone")
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "run", break_once)
+    target.tell(Submit(1, [5, 6], params(n=2)))
+    target.start()
+    (failure,) = (m for m in target.until(Failure) if isinstance(m, Failure))
+    assert failure.ids == [1] and "the device is gone" in failure.reason
+    target.tell(Submit(2, [5, 6], params()))
+    assert whole(deltas_of(target.until(request=2), 2)).finish is not None
+    target.close()
+    assert_idle(target.engine)
+
+
+def test_a_device_that_stays_broken_ends_the_process(
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(engines["off"])
+
+    def broken(_: Any) -> Any:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(target.engine.worker.runner, "run", broken)
+    for request in range(target_process.MAX_FAILURES):
+        target.tell(Submit(request + 1, [5, 6], params()))
+        target.service._take(target.channel.receive(1.0)[0])
+        if request < target_process.MAX_FAILURES - 1:
+            target.service._step()
+    with pytest.raises(EngineError, match="the device is gone"):
+        target.service._step()
+    assert_idle(target.engine)
+
+
+def test_a_steps_parts_are_the_whole_of_it() -> None:
+    record = StepRecord(0.0, 1.0, 1.1, 1.3, 1.4, 1.5, 3.5, 4.0, 4.25, 2, 9, 7, 3, 20, 4, 6, 1)
+    report = step_report(record, before=None)
+    assert report.draft == pytest.approx(0.2)
+    assert (report.forward, report.verify) == (2.0, 0.5)
+    assert report.draft + report.forward + report.verify + report.coordination == pytest.approx(3.25)
+    assert step_report(record, before=0.75).coordination == pytest.approx(report.coordination + 0.25)
