@@ -131,9 +131,9 @@ def test_a_full_queue_of_sequences(clock: Clock) -> None:
 def test_a_full_queue_of_tokens(limits: Limits, allowed: int, clock: Clock) -> None:
     gate = Admission(limits, clock)
     tickets = [gate.admit(ANONYMOUS, Demand([10], 40), CAPACITY) for _ in range((CAPACITY.kv_slots + allowed) // 50)]
-    error = refused(gate, ANONYMOUS)
+    error = refused(gate, ANONYMOUS, Demand([1], 0))
     assert error.code == "queue_full"
-    assert str(error) == f"max_queued_tokens: {allowed} tokens wait and 2 more would; {allowed} may"
+    assert str(error) == f"max_queued_tokens: {allowed} tokens wait and 1 more would; {allowed} may"
     tickets[0].release()
     tickets.append(gate.admit(ANONYMOUS, SMALL, CAPACITY))
 
@@ -162,6 +162,16 @@ def test_retry_after_follows_the_rate_of_completions(clock: Clock) -> None:
         running.pop(0).release()
         running.append(gate.admit(ANONYMOUS, SMALL, CAPACITY))
     assert refused(gate, ANONYMOUS).retry_after == 1
+
+
+def test_idle_time_says_nothing_about_the_rate_of_completions(clock: Clock) -> None:
+    gate = Admission(Limits(max_queued_requests=0), clock)
+    for _ in range(100):
+        with gate.admit(ANONYMOUS, SMALL, CAPACITY):
+            clock.now += 5.0
+        clock.now += 1000.0
+    running = [gate.admit(ANONYMOUS, SMALL, CAPACITY) for _ in range(2)]
+    assert refused(gate, ANONYMOUS).retry_after in (4, 5, 6) and len(running) == 2
 
 
 def test_a_ticket_ends_with_its_block_whatever_happens(clock: Clock) -> None:
