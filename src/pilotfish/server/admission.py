@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -53,7 +53,7 @@ class Capacity:
 class Demand:
     """What a request asks for: `n` outputs of each prompt."""
 
-    prompts: Sequence[int]  # tokens of each
+    prompts: tuple[int, ...]  # tokens of each
     max_tokens: int  # of an output
     n: int = 1
 
