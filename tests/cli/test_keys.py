@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from conftest import Run
 
+from pilotfish.server.keys import Client, load_keyring
 from pilotfish.wire.keys import load_allowlist, load_identity, public_key
 
 
@@ -44,8 +46,20 @@ def test_a_key_is_never_replaced(pilotfish: Run) -> None:
         (["new"], "Missing argument"),
         (["show", "nowhere.key"], "file: nowhere.key cannot be read"),
         (["show"], "Missing argument"),
+        (["api", "two words"], "name: 'two words' is not allowed"),
+        (["api"], "Missing argument"),
     ],
 )
 def test_bad_usage_is_one_line(pilotfish: Run, arguments: list[str], message: str) -> None:
     result = pilotfish("keys", *arguments)
     assert result.code == 2 and message in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_a_clients_key_and_its_entry(pilotfish: Run) -> None:
+    made = pilotfish("keys", "api", "search")
+    assert (made.code, made.stderr) == (0, "")
+    (secret,) = re.findall(r"^    (pf-\S+)$", made.stdout, re.MULTILINE)
+    file = Path("keys.toml")
+    file.write_text(made.stdout[made.stdout.index("    [[key]]") :])
+    file.chmod(0o600)
+    assert load_keyring(file=file).client(f"Bearer {secret}") == Client("search")

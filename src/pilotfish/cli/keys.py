@@ -1,9 +1,10 @@
-"""`pilotfish keys`: the keys with which targets and draft pools know each other."""
+"""`pilotfish keys`: the keys with which targets and draft pools know each other, and those of the server's clients."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -25,12 +26,17 @@ If a draft pool has it, each target is told so:
     --draft-pool-key {quoted}
 """
 
-app = typer.Typer(help="Keys between targets and draft pools (docs/security.md).", no_args_is_help=True)
+API_USE = """\
+The secret is for the client alone, and is shown only now:
 
+    {secret}
 
-@app.callback()
-def keys() -> None:
-    """Keys between targets and draft pools (docs/security.md)."""
+The file of the server (--api-keys FILE, mode 0600) needs this entry:
+
+{entry}"""
+HELP = "Keys between targets and draft pools, and of the server's clients (docs/security.md)."
+
+app = typer.Typer(help=HELP, no_args_is_help=True)
 
 
 @app.command()
@@ -51,3 +57,12 @@ def show(file: Annotated[Path, typer.Argument(help="A key file.")]) -> None:
     from pilotfish.wire.keys import load_identity
 
     sys.stdout.write(load_identity("file", file).public + "\n")
+
+
+@app.command()
+def api(name: Annotated[str, typer.Argument(help="Whose key it is, in logs and metrics.")]) -> None:
+    """Make a key of a client of the server; print its secret and its entry in the server's file."""
+    from pilotfish.server.keys import file_entry, new_secret
+
+    secret = new_secret()
+    sys.stdout.write(API_USE.format(secret=secret, entry=textwrap.indent(file_entry(name, secret), "    ")))

@@ -69,14 +69,24 @@ def _tcp(field: str, text: str) -> tuple[str, str]:
     return match["v6"] or match["host"], port
 
 
+def is_loopback(field: str, host: str) -> bool:
+    """Whether nobody but this host reaches any of a host's addresses; ParameterError for one that has none."""
+    return _loopback([address for _, address in _addresses(field, host, host)])
+
+
 def _resolved(field: str, text: str, host: str) -> tuple[socket.AddressFamily, list[str]]:
     """A host's addresses of one family: of IPv4 where it has any."""
+    found = _addresses(field, text, host)
+    family = min(family for family, _ in found)  # AF_INET is less than AF_INET6
+    return family, [address for of, address in found if of == family]
+
+
+def _addresses(field: str, text: str, host: str) -> list[tuple[socket.AddressFamily, str]]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ParameterError(field, text, f"a host that can be resolved, which {host} cannot") from error
-    family = min(info[0] for info in found)  # AF_INET is less than AF_INET6
-    return family, [str(info[4][0]) for info in found if info[0] == family]
+    return [(info[0], str(info[4][0])) for info in found]
 
 
 def _loopback(addresses: list[str]) -> bool:

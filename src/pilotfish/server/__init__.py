@@ -1,0 +1,1 @@
+"""HTTP: requests and text in OpenAI's format; never tensors."""

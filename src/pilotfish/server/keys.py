@@ -1,0 +1,229 @@
+"""Who may use the server: API keys, in options, in the environment, or in a file.
+
+A file in TOML names each key's owner and may bound what the owner gets:
+
+    [[key]]
+    name = "search"                # in logs and metrics
+    sha256 = "<64 hex digits>"     # of the secret; or: secret = "…"
+    cache_salt = "search"          # of all its requests
+    requests_per_minute = 600
+    tokens_per_minute = 200_000    # of prompts and outputs
+    max_concurrency = 32           # requests
+
+`pilotfish keys api NAME` makes a secret and its entry. No message, log or repr shows a secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pilotfish.errors import ParameterError
+from pilotfish.wire.endpoints import is_loopback
+
+#: Where `pilotfish serve` looks for secrets, joined by commas, beside its options.
+ENVIRONMENT = "PILOTFISH_API_KEY"
+#: Bytes of a file of keys.
+MAX_FILE = 1 << 20
+MAX_LIMIT = 10**9
+SECRET = "16 to 512 printable ASCII characters, no spaces"
+_SECRET = re.compile(r"[\x21-\x7e]{16,512}")
+_NAME = re.compile(r"[A-Za-z0-9_.@:/+-]{1,64}")
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_BEARER = re.compile(r"bearer +(?P<secret>.+)", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Client:
+    """Whose requests they are, and what bounds them. None: nothing does."""
+
+    name: str
+    cache_salt: str | None = field(default=None, repr=False)
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and outputs
+    max_concurrency: int | None = None  # requests
+
+
+#: Everybody, where there are no keys.
+ANONYMOUS = Client("anonymous")
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")
+_FIELDS = ("name", "secret", "sha256", *(option.name for option in fields(Client)[1:]))
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """The SHA-256 of a secret, and who has it."""
+
+    digest: bytes = field(repr=False)  # [32]
+    client: Client
+
+
+class Keyring:
+    """The keys that are let in. Its length is their number; without any, everybody is ANONYMOUS."""
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        """ParameterError for two keys of one name or one secret."""
+        self._keys = tuple(keys)
+        names: set[str] = set()
+        owners: dict[bytes, str] = {}
+        for key in keys:
+            name = key.client.name
+            if name in names:
+                raise ParameterError("api_keys", name, "a name for each key that no other has")
+            if key.digest in owners:
+                raise ParameterError("api_keys", name, f"a secret of its own, not that of {owners[key.digest]!r}")
+            names.add(name)
+            owners[key.digest] = name
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def client(self, authorization: str | None) -> Client | None:
+        """Who sent this `Authorization` header, `Bearer SECRET`; None for nobody that is known.
+
+        Every key is compared, over digests, so that the time tells neither which one matches nor how much of it."""
+        if not self._keys:
+            return ANONYMOUS
+        bearer = _BEARER.fullmatch((authorization or "").strip())
+        if bearer is None:
+            return None
+        given, found = _digest(bearer["secret"]), None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, given):
+                found = key.client
+        return found
+
+
+def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path | None = None) -> Keyring:
+    """From `--api-key`s, the value of PILOTFISH_API_KEY and a file, together. ParameterError for what is wrong.
+
+    Keys without a file are named key-1, key-2, …: the options' first, then the environment's."""
+    given = [("api_key", secret) for secret in options]
+    given += [(ENVIRONMENT, secret.strip()) for secret in environment.split(",")] if environment else []
+    plain = [
+        ApiKey(_checked_secret(where, secret), Client(f"key-{number}"))
+        for number, (where, secret) in enumerate(given, 1)
+    ]
+    return Keyring(plain + (load_file(file) if file is not None else []))
+
+
+def load_file(path: Path) -> list[ApiKey]:
+    """The keys in a TOML file. ParameterError, with the number of the key, for what is wrong."""
+    document = _document(path)
+    tables = document.get("key")
+    if document.keys() != {"key"} or not isinstance(tables, list):
+        raise ParameterError("api_keys", str(path), "tables [[key]], and nothing beside them")
+    return [_api_key(f"api_keys: {path}, key {number}", table) for number, table in enumerate(tables, 1)]
+
+
+def new_secret() -> str:
+    """256 random bits."""
+    return f"pf-{secrets.token_urlsafe(32)}"
+
+
+def file_entry(name: str, secret: str) -> str:
+    """A key's entry in a file, without the secret itself. ParameterError for a name that no key can have."""
+    return f'[[key]]\nname = "{_checked_name("name", name)}"\nsha256 = "{_digest(secret).hex()}"\n'
+
+
+def refuse_open(host: str, keys: Keyring, allow_anonymous: bool) -> None:
+    """ParameterError for a server that other hosts reach and that lets everybody in, unless that is meant."""
+    if allow_anonymous and keys:
+        raise ParameterError(
+            "allow_anonymous", True, "no API keys with it: where there are some, every client needs one"
+        )
+    if not (is_loopback("host", host) or keys or allow_anonymous):
+        allowed = "a loopback address; others need --api-key, --api-keys or --allow-anonymous"
+        raise ParameterError("host", host, allowed)
+
+
+class _Hidden:
+    """Stands for a secret in a message."""
+
+    def __init__(self, secret: object) -> None:
+        self._length = len(str(secret))
+
+    def __repr__(self) -> str:
+        return f"({self._length} characters, not shown)"
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A file's TOML. What is wrong with it is told by its place: its text may hold secrets."""
+    text = _private_text(path)
+    try:
+        return tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        place = re.search(r"at line \d+, column \d+|at end of document", str(error))
+        raise ParameterError("api_keys", str(path), f"TOML{f', not so {place[0]}' if place else ''}") from None
+
+
+def _private_text(path: Path) -> bytes:
+    """The bytes of a file that nobody but its owner can read or write."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise ParameterError("api_keys", str(path), f"a file that can be read ({error.strerror})") from error
+    if mode & 0o077:
+        raise ParameterError("api_keys", str(path), "a file for its owner alone: mode 0600, as from `chmod 600`")
+    if len(text) > MAX_FILE:
+        raise ParameterError("api_keys", str(path), f"a file of at most {MAX_FILE} bytes")
+    return text
+
+
+def _api_key(where: str, table: object) -> ApiKey:
+    """The key that a table describes."""
+    if not isinstance(table, dict):
+        raise ParameterError(where, type(table).__name__, "a table, [[key]]")
+    for name in table:
+        if name not in _FIELDS:
+            raise ParameterError(f"{where}, field", name, f"one of {', '.join(_FIELDS)}")
+    name, salt = _checked_name(f"{where}, name", table.get("name")), table.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= 256):
+        raise ParameterError(f"{where}, cache_salt", _Hidden(salt), "1 to 256 characters")
+    limits = {limit: _checked_limit(f"{where}, {limit}", table[limit]) for limit in _LIMITS if limit in table}
+    return ApiKey(_table_digest(where, table), Client(name, salt, **limits))
+
+
+def _table_digest(where: str, table: Mapping[str, object]) -> bytes:
+    if ("secret" in table) == ("sha256" in table):
+        given = [option for option in ("secret", "sha256") if option in table]
+        raise ParameterError(where, given, "either `secret` or `sha256`")
+    if "secret" in table:
+        return _checked_secret(f"{where}, secret", table["secret"])
+    text = table["sha256"]
+    if not (isinstance(text, str) and _SHA256.fullmatch(text)):
+        raise ParameterError(f"{where}, sha256", _Hidden(text), "64 hex digits, as `pilotfish keys api` prints them")
+    return bytes.fromhex(text)
+
+
+def _checked_secret(where: str, secret: object) -> bytes:
+    """The digest of a secret that can stand in a header and is not too short."""
+    if not (isinstance(secret, str) and _SECRET.fullmatch(secret)):
+        raise ParameterError(where, _Hidden(secret), SECRET)
+    return _digest(secret)
+
+
+def _checked_name(where: str, name: object) -> str:
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise ParameterError(where, name, "1 to 64 of the letters a to z and A to Z, digits and _.@:/+-")
+    return name
+
+
+def _checked_limit(where: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LIMIT:
+        raise ParameterError(where, value, f"an integer 1 to {MAX_LIMIT}")
+    return value
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()

@@ -1,0 +1,272 @@
+"""API keys: who is let in, which files are refused, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.errors import ParameterError
+from pilotfish.server import keys
+from pilotfish.server.keys import (
+    ANONYMOUS,
+    Client,
+    Keyring,
+    file_entry,
+    load_file,
+    load_keyring,
+    new_secret,
+    refuse_open,
+)
+
+ONE, TWO, THREE = (f"pf-{letter * 30}" for letter in "abc")
+SHA256 = hashlib.sha256(TWO.encode()).hexdigest()
+FILE = f"""
+[[key]]
+name = "search"
+secret = "{ONE}"
+cache_salt = "salty-salt"
+requests_per_minute = 600
+tokens_per_minute = 200_000
+max_concurrency = 32
+
+[[key]]
+name = "team@chat/1"
+sha256 = "{SHA256.upper()}"
+"""
+SEARCH = Client("search", "salty-salt", 600, 200_000, 32)
+Write = Callable[[str | bytes], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Into a file that only its owner reads."""
+
+    def written(text: str | bytes) -> Path:
+        path = tmp_path / "keys.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        path.chmod(0o600)
+        return path
+
+    return written
+
+
+def refusal(load: Callable[[], object]) -> str:
+    """The line with which keys are refused; it shows no secret."""
+    with pytest.raises(ParameterError) as caught:
+        load()
+    line = str(caught.value)
+    assert "\n" not in line and not any(secret in line for secret in (ONE, TWO, THREE, SHA256))
+    return line
+
+
+def test_without_keys_everybody_is_anonymous() -> None:
+    assert len(load_keyring()) == 0
+    for header in (None, "", f"Bearer {ONE}", "nonsense"):
+        assert load_keyring().client(header) == ANONYMOUS
+
+
+def test_keys_of_a_file(write: Write) -> None:
+    ring = load_keyring(file=write(FILE))
+    assert len(ring) == 2
+    assert ring.client(f"Bearer {ONE}") == SEARCH
+    assert ring.client(f"Bearer {TWO}") == Client("team@chat/1")
+
+
+def test_keys_from_everywhere_come_together(write: Write) -> None:
+    ring = load_keyring(["option" * 3], f"{THREE}, environment-secret", write(FILE))
+    given = ["option" * 3, THREE, "environment-secret", ONE, TWO]
+    assert [ring.client(f"Bearer {secret}").name for secret in given] == [  # type: ignore[union-attr]
+        "key-1",
+        "key-2",
+        "key-3",
+        "search",
+        "team@chat/1",
+    ]
+
+
+@pytest.mark.parametrize("header", [f"bearer {ONE}", f"BEARER   {ONE}", f" Bearer {ONE} "])
+def test_headers_that_are_understood(header: str) -> None:
+    assert load_keyring([ONE]).client(header) == Client("key-1")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(None, "", "Bearer", "Bearer ", "Bearer \n", "Bearer \udcff", "Bearer é"),
+        *(ONE, f"Basic {ONE}", f"Bearer{ONE}", f"Bearer {ONE}x", f"Bearer {ONE[:-1]}", f"Bearer {ONE} {ONE}"),
+        *(f"Bearer {ONE.upper()}", f"Bearer {TWO}"),
+    ],
+)
+def test_headers_that_let_nobody_in(header: str | None) -> None:
+    assert load_keyring([ONE, THREE]).client(header) is None
+
+
+@given(st.text())
+def test_nobody_comes_in_with_anything_else(text: str) -> None:
+    ring = load_keyring([ONE])
+    assert ring.client(text) is None and ring.client(f"Bearer {text}") is None
+
+
+@pytest.mark.parametrize("secret", [ONE, TWO, THREE, "unknown"])
+def test_all_digests_are_compared_whichever_matches(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = load_keyring([ONE, TWO, THREE])
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare_digest(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return hmac.compare_digest(a, b)
+
+    monkeypatch.setattr(keys, "hmac", type("hmac", (), {"compare_digest": staticmethod(compare_digest)}))
+    found = ring.client(f"Bearer {secret}")
+    digests = [hashlib.sha256(text.encode()).digest() for text in (ONE, TWO, THREE)]
+    assert compared == [(digest, hashlib.sha256(secret.encode()).digest()) for digest in digests]
+    assert (found is None) == (secret == "unknown")
+
+
+def test_no_repr_shows_a_secret(write: Write) -> None:
+    ring, loaded = load_keyring([THREE]), load_file(write(FILE))
+    shown = repr((ring, vars(ring), loaded, ring.client(f"Bearer {THREE}")))
+    digests = [hashlib.sha256(secret.encode()).digest() for secret in (ONE, TWO, THREE)]
+    assert not any(secret in shown for secret in (ONE, TWO, THREE, SHA256, "salty-salt"))
+    assert not any(repr(digest)[2:-1] in shown for digest in digests)
+
+
+@pytest.mark.parametrize(
+    "secret", ["", "short", "x" * 15, "x" * 513, "spaces in a secret", "ein Geheimnis: Käse", "x" * 16 + "\n"]
+)
+def test_secrets_that_are_refused(secret: str, write: Write) -> None:
+    line = refusal(lambda: load_keyring([secret]))
+    assert line.startswith(
+        f"api_key: ({len(secret)} characters, not shown) is not allowed; expected 16 to 512 printable"
+    )
+    assert secret == "" or secret not in line
+    if "," not in secret and secret.strip() == secret and secret:
+        assert refusal(lambda: load_keyring([], f"{ONE},{secret}")).startswith("PILOTFISH_API_KEY: (")
+        assert "key 1, secret: (" in refusal(lambda: load_file(write(f'[[key]]\nname = "a"\nsecret = "{secret}"')))
+
+
+def test_an_empty_place_in_the_environment_is_refused() -> None:
+    assert "(0 characters, not shown)" in refusal(lambda: load_keyring([], f"{ONE},"))
+
+
+def key(**options: object) -> str:
+    """A table with a name and a secret, and with `options` instead, as TOML."""
+    texts = {"name": '"a"', "secret": f'"{ONE}"'} | {name: str(option) for name, option in options.items()}
+    return "[[key]]\n" + "".join(f"{name} = {text}\n" for name, text in texts.items() if text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected tables [[key]], and nothing beside them"),
+        ("key = 3", "expected tables [[key]]"),
+        (key() + "[other]", "expected tables [[key]], and nothing beside them"),
+        (f'key = ["{ONE}"]', "key 1: 'str' is not allowed; expected a table"),
+        (
+            key(requests_per_hour=3),
+            "key 1, field: 'requests_per_hour' is not allowed; expected one of name, secret, sha256",
+        ),
+        (key(name=""), "key 1, name: None is not allowed; expected 1 to 64"),
+        (key(name='""'), "key 1, name: '' is not allowed"),
+        (key(name="7"), "key 1, name: 7 is not allowed"),
+        (key(name='"a\\nb"'), r"key 1, name: 'a\nb' is not allowed"),
+        (key(name='"' + "x" * 65 + '"'), "key 1, name: 'xxx"),
+        (key(secret=""), "key 1: [] is not allowed; expected either `secret` or `sha256`"),
+        (key(sha256=f'"{SHA256}"'), "key 1: ['secret', 'sha256'] is not allowed"),
+        (key(secret="1234567890123456"), "key 1, secret: (16 characters, not shown) is not allowed"),
+        (
+            key(secret="", sha256=f'"{SHA256}0"'),
+            "key 1, sha256: (65 characters, not shown) is not allowed; expected 64",
+        ),
+        (key(secret="", sha256="12"), "key 1, sha256: (2 characters, not shown)"),
+        (key(cache_salt='""'), "key 1, cache_salt: (0 characters, not shown)"),
+        (key(cache_salt="7"), "key 1, cache_salt: (1 characters, not shown)"),
+        (key(requests_per_minute="0"), "key 1, requests_per_minute: 0 is not allowed; expected an integer 1 to"),
+        (key(requests_per_minute="1.5"), "key 1, requests_per_minute: 1.5 is not allowed"),
+        (key(tokens_per_minute="true"), "key 1, tokens_per_minute: True is not allowed"),
+        (key(tokens_per_minute="nan"), "key 1, tokens_per_minute: nan is not allowed"),
+        (key(max_concurrency='"many"'), "key 1, max_concurrency: 'many' is not allowed"),
+        (key(max_concurrency="-1"), "key 1, max_concurrency: -1 is not allowed"),
+        (key() + key(name='"b"', max_concurrency="0"), "key 2, max_concurrency: 0 is not allowed"),
+        (
+            key() + key(secret=f'"{TWO}"'),
+            "api_keys: 'a' is not allowed; expected a name for each key that no other has",
+        ),
+        (key() + key(name='"b"'), "api_keys: 'b' is not allowed; expected a secret of its own, not that of 'a'"),
+        (f'[[key]]\nname = "a"\nsecret = {ONE}', "expected TOML, not so at line 3, column 10"),
+        (f'[[key]]\nname = "a"\nsecret = "{ONE}', "expected TOML, not so at end of document"),
+        (f"[[key]]\nname = 'a'\nsecret = '{ONE}'\nsecret = '{ONE}'", "expected TOML, not so at end of document"),
+        (b"\xff\xfe", "expected TOML"),
+        ("key = " + "[" * 10_000, "expected TOML"),
+        (f"key = {'9' * 5000}", "expected TOML"),
+        ("#" * (keys.MAX_FILE + 1), "expected a file of at most"),
+    ],
+)
+def test_files_that_are_refused(text: str | bytes, message: str, write: Write) -> None:
+    line = refusal(lambda: load_keyring(file=write(text)))
+    assert line.startswith("api_keys: ") and message in line
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o777])
+def test_a_file_that_others_can_read_or_write_is_refused(mode: int, write: Write) -> None:
+    path = write(FILE)
+    path.chmod(mode)
+    assert "mode 0600" in refusal(lambda: load_file(path))
+
+
+def test_no_file_and_no_file_at_all(tmp_path: Path) -> None:
+    assert "No such file" in refusal(lambda: load_file(tmp_path / "nowhere"))
+    assert "Is a directory" in refusal(lambda: load_file(tmp_path))
+
+
+def test_the_same_secret_in_an_option_and_in_a_file(write: Write) -> None:
+    message = "'team@chat/1' is not allowed; expected a secret of its own, not that of 'key-1'"
+    assert message in refusal(lambda: load_keyring([TWO], "", write(FILE)))
+
+
+def test_a_new_secret_and_its_entry(write: Write) -> None:
+    secret = new_secret()
+    assert secret != new_secret() and len(secret) >= 43
+    entry = file_entry("search", secret)
+    assert secret not in entry
+    assert load_keyring(file=write(entry)).client(f"Bearer {secret}") == Client("search")
+
+
+@pytest.mark.parametrize("name", ["", 'a"b', "a b", "x" * 65])
+def test_names_that_no_key_can_have(name: str) -> None:
+    assert refusal(lambda: file_entry(name, ONE)).startswith("name: ")
+
+
+SOME = load_keyring([ONE])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
+@pytest.mark.parametrize("ring", [SOME, Keyring([])])
+def test_loopback_may_be_open(host: str, ring: Keyring) -> None:
+    refuse_open(host, ring, False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1"])
+def test_other_hosts_need_keys_or_intent(host: str) -> None:
+    line = refusal(lambda: refuse_open(host, Keyring([]), False))
+    assert line == (
+        f"host: {host!r} is not allowed; expected a loopback address; "
+        "others need --api-key, --api-keys or --allow-anonymous"
+    )
+    refuse_open(host, SOME, False)
+    refuse_open(host, Keyring([]), True)
+
+
+def test_keys_and_anonymous_clients_exclude_each_other() -> None:
+    assert refusal(lambda: refuse_open("127.0.0.1", SOME, True)).startswith("allow_anonymous: True is not allowed")
+
+
+@pytest.mark.parametrize("host", ["", "*", "no-such-host.invalid", "x" * 64])
+def test_hosts_that_are_none(host: str) -> None:
+    assert "a host that can be resolved" in refusal(lambda: refuse_open(host, Keyring([]), False))
