@@ -117,7 +117,7 @@ class Admission:
         self.slots = 0  # that they can come to need
         self.idle = asyncio.Event()  # set while there are none
         self.idle.set()
-        self._closed = False
+        self.closed = False
         self._clock = clock
         self._accounts: dict[Client, _Account] = {}
         self._completions = Completions(clock())
@@ -127,7 +127,7 @@ class Admission:
         what the client's rate can never allow."""
         now = self._clock()
         account = self._account(client, now)
-        if self._closed:
+        if self.closed:
             seconds = self._completions.seconds(self.sequences, now)
             message = "draining: the server ends once its requests have; another one may follow it"
             raise AdmissionError(HTTPStatus.SERVICE_UNAVAILABLE, "draining", message, seconds)
@@ -138,7 +138,7 @@ class Admission:
 
     def close(self) -> None:
         """Let nobody in any more; `idle` tells when those inside have ended."""
-        self._closed = True
+        self.closed = True
 
     def _account(self, client: Client, now: float) -> _Account:
         if client not in self._accounts:
