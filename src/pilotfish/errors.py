@@ -8,6 +8,7 @@
     │   └── ModelError                   weights, architecture or tokenizer that cannot be served
     ├── WireError                        a frame from another process that is no message: dropped and counted
     └── EngineError (also RuntimeError)  the engine itself failed: CLI exit code 1
+        └── TargetUnavailable            the target is not there for now: it starts, or it died
 
 Messages are one line: the field, the value, and what is allowed.
 """
@@ -59,6 +60,10 @@ class WireError(PilotfishError):
 
 class EngineError(PilotfishError, RuntimeError):
     """The engine failed in a way that no input explains."""
+
+
+class TargetUnavailable(EngineError):
+    """The target cannot serve now; later it may."""
 
 
 def refuse_unknown(cls: type[Options]) -> type[Options]:
