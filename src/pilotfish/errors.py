@@ -62,7 +62,7 @@ class EngineError(PilotfishError, RuntimeError):
     """The engine failed in a way that no input explains."""
 
 
-class TargetUnavailable(EngineError):
+class TargetUnavailable(EngineError):  # noqa: N818  # says what is the matter, as the others do
     """The target cannot serve now; later it may."""
 
 

@@ -108,9 +108,7 @@ def zip_longest(each: list[list[Delta]]) -> Iterable[list[Delta]]:
         yield [of[step] for of in each if step < len(of)]
 
 
-def deltas(
-    tokenizer: Any, index: int, text: str, submitted: Submitted, end: Finish, at_a_time: int
-) -> Iterable[Delta]:
+def deltas(tokenizer: Any, index: int, text: str, submitted: Submitted, end: Finish, at_a_time: int) -> Iterable[Delta]:
     tokens, params = tokenizer.encode(text, add_special_tokens=False), submitted.params
     stream = TextStream(tokenizer, ())
     for start in range(0, len(tokens), at_a_time):

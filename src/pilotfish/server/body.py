@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from pilotfish.core.sampling_params import is_text
 from pilotfish.server.failures import ClientGone, HttpError, bad, short
 from pilotfish.server.requests import ALLOWED, HARMLESS, UNSUPPORTED
 
@@ -17,6 +16,15 @@ Parsed = TypeVar("Parsed")
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 #: How msgspec says where: `$.messages[0].role`; a key of a mapping is […].
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
+
+_KINDS = {
+    "str": "text",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
 
 
 async def read(request: Request, kind: type[Parsed], limit: int) -> Parsed:
@@ -51,7 +59,6 @@ def _too_large(limit: int) -> HttpError:
 def parse(body: bytes, kind: type[Parsed]) -> Parsed:
     """HttpError 400 naming the first field that cannot be."""
     fields = _object(body)
-    _refuse_surrogates(fields)
     known = _supported(fields, kind)
     try:
         return msgspec.convert(known, kind)
@@ -65,28 +72,16 @@ def _object(body: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise HttpError(400, "body: it is nested too deep") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise HttpError(400, f"body: it is not JSON in UTF-8: {error}") from error
+        raise HttpError(
+            400, f"body: it is not JSON in UTF-8, without NaN, infinity and lone surrogates: {error}"
+        ) from error
     if not isinstance(fields, dict):
         raise HttpError(400, f"body: {short(fields)} is not allowed; expected an object")
     return fields
 
 
-def _refuse_surrogates(fields: dict[str, Any]) -> None:
-    """Half a surrogate pair, which JSON can spell, is no text."""
-    waiting: list[tuple[str, Any]] = list(fields.items())
-    while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, str):
-            if not is_text(value):
-                raise HttpError(400, f"{name}: an unpaired surrogate is not allowed; expected text", param=name)
-        elif isinstance(value, dict):
-            waiting.extend((name, part) for item in value.items() for part in item)
-        elif isinstance(value, list) and not (value and type(value[0]) is int):
-            waiting.extend((name, part) for part in value)
-
-
 def _supported(fields: dict[str, Any], kind: type) -> dict[str, Any]:
-    """The fields that `kind` has; HttpError for any other that would change something."""
+    """The fields that `kind` has and that are not null; HttpError for any other that would change something."""
     names = {field.encode_name for field in msgspec.structs.fields(kind)}
     for name, value in fields.items():
         if name in names or (name in UNSUPPORTED and value in UNSUPPORTED[name]):
@@ -94,7 +89,7 @@ def _supported(fields: dict[str, Any], kind: type) -> dict[str, Any]:
         if name in UNSUPPORTED:
             raise HttpError(400, f"{name}: {short(value)} is not supported; leave it out", param=name)
         raise HttpError(400, f"{name}: there is no such parameter", param=name)
-    return {name: value for name, value in fields.items() if name in names and name not in HARMLESS}
+    return {name: value for name, value in fields.items() if name in names - HARMLESS and value is not None}
 
 
 def _named(message: str, fields: dict[str, Any]) -> HttpError:
@@ -107,8 +102,13 @@ def _named(message: str, fields: dict[str, Any]) -> HttpError:
         field = f"{path}.{found[1]}" if path else found[1]
         reason = "there is no such parameter" if "unknown" in what else "it is missing"
         return HttpError(400, f"{field}: {reason}", param=field)
-    allowed = ALLOWED.get(name) or what.split(", got")[0].removeprefix("Expected ").replace("`", "")
-    return bad(path or "body", _at(fields, path), allowed)
+    return bad(path or "body", _at(fields, path), ALLOWED.get(name) or _plain(what))
+
+
+def _plain(what: str) -> str:
+    """`Expected `str | array | null`, got `int`` in JSON's words."""
+    kinds = what.split(", got")[0].removeprefix("Expected ").replace("`", "").split(" | ")
+    return " or ".join(_KINDS.get(kind, kind) for kind in kinds if kind != "null" or len(kinds) == 1)
 
 
 def _at(value: Any, path: str) -> Any:

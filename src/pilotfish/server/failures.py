@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
@@ -14,6 +15,10 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 400
 RETRY_AFTER = {"retry-after": "1"}
+
+_repr = reprlib.Repr()  # neither deep nor long, whatever the value
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+_repr.maxlevel = 2
 
 
 class HttpError(Exception):
@@ -49,8 +54,7 @@ def one_line(message: str) -> str:
 
 def short(value: object) -> str:
     """A value as a message quotes it."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:59] + "…"
+    return _repr.repr(value)
 
 
 def bad(field: str, value: object, allowed: str, code: str | None = None) -> HttpError:

@@ -69,9 +69,9 @@ def plan_of(service: Service, caller: Caller, asked: GenerationRequest, model: s
         prompt_logprobs=asked.prompt_logprobs is not None,
         echo=isinstance(asked, CompletionRequest) and bool(asked.echo),
         only_echo=only_echo(asked),
-        detail=speculation.detail,
-        usage=options.include_usage,
-        continuous_usage=options.continuous_usage_stats,
+        detail=bool(speculation.detail),
+        usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
     )
 
 

@@ -68,7 +68,7 @@ def sampling_params(
         _check_best_of(request)
         if request.echo and logprobs is not None:
             values["prompt_logprobs"] = max(logprobs, request.prompt_logprobs or 0)
-    if (request.n or 1) > config.max_n:
+    if request.n is not None and not 1 <= request.n <= config.max_n:
         raise bad("n", request.n, f"an integer 1 to {config.max_n}")
     values["max_tokens"] = max_tokens(request, defaults.get("max_tokens"), room, config.default_max_tokens)
     return SamplingParams(**values)

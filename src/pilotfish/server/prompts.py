@@ -72,7 +72,7 @@ def _each(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     kinds = {type(part) for part in prompt}
     if kinds == {int}:
         return [cast(list[int], prompt)]
-    if len(kinds) > 1:
+    if int in kinds:
         raise bad("prompt", prompt, "a text, a list of tokens, or a list of either")
     return cast(list[str | list[int]], prompt)
 

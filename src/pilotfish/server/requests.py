@@ -50,7 +50,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "priority": (None, 0),
 }
 #: Fields that are about the client's bookkeeping, not about the output; whatever they hold.
-HARMLESS = ("user", "metadata", "parallel_tool_calls", "safety_identifier", "prompt_cache_key")
+HARMLESS = {"user", "metadata", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
 #: What may stand where msgspec does not say it.
 ALLOWED = {
     "role": "system, developer, user or assistant",
@@ -66,12 +66,12 @@ class Speculation(Struct, forbid_unknown_fields=True):
     mode: Mode | None = None  # off, or the server's own
     max_nodes: int | None = None  # of a tree
     metrics: MetricsLevel | None = None
-    detail: bool = False  # each event of a stream says what was speculated
+    detail: bool | None = None  # each event of a stream says what was speculated
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
