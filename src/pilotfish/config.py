@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from pilotfish.core.sampling_params import MAX_SAMPLES
 from pilotfish.errors import ParameterError, refuse_unknown
 from pilotfish.plan.pace import Paces
 
@@ -15,6 +16,7 @@ BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
+MetricsLevel = Literal["none", "summary", "detailed"]
 
 
 def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
@@ -195,3 +197,50 @@ class DraftConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
                 raise ParameterError(field, value, f"an integer 1 to {high}")
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """How a target is served over HTTP.
+
+    It answers to any of `served_model_name`; none: to the target's own name. A body has at most `max_body_bytes`, a
+    request at most `max_prompts` prompts and `max_n` outputs of each. One that gives no limit gets
+    `default_max_tokens` tokens (0: what the context leaves). It is ended after `request_timeout` seconds, and once its
+    reader takes nothing for `write_timeout` seconds. `metrics` is what a response says about its speculation unless
+    the request asks for more.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: tuple[str, ...] = ()
+    max_body_bytes: int = 4 << 20
+    max_prompts: int = 64
+    max_n: int = 16
+    default_max_tokens: int = 0
+    request_timeout: float = 600.0
+    write_timeout: float = 30.0
+    metrics: MetricsLevel = "none"
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("port", 0, 65535),
+            ("max_body_bytes", 1024, 1 << 30),
+            ("max_prompts", 1, 1 << 12),
+            ("max_n", 1, MAX_SAMPLES),
+            ("default_max_tokens", 0, 1 << 31),
+        )
+        for field, low, high in limits:
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise ParameterError(field, value, f"an integer {low} to {high}")
+        for field in ("request_timeout", "write_timeout"):
+            value = getattr(self, field)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 86400:
+                raise ParameterError(field, value, "a number of seconds, more than 0 and at most 86400")
+        if self.metrics not in get_args(MetricsLevel):
+            raise ParameterError("metrics", self.metrics, " or ".join(get_args(MetricsLevel)))
+        if not self.host:
+            raise ParameterError("host", self.host, "a host name or address")
+        if not all(self.served_model_name):
+            raise ParameterError("served_model_name", self.served_model_name, "names of at least one character")

@@ -1,1 +1,4 @@
-"""HTTP: requests and text in OpenAI's format; never tensors."""
+"""OpenAI's HTTP API over an engine: knows requests and text, never tensors.
+
+body ─► requests ─► prompts, params ─► Gate ─► Generation ─► choices ─► answers (JSON) or events (SSE)
+"""

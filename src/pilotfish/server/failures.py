@@ -1,0 +1,84 @@
+"""Every answer that is no success: its status, and OpenAI's body."""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from collections.abc import Mapping
+
+from starlette.exceptions import HTTPException
+
+from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
+from pilotfish.server.answers import ErrorBody, ErrorDetail
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE = 400
+RETRY_AFTER = {"retry-after": "1"}
+
+_repr = reprlib.Repr()  # neither deep nor long, whatever the value
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+_repr.maxlevel = 2
+
+
+class HttpError(Exception):
+    """Ends a request with a status and one line."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(one_line(message))
+        self.status, self.kind, self.param, self.code = status, kind, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> ErrorBody:
+        return ErrorBody(ErrorDetail(str(self), self.kind, self.param, self.code))
+
+
+class ClientGone(Exception):  # noqa: N818  # not an error: an end
+    """Nobody waits for the answer."""
+
+
+def one_line(message: str) -> str:
+    """Without line ends; of a long one its two ends, where the field and what is allowed stand."""
+    line = " ".join(message.encode("utf-8", "replace").decode().split())
+    return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} … {line[-MAX_MESSAGE // 2 :]}"
+
+
+def short(value: object) -> str:
+    """A value as a message quotes it."""
+    return _repr.repr(value)
+
+
+def bad(field: str, value: object, allowed: str, code: str | None = None) -> HttpError:
+    """400 for a value that is not allowed."""
+    return HttpError(400, f"{field}: {short(value)} is not allowed; expected {allowed}", param=field, code=code)
+
+
+def late(seconds: float) -> HttpError:
+    """504 for a request that took too long."""
+    return HttpError(504, f"timeout: the request took more than {seconds:g} s", "timeout", "timeout")
+
+
+def http_error(error: Exception) -> HttpError:
+    """What to answer when a request ended with `error`. One that nobody foresaw is logged."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, InputError):
+        return HttpError(400, str(error), param=error.field if isinstance(error, ParameterError) else None)
+    if isinstance(error, TargetUnavailable):
+        return HttpError(503, str(error), "service_unavailable", headers=RETRY_AFTER)
+    if isinstance(error, HTTPException):
+        return HttpError(error.status_code, error.detail, headers=error.headers)
+    if isinstance(error, EngineError):
+        logger.error("%s", error)
+        return HttpError(500, str(error), "internal_error")
+    logger.error("a request ended with an error that nobody foresaw", exc_info=error)
+    return HttpError(500, "internal error; the server's log says more", "internal_error")

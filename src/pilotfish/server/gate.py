@@ -1,0 +1,76 @@
+"""Who may come in, and when: what the routes ask for before they ask the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.server.engine import Update
+
+
+class Caller(Protocol):
+    """Who sent a request."""
+
+    @property
+    def cache_salt(self) -> str | None:
+        """Of the caller's key; None where the request may name its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a request would take: `params.n` outputs of each prompt."""
+
+    request_id: str
+    prompts: tuple[int, ...]  # tokens of each
+    params: SamplingParams
+    chat: bool
+    stream: bool
+
+
+class Ticket(Protocol):
+    """A request that was let in."""
+
+    def update(self, update: Update) -> None:
+        """Called with all that comes of it."""
+        ...
+
+    def close(self, used_tokens: int, error: Exception | None) -> None:
+        """It is over, well or not; asyncio.CancelledError's place is taken by ClientGone. Called once."""
+        ...
+
+
+class Gate(Protocol):
+    """Both raise HttpError for whom they turn away."""
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """Before the body is read: 401."""
+        ...
+
+    def admit(self, caller: Caller, demand: Demand) -> Ticket:
+        """Once the request is known to be sound: 429, 503."""
+        ...
+
+
+class Anyone:
+    """The caller of an open server; also the ticket it gets."""
+
+    cache_salt: str | None = None
+
+    def update(self, update: Update) -> None:
+        """Nothing is counted."""
+
+    def close(self, used_tokens: int, error: Exception | None) -> None:
+        """Nothing is held."""
+
+
+class OpenGate:
+    """Lets everybody in."""
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:  # noqa: ARG002
+        return Anyone()
+
+    def admit(self, caller: Caller, demand: Demand) -> Ticket:  # noqa: ARG002
+        return Anyone()

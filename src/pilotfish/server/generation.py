@@ -1,0 +1,97 @@
+"""/v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request, Response
+
+from pilotfish.server.body import read
+from pilotfish.server.envelope import request_id
+from pilotfish.server.failures import HttpError, bad
+from pilotfish.server.formats import ChatFormat, TextFormat
+from pilotfish.server.gate import Caller, Demand
+from pilotfish.server.job import Job, Plan
+from pilotfish.server.outputs import Outputs
+from pilotfish.server.params import Room, deadline, max_nodes, num_logprobs, only_echo, sampling_params
+from pilotfish.server.prompts import Prompt, chat_tokens, completion_prompts
+from pilotfish.server.requests import ChatRequest, CompletionRequest, GenerationRequest, Speculation, StreamOptions
+from pilotfish.server.service import Service
+from pilotfish.server.sse import JobResponse
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(tags=["generation"])
+
+    @routes.post("/v1/completions", operation_id="completions")
+    async def completions(request: Request) -> Response:
+        """Continue each prompt."""
+        caller = service.gate.identify(request.headers)
+        asked = await read(request, CompletionRequest, service.config.max_body_bytes)
+        model = service.name(asked.model)
+        prompts = await completion_prompts(asked, service.engine.tokenizer, service.config.max_prompts)
+        return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
+
+    @routes.post("/v1/chat/completions", operation_id="chat_completions")
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        caller = service.gate.identify(request.headers)
+        asked = await read(request, ChatRequest, service.config.max_body_bytes)
+        model = service.name(asked.model)
+        prompts = [Prompt(await chat_tokens(asked.messages, service.engine.tokenizer))]
+        return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
+
+    return routes
+
+
+def plan_of(service: Service, caller: Caller, asked: GenerationRequest, model: str, prompts: Sequence[Prompt]) -> Plan:
+    """HttpError or ParameterError names the first field that cannot be."""
+    chat = isinstance(asked, ChatRequest)
+    identity = service.identity
+    speculation = asked.speculation or Speculation()
+    options = _stream_options(asked)
+    room = Room(identity.context, max(len(prompt.tokens) for prompt in prompts))
+    return Plan(
+        id=("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(16),
+        created=int(time.time()),
+        model=model,
+        fingerprint=service.fingerprint,
+        prompts=tuple(prompts),
+        params=sampling_params(asked, service.engine.defaults, room, service.config),
+        max_nodes=max_nodes(speculation, identity),
+        cache_salt=_cache_salt(caller, asked),
+        seconds=deadline(asked.timeout, service.config.request_timeout),
+        metrics=speculation.metrics or service.config.metrics,
+        spec_tokens=identity.max_nodes,
+        logprobs=num_logprobs(asked),
+        prompt_logprobs=asked.prompt_logprobs is not None,
+        echo=isinstance(asked, CompletionRequest) and bool(asked.echo),
+        only_echo=only_echo(asked),
+        detail=bool(speculation.detail),
+        usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
+    )
+
+
+def respond(service: Service, request: Request, asked: GenerationRequest, plan: Plan, caller: Caller) -> Response:
+    """HttpError where the gate turns the request away."""
+    chat, stream = isinstance(asked, ChatRequest), bool(asked.stream)
+    lengths = tuple(len(prompt.tokens) for prompt in plan.prompts)
+    ticket = service.gate.admit(caller, Demand(request_id(request.scope), lengths, plan.params, chat, stream))
+    job, outputs = Job(plan, service.engine, ticket), Outputs(plan)
+    shape = (ChatFormat if chat else TextFormat)(plan, outputs, service.engine.tokenizer, service.pieces)
+    return JobResponse(job, outputs, shape, service.config.write_timeout, stream=stream)
+
+
+def _stream_options(asked: GenerationRequest) -> StreamOptions:
+    if asked.stream_options is not None and not asked.stream:
+        raise HttpError(400, "stream_options: it is not allowed without stream", param="stream_options")
+    return asked.stream_options or StreamOptions()
+
+
+def _cache_salt(caller: Caller, asked: GenerationRequest) -> str | None:
+    if caller.cache_salt is not None and asked.cache_salt is not None:
+        raise bad("cache_salt", asked.cache_salt, "none, as the key has its own")
+    return asked.cache_salt if caller.cache_salt is None else caller.cache_salt

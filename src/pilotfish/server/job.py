@@ -1,0 +1,161 @@
+"""A request under way: its prompts' streams as one, within its deadline, ended as soon as nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Receive
+
+from pilotfish.config import MetricsLevel
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.server.engine import Engine, Stream, Update
+from pilotfish.server.failures import ClientGone, late
+from pilotfish.server.gate import Ticket
+from pilotfish.server.prompts import Prompt
+from pilotfish.wire.serving import Delta, Finish
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, understood: what goes to the engine and what is to be answered."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    max_nodes: int | None
+    cache_salt: str | None
+    seconds: float  # that it may take
+    metrics: MetricsLevel
+    spec_tokens: int  # most nodes of a tree that the target verifies
+    logprobs: int | None
+    prompt_logprobs: bool  # asked for by that name
+    echo: bool = False
+    only_echo: bool = False
+    detail: bool = False
+    usage: bool = False  # with the stream's last event
+    continuous_usage: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return len(self.prompts) * self.params.n
+
+
+@dataclass(frozen=True)
+class Growth:
+    """An update of the output that the client knows by `index`."""
+
+    index: int
+    delta: Delta
+    update: Update
+
+
+class Job:
+    """The streams of a plan. Whoever makes one closes it."""
+
+    def __init__(self, plan: Plan, engine: Engine, ticket: Ticket) -> None:
+        self.plan = plan
+        self.used_tokens = sum(len(prompt.tokens) for prompt in plan.prompts)
+        self._ends = time.monotonic() + plan.seconds
+        self._engine = engine
+        self._ticket: Ticket | None = ticket
+        self._streams: list[Stream] = []
+        self._updates: AsyncIterator[tuple[int, Update]] | None = None
+
+    def submit(self) -> None:
+        """TargetUnavailable where the target is not ready."""
+        plan = self.plan
+        for prompt in plan.prompts:
+            self._streams.append(self._engine.submit(prompt.tokens, plan.params, plan.cache_salt, plan.max_nodes))
+        self._updates = merged(self._streams)
+
+    def __aiter__(self) -> Job:
+        return self
+
+    async def __anext__(self) -> Growth:
+        """HttpError 504 after the deadline; what a Stream raises."""
+        assert self._updates is not None and self._ticket is not None
+        try:
+            async with asyncio.timeout(self._ends - time.monotonic()):
+                prompt, update = await anext(self._updates)
+        except TimeoutError as error:
+            raise late(self.plan.seconds) from error
+        self._ticket.update(update)
+        self.used_tokens += len(update.delta.tokens)
+        delta = _nothing(update.delta) if self.plan.only_echo else update.delta
+        return Growth(prompt * self.plan.params.n + delta.index, delta, update)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Abort what still runs, give the ticket back. Idempotent."""
+        for stream in self._streams:
+            stream.abort()
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            known = error is None or isinstance(error, Exception)
+            ticket.close(self.used_tokens, error if known else ClientGone())  # type: ignore[arg-type]
+
+
+def _nothing(delta: Delta) -> Delta:
+    """The delta of an output of which only the prompt is wanted: one token is generated, and dropped."""
+    finish = delta.finish and Finish("length", None)
+    return msgspec.structs.replace(delta, tokens=[], text="", ends=[], verified=[], logprobs=[], finish=finish)
+
+
+async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Update]]:
+    """The updates of all streams, each with its stream's number. Takes no more of them than are asked for."""
+    if len(streams) == 1:
+        async for update in streams[0]:
+            yield 0, update
+        return
+    queue: asyncio.Queue[tuple[int, Update | Exception | None]] = asyncio.Queue(1)
+    tasks = [asyncio.create_task(_feed(i, stream, queue)) for i, stream in enumerate(streams)]
+    left = len(tasks)
+    try:
+        while left:
+            i, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield i, item
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _feed(i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Update | Exception | None]]) -> None:
+    try:
+        async for update in stream:
+            await queue.put((i, update))
+        await queue.put((i, None))
+    except Exception as error:
+        await queue.put((i, error))
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` returns. Once the client is gone it is cancelled, and ClientGone raised."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

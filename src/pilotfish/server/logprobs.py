@@ -1,0 +1,75 @@
+"""Log-probabilities as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.engine.text import TextStream
+from pilotfish.server.answers import ChatLogprob, ChatLogprobs, PromptLogprob, PromptLogprobs, TextLogprobs, TopLogprob
+from pilotfish.server.pieces import Pieces
+
+LEAST = -9999.0  # stands for minus infinity, which JSON does not know
+
+
+def text_logprobs(logprobs: Sequence[TokenLogprobs], offsets: Sequence[int], pieces: Pieces) -> TextLogprobs:
+    """Of a completion's tokens, of which each begins at its offset in the text."""
+    return TextLogprobs(
+        [pieces.of(entry.token)[0] for entry in logprobs],
+        [max(entry.logprob, LEAST) for entry in logprobs],
+        [_top(entry, pieces) for entry in logprobs],
+        list(offsets),
+    )
+
+
+def _top(entry: TokenLogprobs, pieces: Pieces) -> dict[str, float]:
+    """The likeliest tokens and the one itself."""
+    return {pieces.of(t)[0]: max(p, LEAST) for t, p in (*entry.top, (entry.token, entry.logprob))}
+
+
+def joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
+    return TextLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+def echoed_logprobs(
+    tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], tokenizer: Any, pieces: Pieces
+) -> TextLogprobs:
+    """Of a prompt that is repeated: nothing is said of its first token."""
+    first = TextLogprobs([pieces.of(tokens[0])[0]], [None], [None], [0])
+    return joined(first, text_logprobs(logprobs, _starts(tokens, tokenizer)[1 : len(logprobs) + 1], pieces))
+
+
+def _starts(tokens: Sequence[int], tokenizer: Any) -> list[int]:
+    """Characters before each token, as a TextStream writes them."""
+    text, starts = TextStream(tokenizer, ()), []
+    for token in tokens:
+        starts.append(len(text.text))
+        text.add(token)
+    return starts
+
+
+def chat_logprobs(logprobs: Sequence[TokenLogprobs], pieces: Pieces) -> ChatLogprobs:
+    return ChatLogprobs([_chat(entry, pieces) for entry in logprobs])
+
+
+def _chat(entry: TokenLogprobs, pieces: Pieces) -> ChatLogprob:
+    top = [TopLogprob(pieces.of(t)[0], max(p, LEAST), pieces.of(t)[1]) for t, p in entry.top]
+    text, data = pieces.of(entry.token)
+    return ChatLogprob(text, max(entry.logprob, LEAST), data, top)
+
+
+def prompt_logprobs(logprobs: Sequence[TokenLogprobs], pieces: Pieces) -> PromptLogprobs:
+    """As vLLM has them: of each token but the first the likeliest ones and itself, by token id."""
+
+    def of(entry: TokenLogprobs) -> dict[int, PromptLogprob]:
+        ranked = [(token, p, rank) for rank, (token, p) in enumerate(entry.top, 1)]
+        every = (*ranked, (entry.token, entry.logprob, entry.rank))
+        return {token: PromptLogprob(max(p, LEAST), rank, pieces.of(token)[0]) for token, p, rank in every}
+
+    return [None, *map(of, logprobs)]

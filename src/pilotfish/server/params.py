@@ -1,0 +1,172 @@
+"""A request's fields as the engine's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pilotfish.config import ServerConfig
+from pilotfish.core.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_STOPS,
+    MAX_TOKEN_IDS,
+    SamplingParams,
+)
+from pilotfish.server.failures import HttpError, bad
+from pilotfish.server.requests import ChatRequest, CompletionRequest, GenerationRequest, Speculation
+from pilotfish.wire.serving import Identity
+
+#: OpenAI's, of a completion that gives no limit.
+COMPLETION_TOKENS = 16
+
+_SAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "n",
+)
+_LISTS = {
+    "stop": MAX_STOPS,
+    "stop_token_ids": MAX_STOPS,
+    "bad_words": MAX_BAD_WORDS,
+    "allowed_token_ids": MAX_TOKEN_IDS,
+}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the context leaves beside the longest prompt. Tokens."""
+
+    context: int
+    prompt: int
+
+    @property
+    def left(self) -> int:
+        return self.context - self.prompt
+
+
+def sampling_params(
+    request: GenerationRequest, defaults: Mapping[str, Any], room: Room, config: ServerConfig
+) -> SamplingParams:
+    """Over the model's `defaults`. HttpError or ParameterError names the first field that cannot be."""
+    values = dict(defaults)
+    values.update({name: getattr(request, name) for name in _SAME if getattr(request, name) is not None})
+    values.update(_lists(request))
+    values["logit_bias"] = _logit_bias(request.logit_bias or {})
+    values["logprobs"] = logprobs = num_logprobs(request)
+    values["prompt_logprobs"] = request.prompt_logprobs
+    if isinstance(request, CompletionRequest):
+        _check_best_of(request)
+        if request.echo and logprobs is not None:
+            values["prompt_logprobs"] = max(logprobs, request.prompt_logprobs or 0)
+    if request.n is not None and not 1 <= request.n <= config.max_n:
+        raise bad("n", request.n, f"an integer 1 to {config.max_n}")
+    values["max_tokens"] = max_tokens(request, defaults.get("max_tokens"), room, config.default_max_tokens)
+    return SamplingParams(**values)
+
+
+def _lists(request: GenerationRequest) -> dict[str, tuple[Any, ...]]:
+    found = {}
+    for name, most in _LISTS.items():
+        value = getattr(request, name)
+        if value is None:
+            continue
+        entries = (value,) if isinstance(value, str) else tuple(value)
+        if len(entries) > most:
+            message = f"{name}: {len(entries)} entries are not allowed; expected at most {most}"
+            raise HttpError(400, message, param=name)
+        found[name] = entries
+    return found
+
+
+def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
+    for key in given:
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise bad("logit_bias", key, "token ids as keys")
+    if len(given) > MAX_TOKEN_IDS:
+        message = f"logit_bias: {len(given)} entries are not allowed; expected at most {MAX_TOKEN_IDS}"
+        raise HttpError(400, message, param="logit_bias")
+    return {int(key): bias for key, bias in given.items()}
+
+
+def num_logprobs(request: GenerationRequest) -> int | None:
+    """Likeliest tokens to report of each token of the output; None: no log-probabilities at all."""
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    assert isinstance(request, ChatRequest)
+    top = request.top_logprobs
+    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+        raise bad("top_logprobs", top, f"an integer 0 to {MAX_LOGPROBS}")
+    if top and not request.logprobs:
+        raise bad("logprobs", request.logprobs, "true with top_logprobs")
+    return (top or 0) if request.logprobs else None
+
+
+def _check_best_of(request: CompletionRequest) -> None:
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise bad("best_of", request.best_of, "n, as choosing among more outputs is not supported")
+
+
+def only_echo(request: GenerationRequest) -> bool:
+    """Whether nothing of an output is wanted, only the prompt."""
+    return isinstance(request, CompletionRequest) and bool(request.echo) and request.max_tokens == 0
+
+
+def max_tokens(request: GenerationRequest, model_default: int | None, room: Room, config_default: int) -> int:
+    """Of one output. HttpError where the context leaves less than was asked for."""
+    asked = _asked(request)
+    if asked is not None and asked < 1 and not only_echo(request):
+        raise bad("max_tokens", asked, "an integer of at least 1" + _with_echo(request))
+    needed = max(asked or 1, request.min_tokens or 0)
+    if needed > room.left:
+        message = (
+            f"max_tokens: the prompt has {room.prompt} tokens and the output may have {needed}; "
+            f"the context is {room.context} tokens"
+        )
+        raise HttpError(400, message, param=_prompt_field(request), code="context_length_exceeded")
+    if asked is not None:
+        return max(asked, 1)
+    completion = COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
+    return min(room.left, *(most for most in (completion, model_default, config_default, room.left) if most))
+
+
+def _asked(request: GenerationRequest) -> int | None:
+    if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
+        return request.max_tokens
+    if request.max_tokens not in (None, request.max_completion_tokens):
+        raise bad("max_tokens", request.max_tokens, f"max_completion_tokens, {request.max_completion_tokens}")
+    return request.max_completion_tokens
+
+
+def _with_echo(request: GenerationRequest) -> str:
+    return ", or 0 with echo" if isinstance(request, CompletionRequest) else ""
+
+
+def _prompt_field(request: GenerationRequest) -> str:
+    return "prompt" if isinstance(request, CompletionRequest) else "messages"
+
+
+def max_nodes(speculation: Speculation, identity: Identity) -> int | None:
+    """Of a tree; 0: no speculation, None: as the target does. HttpError for what the target does not do."""
+    if speculation.mode not in (None, "off", identity.mode):
+        raise bad("speculation.mode", speculation.mode, " or ".join(sorted({"off", identity.mode})))
+    nodes = speculation.max_nodes
+    if nodes is not None and not 0 <= nodes <= identity.max_nodes:
+        raise bad("speculation.max_nodes", nodes, f"an integer 0 to {identity.max_nodes}")
+    return 0 if speculation.mode == "off" else nodes
+
+
+def deadline(asked: float | None, most: float) -> float:
+    """Seconds that the request may take."""
+    if asked is not None and not 0 < asked <= 1e9:
+        raise bad("timeout", asked, "a number of seconds, more than 0")
+    return min(asked or most, most)

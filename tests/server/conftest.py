@@ -1,0 +1,44 @@
+"""A server over an engine that says what it was told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from http_double import Client, Engine, saying
+from support import write_tokenizer
+from transformers import AutoTokenizer
+
+from pilotfish.config import ServerConfig
+from pilotfish.server.app import make_app
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory)
+    made = AutoTokenizer.from_pretrained(directory)
+    made.chat_template = TEMPLATE
+    return made
+
+
+@pytest.fixture
+def engine(tokenizer: Any) -> Engine:
+    return Engine(tokenizer, saying(tokenizer, "import os", "return x"))
+
+
+@pytest.fixture
+def serve(engine: Engine) -> Callable[..., Client]:
+    """A client of a server with a configuration."""
+    return lambda gate=None, **config: Client(make_app(engine, ServerConfig(**config), gate))
+
+
+@pytest.fixture
+def client(serve: Callable[..., Client]) -> Client:
+    return serve()

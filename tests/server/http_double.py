@@ -1,0 +1,233 @@
+"""An engine that says what it was told to, and a client that speaks ASGI, message by message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.text import TextStream
+from pilotfish.wire.serving import Delta, Finish, Identity, Status, StepReport, Verified
+
+IDENTITY = Identity("tiny", "sync", "float32", 256, 512, 4096, 8, 8)
+STATUS = Status(IDENTITY, 0, 0, 4096, 0)
+STEP = StepReport(1.0, 0.001, 0.002, 0.003, 0.004, 1, 3, 2, 1, 2, 0)
+
+
+@dataclass(frozen=True)
+class Update:
+    delta: Delta
+    steps: tuple[StepReport, ...] = (STEP,)
+
+
+@dataclass(frozen=True)
+class Health:
+    ready: bool = True
+    reason: str = ""
+    restarts: int = 0
+    status: Status | None = STATUS
+
+
+@dataclass
+class Submitted:
+    tokens: list[int]
+    params: SamplingParams
+    cache_salt: str | None
+    max_nodes: int | None
+    aborted: bool = False
+
+
+#: What a stream gives: updates, then maybe an error. An Event is waited for.
+Script = Callable[[Submitted], Iterable[Update | Exception | asyncio.Event]]
+
+
+class ScriptedStream:
+    def __init__(self, submitted: Submitted, script: Script) -> None:
+        self._submitted = submitted
+        self._updates = self._run(script(submitted))
+
+    async def _run(self, items: Iterable[Update | Exception | asyncio.Event]) -> AsyncIterator[Update]:
+        for item in items:
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item, asyncio.Event):
+                await item.wait()
+            else:
+                yield item
+
+    def __aiter__(self) -> ScriptedStream:
+        return self
+
+    async def __anext__(self) -> Update:
+        return await anext(self._updates)
+
+    def abort(self) -> None:
+        self._submitted.aborted = True
+
+
+@dataclass
+class Engine:
+    tokenizer: Any
+    script: Script
+    defaults: dict[str, Any] = field(default_factory=dict)
+    health: Health = Health()
+    submitted: list[Submitted] = field(default_factory=list)
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str | None = None,
+        max_nodes: int | None = None,
+    ) -> ScriptedStream:
+        self.submitted.append(Submitted(list(tokens), params, cache_salt, max_nodes))
+        return ScriptedStream(self.submitted[-1], self.script)
+
+
+def saying(tokenizer: Any, *texts: str, finish: Finish | None = None, at_a_time: int = 2) -> Script:
+    """Each output i of a request says text i (the last one again, where there are more), some tokens at a time, of
+    which each but the last was drafted."""
+    end = finish or Finish("stop", None)
+
+    def script(submitted: Submitted) -> list[Update]:
+        said = [texts[min(i, len(texts) - 1)] for i in range(submitted.params.n)]
+        each = [list(deltas(tokenizer, i, text, submitted, end, at_a_time)) for i, text in enumerate(said)]
+        return [Update(delta) for step in zip_longest(each) for delta in step]
+
+    return script
+
+
+def zip_longest(each: list[list[Delta]]) -> Iterable[list[Delta]]:
+    for step in range(max(map(len, each))):
+        yield [of[step] for of in each if step < len(of)]
+
+
+def deltas(tokenizer: Any, index: int, text: str, submitted: Submitted, end: Finish, at_a_time: int) -> Iterable[Delta]:
+    tokens, params = tokenizer.encode(text, add_special_tokens=False), submitted.params
+    stream = TextStream(tokenizer, ())
+    for start in range(0, len(tokens), at_a_time):
+        part = tokens[start : start + at_a_time]
+        ends = []
+        for token in part:
+            stream.add(token)
+            ends.append(len(stream.text))
+        last = start + at_a_time >= len(tokens)
+        if last:
+            stream.finish()
+        delta = Delta(index + 1, index, part, stream.take(), ends, [Verified(1.0, len(part), 3, len(part) - 1)])
+        if params.logprobs is not None:
+            delta = msgspec.structs.replace(delta, logprobs=[logprob(token, params.logprobs) for token in part])
+        if params.prompt_logprobs is not None and start == 0 and index == 0:
+            scored = [logprob(token, params.prompt_logprobs) for token in submitted.tokens[1:]]
+            delta = msgspec.structs.replace(delta, prompt_logprobs=scored)
+        seed = 100 + index if params.seed is None else params.seed + index
+        yield msgspec.structs.replace(delta, seed=seed if start == 0 else None, finish=end if last else None)
+
+
+def logprob(token: int, n: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -1.5, 2, tuple((candidate, -1.0 - candidate) for candidate in range(40, 40 + n)))
+
+
+# -- the client
+
+
+@dataclass
+class Answer:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: list[bytes] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.parts)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"} and "\n" not in error["message"]
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of each event; DONE, which must be the last one, is left out."""
+        lines = self.body.decode().split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""] and all(line.startswith("data: ") for line in lines[:-1])
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+@dataclass(frozen=True)
+class Client:
+    """Of one application. Each call runs in a loop of its own."""
+
+    app: Any
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return asyncio.run(exchange(self.app, "GET", path, b"", headers))
+
+    def post(self, path: str, body: Any = None, raw: bytes | None = None, **headers: str) -> Answer:
+        data = json.dumps(body).encode() if raw is None else raw
+        return asyncio.run(exchange(self.app, "POST", path, data, headers))
+
+
+async def exchange(
+    app: Any,
+    method: str,
+    path: str,
+    body: bytes,
+    headers: dict[str, str],
+    gone: asyncio.Event | None = None,
+    on_part: Callable[[Answer], Awaitable[None]] | None = None,
+) -> Answer:
+    """One request. The client goes away once `gone` is set, and waits for `on_part` after each part of the answer."""
+    answer, gone = Answer(), gone or asyncio.Event()
+    parts = [body[i : i + 65536] for i in range(0, len(body), 65536)] or [b""]
+
+    async def receive() -> dict[str, Any]:
+        if parts:
+            part = parts.pop(0)
+            return {"type": "http.request", "body": part, "more_body": bool(parts)}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {key.decode(): value.decode() for key, value in message["headers"]}
+            return
+        answer.parts += [message["body"]] if message["body"] else []
+        answer.ended = not message.get("more_body", False)
+        if on_part is not None:
+            await on_part(answer)
+
+    named = {"content-type": "application/json", **{key.replace("_", "-"): value for key, value in headers.items()}}
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [(key.encode(), value.encode()) for key, value in named.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
+    await app(scope, receive, send)
+    return answer
+
+
+def unready(reason: str) -> Health:
+    return replace(Health(), ready=False, reason=reason, status=None)

@@ -1,0 +1,238 @@
+"""What is answered whole: choices, log-probabilities, usage, seeds, and what the engine was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from http_double import STATUS, Client, Engine, Health, saying, unready
+
+from pilotfish.wire.serving import Finish
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+
+def test_a_completion(client: Client, engine: Engine) -> None:
+    answer = client.post(COMPLETIONS, {"model": "tiny", "prompt": "def"})
+    body = answer.json
+    assert answer.status == 200 and answer.headers["content-type"] == "application/json"
+    assert body.pop("id").startswith("cmpl-") and isinstance(body.pop("created"), int)
+    assert body.pop("system_fingerprint").startswith("fp_")
+    assert body == {
+        "object": "text_completion",
+        "model": "tiny",
+        "choices": [{"index": 0, "text": "import os", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
+        "seed": 100,
+        "usage": {
+            "prompt_tokens": 1,
+            "completion_tokens": 6,
+            "total_tokens": 7,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+    assert engine.submitted[0].params.max_tokens == 16 and engine.submitted[0].aborted  # nothing is left running
+
+
+def test_a_chat(client: Client, engine: Engine, tokenizer: Any) -> None:
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    body = client.post(CHAT, {"messages": turns}).json
+    assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-")
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "import os"},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+    submitted = engine.submitted[0]
+    assert tokenizer.decode(submitted.tokens) == "<system>Be brief.\n<user>a\nb\n<assistant>"
+    assert submitted.params.max_tokens == 256 - len(submitted.tokens)
+
+
+def test_parameters_reach_the_engine(client: Client, engine: Engine) -> None:
+    engine.defaults = {"temperature": 0.3, "top_k": 7, "max_tokens": 40}
+    fields = {
+        "prompt": "def",
+        "top_k": 5,
+        "logit_bias": {"3": -1.5},
+        "stop": "x",
+        "stop_token_ids": [4],
+        "bad_words": ["y"],
+        "allowed_token_ids": [3, 4],
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "seed": 9,
+        "max_tokens": 12,
+        "cache_salt": "s",
+        "speculation": {"max_nodes": 3},
+    }
+    assert client.post(COMPLETIONS, fields).status == 200
+    submitted = engine.submitted[0]
+    params = submitted.params
+    assert (params.temperature, params.top_k, params.logit_bias, params.stop) == (0.3, 5, {3: -1.5}, ("x",))
+    assert (params.stop_token_ids, params.bad_words, params.allowed_token_ids) == ((4,), ("y",), (3, 4))
+    assert (params.min_tokens, params.ignore_eos, params.seed, params.max_tokens) == (2, True, 9, 12)
+    assert (submitted.cache_salt, submitted.max_nodes) == ("s", 3)
+
+
+@pytest.mark.parametrize(("mode", "nodes"), [("off", 0), ("sync", None), (None, None)])
+def test_speculation_off(client: Client, engine: Engine, mode: str | None, nodes: int | None) -> None:
+    assert client.post(COMPLETIONS, {"prompt": "def", "speculation": {"mode": mode}}).status == 200
+    assert engine.submitted[0].max_nodes == nodes
+
+
+def test_the_limit_of_a_chat(serve: Callable[..., Client], engine: Engine) -> None:
+    client = serve(default_max_tokens=50)
+    client.post(CHAT, {"messages": USER})
+    engine.defaults = {"max_tokens": 20}
+    client.post(CHAT, {"messages": USER})
+    assert [each.params.max_tokens for each in engine.submitted] == [50, 20]
+
+
+def test_each_prompt_has_its_own_choices(client: Client) -> None:
+    body = client.post(COMPLETIONS, {"prompt": ["def", "x = [1"], "n": 2, "seed": 5}).json
+    assert [(c["index"], c["text"], c["seed"]) for c in body["choices"]] == [
+        (0, "import os", 5),
+        (1, "return x", 6),
+        (2, "import os", 5),
+        (3, "return x", 6),
+    ]
+    assert body["seed"] == 5 and body["usage"]["completion_tokens"] == 22
+
+
+def test_prompts_of_tokens(client: Client, engine: Engine) -> None:
+    assert len(client.post(COMPLETIONS, {"prompt": [5, 6, 7]}).json["choices"]) == 1
+    assert len(client.post(COMPLETIONS, {"prompt": [[5, 6], [7]]}).json["choices"]) == 2
+    assert [each.tokens for each in engine.submitted] == [[5, 6, 7], [5, 6], [7]]
+
+
+def test_logprobs_of_a_completion(client: Client) -> None:
+    choice = client.post(COMPLETIONS, {"prompt": "def", "logprobs": 2}).json["choices"][0]
+    assert choice["logprobs"] == {
+        "tokens": ["im", "p", "or", "t", " o", "s"],
+        "token_logprobs": [-1.5] * 6,
+        "top_logprobs": [{"H": -41.0, "I": -42.0, token: -1.5} for token in ("im", "p", "or", "t", " o", "s")],
+        "text_offset": [0, 2, 3, 5, 6, 8],
+    }
+
+
+def test_echo_and_its_logprobs(client: Client) -> None:
+    choice = client.post(COMPLETIONS, {"prompt": "x = [", "echo": True, "logprobs": 0}).json["choices"][0]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "x = [import os" == "".join(logprobs["tokens"])
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_the_prompt(client: Client, engine: Engine, stream: bool) -> None:
+    fields = {"prompt": [40, 41], "echo": True, "max_tokens": 0, "logprobs": 1, "stream": stream}
+    answer = client.post(COMPLETIONS, fields)
+    choices = [e["choices"][0] for e in answer.events] if stream else answer.json["choices"]
+    assert "".join(choice["text"] for choice in choices) == "HI" and choices[-1]["finish_reason"] == "length"
+    assert choices[0]["logprobs"]["tokens"] == ["H", "I"] and engine.submitted[0].params.max_tokens == 1
+    if not stream:
+        assert answer.json["usage"]["completion_tokens"] == 0
+
+
+def test_logprobs_of_a_chat(client: Client) -> None:
+    fields = {"messages": USER, "logprobs": True, "top_logprobs": 1, "prompt_logprobs": 0}
+    body = client.post(CHAT, fields).json
+    first = body["choices"][0]["logprobs"]["content"][0]
+    top = [{"token": "H", "logprob": -41.0, "bytes": [72]}]
+    assert first == {"token": "im", "logprob": -1.5, "bytes": [105, 109], "top_logprobs": top}
+    assert body["prompt_logprobs"][0] is None
+    assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
+    assert all(len(entry) == 1 for entry in body["prompt_logprobs"][1:])
+
+
+def test_tokens_that_are_no_text_alone(client: Client, engine: Engine) -> None:
+    engine.script = saying(engine.tokenizer, "☯")
+    logprobs = client.post(COMPLETIONS, {"prompt": "x", "logprobs": 0}).json["choices"][0]["logprobs"]
+    assert all(token.startswith("bytes:\\x") for token in logprobs["tokens"]) and len(logprobs["tokens"]) > 1
+    content = client.post(CHAT, {"messages": USER, "logprobs": True}).json["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "☯"
+
+
+@pytest.mark.parametrize("finish", [Finish("length", None), Finish("stop", "END"), Finish("stop", 17)])
+def test_how_it_ended(client: Client, engine: Engine, finish: Finish) -> None:
+    engine.script = saying(engine.tokenizer, "x", finish=finish)
+    choice = client.post(COMPLETIONS, {"prompt": "x"}).json["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == (finish.reason, finish.stop)
+
+
+def test_acceptance_of_a_request(client: Client) -> None:
+    def metrics(**fields: Any) -> Any:
+        return client.post(COMPLETIONS, {"prompt": "x", **fields}).json.get("metrics")
+
+    summary = {
+        "mean_acceptance_length": 2.0,
+        "draft_acceptance_rate": 1 / 3,
+        "acceptance_histogram": {"1": 3},
+        "acceptance_histogram_by_draft_length": {"3": {"1": 3}},
+        "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 3,
+        "num_draft_tokens": 9,
+        "num_spec_tokens": 8,
+    }
+    assert metrics() is None
+    assert metrics(speculation={"metrics": "summary"}) == {"speculative_decoding": summary}
+    steps = {"per_step_accepted": [1, 1, 1], "per_step_drafted": [3, 3, 3]}
+    assert metrics(speculation={"metrics": "detailed"}) == {"speculative_decoding": summary | steps}
+    assert metrics(n=2, speculation={"metrics": "summary"}) == {"speculative_decoding": None}
+
+
+def test_the_servers_level_of_metrics(serve: Callable[..., Client]) -> None:
+    client = serve(metrics="summary")
+    assert client.post(COMPLETIONS, {"prompt": "x"}).json["metrics"]["speculative_decoding"]["num_spec_steps"] == 3
+    assert "metrics" not in client.post(COMPLETIONS, {"prompt": "x", "speculation": {"metrics": "none"}}).json
+
+
+def test_models(serve: Callable[..., Client]) -> None:
+    client = serve(served_model_name=("a", "org/b"))
+    assert [model["id"] for model in client.get("/v1/models").json["data"]] == ["a", "org/b"]
+    assert client.get("/v1/models/org/b").json["max_model_len"] == 256
+    assert client.get("/v1/models/tiny").status == 404
+    assert client.post(COMPLETIONS, {"model": "org/b", "prompt": "x"}).json["model"] == "org/b"
+
+
+def test_tokenize_and_back(client: Client, tokenizer: Any) -> None:
+    body = client.post("/tokenize", {"prompt": "def f", "return_token_strs": True}).json
+    assert body["tokens"] == tokenizer.encode("def f") and body["count"] == len(body["token_strs"])
+    assert client.post("/detokenize", {"tokens": body["tokens"]}).json == {"prompt": "def f"}
+    chat = client.post("/tokenize", {"messages": USER}).json["tokens"]
+    assert tokenizer.decode(chat) == "<user>hi\n<assistant>"
+    assert client.post("/tokenize", {}).status == client.post("/detokenize", {"tokens": [-1]}).status == 400
+
+
+def test_a_long_text_is_tokenized_elsewhere(client: Client, tokenizer: Any) -> None:
+    text = "def add(a, b)\n" * 1000
+    assert client.post("/tokenize", {"prompt": text}).json["tokens"] == tokenizer.encode(text)
+
+
+def test_a_target_that_is_not_ready(client: Client, engine: Engine) -> None:
+    assert client.get("/ready").json == {"ready": True, "reason": "", "restarts": 0}
+    engine.health = unready("target: it starts")
+    ready = client.get("/ready")
+    assert (ready.status, ready.json["reason"]) == (503, "target: it starts")
+    assert client.get("/health").status == client.get("/version").status == 200
+    answer = client.post(COMPLETIONS, {"prompt": "x"})
+    assert (answer.status, answer.error["type"]) == (503, "service_unavailable")
+    assert answer.error["message"] == "target: it starts" and int(answer.headers["retry-after"]) > 0
+    engine.health = Health(restarts=1, status=STATUS)
+    assert client.get("/ready").json["restarts"] == 1
+
+
+@pytest.mark.parametrize(("given", "kept"), [("abc-1", True), ("x" * 128, True), ("x" * 129, False), ("é", False)])
+def test_request_ids(client: Client, given: str, kept: bool) -> None:
+    for answer in (client.get("/health", x_request_id=given), client.post(CHAT, {}, x_request_id=given)):
+        assert (answer.headers["x-request-id"] == given) is kept and answer.headers["x-request-id"]
+    assert client.get("/health").headers["x-request-id"]

@@ -1,0 +1,66 @@
+"""The OpenAPI document describes what is taken and given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from http_double import Client
+
+from pilotfish.config import ServerConfig
+from pilotfish.errors import ParameterError
+
+
+def references(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if "$ref" in value else set()
+        return own.union(*map(references, value.values()))
+    return set().union(*map(references, value)) if isinstance(value, list) else set()
+
+
+def test_every_reference_is_there(client: Client) -> None:
+    document = client.get("/openapi.json").json
+    schemas = document["components"]["schemas"]
+    found = references(document)
+    assert found and {ref.removeprefix("#/components/schemas/") for ref in found} <= schemas.keys()
+    assert set(document["paths"]) == {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/v1/models/{name}",
+        "/tokenize",
+        "/detokenize",
+        "/health",
+        "/ready",
+        "/version",
+    }
+
+
+def test_bodies_and_answers_are_described(client: Client) -> None:
+    document = client.get("/openapi.json").json
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    ref = "#/components/schemas/"
+    assert chat["requestBody"]["content"]["application/json"]["schema"] == {"$ref": f"{ref}ChatRequest"}
+    assert chat["responses"]["200"]["content"]["application/json"]["schema"] == {"$ref": f"{ref}ChatCompletion"}
+    assert chat["responses"]["400"]["content"]["application/json"]["schema"] == {"$ref": f"{ref}ErrorBody"}
+    request = document["components"]["schemas"]["ChatRequest"]
+    assert request["additionalProperties"] is False and request["required"] == ["messages"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("port", 70000),
+        ("max_n", 0),
+        ("max_n", 129),
+        ("max_body_bytes", True),
+        ("write_timeout", 0),
+        ("request_timeout", float("nan")),
+        ("metrics", "all"),
+        ("host", ""),
+        ("served_model_name", ("",)),
+    ],
+)
+def test_a_configuration_that_cannot_be(field: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=field):
+        ServerConfig(**{field: value})

@@ -1,0 +1,195 @@
+"""What cannot be served is a 400, or its own status, with OpenAI's body: one line that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from http_double import Client, Engine
+
+from pilotfish.server.requests import UNSUPPORTED
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+#: A field, a value that is not allowed, and words of the answer.
+BAD = [
+    ("temperature", -1, "temperature: -1.0 is not allowed; expected a number 0 to 100"),
+    ("temperature", "hot", "temperature: 'hot' is not allowed; expected a number"),
+    ("temperature", True, "expected a number"),
+    ("top_p", 0, "top_p"),
+    ("top_k", -1, "top_k"),
+    ("min_p", 2, "min_p"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("presence_penalty", 3, "presence_penalty"),
+    ("frequency_penalty", -3, "frequency_penalty"),
+    ("seed", -1, "seed"),
+    ("seed", 1 << 64, "seed"),
+    ("n", 0, "expected an integer 1 to 16"),
+    ("n", 17, "expected an integer 1 to 16"),
+    ("n", 10**30, "n: 1"),
+    ("n", 1.5, "n: 1.5 is not allowed; expected an integer"),
+    ("max_tokens", 0, "an integer of at least 1"),
+    ("max_tokens", -5, "an integer of at least 1"),
+    ("min_tokens", 17, "min_tokens"),
+    ("stop", "", "strings of 1 to"),
+    ("stop", ["a"] * 10_000, "stop: 10000 entries are not allowed; expected at most 16"),
+    ("stop", 3, "stop: 3 is not allowed; expected text or a list"),
+    ("stop", "x" * 5000, "strings of 1 to 1024 characters"),
+    ("stop_token_ids", [-1], "stop_token_ids"),
+    ("bad_words", ["a"] * 65, "bad_words"),
+    ("allowed_token_ids", [0.5], "allowed_token_ids[0]: 0.5"),
+    ("logit_bias", {"x": 1}, "logit_bias: 'x' is not allowed; expected token ids"),
+    ("logit_bias", {"5": 101}, "logit_bias"),
+    ("logit_bias", {"5": "much"}, "logit_bias"),
+    ("prompt_logprobs", 21, "prompt_logprobs"),
+    ("timeout", 0, "timeout"),
+    ("stream_options", {"include_usage": True}, "without stream"),
+    ("stream_options", {"more": True}, "stream_options.more: there is no such parameter"),
+    ("speculation", {"mode": "async"}, "speculation.mode: 'async' is not allowed; expected off or sync"),
+    ("speculation", {"mode": "turbo"}, "expected off, sync or async"),
+    ("speculation", {"max_nodes": 9}, "speculation.max_nodes: 9 is not allowed; expected an integer 0 to 8"),
+    ("speculation", {"metrics": "all"}, "expected none, summary or detailed"),
+    ("speculation", {"depth": 1}, "speculation.depth: there is no such parameter"),
+    ("nobody_knows", 1, "nobody_knows: there is no such parameter"),
+]
+BAD_COMPLETIONS = [
+    ("prompt", None, "prompt: it is missing"),
+    ("prompt", "", "prompt: '' is not allowed; expected at least one token"),
+    ("prompt", [], "prompt: 0 prompts are not allowed; expected 1 to 64"),
+    ("prompt", [[]], "expected at least one token"),
+    ("prompt", ["a"] * 65, "expected 1 to 64"),
+    ("prompt", ["a", 1], "expected a text, a list of tokens, or a list of either"),
+    ("prompt", [512], "prompt: 512 is not allowed; expected token ids 0 to"),
+    ("prompt", [[-1]], "prompt: -1 is not allowed"),
+    ("prompt", {"a": 1}, "prompt"),
+    ("logprobs", 21, "logprobs"),
+    ("logprobs", True, "logprobs: True is not allowed; expected an integer"),
+    ("best_of", 2, "best_of: 2 is not allowed"),
+]
+BAD_CHATS = [
+    ("messages", None, "messages: it is missing"),
+    ("messages", [], "at least one message"),
+    ("messages", [{"role": "tool", "content": "x"}], "expected system, developer, user or assistant"),
+    ("messages", [{"role": "user"}], "messages[0].content: it is missing"),
+    ("messages", [{"role": "user", "content": None}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url' is not allowed"),
+    ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight: there is no such parameter"),
+    ("messages", [{"role": "user", "content": "refuse"}], "messages: the chat template refuses them: no"),
+    ("top_logprobs", 3, "logprobs: None is not allowed; expected true"),
+    ("max_completion_tokens", 0, "max_tokens: 0"),
+    ("best_of", 1, "best_of: 1 is not supported"),
+]
+
+
+def asked(path: str, **fields: Any) -> dict[str, Any]:
+    return {"prompt": "def", **fields} if path == COMPLETIONS else {"messages": USER, **fields}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(("field", "value", "words"), BAD)
+def test_a_bad_value_is_named(client: Client, engine: Engine, path: str, field: str, value: Any, words: str) -> None:
+    if (path, field) == (CHAT, "min_tokens"):
+        value = 10_000
+    answer = client.post(path, asked(path, **{field: value}))
+    assert answer.status == 400 and answer.error["type"] == "invalid_request_error"
+    if (path, field) != (CHAT, "min_tokens"):  # more than the context has
+        assert words in answer.error["message"] and (answer.error["param"] or "").startswith(field)
+    assert len(answer.error["message"]) < 500 and not engine.submitted
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "words"),
+    [(COMPLETIONS, *each) for each in BAD_COMPLETIONS] + [(CHAT, *each) for each in BAD_CHATS],
+)
+def test_a_bad_value_of_one_api_is_named(client: Client, path: str, field: str, value: Any, words: str) -> None:
+    answer = client.post(path, asked(path, **{field: value}))
+    assert answer.status == 400 and words in answer.error["message"]
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_what_is_not_supported_is_named(client: Client, field: str) -> None:
+    answer = client.post(CHAT, asked(CHAT, **{field: "something"}))
+    assert (answer.status, answer.error["param"]) == (400, field)
+    assert answer.error["message"] == f"{field}: 'something' is not supported; leave it out"
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_what_changes_nothing_is_accepted(client: Client, field: str) -> None:
+    for value in UNSUPPORTED[field]:
+        assert client.post(CHAT, asked(CHAT, **{field: value})).status == 200
+
+
+def test_bookkeeping_is_accepted(client: Client) -> None:
+    fields = {"user": "me", "metadata": {"a": "b"}, "parallel_tool_calls": True, "n": None, "stream_options": None}
+    assert client.post(CHAT, asked(CHAT, **fields)).status == 200
+
+
+def test_a_limit_given_twice_must_be_one(client: Client, engine: Engine) -> None:
+    answer = client.post(CHAT, asked(CHAT, max_tokens=4, max_completion_tokens=5))
+    assert (answer.status, answer.error["param"]) == (400, "max_tokens")
+    assert client.post(CHAT, asked(CHAT, max_tokens=5, max_completion_tokens=5)).status == 200
+    assert engine.submitted[-1].params.max_tokens == 5
+
+
+@pytest.mark.parametrize(("tokens", "limit"), [(200, 57), (256, 1), (300, None)])
+def test_more_than_the_context(client: Client, tokens: int, limit: int | None) -> None:
+    answer = client.post(COMPLETIONS, {"prompt": [5] * tokens, "max_tokens": limit})
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert f"{tokens} tokens" in answer.error["message"] and "256" in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize"])
+def test_an_unknown_model(client: Client, path: str) -> None:
+    answer = client.post(path, asked(path if path == CHAT else COMPLETIONS, model="other"))
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": Infinity}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"nobody_knows": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"tools": ' + b"[" * 900 + b"]" * 900 + b"}",
+    ],
+)
+def test_what_is_no_request(client: Client, raw: bytes) -> None:
+    answer = client.post(COMPLETIONS, raw=raw)
+    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+
+
+def test_a_body_over_the_limit(serve: Callable[..., Client]) -> None:
+    client = serve(max_body_bytes=100_000)
+    assert client.post(COMPLETIONS, raw=b"x" * 200_000).status == 413
+    stated = client.post(COMPLETIONS, raw=b"{}", content_length="100001")
+    assert (stated.status, stated.headers["connection"]) == (413, "close")
+    assert stated.error["message"] == "body: it is too large; expected at most 100000 bytes"
+    assert client.post(COMPLETIONS, raw=b"{}", content_length="9" * 40).status == 413
+
+
+def test_content_types(client: Client) -> None:
+    assert client.post(COMPLETIONS, {"prompt": "x"}, content_type="").status == 200
+    assert client.post(COMPLETIONS, {"prompt": "x"}, content_type="application/json; charset=utf-8").status == 200
+    answer = client.post(COMPLETIONS, {"prompt": "x"}, content_type="text/plain")
+    assert answer.status == 415 and "text/plain" in answer.error["message"]
+
+
+def test_routes_that_are_not_there(client: Client) -> None:
+    assert client.get("/v1/nothing").status == 404 and client.get("/v1/nothing").error
+    wrong = client.get(COMPLETIONS)
+    assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
