@@ -1,4 +1,4 @@
-"""Traces of requests: off, with nothing of OpenTelemetry imported, unless `--otlp-traces-endpoint` names a collector."""
+"""Traces of requests: off, and OpenTelemetry not imported, unless `--otlp-traces-endpoint` names a collector."""
 
 from __future__ import annotations
 
