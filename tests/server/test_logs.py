@@ -23,7 +23,7 @@ HOSTILE = 'x\n{"level":"error"}\r\x1b[31m\x00\x7f\u2028\ud800 a=b "'
 def restore() -> Iterator[None]:
     """Put the process's loggers back as they were."""
     root = logging.getLogger()
-    others = [logging.getLogger(name) for name in (*logs.QUIET, *logs.UVICORN)]
+    others = [logging.getLogger(name) for name in (*logs.QUIET, *logs.UVICORN, "pilotfish.prompts")]
     before, level = root.handlers[:], root.level
     states = [(other, other.level, other.handlers[:], other.propagate, other.disabled) for other in others]
     root.handlers[:] = []  # pytest's own: `configure` would close them
@@ -92,11 +92,17 @@ def test_the_access_line() -> None:
     assert "prompt_tokens" not in second
 
 
-def test_a_prompt_is_cut() -> None:
-    configure("json", stream=(out := io.StringIO()))
+def test_prompts_are_logged_where_asked_for_and_cut() -> None:
+    configure("json", prompts=True, stream=(out := io.StringIO()))
     log_prompt("x" * (logs.MAX_PROMPT + 5))
     (line,) = json_lines(out)
     assert line["characters"] == logs.MAX_PROMPT + 5 and len(line["prompt"]) == logs.MAX_PROMPT
+
+
+def test_prompts_are_not_logged_unless_asked_for() -> None:
+    configure("json", level=logging.DEBUG, stream=(out := io.StringIO()))
+    log_prompt("secret")
+    assert out.getvalue() == ""
 
 
 @pytest.mark.parametrize("form", ["json", "text"])

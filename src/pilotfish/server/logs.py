@@ -27,6 +27,7 @@ UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access")
 
 _access = logging.getLogger("pilotfish.access")
 _prompts = logging.getLogger("pilotfish.prompts")
+_prompts.disabled = True  # until `configure` is told otherwise
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,13 @@ def log_access(access: Access) -> None:
 
 
 def log_prompt(text: str) -> None:
-    """The prompt of the request at hand, cut to MAX_PROMPT characters. To be called only under `--log-prompts`."""
+    """The prompt of the request at hand, cut to MAX_PROMPT characters, where `configure` was told to log prompts."""
     _prompts.info("prompt", extra={"fields": {"characters": len(text), "prompt": text[:MAX_PROMPT]}})
 
 
-def configure(form: LogFormat | None = None, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+def configure(
+    form: LogFormat | None = None, prompts: bool = False, level: int = logging.INFO, stream: TextIO | None = None
+) -> None:
     """Send all lines of this process to `stream` (stderr), in place of what was configured before.
 
     Without a format it is text on a terminal and JSON elsewhere. uvicorn must be started with log_config=None.
@@ -93,6 +96,7 @@ def configure(form: LogFormat | None = None, level: int = logging.INFO, stream: 
         logger.handlers.clear()
         logger.propagate = True
     logging.getLogger("uvicorn.access").disabled = True  # pilotfish.access says more
+    _prompts.disabled = not prompts
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
