@@ -1,1 +1,1 @@
-"""What steps and levels report of themselves."""
+"""What steps, levels and requests report of themselves; metrics and traces of it."""

@@ -1,0 +1,162 @@
+"""Logs of a server: a line each on stderr, as JSON or as text, with the id of the request that it belongs to.
+
+Whatever a client sends, it stays within its line: JSON escapes control characters, and the text format does too.
+Prompts are logged where `--log-prompts` asks for it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO, TypeAlias
+
+LogFormat: TypeAlias = Literal["json", "text"]
+
+#: Characters of one prompt in a line.
+MAX_PROMPT = 10_000
+#: Libraries that would say something of every request or connection at level INFO.
+QUIET = ("httpx", "urllib3", "asyncio")
+#: Loggers that uvicorn would give handlers of their own.
+UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access")
+
+_access = logging.getLogger("pilotfish.access")
+_prompts = logging.getLogger("pilotfish.prompts")
+_prompts.disabled = True  # until `configure` is told otherwise
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """Whose lines these are."""
+
+    request_id: str
+    client: str | None = None  # the name of its key
+
+
+@dataclass(frozen=True)
+class Access:
+    """A request that was answered. None: it has no such thing."""
+
+    method: str
+    path: str  # without the query
+    status: int
+    ms: float  # from its arrival to the last byte
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    finish_reason: str | None = None
+
+
+_context: ContextVar[RequestContext | None] = ContextVar("request", default=None)
+
+
+@contextmanager
+def request_context(request_id: str, client: str | None = None) -> Iterator[None]:
+    """Lines that are logged within carry the request's id and client."""
+    token = _context.set(RequestContext(request_id, client))
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+def log_access(access: Access) -> None:
+    """The line of an answered request."""
+    fields = {name: value for name, value in asdict(access).items() if value is not None}
+    fields["ms"] = round(access.ms, 3)
+    message = f"{access.method} {access.path} {access.status}"
+    _access.info("%s", message, extra={"fields": fields})
+
+
+def log_prompt(text: str) -> None:
+    """The prompt of the request at hand, cut to MAX_PROMPT characters, where `configure` was told to log prompts."""
+    _prompts.info("prompt", extra={"fields": {"characters": len(text), "prompt": text[:MAX_PROMPT]}})
+
+
+def configure(
+    form: LogFormat | None = None, prompts: bool = False, level: int = logging.INFO, stream: TextIO | None = None
+) -> None:
+    """Send all lines of this process to `stream` (stderr), in place of what was configured before.
+
+    Without a format it is text on a terminal and JSON elsewhere. uvicorn must be started with log_config=None.
+    """
+    out = stream or sys.stderr
+    handler = logging.StreamHandler(out)
+    as_text = form == "text" or (form is None and out.isatty())
+    handler.setFormatter(TextFormatter() if as_text else JsonFormatter())
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    for name in UVICORN:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    logging.getLogger("uvicorn.access").disabled = True  # pilotfish.access says more
+    _prompts.disabled = not prompts
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What a line carries beside its message."""
+    context = _context.get()
+    own: dict[str, Any] = getattr(record, "fields", {})
+    if context is None:
+        return own
+    client = {} if context.client is None else {"client": context.client}
+    return {"request_id": context.request_id, **client, **own}
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (UTC), level, logger, message, then the line's own fields; ASCII only."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": moment(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **fields_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return as_json(line)
+
+
+class TextFormatter(logging.Formatter):
+    """`time LEVEL logger: message (field=value …)`; lines of a traceback begin with `  | `."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = f"{moment(record)} {record.levelname} {record.name}: {printable(record.getMessage())}"
+        fields = " ".join(f"{name}={shown(value)}" for name, value in fields_of(record).items())
+        line = f"{head} ({fields})" if fields else head
+        if not record.exc_info:
+            return line
+        trace = self.formatException(record.exc_info).split("\n")
+        return "\n".join([line, *(f"  | {printable(part)}" for part in trace)])
+
+
+def moment(record: logging.LogRecord) -> str:
+    """ISO 8601 in UTC, to the millisecond."""
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def as_json(value: object) -> str:
+    """JSON in printable ASCII; json.dumps alone leaves DEL as it is."""
+    return json.dumps(value, default=str).replace("\x7f", "\\u007f")
+
+
+def printable(text: str) -> str:
+    """The text with every control character, line separator and lone surrogate escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: object) -> str:
+    """A field's value, in quotes where it could be read as something else."""
+    text = str(value)
+    plain = text and all(c.isprintable() and c not in ' "=()\\' for c in text)
+    return text if plain else as_json(text)

@@ -1,0 +1,68 @@
+"""What a server would feed its metrics, of a few requests."""
+
+from __future__ import annotations
+
+from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.observe.requests import RequestFacts, RequestMeter
+from pilotfish.wire.serving import Delta, Finish, Identity, PoolLoad, Progress, Status, StepReport, Verified
+
+IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, max_requests=8, max_nodes=16)
+POOL = PoolLoad("local", True, sessions=3, free_slots=50, step_ms=4.0, queue_ms=0.5)
+
+
+def status(running: int = 2, free_slots: int = 750, preemptions: int = 0, pools: tuple[PoolLoad, ...] = ()) -> Status:
+    return Status(IDENTITY, running, 1, free_slots, preemptions, list(pools))
+
+
+def step(rows: int = 20, nodes: int = 14, accepted: int = 5, hits: int = 1) -> StepReport:
+    return StepReport(
+        at=1.0,
+        draft=0.002,
+        forward=0.02,
+        verify=0.003,
+        coordination=0.001,
+        sequences=2,
+        rows=rows,
+        nodes=nodes,
+        accepted=accepted,
+        committed=accepted + 2,
+        hits=hits,
+    )
+
+
+def delta(tokens: int, nodes: int, accepted: int, at: float = 1.0, index: int = 0, reason: str | None = None) -> Delta:
+    finish = None if reason is None else Finish(reason, None)
+    verified = [Verified(at, tokens, nodes, accepted)]
+    return Delta("r", index, [0] * tokens, "", [0] * tokens, verified, queued=0.25, finish=finish)
+
+
+def progress(deltas: int = 2) -> Progress:
+    """Of its outputs the first half accepts 4 nodes of 7, the others 1."""
+    return Progress(
+        0, step(), [delta(5 if i < deltas / 2 else 2, 7, 4 if i < deltas / 2 else 1) for i in range(deltas)]
+    )
+
+
+def facts(tag: str | None = None, cached_tokens: int | None = None) -> RequestFacts:
+    return RequestFacts(
+        prompt_tokens=10, n=1, max_tokens=64, mode="async", streaming=True, tag=tag, cached_tokens=cached_tokens
+    )
+
+
+def serve_one(metrics: ServerMetrics, asked: RequestFacts) -> None:
+    """A request of two chunks: 1 token, then 3 of which 2 were drafted."""
+    meter = RequestMeter(metrics, asked, now=10.0)
+    meter.update(delta(1, 0, 0, at=1.0), now=11.0)
+    meter.update(delta(3, 8, 2, at=1.5, reason="stop"), now=12.0)
+    meter.finish(now=12.25)
+
+
+def everything(metrics: ServerMetrics) -> None:
+    """Traffic that leaves a sample in every family."""
+    metrics.target(ready=True, restarts=0)
+    metrics.status(status(pools=(POOL,)))
+    update = progress()
+    metrics.progress(update.step, update.deltas)
+    serve_one(metrics, facts(tag="search"))
+    metrics.rejected(429)
+    metrics.http("/v1/completions", "POST", 200)

@@ -1,0 +1,92 @@
+"""The Grafana dashboard: it asks only for metrics and labels that a server has, and its panels have their places."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+from server_traffic import everything
+
+from pilotfish.observe.metrics import ServerMetrics
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "observability" / "grafana.json").read_text())
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
+METRIC = re.compile(r"\b(?:vllm:|pilotfish_|http_|process_)[a-z0-9_]+")
+#: What follows `by (`, or stands before `=` in a selector.
+LABELS = re.compile(r"by \(([a-z_, ]+)\)|([a-z_]+)=~?\"")
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, set[str]]:
+    """Labels of every sample of a server that has seen traffic."""
+    metrics = ServerMetrics("target")
+    everything(metrics)
+    found: dict[str, set[str]] = {}
+    for family in parse(metrics.render().body.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def queries(panel: dict[str, Any]) -> list[str]:
+    return [target["expr"] for target in panel["targets"]]
+
+
+@pytest.mark.parametrize("panel", GRAPHS, ids=lambda panel: panel["title"])
+def test_a_panel_asks_for_what_there_is(panel: dict[str, Any], samples: dict[str, set[str]]) -> None:
+    assert queries(panel)
+    for query in queries(panel):
+        asked = METRIC.findall(query)
+        assert asked and set(asked) <= samples.keys()
+        known = set().union(*(samples[name] for name in asked))
+        labels = {
+            name.strip() for found in LABELS.findall(query) for name in ",".join(found).split(",") if name.strip()
+        }
+        assert labels <= known
+        assert all(query.count(a) == query.count(b) for a, b in ("()", "{}", "[]"))
+
+
+def test_variables_ask_for_what_there_is(samples: dict[str, set[str]]) -> None:
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            metric, label = re.fullmatch(r"label_values\(([\w:]+), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
+            assert label in samples[metric]
+
+
+def test_queries_use_the_variables_that_there_are() -> None:
+    known = {variable["name"] for variable in DASHBOARD["templating"]["list"]} | {"__rate_interval", "__range"}
+    used = {name for panel in GRAPHS for query in queries(panel) for name in re.findall(r"\$(\w+)", query)}
+    assert used <= known and {"model", "tag", "mode"} <= used
+
+
+def test_panels_are_distinct_and_do_not_overlap() -> None:
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    assert len({panel["title"] for panel in GRAPHS if panel["type"] == "timeseries"}) > 20
+    for one, other in itertools.combinations([panel["gridPos"] for panel in PANELS], 2):
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in PANELS)
+
+
+def test_every_panel_says_what_it_shows() -> None:
+    for panel in GRAPHS:
+        assert panel["title"] and panel["description"].endswith(".")
+        assert panel["datasource"]["uid"] == "${datasource}"
+
+
+def test_the_documentation_names_every_metric() -> None:
+    metrics = ServerMetrics("target")
+    everything(metrics)
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    families = {family.name for family in parse(metrics.render().body.decode()) if not family.name.endswith("_created")}
+    told = set(re.findall(r"`([a-z_:0-9]+)(?:\{[a-z_, ]*\})?`", text))
+    for family in families:
+        if not family.startswith("process_"):
+            assert family in told or f"{family}_total" in told, family

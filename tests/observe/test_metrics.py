@@ -1,0 +1,215 @@
+"""The metrics of a server: names, labels, sums, and bounds on labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+from server_traffic import POOL, delta, everything, facts, progress, serve_one, status, step
+
+from pilotfish.errors import ParameterError
+from pilotfish.observe.labels import MAX_TAGS, checked_tag
+from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.observe.requests import RequestMeter
+
+#: What the dashboards and benchmark clients of vLLM look up.
+VLLM_SAMPLES = {
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"),
+    *("num_preemptions_total", "prompt_tokens_total", "generation_tokens_total", "request_success_total"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total"),
+    *("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total"),
+    *("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"),
+    *(
+        f"{name}_{suffix}"
+        for suffix in ("bucket", "sum", "count")
+        for name in (
+            *("time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+            *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds"),
+            *("request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens"),
+            *("request_generation_tokens", "iteration_tokens_total", "request_max_num_generation_tokens"),
+            *("request_params_n", "request_params_max_tokens"),
+        )
+    ),
+}
+
+
+@pytest.fixture
+def metrics() -> ServerMetrics:
+    return ServerMetrics("a model")
+
+
+def value(metrics: ServerMetrics, name: str, **labels: str) -> float:
+    """The one sample of this name and labels; model_name and engine need no mention."""
+    found = [v for sample, all_labels, v in samples(metrics) if sample == name and labels.items() <= all_labels.items()]
+    assert len(found) == 1, f"{name}{labels}: {len(found)} samples"
+    return found[0]
+
+
+def samples(metrics: ServerMetrics) -> list[tuple[str, dict[str, str], float]]:
+    text = metrics.render().body.decode()
+    return [(sample.name, sample.labels, sample.value) for family in parse(text) for sample in family.samples]
+
+
+def names(metrics: ServerMetrics) -> set[str]:
+    return {name for name, _, _ in samples(metrics)}
+
+
+def test_vllm_names_and_labels(metrics: ServerMetrics) -> None:
+    everything(metrics)
+    assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= names(metrics)
+    for name, labels, _ in samples(metrics):
+        if name.startswith("vllm:"):
+            assert (labels["model_name"], labels["engine"]) == ("a model", "0")
+
+
+def test_both_formats_say_the_same(metrics: ServerMetrics) -> None:
+    everything(metrics)
+    plain = metrics.render("text/plain;version=0.0.4")
+    openmetrics = metrics.render("application/openmetrics-text;version=x;q=0.5, text/plain")
+    assert plain.content_type.startswith("text/plain; version=0.0.4")
+    assert openmetrics.content_type.startswith("application/openmetrics-text")
+    text = openmetrics.body.decode()
+    assert text.endswith("# EOF\n")
+    found = {sample.name for family in parse_openmetrics(text) for sample in family.samples}
+    assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= found
+
+
+def test_a_step_counts_rows_tokens_and_time(metrics: ServerMetrics) -> None:
+    update = progress(deltas=2)
+    metrics.progress(update.step, update.deltas)
+    metrics.progress(step(rows=2, nodes=0, accepted=0, hits=0), [])
+    assert value(metrics, "vllm:generation_tokens_total") == 7
+    assert value(metrics, "vllm:iteration_tokens_total_sum") == (20 - 14 + 5) + 2
+    assert value(metrics, "pilotfish_rows_computed_total") == 22
+    assert value(metrics, "pilotfish_rows_rejected_total") == 9
+    assert value(metrics, "pilotfish_hits_total") == 1
+    assert value(metrics, "pilotfish_misses_total") == 3
+    assert value(metrics, "pilotfish_exposed_wait_seconds_total") == pytest.approx(0.004)
+    parts = {"proposal": 0.004, "verify": 0.046, "coordination": 0.002}
+    for part, seconds in parts.items():
+        assert value(metrics, "pilotfish_step_seconds_sum", part=part) == pytest.approx(seconds)
+
+
+def test_accepted_tokens_by_position(metrics: ServerMetrics) -> None:
+    metrics.progress(step(), [delta(4, 7, 3), delta(2, 7, 1), delta(1, 7, 0), delta(1, 0, 0)])
+    per_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert value(metrics, "vllm:spec_decode_num_drafts_total") == 3  # the last one had no tree
+    assert value(metrics, "vllm:spec_decode_num_draft_tokens_total") == 21
+    assert value(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 4
+    assert [value(metrics, per_position, position=str(i)) for i in range(3)] == [2, 1, 1]
+    assert sum(name == per_position for name, _, _ in samples(metrics)) == 3
+
+
+def test_a_request_is_counted_when_it_ends(metrics: ServerMetrics) -> None:
+    serve_one(metrics, facts(tag="search"))
+    assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
+    assert value(metrics, "vllm:request_success_total", finished_reason="error") == 0
+    assert value(metrics, "vllm:prompt_tokens_total") == 10
+    sums = {
+        "time_to_first_token_seconds": 1.0,
+        "inter_token_latency_seconds": 0.5,  # a chunk of three tokens
+        "request_time_per_output_token_seconds": 1 / 3,
+        "e2e_request_latency_seconds": 2.25,
+        "request_queue_time_seconds": 0.25,
+        "request_inference_time_seconds": 1.75,
+        "request_prefill_time_seconds": 0.75,
+        "request_decode_time_seconds": 1.0,
+        "request_prompt_tokens": 10,
+        "request_generation_tokens": 4,
+        "request_max_num_generation_tokens": 4,
+        "request_params_n": 1,
+        "request_params_max_tokens": 64,
+    }
+    for name, expected in sums.items():
+        assert value(metrics, f"vllm:{name}_count") == 1, name
+        assert value(metrics, f"vllm:{name}_sum") == pytest.approx(expected), name
+    labels = {"tag": "search", "mode": "async"}
+    assert value(metrics, "pilotfish_acceptance_rate_sum", **labels) == 0.25
+    assert value(metrics, "pilotfish_accepted_tokens_per_verify_step_sum", **labels) == 2
+    assert value(metrics, "pilotfish_request_tokens_total", kind="generation", **labels) == 4
+    assert value(metrics, "pilotfish_requests_total", finished_reason="stop", **labels) == 1
+    assert value(metrics, "pilotfish_time_per_output_token_seconds_count", **labels) == 1
+    assert value(metrics, "pilotfish_requests_in_flight") == 0
+
+
+def test_a_request_that_never_began_has_no_times(metrics: ServerMetrics) -> None:
+    meter = RequestMeter(metrics, facts(), now=1.0)
+    assert value(metrics, "pilotfish_requests_in_flight") == 1
+    meter.finish(now=1.5, reason="error")
+    assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
+    assert value(metrics, "vllm:request_prefill_time_seconds_count") == 0
+    assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 1
+    assert value(metrics, "vllm:prompt_tokens_total") == 0
+    assert "pilotfish_acceptance_rate_count" not in names(metrics)
+
+
+def test_a_prefix_cache_counts_only_where_one_was_asked(metrics: ServerMetrics) -> None:
+    serve_one(metrics, facts())
+    assert value(metrics, "vllm:prefix_cache_queries_total") == 0
+    serve_one(metrics, facts(cached_tokens=4))
+    assert value(metrics, "vllm:prefix_cache_queries_total") == 10
+    assert value(metrics, "vllm:prefix_cache_hits_total") == 4
+
+
+def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
+    for preemptions in (3, 5, 5, 2, 4):
+        metrics.status(status(preemptions=preemptions))
+    assert value(metrics, "vllm:num_preemptions_total") == 9
+    metrics.target(ready=False, restarts=1)
+    metrics.target(ready=True, restarts=1)
+    assert value(metrics, "pilotfish_target_restarts_total") == 1
+    assert value(metrics, "pilotfish_target_ready") == 1
+
+
+def test_a_target_that_is_gone_holds_nothing(metrics: ServerMetrics) -> None:
+    metrics.status(status(running=2, free_slots=750, pools=(POOL,)))
+    assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
+    assert value(metrics, "vllm:cache_config_info", num_gpu_blocks="1000", block_size="1", cache_dtype="float32") == 1
+    assert value(metrics, "pilotfish_pool_step_seconds", pool="local") == pytest.approx(0.004)
+    metrics.target(ready=False, restarts=0)
+    assert value(metrics, "vllm:kv_cache_usage_perc") == value(metrics, "vllm:num_requests_running") == 0
+    assert value(metrics, "vllm:num_requests_waiting") == value(metrics, "pilotfish_target_ready") == 0
+    assert "pilotfish_pool_ready" not in names(metrics)
+
+
+def test_http_answers_and_refusals(metrics: ServerMetrics) -> None:
+    for method, code in (("POST", 200), ("POST", 204), ("POST", 429), ("BREW", 405)):
+        metrics.http("/v1/completions", method, code)
+    assert value(metrics, "http_requests_total", method="POST", status="2xx", handler="/v1/completions") == 2
+    assert value(metrics, "http_requests_total", method="POST", status="4xx") == 1
+    assert value(metrics, "http_requests_total", method="other", status="4xx") == 1
+    metrics.rejected(429)
+    assert value(metrics, "pilotfish_requests_rejected_total", code="429") == 1
+
+
+def test_tags_are_bounded(metrics: ServerMetrics) -> None:
+    for i in range(MAX_TAGS + 10):
+        serve_one(metrics, facts(tag=f"tag{i}"))
+    serve_one(metrics, facts())
+    serve_one(metrics, facts(tag="tag0"))
+    tags = {labels["tag"] for _, labels, _ in samples(metrics) if "tag" in labels}
+    assert len(tags) == MAX_TAGS + 2
+    assert value(metrics, "pilotfish_requests_total", tag="other") == 10
+    assert value(metrics, "pilotfish_requests_total", tag="none") == 1
+    assert value(metrics, "pilotfish_requests_total", tag="tag0") == 2
+
+
+@pytest.mark.parametrize("tag", ["a", "team/search:v1.2_x-y", "0" * 64])
+def test_tags_that_are_allowed(tag: str) -> None:
+    assert checked_tag(tag) == tag
+
+
+@pytest.mark.parametrize("tag", ["", "-a", "a b", "a\n", 'a"', "ä", "0" * 65, 5, None, ["a"]])
+def test_tags_that_are_not(tag: Any) -> None:
+    with pytest.raises(ParameterError, match=r"^X-Request-Tag: .* is not allowed; expected 1 to 64 letters") as error:
+        checked_tag(tag, "X-Request-Tag")
+    assert "\n" not in str(error.value)
+
+
+def test_servers_share_nothing(metrics: ServerMetrics) -> None:
+    other = ServerMetrics("another model")
+    serve_one(metrics, facts())
+    assert value(other, "vllm:prompt_tokens_total") == 0
+    assert value(metrics, "vllm:prompt_tokens_total") == 10

@@ -1,0 +1,172 @@
+"""Lines of a server's log: whose they are, what they say, and that nobody can forge one."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.server import logs
+from pilotfish.server.logs import Access, JsonFormatter, TextFormatter, configure, log_access, log_prompt
+
+HOSTILE = 'x\n{"level":"error"}\r\x1b[31m\x00\x7f\u2028\ud800 a=b "'
+
+
+@pytest.fixture(autouse=True)
+def restore() -> Iterator[None]:
+    """Put the process's loggers back as they were."""
+    root = logging.getLogger()
+    others = [logging.getLogger(name) for name in (*logs.QUIET, *logs.UVICORN, "pilotfish.prompts")]
+    before, level = root.handlers[:], root.level
+    states = [(other, other.level, other.handlers[:], other.propagate, other.disabled) for other in others]
+    root.handlers[:] = []  # pytest's own: `configure` would close them
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)
+    for other, old_level, handlers, propagate, disabled in states:
+        other.setLevel(old_level)
+        other.handlers, other.propagate, other.disabled = handlers, propagate, disabled
+
+
+def json_lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().split("\n")[:-1]]
+
+
+def record(message: str, **fields: object) -> logging.LogRecord:
+    one = logging.LogRecord("pilotfish.test", logging.INFO, "file", 1, "%s", (message,), None)
+    one.fields = fields
+    return one
+
+
+def test_a_line_is_an_object_with_its_request() -> None:
+    configure("json", stream=(out := io.StringIO()))
+    logger = logging.getLogger("pilotfish.test")
+    with logs.request_context("req-1", client="search"):
+        logger.warning("half of %d", 4)
+    logger.info("nobody's")
+    logger.debug("not asked for")
+    first, second = json_lines(out)
+    assert first.pop("time").endswith("Z")
+    expected = {"level": "warning", "logger": "pilotfish.test", "message": "half of 4"}
+    assert first == expected | {"request_id": "req-1", "client": "search"}
+    assert second["message"] == "nobody's" and "request_id" not in second
+
+
+def test_requests_side_by_side_keep_their_ids() -> None:
+    configure("json", stream=(out := io.StringIO()))
+
+    async def request(name: str) -> None:
+        with logs.request_context(name):
+            for _ in range(3):
+                await asyncio.sleep(0)
+                logging.getLogger("pilotfish.test").info(name)
+
+    async def both() -> None:
+        await asyncio.gather(request("a"), request("b"))
+
+    asyncio.run(both())
+    lines = json_lines(out)
+    assert [line["message"] for line in lines].count("a") == 3
+    assert all(line["request_id"] == line["message"] for line in lines)
+
+
+def test_the_access_line() -> None:
+    configure("json", stream=(out := io.StringIO()))
+    log_access(Access("POST", "/v1/completions", 200, 12.34567, 7, 3, "stop"))
+    log_access(Access("GET", "/nowhere", 404, 0.5))
+    first, second = json_lines(out)
+    assert first["message"] == "POST /v1/completions 200" and first["logger"] == "pilotfish.access"
+    assert (first["status"], first["ms"], first["generation_tokens"], first["finish_reason"]) == (
+        200,
+        12.346,
+        3,
+        "stop",
+    )
+    assert "prompt_tokens" not in second
+
+
+def test_prompts_are_logged_where_asked_for_and_cut() -> None:
+    configure("json", prompts=True, stream=(out := io.StringIO()))
+    log_prompt("x" * (logs.MAX_PROMPT + 5))
+    (line,) = json_lines(out)
+    assert line["characters"] == logs.MAX_PROMPT + 5 and len(line["prompt"]) == logs.MAX_PROMPT
+
+
+def test_prompts_are_not_logged_unless_asked_for() -> None:
+    configure("json", level=logging.DEBUG, stream=(out := io.StringIO()))
+    log_prompt("secret")
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_uvicorn_and_warnings_of_libraries_go_the_same_way(form: Any) -> None:
+    logging.getLogger("uvicorn.error").addHandler(logging.StreamHandler(own := io.StringIO()))
+    configure(form, stream=(out := io.StringIO()))
+    logging.getLogger("uvicorn.error").info("Application startup complete.")
+    logging.getLogger("uvicorn.access").info("not said twice")
+    logging.getLogger("urllib3").info("chatter")
+    logging.getLogger("opentelemetry").warning("an export failed")
+    assert out.getvalue().count("\n") == 2 and own.getvalue() == ""
+    assert "startup complete" in out.getvalue() and "export failed" in out.getvalue()
+
+
+def test_configuring_again_replaces() -> None:
+    configure("json", stream=(first := io.StringIO()))
+    configure("text", stream=(second := io.StringIO()))
+    logging.getLogger("pilotfish.test").info("once")
+    assert first.getvalue() == "" and second.getvalue().count("once") == 1
+
+
+def test_json_unless_a_terminal_reads() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    configure(stream=(file := io.StringIO()))
+    logging.getLogger("pilotfish.test").info("to a file")
+    assert json_lines(file)[0]["message"] == "to a file"
+    configure(stream=(terminal := Terminal()))
+    logging.getLogger("pilotfish.test").info("to a terminal")
+    assert terminal.getvalue().endswith("INFO pilotfish.test: to a terminal\n")
+
+
+@given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
+def test_nothing_breaks_out_of_its_line(message: str, value: str) -> None:
+    for formatter in (JsonFormatter(), TextFormatter()):
+        line = formatter.format(record(message, path=value))
+        assert line.isprintable()
+        line.encode()
+    assert json.loads(JsonFormatter().format(record(message, path=value)))["path"] == value
+
+
+def test_a_field_cannot_pose_as_another() -> None:
+    line = TextFormatter().format(record("m", path='/x status=200) "', status=404))
+    assert line.endswith(r'(path="/x status=200) \"" status=404)')
+
+
+def test_a_traceback_cannot_forge_lines() -> None:
+    configure("text", stream=(out := io.StringIO()))
+    try:
+        raise ValueError("bad\n2026-01-01T00:00:00Z INFO pilotfish.access: forged\x1b[2J")
+    except ValueError:
+        logging.getLogger("pilotfish.test").exception("failed")
+    first, *rest = out.getvalue().split("\n")[:-1]
+    assert first.endswith("ERROR pilotfish.test: failed")
+    assert rest and all(line.startswith("  | ") and line.isprintable() for line in rest)
+
+
+def test_a_traceback_is_a_field_of_a_json_line() -> None:
+    configure("json", stream=(out := io.StringIO()))
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        logging.getLogger("pilotfish.test").exception("failed")
+    (line,) = json_lines(out)
+    assert line["exception"].startswith("Traceback") and line["exception"].endswith("ValueError: bad")

@@ -1,0 +1,256 @@
+"""Spans of requests, read back from memory and from a collector that listens."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from pilotfish.errors import ParameterError
+from pilotfish.observe import tracing
+from pilotfish.observe.requests import RequestFacts, RequestRecord
+from pilotfish.observe.tracing import Tracer
+from pilotfish.server.tracing import start_tracing, traces_url
+from pilotfish.wire.serving import Delta, Verified
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+FACTS = RequestFacts(prompt_tokens=7, n=2, max_tokens=32, mode="async", streaming=True, tag="search", client="me")
+RECORD = RequestRecord(
+    FACTS,
+    reason="stop",
+    arrived=10.0,
+    ended=14.0,
+    queued=0.5,
+    first_token=11.0,
+    last_token=13.5,
+    generation_tokens=9,
+    longest=5,
+    verify_steps=3,
+    drafted=24,
+    accepted=6,
+)
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracer(exporter: InMemorySpanExporter) -> Tracer:
+    return Tracer(exporter, "a-model")
+
+
+def only(tracer: Tracer, exporter: InMemorySpanExporter) -> ReadableSpan:
+    tracer.close()
+    (span,) = exporter.get_finished_spans()
+    return span
+
+
+def delta(*trees: tuple[int, int]) -> Delta:
+    return Delta("r", 1, [], "", [], [Verified(2.5, accepted + 1, nodes, accepted) for nodes, accepted in trees])
+
+
+def test_a_span_says_what_was_asked_and_what_came(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
+    tracer.request("chat", "req-1", {}).end(200, RECORD)
+    span = only(tracer, exporter)
+    assert (span.name, span.kind, span.parent) == ("chat a-model", SpanKind.SERVER, None)
+    assert span.status.status_code is StatusCode.UNSET
+    assert span.resource.attributes["service.name"] == "pilotfish"
+    assert dict(span.attributes or {}) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "pilotfish",
+        "gen_ai.request.id": "req-1",
+        "gen_ai.request.model": "a-model",
+        "gen_ai.response.model": "a-model",
+        "gen_ai.request.max_tokens": 32,
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.request.n": 2,
+        "gen_ai.request.stream": True,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.prompt_tokens": 7,
+        "gen_ai.usage.output_tokens": 9,
+        "gen_ai.usage.completion_tokens": 9,
+        "gen_ai.usage.num_sequences": 2,
+        "gen_ai.latency.e2e": 4.0,
+        "gen_ai.latency.time_to_first_token": 1.0,
+        "gen_ai.latency.time_in_queue": 0.5,
+        "gen_ai.latency.time_in_model_prefill": 0.5,
+        "gen_ai.latency.time_in_model_decode": 2.5,
+        "gen_ai.latency.time_in_model_inference": 3.0,
+        "pilotfish.mode": "async",
+        "pilotfish.tag": "search",
+        "pilotfish.client": "me",
+        "pilotfish.verify_steps": 3,
+        "pilotfish.drafted": 24,
+        "pilotfish.accepted": 6,
+        "http.response.status_code": 200,
+    }
+
+
+def test_an_event_for_each_verify_step(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
+    span = tracer.request("text_completion", "req-1", {})
+    span.update(delta((8, 3), (0, 0)))  # the second had no tree
+    span.update(delta((5, 0)))
+    span.end(200, RECORD)
+    events = only(tracer, exporter).events
+    assert [event.name for event in events] == ["verify", "verify"]
+    attributes = {"output": 1, "at": 2.5, "nodes": 8, "accepted": 3, "tokens": 4}
+    assert dict(events[0].attributes or {}) == {f"pilotfish.{name}": value for name, value in attributes.items()}
+
+
+def test_events_are_bounded_and_the_rest_counted(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
+    span = tracer.request("chat", "req-1", {})
+    for accepted in range(tracing.MAX_EVENTS + 40):
+        span.update(delta((1000, accepted)))
+    span.end(200, RECORD)
+    ended = only(tracer, exporter)
+    accepted = [(event.attributes or {})["pilotfish.accepted"] for event in ended.events]
+    assert accepted == list(range(tracing.MAX_EVENTS))
+    assert (ended.attributes or {})["pilotfish.verify_steps.without_event"] == 40
+
+
+def test_the_callers_trace_goes_on(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
+    tracer.request("chat", "req-1", {"traceparent": f"00-{TRACE}-{PARENT}-01"}).end(200, RECORD)
+    span = only(tracer, exporter)
+    assert span.context is not None and f"{span.context.trace_id:032x}" == TRACE
+    assert span.parent is not None and f"{span.parent.span_id:016x}" == PARENT
+
+
+def test_a_trace_that_is_not_sampled_is_not_recorded(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
+    span = tracer.request("chat", "req-1", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    span.update(delta((8, 3)))
+    span.end(200, RECORD)
+    tracer.close()
+    assert exporter.get_finished_spans() == ()
+
+
+@pytest.mark.parametrize("header", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01", "00-\n-x-01"])
+def test_a_broken_traceparent_begins_a_trace(tracer: Tracer, exporter: InMemorySpanExporter, header: str) -> None:
+    tracer.request("chat", "req-1", {"traceparent": header}).end(200, RECORD)
+    assert only(tracer, exporter).parent is None
+
+
+@pytest.mark.parametrize(("status", "expected"), [(429, StatusCode.UNSET), (503, StatusCode.ERROR)])
+def test_a_refused_request(tracer: Tracer, exporter: InMemorySpanExporter, status: int, expected: StatusCode) -> None:
+    tracer.request("chat", "req-1", {}).end(status)
+    span = only(tracer, exporter)
+    assert span.status.status_code is expected
+    assert (span.attributes or {})["http.response.status_code"] == status
+
+
+def test_servers_have_tracers_of_their_own(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
+    other = Tracer(other_exporter := InMemorySpanExporter(), "another")
+    tracer.request("chat", "req-1", {}).end(200)
+    other.close()
+    assert other_exporter.get_finished_spans() == ()
+    assert only(tracer, exporter).name == "chat a-model"
+
+
+class Collector(HTTPServer):
+    """Answers OTLP/HTTP, and keeps what came."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.posts: list[tuple[str, bytes]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        self.server.posts.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_args: Any) -> None:
+        """A test's output is no access log."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_collector_gets_the_spans(collector: Collector) -> None:
+    tracer = start_tracing(f"http://127.0.0.1:{collector.server_port}", "a-model")
+    assert tracer is not None
+    tracer.request("chat", "req-1", {}).end(200, RECORD)
+    tracer.close()
+    ((path, body),) = collector.posts
+    assert path == "/v1/traces"
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    assert [span.name for span in resource.scope_spans[0].spans] == ["chat a-model"]
+
+
+class Stuck(SpanExporter):
+    """A collector that takes the connection and never answers."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.answers = threading.Event()
+        self.left = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:  # noqa: ARG002
+        self.asked.set()
+        self.answers.wait()
+        self.left.set()
+        return SpanExportResult.SUCCESS
+
+
+def test_a_collector_that_hangs_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="opentelemetry")
+    tracer = Tracer(exporter := Stuck(), "a-model")
+    for i in range(5000):  # more than the queue holds
+        tracer.request("chat", f"req-{i}", {}).end(200)
+    assert exporter.asked.wait(10)
+    tracer.request("chat", "req-last", {}).end(200)
+    tracer.close(timeout=0.01)
+    assert not exporter.left.is_set()
+    exporter.answers.set()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("http://localhost:4318", "http://localhost:4318/v1/traces"),
+        ("http://localhost:4318/", "http://localhost:4318/v1/traces"),
+        ("https://collector/otlp/v1/traces", "https://collector/otlp/v1/traces"),
+    ],
+)
+def test_the_collectors_url(endpoint: str, expected: str) -> None:
+    assert traces_url(endpoint) == expected
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "localhost:4317", "grpc://localhost:4317", "http://", "http://[", "http://a:x"]
+)
+def test_what_is_no_collectors_url(endpoint: str) -> None:
+    with pytest.raises(ParameterError, match=r"otlp_traces_endpoint: .* expected an http:// or https:// URL"):
+        start_tracing(endpoint, "a-model")
+
+
+def test_off_it_imports_nothing() -> None:
+    code = (
+        "import sys; from pilotfish.server.tracing import start_tracing; assert start_tracing(None, 'm') is None;"
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
