@@ -1,7 +1,7 @@
 // Two drawings on canvases: tree sizes, and a timeline of target and draft.
 
 const LANES = { target: 8, draft: 56, height: 36, left: 52, axis: 100 };
-const TICKS = { 0.5: 0.1, 2: 0.5, 5: 1 }; // seconds between ticks, for each window
+const TICKS = { 0.5: 0.1, 1: 0.2, 2: 0.5, 5: 1 }; // seconds between ticks, for each window
 
 /** A canvas's context in CSS pixels, cleared, and the page's colours. */
 function begin(canvas) {
@@ -18,9 +18,9 @@ function begin(canvas) {
 /** A bar a verify step, the latest at the right: nodes, and of them the accepted ones. */
 export function drawTrees(canvas, verified) {
   const { context, width, height, colour } = begin(canvas);
-  const pitch = 5;
+  const pitch = Math.floor(Math.min(14, Math.max(5, width / verified.length)));
   const shown = verified.slice(-Math.floor(width / pitch));
-  const unit = (height - 1) / Math.max(1, ...shown.map((one) => one.nodes));
+  const unit = (height - 1) / shown.reduce((most, one) => Math.max(most, one.nodes), 1);
   shown.forEach((one, i) => {
     context.fillStyle = colour("verify");
     context.fillRect(i * pitch, height - one.nodes * unit, pitch - 1, one.nodes * unit);
@@ -81,7 +81,8 @@ export function drawTimeline(canvas, timeline, until, span) {
   for (const step of timeline.steps) {
     if (step.at <= from + span && step.at + span >= from) drawStep(context, colour, x, step, elsewhere);
   }
-  for (const push of timeline.pushes) drawPush(context, colour, x(push.at), push.nodes);
+  const most = timeline.pushes.reduce((known, push) => Math.max(known, push.nodes), 1);
+  for (const push of timeline.pushes) drawPush(context, colour, x(push.at), push.nodes, most);
   context.restore();
 }
 
@@ -124,12 +125,9 @@ function drawStep(context, colour, x, step, elsewhere) {
   }
 }
 
-/** A mark whose area grows with the nodes that came. */
-function drawPush(context, colour, at, nodes) {
-  const middle = LANES.draft + LANES.height / 2;
+/** A mark at the time of arrival, the higher the more nodes came. */
+function drawPush(context, colour, at, nodes, most) {
+  const height = Math.max(4, (LANES.height * nodes) / most);
   context.fillStyle = colour("draft");
-  context.fillRect(at - 0.5, LANES.draft, 1, LANES.height);
-  context.beginPath();
-  context.arc(at, middle, Math.min(LANES.height / 2 - 2, 1.5 + 1.5 * Math.sqrt(nodes)), 0, 2 * Math.PI);
-  context.fill();
+  context.fillRect(at - 1, LANES.draft + LANES.height - height, 2, height);
 }

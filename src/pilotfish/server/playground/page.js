@@ -95,6 +95,7 @@ function begin() {
   at("status").textContent = "Waiting for the first token.";
   busy(true);
   draw();
+  output.scrollIntoView({ block: "nearest", behavior: CALM.matches ? "auto" : "smooth" });
 }
 
 function show(added, detail) {
@@ -133,7 +134,7 @@ function fail(error) {
 /** Everything as it stays until the next request. */
 function rest() {
   busy(false);
-  draw();
+  draw(true);
   at("summary").textContent = timeline.summary;
   at("timeline").setAttribute("aria-label", `Timeline. ${timeline.summary}`);
   at("trees").setAttribute("aria-label", treesSummary(figures));
@@ -146,14 +147,15 @@ function busy(is) {
   output.setAttribute("aria-busy", String(is));
 }
 
-/** All figures and drawings; while a request runs, the timeline follows its end. */
-function draw() {
+/** All figures and drawings. `follow`: whether the timeline shows its end. */
+function draw(follow = Boolean(running)) {
   const span = Number(at("span").value);
   const position = at("position");
   position.min = String(Math.min(span, timeline.end));
   position.max = String(timeline.end);
-  if (running) position.value = position.max;
-  position.disabled = Boolean(running) || timeline.end <= span;
+  if (follow) position.value = position.max;
+  position.disabled = Boolean(running);
+  position.hidden = timeline.end <= span;
   position.setAttribute("aria-valuetext", `up to ${Number(position.value).toFixed(1)} seconds`);
   showFigures(figures);
   drawTrees(at("trees"), figures.verified);
@@ -178,11 +180,12 @@ form.addEventListener("change", () => {
   at("prompt-label").textContent = endpoint() === "chat" ? "Message" : "Prompt";
 });
 at("key").addEventListener("input", () => sessionStorage.setItem(KEY, at("key").value));
-at("span").addEventListener("change", draw);
-at("position").addEventListener("input", draw);
-window.addEventListener("resize", draw);
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+at("span").addEventListener("change", () => draw());
+at("position").addEventListener("input", () => draw());
+window.addEventListener("resize", () => draw());
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
 
+at("parameters").open = window.matchMedia("(min-width: 60rem)").matches;
 at("key").value = sessionStorage.getItem(KEY) ?? "";
 learnModel().catch((error) => (at("status").textContent = `Not ready: ${error.message}`));
 draw();
