@@ -63,7 +63,7 @@ class Playground:
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.goto(url)
-        expect(self.page.locator("#model")).not_to_be_empty(timeout=TIMEOUT)
+        expect(self.page.locator("#status")).not_to_be_empty(timeout=TIMEOUT)
 
     def __enter__(self) -> Playground:
         return self

@@ -116,6 +116,8 @@ class StandIn:
         return Starlette(routes=[*page_routes(), Route("/v1/models", self._models), *answers])
 
     async def _models(self, _: Request) -> Response:
+        if self.refusal is not None:
+            return self._refuse(*self.refusal)
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
     async def _answer(self, request: Request) -> Response:
@@ -123,9 +125,11 @@ class StandIn:
         self.headers.append(dict(request.headers))
         self.paths.append(request.url.path)
         if self.refusal is not None:
-            status, content = self.refusal
-            return JSONResponse(content, status_code=status)
+            return self._refuse(*self.refusal)
         return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    def _refuse(self, status: int, content: Any) -> Response:
+        return JSONResponse(content, status_code=status)
 
     async def _stream(self) -> AsyncIterator[bytes]:
         try:

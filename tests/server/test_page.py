@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from browser import TIMEOUT, Playground, browser, needs_browser
@@ -37,12 +38,14 @@ def playground(chromium: Browser, url: str) -> Iterator[Playground]:
         yield playground
 
 
-def greeting() -> list[bytes]:
-    """Two steps, five tokens; the second one's text has a character beyond 16 bits and one that two tokens share."""
+def greeting(**first: Any) -> list[bytes]:
+    """Two steps, six tokens. One character is beyond 16 bits, one comes from two tokens. `first`: fields of the first
+    chunk."""
     steps = [
         chunk("Hello, <b>", [11, 12, 13], [5, 6, 10], accepted=2, nodes=7, at=5.0),
         chunk("🐟é\n", [14, 15, 16], [11, 11, 13], accepted=1, nodes=3, at=5.02),
     ]
+    steps[0] |= first
     return [*map(event, steps), *map(event, last(4, 6)), DONE]
 
 
@@ -65,9 +68,9 @@ def test_tokens_are_coloured_by_origin_and_the_text_is_exact(playground: Playgro
 
 
 def test_figures_and_timeline_tell_of_the_speculation(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.pieces = greeting()
+    stand_in.pieces = greeting(seed=17)
     playground.run("Say hello")
-    assert playground.shown("status") == "6 tokens · length · prompt 4 tokens"
+    assert playground.shown("status") == "6 tokens · length · seed 17 · prompt 4 tokens"
     assert playground.shown("acceptance") == "30 %"
     assert playground.shown("acceptance-note") == "3 of 10 nodes"
     assert playground.shown("per-step") == "3.00"
@@ -180,6 +183,34 @@ def test_a_refusal_is_shown_in_one_line(playground: Playground, stand_in: StandI
     stand_in.refusal, stand_in.pieces = None, greeting()
     playground.run("Hi")
     assert playground.page.locator("#error").is_hidden()
+
+
+def test_a_server_that_asks_for_a_key_says_so_at_once(chromium: Browser, url: str, stand_in: StandIn) -> None:
+    stand_in.refusal = (401, error("Authorization: a key is needed"))
+    with Playground(chromium, url) as playground:
+        assert playground.shown("status") == "Not ready: 401: Authorization: a key is needed"
+        stand_in.refusal, stand_in.pieces = None, greeting()
+        playground.page.fill("#key", "secret")
+        playground.page.locator("#key").blur()
+        expect(playground.page.locator("#status")).to_have_text("Ready.", timeout=TIMEOUT)
+        assert playground.shown("model") == "stand-in"
+
+
+def test_a_field_that_is_not_valid_is_shown_and_nothing_is_sent(chromium: Browser, url: str, stand_in: StandIn) -> None:
+    with Playground(chromium, url, viewport=PHONE) as playground:
+        playground.page.evaluate("document.getElementById('max-tokens').value = '0'")
+        playground.page.click("#run")
+        expect(playground.page.locator("#max-tokens")).to_be_focused(timeout=TIMEOUT)
+        assert stand_in.bodies == []
+
+
+def test_without_motion_the_answer_is_the_same(chromium: Browser, url: str, stand_in: StandIn) -> None:
+    stand_in.pieces = story()
+    with Playground(chromium, url, reduced_motion="reduce") as playground:
+        playground.run("def mean(values):")
+        assert playground.shown("acceptance-note") == "63 of 281 nodes"
+        transition = playground.page.locator("#run").evaluate("one => getComputedStyle(one).transitionDuration")
+        assert transition == "0s"
 
 
 @pytest.mark.parametrize(

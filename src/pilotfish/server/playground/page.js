@@ -55,6 +55,13 @@ async function learnModel() {
   at("model").textContent = model;
 }
 
+/** Asks for the model's name before the first request does. */
+async function greet() {
+  if (running || model) return;
+  const status = await learnModel().then(() => "Ready.", (error) => `Not ready: ${error.message}`);
+  if (!running) at("status").textContent = status;
+}
+
 async function run() {
   if (running) return;
   running = new AbortController();
@@ -73,12 +80,13 @@ async function run() {
   }
 }
 
-/** Takes an answer in. Returns how it ended: {reason, usage}. */
+/** Takes an answer in. Returns how it ended: {reason, seed, usage}. */
 async function read(answer) {
-  const ending = { reason: "ended", usage: null };
+  const ending = { reason: "ended" };
   for await (const chunk of answer) {
     const [choice] = chunk.choices;
-    ending.usage = chunk.usage ?? ending.usage;
+    ending.seed ??= chunk.seed;
+    ending.usage ??= chunk.usage;
     ending.reason = choice?.finish_reason ?? ending.reason;
     if (choice) show(choice.text ?? choice.delta?.content ?? "", chunk.pilotfish);
   }
@@ -119,10 +127,11 @@ function animate(now) {
   draw();
 }
 
-function end({ reason, usage }) {
+function end({ reason, seed, usage }) {
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const prompt = usage ? ` · prompt ${usage.prompt_tokens} tokens${cached ? `, ${cached} of them cached` : ""}` : "";
-  at("status").textContent = `${usage?.completion_tokens ?? figures.tokens} tokens · ${reason}${prompt}`;
+  const drawn = seed === undefined ? "" : ` · seed ${seed}`;
+  at("status").textContent = `${usage?.completion_tokens ?? figures.tokens} tokens · ${reason}${drawn}${prompt}`;
 }
 
 function fail(error) {
@@ -176,10 +185,12 @@ document.addEventListener("keydown", (event) => {
     form.requestSubmit();
   }
 });
+form.addEventListener("invalid", () => (at("parameters").open = true), true); // or nobody sees why nothing runs
 form.addEventListener("change", () => {
   at("prompt-label").textContent = endpoint() === "chat" ? "Message" : "Prompt";
 });
 at("key").addEventListener("input", () => sessionStorage.setItem(KEY, at("key").value));
+at("key").addEventListener("change", greet);
 at("span").addEventListener("change", () => draw());
 at("position").addEventListener("input", () => draw());
 window.addEventListener("resize", () => draw());
@@ -187,5 +198,5 @@ window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () 
 
 at("parameters").open = window.matchMedia("(min-width: 60rem)").matches;
 at("key").value = sessionStorage.getItem(KEY) ?? "";
-learnModel().catch((error) => (at("status").textContent = `Not ready: ${error.message}`));
 draw();
+greet();
