@@ -102,6 +102,10 @@ class StandIn:
     """Answers with `pieces`, bytes as they are to be sent, `pause` seconds apart."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what it was asked and told."""
         self.pieces: list[bytes] = []
         self.pause = 0.0
         self.hold = False  # whether the stream stays open after the last piece
@@ -132,6 +136,7 @@ class StandIn:
         return JSONResponse(content, status_code=status)
 
     async def _stream(self) -> AsyncIterator[bytes]:
+        aborted = self.aborted
         try:
             for piece in self.pieces:
                 yield piece
@@ -139,7 +144,7 @@ class StandIn:
             if self.hold:
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
-            self.aborted.set()
+            aborted.set()
             raise
 
 

@@ -21,14 +21,20 @@ def chromium() -> Iterator[Browser]:
         yield chromium
 
 
-@pytest.fixture
-def stand_in() -> StandIn:
+@pytest.fixture(scope="module")
+def server() -> StandIn:
     return StandIn()
 
 
 @pytest.fixture
-def url(stand_in: StandIn) -> Iterator[str]:
-    with served(stand_in.app()) as url:
+def stand_in(server: StandIn) -> StandIn:
+    server.reset()
+    return server
+
+
+@pytest.fixture(scope="module")
+def url(server: StandIn) -> Iterator[str]:
+    with served(server.app()) as url:
         yield url
 
 
