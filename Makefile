@@ -5,13 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH := 2.13.0
+BROWSER := $(VENV)/.browser
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
+IS_ROOT := $(filter 0,$(shell id -u))
+AS_ROOT := $(if $(IS_ROOT),,sudo -n)
 
 .PHONY: demo test check format parity bench has-prompts clean
 
 demo: $(READY)
 	$(BIN)/pilotfish demo
 
-test: check
+test: export PILOTFISH_REQUIRE_BROWSER := $(if $(IS_ROOT),$(if $(shell command -v apt-get),1))
+test: check $(BROWSER)
 	$(BIN)/pytest
 
 check: $(READY)
@@ -39,6 +44,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet torch==$(TORCH)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(READY)
+
+# Chromium, for the playground's tests: from the system's packages where this user may install them.
+$(BROWSER): | $(READY)
+	@if command -v $(BROWSERS) || { $(AS_ROOT) apt-get update && $(AS_ROOT) apt-get install -y --no-install-recommends chromium; }; \
+	then touch $@; fi &> $(VENV)/browser.log
+	@test -e $@ || echo "no Chromium, and none could be installed (see $(VENV)/browser.log): the browser tests cannot run" >&2
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

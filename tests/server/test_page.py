@@ -1,0 +1,392 @@
+"""The playground in headless Chromium, before a stand-in for the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browser import TIMEOUT, Playground, browser, needs_browser
+from playwright.sync_api import Browser, expect
+from stand_in import DONE, STORY, StandIn, chunk, error, event, last, served, story
+from starlette.testclient import TestClient
+
+PHONE = {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    needs_browser()
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def server() -> StandIn:
+    return StandIn()
+
+
+@pytest.fixture
+def stand_in(server: StandIn) -> StandIn:
+    server.reset()
+    return server
+
+
+@pytest.fixture(scope="module")
+def url(server: StandIn) -> Iterator[str]:
+    with served(server.app()) as url:
+        yield url
+
+
+@pytest.fixture
+def playground(chromium: Browser, url: str) -> Iterator[Playground]:
+    with Playground(chromium, url) as playground:
+        yield playground
+
+
+def greeting(**first: Any) -> list[bytes]:
+    """Two steps, six tokens. One character is beyond 16 bits, one comes from two tokens. `first`: fields of the first
+    chunk."""
+    steps = [
+        chunk("Hello, <b>", [11, 12, 13], [5, 6, 10], accepted=2, nodes=7, at=5.0),
+        chunk("🐟é\n", [14, 15, 16], [11, 11, 13], accepted=1, nodes=3, at=5.02),
+    ]
+    steps[0] |= first
+    return [*map(event, steps), *map(event, last(4, 6)), DONE]
+
+
+def test_tokens_are_coloured_by_origin_and_the_text_is_exact(playground: Playground, stand_in: StandIn) -> None:
+    stand_in.pieces = greeting()
+    playground.run("Say hello")
+    assert playground.text() == "Hello, <b>🐟é\n"
+    assert playground.tokens() == [
+        ("Hello", "drafted"),
+        (",", "drafted"),
+        (" <b>", "own"),
+        ("🐟", "drafted"),
+        ("", "own"),
+        ("é\n", "own"),
+    ]
+    underlines = playground.page.locator("#output .token").evaluate_all(
+        "all => all.map(one => getComputedStyle(one).textDecorationLine)"
+    )
+    assert underlines == ["underline", "underline", "none", "underline", "none", "none"]
+
+
+def test_figures_and_timeline_tell_of_the_speculation(playground: Playground, stand_in: StandIn) -> None:
+    stand_in.pieces = greeting(seed=17)
+    playground.run("Say hello")
+    assert playground.shown("status") == "6 tokens · length · seed 17 · prompt 4 tokens"
+    assert playground.shown("acceptance") == "30 %"
+    assert playground.shown("acceptance-note") == "3 of 10 nodes"
+    assert playground.shown("per-step") == "3.00"
+    assert playground.shown("nodes") == "5.0"
+    assert playground.shown("first").endswith(" ms")
+    summary = "2 steps of the target in 0.04 s: 84 % forward, 9 % verify, 2 % draft, 5 % coordination."
+    assert playground.shown("summary") == summary
+    expect(playground.page.locator("#timeline")).to_have_attribute("aria-label", f"Timeline. {summary}")
+    trees = "Tree sizes of 2 verify steps: 3 to 7 nodes, 3 of 10 nodes accepted"
+    expect(playground.page.locator("#trees")).to_have_attribute("aria-label", trees)
+
+
+def test_what_a_draft_elsewhere_pushed_is_told_of_and_drawn(playground: Playground, stand_in: StandIn) -> None:
+    stand_in.pieces = story()
+    before = playground.page.locator("#timeline").screenshot()
+    playground.run("def mean(values):")
+    assert playground.text() == STORY
+    assert "The draft pushed 208 nodes in 72 messages." in playground.shown("summary")
+    assert playground.page.locator("#timeline").screenshot() != before
+
+
+def test_a_long_timeline_can_be_gone_through_by_keyboard(playground: Playground, stand_in: StandIn) -> None:
+    steps = [chunk("x", [1], [i + 1], accepted=0, nodes=2, at=0.5 * i) for i in range(8)]
+    stand_in.pieces = [*map(event, steps), *map(event, last(1, 8)), DONE]
+    playground.run("x")
+    position = playground.page.locator("#position")
+    late = playground.page.locator("#timeline").screenshot()
+    position.focus()
+    playground.page.keyboard.press("Home")
+    expect(position).to_have_attribute("aria-valuetext", "up to 1.0 seconds")
+    assert playground.page.locator("#timeline").screenshot() != late
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_chunks_may_be_cut_anywhere(playground: Playground, stand_in: StandIn, size: int) -> None:
+    answer = b": a comment\r\n\r\n" + b"".join(greeting()).replace(b"\n", b"\r\n")
+    stand_in.pieces = [answer[i : i + size] for i in range(0, len(answer), size)]
+    playground.run("Say hello")
+    assert playground.text() == "Hello, <b>🐟é\n"
+    assert [origin for _, origin in playground.tokens()].count("drafted") == 3
+    assert playground.page.locator("#error").is_hidden()
+
+
+def test_text_held_back_joins_its_token_later(playground: Playground, stand_in: StandIn) -> None:
+    held = [
+        chunk("on", [1, 2], [3, 6], accepted=1, nodes=2),
+        chunk("e two t", [3], [10], accepted=0, nodes=2, at=0.1),
+    ]
+    stand_in.pieces = [*map(event, held), *map(event, last(1, 3, "stop")), DONE]
+    playground.run("count")
+    assert playground.tokens() == [("one", "drafted"), (" tw", "own"), ("o t", "own")]
+    assert playground.text() == "one two t"
+
+
+def test_an_answer_without_details_is_plain_text(playground: Playground, stand_in: StandIn) -> None:
+    plain = chunk("plain text", [], [], accepted=0, nodes=0)
+    del plain["pilotfish"]
+    stand_in.pieces = [event(plain), *map(event, last(1, 2)), DONE]
+    playground.run("x")
+    assert (playground.text(), playground.tokens()) == ("plain text", [])
+    assert playground.shown("summary") == "No steps were told of."
+
+
+def test_the_request_carries_what_the_form_says(playground: Playground, stand_in: StandIn) -> None:
+    stand_in.pieces = greeting()
+    playground.page.select_option("#mode", "off")
+    playground.run("Hi", max_tokens="8", temperature="0.5", seed="3", max_nodes="4", key="secret")
+    assert stand_in.paths == ["/v1/completions"]
+    assert stand_in.bodies == [
+        {
+            "model": "stand-in",
+            "prompt": "Hi",
+            "max_tokens": 8,
+            "temperature": 0.5,
+            "seed": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "speculation": {"mode": "off", "max_nodes": 4, "metrics": "summary", "detail": True},
+        }
+    ]
+    assert stand_in.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_chat_sends_a_message_and_leaves_out_what_is_empty(playground: Playground, stand_in: StandIn) -> None:
+    said = chunk("", [9], [2], accepted=0, nodes=0)
+    said["choices"][0] = {"index": 0, "delta": {"content": "Hi"}, "finish_reason": None}
+    stand_in.pieces = [event(said), *map(event, last(1, 1)), DONE]
+    playground.page.locator("input[value=chat]").check()
+    playground.run("Hello", temperature="", max_tokens="9")
+    assert playground.tokens() == [("Hi", "own")]
+    assert stand_in.paths == ["/v1/chat/completions"]
+    assert stand_in.bodies[0]["messages"] == [{"role": "user", "content": "Hello"}]
+    assert stand_in.bodies[0]["max_completion_tokens"] == 9
+    assert stand_in.bodies[0].keys().isdisjoint({"prompt", "max_tokens", "temperature", "seed"})
+    assert stand_in.bodies[0]["speculation"] == {"metrics": "summary", "detail": True}
+
+
+def test_the_key_stays_in_its_tab(playground: Playground) -> None:
+    playground.page.fill("#key", "secret")
+    playground.page.reload()
+    expect(playground.page.locator("#key")).to_have_value("secret", timeout=TIMEOUT)
+    assert playground.page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_a_refusal_is_shown_in_one_line(playground: Playground, stand_in: StandIn) -> None:
+    stand_in.refusal = (400, error("max_tokens: 0 is\nnot allowed"))
+    playground.run("Hi")
+    assert playground.shown("error") == "400: max_tokens: 0 is not allowed"
+    assert playground.shown("status") == "No answer."
+    stand_in.refusal, stand_in.pieces = None, greeting()
+    playground.run("Hi")
+    assert playground.page.locator("#error").is_hidden()
+
+
+def test_a_server_that_asks_for_a_key_says_so_at_once(chromium: Browser, url: str, stand_in: StandIn) -> None:
+    stand_in.refusal = (401, error("Authorization: a key is needed"))
+    with Playground(chromium, url) as playground:
+        assert playground.shown("status") == "Not ready: 401: Authorization: a key is needed"
+        stand_in.refusal, stand_in.pieces = None, greeting()
+        playground.page.fill("#key", "secret")
+        playground.page.locator("#key").blur()
+        expect(playground.page.locator("#status")).to_have_text("Ready.", timeout=TIMEOUT)
+        assert playground.shown("model") == "stand-in"
+
+
+def test_a_field_that_is_not_valid_is_shown_and_nothing_is_sent(chromium: Browser, url: str, stand_in: StandIn) -> None:
+    with Playground(chromium, url, viewport=PHONE) as playground:
+        playground.page.evaluate("document.getElementById('max-tokens').value = '0'")
+        playground.page.click("#run")
+        expect(playground.page.locator("#max-tokens")).to_be_focused(timeout=TIMEOUT)
+        assert stand_in.bodies == []
+
+
+def test_without_motion_the_answer_is_the_same(chromium: Browser, url: str, stand_in: StandIn) -> None:
+    stand_in.pieces = story()
+    with Playground(chromium, url, reduced_motion="reduce") as playground:
+        playground.run("def mean(values):")
+        assert playground.shown("acceptance-note") == "63 of 281 nodes"
+        transition = playground.page.locator("#run").evaluate("one => getComputedStyle(one).transitionDuration")
+        assert transition == "0s"
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ([event(error("target: was ended by <i>signal 9</i>"))], "target: was ended by <i>signal 9</i>"),
+        ([], "The connection ended before the answer did."),
+    ],
+)
+def test_an_error_after_the_first_token_leaves_the_text(
+    playground: Playground, stand_in: StandIn, end: list[bytes], message: str
+) -> None:
+    stand_in.pieces = [greeting()[0], *end]
+    playground.run("Hi")
+    assert playground.shown("error") == message
+    assert playground.text() == "Hello, <b>"
+    assert playground.shown("status") == "3 tokens, then an error."
+
+
+def test_stop_aborts_the_request(playground: Playground, stand_in: StandIn) -> None:
+    stand_in.pieces, stand_in.hold = greeting()[:1], True
+    playground.start("Hi")
+    expect(playground.page.locator("#output .token")).to_have_count(3, timeout=TIMEOUT)
+    playground.page.click("#stop")
+    playground.wait()
+    assert stand_in.aborted.wait(30)
+    assert playground.text() == "Hello, <b>"
+    assert playground.shown("status") == "3 tokens · stopped"
+    assert playground.page.locator("#error").is_hidden()
+
+
+def test_a_second_run_waits_for_the_first(playground: Playground, stand_in: StandIn) -> None:
+    stand_in.pieces, stand_in.hold = greeting()[:1], True
+    playground.start("Hi")
+    expect(playground.page.locator("#output .token")).to_have_count(3, timeout=TIMEOUT)
+    playground.page.click("#run", force=True)
+    playground.page.keyboard.press("Escape")
+    playground.wait()
+    assert len(stand_in.bodies) == 1
+
+
+def test_everything_goes_by_keyboard(playground: Playground, stand_in: StandIn) -> None:
+    stand_in.pieces, stand_in.hold = greeting()[:1], True
+    reached = focus_order(playground, 11)
+    assert reached == ["endpoint", "prompt", "run", "summary", *FIELDS, "output"]
+    playground.page.focus("#prompt")
+    playground.page.keyboard.press("Control+End")
+    playground.page.keyboard.type("More")
+    playground.page.keyboard.press("Control+Enter")
+    expect(playground.page.locator("#output .token")).to_have_count(3, timeout=TIMEOUT)
+    playground.page.keyboard.press("Escape")
+    playground.wait()
+    assert stand_in.bodies[0]["prompt"].endswith("More")
+    assert playground.shown("status") == "3 tokens · stopped"
+
+
+FIELDS = ("max-tokens", "temperature", "seed", "max-nodes", "mode", "key")
+
+
+def focus_order(playground: Playground, count: int) -> list[str]:
+    """What Tab reaches, by id, name or tag. Each is seen to be focused."""
+    reached = []
+    for _ in range(count):
+        playground.page.keyboard.press("Tab")
+        name, outline = playground.page.evaluate(
+            """() => {
+                const one = document.activeElement;
+                const seen = one.type === "radio" ? one.parentElement : one;
+                return [one.id || one.name || one.localName, getComputedStyle(seen).outlineStyle];
+            }"""
+        )
+        assert outline == "solid", name
+        reached.append(name)
+    return reached
+
+
+def test_the_focus_survives_the_end_of_an_answer(playground: Playground, stand_in: StandIn) -> None:
+    stand_in.pieces, stand_in.hold = greeting()[:1], True
+    playground.start("Hi")
+    playground.page.focus("#stop")
+    playground.page.keyboard.press("Enter")
+    playground.wait()
+    expect(playground.page.locator("#run")).to_be_focused(timeout=TIMEOUT)
+
+
+def test_every_field_has_a_label_and_tokens_are_not_announced(playground: Playground) -> None:
+    unlabelled = "all => all.filter(one => !one.labels.length && !one.ariaLabel).map(one => one.id)"
+    assert playground.page.locator("input, select, textarea").evaluate_all(unlabelled) == []
+    expect(playground.page.get_by_role("status")).to_have_count(1)
+    assert playground.page.locator("#output").evaluate("one => one.closest('[aria-live], [role=status]')") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone(chromium: Browser, url: str, stand_in: StandIn, scheme: str) -> None:
+    stand_in.pieces = [event(chunk("x" * 500, [1], [500], accepted=0, nodes=3)), *map(event, last(1, 1)), DONE]
+    with Playground(chromium, url, viewport=PHONE, color_scheme=scheme) as playground:
+        assert playground.overflow() <= 0
+        playground.page.click("summary")
+        playground.run("y" * 500)
+        assert playground.overflow() <= 0
+
+
+def test_it_is_dark_where_dark_is_wanted_and_legible_in_both(chromium: Browser, url: str) -> None:
+    backgrounds = []
+    for scheme in ("light", "dark"):
+        with Playground(chromium, url, color_scheme=scheme) as playground:
+            backgrounds.append(playground.background())
+            for name, ground in TEXTS:
+                assert contrast(playground, name, ground) >= 4.5, (scheme, name, ground)
+    assert backgrounds == ["rgb(244, 246, 248)", "rgb(14, 19, 23)"]
+
+
+#: Custom properties of text and of the ground that it stands on.
+TEXTS = [
+    ("text", "panel"),
+    ("muted", "panel"),
+    ("muted", "ground"),
+    ("drafted", "drafted-tint"),
+    ("drafted", "panel"),
+    ("own", "panel"),
+    ("bad", "bad-tint"),
+    ("on-accent", "accent"),
+]
+
+
+def contrast(playground: Playground, *names: str) -> float:
+    """WCAG 2.2's contrast ratio of two custom properties."""
+    script = "name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim()"
+    low, high = sorted(luminance(playground.page.evaluate(script, name)) for name in names)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_nothing_leaves_the_origin_and_nothing_complains(playground: Playground, stand_in: StandIn, url: str) -> None:
+    stand_in.pieces = greeting()
+    playground.run("Hi")
+    assert {request.startswith(url) for request in playground.requested} == {True}
+    assert playground.complaints == []
+
+
+def test_the_policy_is_in_force(playground: Playground) -> None:
+    playground.page.evaluate(
+        """() => {
+            const script = document.createElement("script");
+            try { script.textContent = "window.injected = true"; } catch { window.refused = true; }
+            document.head.append(script);
+            const image = new Image();
+            image.onerror = () => document.body.dataset.image = "refused";
+            image.src = "http://127.0.0.1:9/image.png";
+        }"""
+    )
+    expect(playground.page.locator("body")).to_have_attribute("data-image", "refused", timeout=TIMEOUT)
+    assert playground.page.evaluate("[window.refused, window.injected ?? null]") == [True, None]
+    assert any("Content Security Policy" in complaint for complaint in playground.complaints)
+
+
+def test_files_come_with_their_headers_and_only_when_they_changed(stand_in: StandIn) -> None:
+    client = TestClient(stand_in.app())
+    for path, media_type in [("/", "text/html"), ("/playground/page.js", "text/javascript")]:
+        response = client.get(path)
+        assert response.headers["content-type"] == f"{media_type}; charset=utf-8"
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["referrer-policy"] == "no-referrer"
+        assert "script-src 'self'" in response.headers["content-security-policy"]
+        again = client.get(path, headers={"If-None-Match": response.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/playground/page.py").status_code == 404
