@@ -100,15 +100,16 @@ class RequestMeter:
         self._verify_steps = self._drafted = self._accepted = 0
         sink.started()
 
-    def update(self, delta: Delta, now: float) -> None:
-        """Count what a delta brought; `now` is when it reached the server."""
+    def update(self, index: int, delta: Delta, now: float) -> None:
+        """Count what a delta of output `index` of all that the request has brought; `now` is when it reached the
+        server."""
         if delta.queued is not None and self._queued is None:
             self._queued = delta.queued
         if delta.tokens:
             self._token(now)
-            self._tokens[delta.index] += len(delta.tokens)
+            self._tokens[index] += len(delta.tokens)
         for verified in delta.verified:
-            self._verify(delta.index, verified)
+            self._verify(index, verified)
         if delta.finish is not None:
             self._reasons.add(delta.finish.reason)
 

@@ -79,12 +79,12 @@ class RequestSpan:
         self._records = span.is_recording()  # not where the caller's trace is not sampled
         self._events = 0
 
-    def update(self, delta: Delta) -> None:
-        """An event for each verify step that the delta tells of."""
+    def update(self, index: int, delta: Delta) -> None:
+        """An event for each verify step that a delta of output `index` tells of."""
         if self._records:
             for verified in delta.verified:
                 if verified.nodes:
-                    self._event(delta.index, verified)
+                    self._event(index, verified)
 
     def end(self, status: int, record: RequestRecord | None = None) -> None:
         """The request was answered with this HTTP status; no record: it was refused before it was submitted."""

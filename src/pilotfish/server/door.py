@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from pilotfish.errors import TargetUnavailable
 from pilotfish.observe.labels import FinishReason, Mode, checked_tag
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.requests import RequestFacts, RequestRecord
+from pilotfish.observe.requests import RequestFacts, RequestMeter, RequestRecord
 from pilotfish.observe.tracing import RequestSpan, Tracer
 from pilotfish.server import admission
 from pilotfish.server.admission import Admission, AdmissionError, Capacity
@@ -98,7 +98,8 @@ class Door:
             tag=caller.tag,
             client=caller.client.name,
         )
-        caller.visit = Visit(facts, caller.arrived, ticket, self._metrics, self._span(caller, demand), self._clock)
+        meter = RequestMeter(self._metrics, facts, caller.arrived)
+        caller.visit = Visit(meter, ticket, self._span(caller, demand), self._clock)
         return caller.visit
 
     def _span(self, visitor: Visitor, demand: Demand) -> RequestSpan | None:
@@ -109,88 +110,31 @@ class Door:
 
 
 @dataclass
-class _Output:
-    """What an output has given."""
-
-    tokens: int = 0
-    last: float | None = None  # when the newest of them came
-
-
-@dataclass
 class Visit:
     """A request that was let in; implements Ticket. `record` is there once it is over."""
 
-    facts: RequestFacts
-    arrived: float
+    meter: RequestMeter
     ticket: admission.Ticket
-    metrics: ServerMetrics
     span: RequestSpan | None
     clock: Callable[[], float]
     record: RequestRecord | None = None
-    _outputs: dict[tuple[int, int], _Output] = field(default_factory=dict)  # by request at the engine, and index
-    _reasons: list[str] = field(default_factory=list)
-    _first: float | None = None
-    _queued: float | None = None
-    _steps: int = 0
-    _drafted: int = 0
-    _accepted: int = 0
 
-    def __post_init__(self) -> None:
-        self.metrics.started()
-
-    def update(self, update: Update) -> None:
-        delta, now = update.delta, self.clock()
-        if self._queued is None:
-            self._queued = delta.queued
-        if delta.tokens:
-            self._count(self._outputs.setdefault((delta.id, delta.index), _Output()), len(delta.tokens), now)
-        for verified in delta.verified:
-            self._steps += verified.nodes > 0
-            self._drafted += verified.nodes
-            self._accepted += verified.accepted
-        if delta.finish is not None:
-            self._reasons.append(delta.finish.reason)
+    def update(self, index: int, update: Update) -> None:
+        self.meter.update(index, update.delta, self.clock())
         if self.span is not None:
-            self.span.update(delta)
-
-    def _count(self, output: _Output, tokens: int, now: float) -> None:
-        if self._first is None:
-            self._first = now
-            self.metrics.first_token(now - self.arrived, self.facts.prompt_tokens)
-        elif output.last is not None:
-            self.metrics.inter_token(now - output.last)
-        output.tokens += tokens
-        output.last = now
+            self.span.update(index, update.delta)
 
     def close(self, used_tokens: int, error: Exception | None) -> None:
         self.ticket.release(used_tokens)
-        self.record = self._recorded(error)
-        self.metrics.finished(self.record)
+        self.record = self.meter.finish(self.clock(), _reason(error))
         if self.span is not None:
             self.span.end(_status(error), self.record)
 
-    def _recorded(self, error: Exception | None) -> RequestRecord:
-        moments = [output.last for output in self._outputs.values() if output.last is not None]
-        return RequestRecord(
-            facts=self.facts,
-            reason=self._reason(error),
-            arrived=self.arrived,
-            ended=self.clock(),
-            queued=self._queued,
-            first_token=self._first,
-            last_token=max(moments, default=None),
-            generation_tokens=sum(output.tokens for output in self._outputs.values()),
-            longest=max((output.tokens for output in self._outputs.values()), default=0),
-            verify_steps=self._steps,
-            drafted=self._drafted,
-            accepted=self._accepted,
-        )
 
-    def _reason(self, error: Exception | None) -> FinishReason:
-        """Of several outputs, that one was cut off counts most."""
-        if error is not None:
-            return "abort" if isinstance(error, ClientGone) else "error"
-        return "length" if "length" in self._reasons else "stop"
+def _reason(error: Exception | None) -> FinishReason | None:
+    if error is None:
+        return None
+    return "abort" if isinstance(error, ClientGone) else "error"
 
 
 def _status(error: Exception | None) -> int:

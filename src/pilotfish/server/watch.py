@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -75,7 +76,7 @@ def metrics_route(metrics: ServerMetrics) -> Route:
     """/metrics, for Prometheus."""
 
     async def render(request: Request) -> Response:
-        rendered = metrics.render(request.headers.get("accept", ""))
+        rendered = await asyncio.to_thread(metrics.render, request.headers.get("accept", ""))
         return Response(rendered.body, media_type=rendered.content_type)
 
     return Route("/metrics", render)
