@@ -52,8 +52,8 @@ def facts(tag: str | None = None, cached_tokens: int | None = None) -> RequestFa
 def serve_one(metrics: ServerMetrics, asked: RequestFacts) -> None:
     """A request of two chunks: 1 token, then 3 of which 2 were drafted."""
     meter = RequestMeter(metrics, asked, now=10.0)
-    meter.update(delta(1, 0, 0, at=1.0), now=11.0)
-    meter.update(delta(3, 8, 2, at=1.5, reason="stop"), now=12.0)
+    meter.update(0, delta(1, 0, 0, at=1.0), now=11.0)
+    meter.update(0, delta(3, 8, 2, at=1.5, reason="stop"), now=12.0)
     meter.finish(now=12.25)
 
 

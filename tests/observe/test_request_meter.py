@@ -45,8 +45,8 @@ def delta(
 def test_tokens_times_and_trees_add_up() -> None:
     sink = Sink()
     meter = RequestMeter(sink, facts(), now=100.0)
-    meter.update(delta((5.0, 1, 0, 0), queued=0.5), now=101.0)
-    meter.update(delta((5.25, 3, 8, 2), (5.75, 1, 8, 0), reason="stop"), now=102.0)  # two steps in one
+    meter.update(0, delta((5.0, 1, 0, 0), queued=0.5), now=101.0)
+    meter.update(0, delta((5.25, 3, 8, 2), (5.75, 1, 8, 0), reason="stop"), now=102.0)  # two steps in one
     record = meter.finish(now=102.5)
     assert sink.told == [("started",), ("first", 1.0, 7), ("inter", 0.25), ("inter", 0.5), ("finished", record)]
     assert (record.reason, record.generation_tokens, record.longest) == ("stop", 5, 5)
@@ -59,10 +59,10 @@ def test_tokens_times_and_trees_add_up() -> None:
 def test_outputs_have_gaps_of_their_own() -> None:
     sink = Sink()
     meter = RequestMeter(sink, facts(n=2), now=0.0)
-    meter.update(delta((1.0, 1, 0, 0), index=0, queued=0.0), now=1.0)
-    meter.update(delta((3.0, 1, 0, 0), index=1, queued=2.0), now=3.0)
-    meter.update(delta((4.0, 2, 3, 1), index=0, reason="length"), now=4.0)
-    meter.update(delta((4.5, 1, 3, 0), index=1, reason="stop"), now=4.5)
+    meter.update(0, delta((1.0, 1, 0, 0), index=0, queued=0.0), now=1.0)
+    meter.update(1, delta((3.0, 1, 0, 0), index=1, queued=2.0), now=3.0)
+    meter.update(0, delta((4.0, 2, 3, 1), index=0, reason="length"), now=4.0)
+    meter.update(1, delta((4.5, 1, 3, 0), index=1, reason="stop"), now=4.5)
     record = meter.finish(now=4.5)
     assert [told[1] for told in sink.told if told[0] == "inter"] == [3.0, 1.5]
     assert (record.generation_tokens, record.longest, record.queued) == (5, 3, 0.0)
@@ -72,7 +72,7 @@ def test_outputs_have_gaps_of_their_own() -> None:
 def test_steps_without_tokens_leave_no_gap() -> None:
     sink = Sink()
     meter = RequestMeter(sink, facts(), now=0.0)
-    meter.update(delta((1.0, 0, 0, 0), queued=0.0), now=1.0)
+    meter.update(0, delta((1.0, 0, 0, 0), queued=0.0), now=1.0)
     record = meter.finish(now=2.0)
     assert [told[0] for told in sink.told] == ["started", "finished"]
     assert record.first_token is record.last_token is record.time_to_first_token is record.decode is None
@@ -93,5 +93,5 @@ def test_steps_without_tokens_leave_no_gap() -> None:
 def test_the_worst_reason_of_all_outputs(reasons: list[str], given: Any, expected: str) -> None:
     meter = RequestMeter(Sink(), facts(n=2), now=0.0)
     for index, reason in enumerate(reasons):
-        meter.update(delta((1.0, 1, 0, 0), index=index, reason=reason), now=1.0)
+        meter.update(index, delta((1.0, 1, 0, 0), index=index, reason=reason), now=1.0)
     assert meter.finish(now=2.0, reason=given).reason == expected

@@ -103,8 +103,8 @@ def test_a_span_says_what_was_asked_and_what_came(tracer: Tracer, exporter: InMe
 
 def test_an_event_for_each_verify_step(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
     span = tracer.request("text_completion", "req-1", {})
-    span.update(delta((8, 3), (0, 0)))  # the second had no tree
-    span.update(delta((5, 0)))
+    span.update(0, delta((8, 3), (0, 0)))  # the second had no tree
+    span.update(0, delta((5, 0)))
     span.end(200, RECORD)
     events = only(tracer, exporter).events
     assert [event.name for event in events] == ["verify", "verify"]
@@ -115,7 +115,7 @@ def test_an_event_for_each_verify_step(tracer: Tracer, exporter: InMemorySpanExp
 def test_events_are_bounded_and_the_rest_counted(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
     span = tracer.request("chat", "req-1", {})
     for accepted in range(tracing.MAX_EVENTS + 40):
-        span.update(delta((1000, accepted)))
+        span.update(0, delta((1000, accepted)))
     span.end(200, RECORD)
     ended = only(tracer, exporter)
     accepted = [(event.attributes or {})["pilotfish.accepted"] for event in ended.events]
@@ -132,7 +132,7 @@ def test_the_callers_trace_goes_on(tracer: Tracer, exporter: InMemorySpanExporte
 
 def test_a_trace_that_is_not_sampled_is_not_recorded(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
     span = tracer.request("chat", "req-1", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
-    span.update(delta((8, 3)))
+    span.update(0, delta((8, 3)))
     span.end(200, RECORD)
     tracer.close()
     assert exporter.get_finished_spans() == ()

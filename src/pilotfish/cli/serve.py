@@ -45,9 +45,9 @@ class ServerOptions:
     max_queued_tokens: Annotated[int, typer.Option(help="Tokens of them; 0: four times the KV pool.")] = 0
     api_key: Annotated[list[str] | None, typer.Option(help="A secret that clients show. Repeatable.")] = None
     api_keys: Annotated[Path | None, typer.Option(help="A file of keys and their limits.")] = None
-    allow_anonymous: Annotated[bool, typer.Option("--allow-anonymous", help="Listen beyond this host without keys.")] = (
-        False
-    )
+    allow_anonymous: Annotated[
+        bool, typer.Option("--allow-anonymous", help="Listen beyond this host without keys.")
+    ] = False
     per_request_spec_decode_metrics: Annotated[str, typer.Option(help="none, summary or detailed.")] = (
         ServerConfig.metrics
     )
@@ -69,7 +69,6 @@ class ServerOptions:
             write_timeout=self.write_timeout,
             drain_timeout=self.drain_timeout,
             metrics=cast(MetricsLevel, self.per_request_spec_decode_metrics),
-            log_prompts=self.log_prompts,
         )
 
 
@@ -94,7 +93,7 @@ def serve(engine: EngineOptions, server: ServerOptions, json: JsonOption = False
         traces_url(server.otlp_traces_endpoint)
     from pilotfish.server.run import Setup, run_server
 
-    configure(cast(LogFormat | None, server.log_format))
+    configure(cast(LogFormat | None, server.log_format), prompts=server.log_prompts)
     setup = Setup(config, listening, keys, limits, server.otlp_traces_endpoint)
     run_server(setup, _tell if json else lambda _: None)
 

@@ -18,13 +18,13 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/models", operation_id="models")
     async def models(request: Request) -> Response:
         """The one model that is served, by each of its names."""
-        service.gate.identify(request.headers)
+        service.gate.identify(request)
         return json(Models([model(name) for name in service.names]))
 
     @routes.get("/v1/models/{name:path}", operation_id="model")
     async def one_model(name: str, request: Request) -> Response:
         """404 for a model that is not served."""
-        service.gate.identify(request.headers)
+        service.gate.identify(request)
         return json(model(service.name(name)))
 
     @routes.get("/health", operation_id="health")
@@ -36,7 +36,8 @@ def router(service: Service) -> APIRouter:
     async def ready() -> Response:
         """503, with the reason, while requests would not be served."""
         health = service.engine.health
-        return json(Ready(health.ready, health.reason, health.restarts), 200 if health.ready else 503)
+        reason = "draining: the server ends once its requests have" if service.gate.closing else health.reason
+        return json(Ready(not reason, reason, health.restarts), 503 if reason else 200)
 
     @routes.get("/version", operation_id="version")
     async def version() -> Response:

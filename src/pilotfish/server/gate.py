@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+from starlette.requests import Request
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.server.engine import Update
@@ -26,6 +27,7 @@ class Demand:
     request_id: str
     prompts: tuple[int, ...]  # tokens of each
     params: SamplingParams
+    max_nodes: int | None  # of a tree; 0: no speculation
     chat: bool
     stream: bool
 
@@ -33,8 +35,8 @@ class Demand:
 class Ticket(Protocol):
     """A request that was let in."""
 
-    def update(self, update: Update) -> None:
-        """Called with all that comes of it."""
+    def update(self, index: int, update: Update) -> None:
+        """Called with all that comes of it: `index` counts the outputs of all prompts."""
         ...
 
     def close(self, used_tokens: int, error: Exception | None) -> None:
@@ -43,9 +45,14 @@ class Ticket(Protocol):
 
 
 class Gate(Protocol):
-    """Both raise HttpError for whom they turn away."""
+    """`identify` and `admit` raise HttpError for whom they turn away."""
 
-    def identify(self, headers: Mapping[str, str]) -> Caller:
+    @property
+    def closing(self) -> bool:
+        """Whether nobody will be let in any more."""
+        ...
+
+    def identify(self, request: Request) -> Caller:
         """Before the body is read: 401."""
         ...
 
@@ -59,7 +66,7 @@ class Anyone:
 
     cache_salt: str | None = None
 
-    def update(self, update: Update) -> None:
+    def update(self, index: int, update: Update) -> None:
         """Nothing is counted."""
 
     def close(self, used_tokens: int, error: Exception | None) -> None:
@@ -69,7 +76,9 @@ class Anyone:
 class OpenGate:
     """Lets everybody in."""
 
-    def identify(self, headers: Mapping[str, str]) -> Caller:  # noqa: ARG002
+    closing = False
+
+    def identify(self, request: Request) -> Caller:  # noqa: ARG002
         return Anyone()
 
     def admit(self, caller: Caller, demand: Demand) -> Ticket:  # noqa: ARG002

@@ -28,7 +28,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/completions", operation_id="completions")
     async def completions(request: Request) -> Response:
         """Continue each prompt."""
-        caller = service.gate.identify(request.headers)
+        caller = service.gate.identify(request)
         asked = await read(request, CompletionRequest, service.config.max_body_bytes)
         model = service.name(asked.model)
         prompts = await completion_prompts(asked, service.engine.tokenizer, service.config.max_prompts)
@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions", operation_id="chat_completions")
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        caller = service.gate.identify(request.headers)
+        caller = service.gate.identify(request)
         asked = await read(request, ChatRequest, service.config.max_body_bytes)
         model = service.name(asked.model)
         prompts = [Prompt(await chat_tokens(asked.messages, service.engine.tokenizer))]
@@ -79,7 +79,9 @@ def respond(service: Service, request: Request, asked: GenerationRequest, plan: 
     """HttpError where the gate turns the request away."""
     chat, stream = isinstance(asked, ChatRequest), bool(asked.stream)
     lengths = tuple(len(prompt.tokens) for prompt in plan.prompts)
-    ticket = service.gate.admit(caller, Demand(request_id(request.scope), lengths, plan.params, chat, stream))
+    ticket = service.gate.admit(
+        caller, Demand(request_id(request.scope), lengths, plan.params, plan.max_nodes, chat, stream)
+    )
     job, outputs = Job(plan, service.engine, ticket), Outputs(plan)
     shape = (ChatFormat if chat else TextFormat)(plan, outputs, service.engine.tokenizer, service.pieces)
     return JobResponse(job, outputs, shape, service.config.write_timeout, stream=stream)

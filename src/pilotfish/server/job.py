@@ -89,10 +89,10 @@ class Job:
                 prompt, update = await anext(self._updates)
         except TimeoutError as error:
             raise late(self.plan.seconds) from error
-        self._ticket.update(update)
+        index = prompt * self.plan.params.n + update.delta.index
+        self._ticket.update(index, update)
         self.used_tokens += len(update.delta.tokens)
-        delta = _nothing(update.delta) if self.plan.only_echo else update.delta
-        return Growth(prompt * self.plan.params.n + delta.index, delta, update)
+        return Growth(index, _nothing(update.delta) if self.plan.only_echo else update.delta, update)
 
     def close(self, error: BaseException | None = None) -> None:
         """Abort what still runs, give the ticket back. Idempotent."""

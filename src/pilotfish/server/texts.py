@@ -26,7 +26,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/tokenize", operation_id="tokenize")
     async def tokenize(request: Request) -> Response:
         """The tokens of a prompt, or of the chat template around messages."""
-        service.gate.identify(request.headers)
+        service.gate.identify(request)
         asked = await read(request, TokenizeRequest, limit)
         service.name(asked.model)
         tokens = await _tokens(asked, service)
@@ -36,7 +36,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/detokenize", operation_id="detokenize")
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
-        service.gate.identify(request.headers)
+        service.gate.identify(request)
         asked = await read(request, DetokenizeRequest, limit)
         service.name(asked.model)
         _check(asked.tokens, len(service.engine.tokenizer))
