@@ -105,8 +105,7 @@ class Door:
     def _span(self, visitor: Visitor, demand: Demand) -> RequestSpan | None:
         if self._tracer is None:
             return None
-        operation = "chat" if demand.chat else "text_completion"
-        return self._tracer.request(operation, demand.request_id, visitor.headers)
+        return self._tracer.request("chat" if demand.chat else "text_completion", demand.request_id, visitor.headers)
 
 
 @dataclass

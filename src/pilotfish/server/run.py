@@ -1,7 +1,9 @@
 """The API process: a listening socket, the engine, the application, and an end that loses nothing.
 
-SIGTERM or SIGINT:   let nobody in any more  ─►  wait for those inside, `drain_timeout` at most  ─►  end the target, which
-ends what is left with an error  ─►  close. A second one does not wait.
+SIGTERM, SIGINT  ─►  let nobody in any more  ─►  wait for those inside, up to `drain_timeout`
+                 ─►  end the target, and with it what is left, by an error  ─►  close
+
+A second signal does not wait.
 """
 
 from __future__ import annotations
@@ -54,9 +56,11 @@ def run_server(setup: Setup, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; `ready` is called with the URL once requests can be served. ParameterError for an
     address that cannot be had, ModelError for models that cannot be served."""
     name_process("api")
-    with contextlib.closing(listening_socket(setup.server)) as listener:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Process(setup, listener, ready).run())
+    with (
+        contextlib.closing(listening_socket(setup.server)) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_Process(setup, listener, ready).run())
 
 
 def listening_socket(config: ServerConfig) -> socket.socket:
