@@ -60,7 +60,8 @@ export class Timeline {
     const sum = (name) => this.steps.reduce((total, step) => total + step[name], 0);
     const parts = ["forward", "verify", "draft", "coordination"].map((name) => [name, sum(name)]);
     const whole = parts.reduce((total, [, seconds]) => total + seconds, 0) || 1;
-    const shares = parts.map(([name, seconds]) => `${((100 * seconds) / whole).toFixed(0)} % ${name}`).join(", ");
+    const called = (name) => (name === "draft" && this.pushes.length ? "wait for a draft" : name);
+    const shares = parts.map(([name, time]) => `${((100 * time) / whole).toFixed(0)} % ${called(name)}`).join(", ");
     const nodes = this.pushes.reduce((total, push) => total + push.nodes, 0);
     const pushed = this.pushes.length ? ` The draft pushed ${nodes} nodes in ${this.pushes.length} messages.` : "";
     return `${this.steps.length} steps of the target in ${this.end.toFixed(2)} s: ${shares}.${pushed}`;
