@@ -75,6 +75,7 @@ BAD_CHATS = [
     ("messages", [{"role": "user"}], "messages[0].content: it is missing"),
     ("messages", [{"role": "user", "content": None}], "messages[0].content"),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url' is not allowed"),
+    ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type: it is missing"),
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
     ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight: there is no such parameter"),
     ("messages", [{"role": "user", "content": "refuse"}], "messages: the chat template refuses them: no"),

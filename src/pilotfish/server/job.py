@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.server.engine import Engine, Stream, Update
 from pilotfish.server.failures import ClientGone, late
 from pilotfish.server.gate import Ticket
+from pilotfish.server.merged import Merged
 from pilotfish.server.prompts import Prompt
 from pilotfish.wire.serving import Delta, Finish
 
@@ -69,24 +70,25 @@ class Job:
         self._engine = engine
         self._ticket: Ticket | None = ticket
         self._streams: list[Stream] = []
-        self._updates: AsyncIterator[tuple[int, Update]] | None = None
+        self._merged: Merged | None = None
 
     def submit(self) -> None:
         """TargetUnavailable where the target is not ready."""
         plan = self.plan
         for prompt in plan.prompts:
             self._streams.append(self._engine.submit(prompt.tokens, plan.params, plan.cache_salt, plan.max_nodes))
-        self._updates = merged(self._streams)
+        if len(self._streams) > 1:
+            self._merged = Merged(self._streams)
 
     def __aiter__(self) -> Job:
         return self
 
     async def __anext__(self) -> Growth:
         """HttpError 504 after the deadline; what a Stream raises."""
-        assert self._updates is not None and self._ticket is not None
+        assert self._ticket is not None  # or it is closed
         try:
             async with asyncio.timeout(self._ends - time.monotonic()):
-                prompt, update = await anext(self._updates)
+                prompt, update = await self._next()
         except TimeoutError as error:
             raise late(self.plan.seconds) from error
         index = prompt * self.plan.params.n + update.delta.index
@@ -94,10 +96,15 @@ class Job:
         self.used_tokens += len(update.delta.tokens)
         return Growth(index, _nothing(update.delta) if self.plan.only_echo else update.delta, update)
 
+    async def _next(self) -> tuple[int, Update]:
+        return await anext(self._merged) if self._merged is not None else (0, await anext(self._streams[0]))
+
     def close(self, error: BaseException | None = None) -> None:
         """Abort what still runs, give the ticket back. Idempotent."""
         for stream in self._streams:
             stream.abort()
+        if self._merged is not None:
+            self._merged.close()
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             known = error is None or isinstance(error, Exception)
@@ -108,38 +115,6 @@ def _nothing(delta: Delta) -> Delta:
     """The delta of an output of which only the prompt is wanted: one token is generated, and dropped."""
     finish = delta.finish and Finish("length", None)
     return msgspec.structs.replace(delta, tokens=[], text="", ends=[], verified=[], logprobs=[], finish=finish)
-
-
-async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Update]]:
-    """The updates of all streams, each with its stream's number. Takes no more of them than are asked for."""
-    if len(streams) == 1:
-        async for update in streams[0]:
-            yield 0, update
-        return
-    queue: asyncio.Queue[tuple[int, Update | Exception | None]] = asyncio.Queue(1)
-    tasks = [asyncio.create_task(_feed(i, stream, queue)) for i, stream in enumerate(streams)]
-    left = len(tasks)
-    try:
-        while left:
-            i, item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield i, item
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _feed(i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Update | Exception | None]]) -> None:
-    try:
-        async for update in stream:
-            await queue.put((i, update))
-        await queue.put((i, None))
-    except Exception as error:
-        await queue.put((i, error))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -116,7 +116,8 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
     best_of: int | None = None  # n
 
 
-class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["text"]
     text: str
 
 
