@@ -32,6 +32,9 @@ class ServerOptions:
     default_max_tokens: Annotated[int, typer.Option(help="0: what the context leaves.")] = (
         ServerConfig.default_max_tokens
     )
+    read_timeout: Annotated[float, typer.Option(help="Seconds that a client has to send a request.")] = (
+        ServerConfig.read_timeout
+    )
     request_timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = (
         ServerConfig.request_timeout
     )
@@ -65,6 +68,7 @@ class ServerOptions:
             max_prompts=self.max_prompts,
             max_n=self.max_n,
             default_max_tokens=self.default_max_tokens,
+            read_timeout=self.read_timeout,
             request_timeout=self.request_timeout,
             write_timeout=self.write_timeout,
             drain_timeout=self.drain_timeout,

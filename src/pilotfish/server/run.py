@@ -30,6 +30,7 @@ from pilotfish.server.app import make_app
 from pilotfish.server.door import Door
 from pilotfish.server.keys import Keyring
 from pilotfish.server.page import page_routes
+from pilotfish.server.protocol import Patience, protocol
 from pilotfish.server.tracing import start_tracing
 from pilotfish.server.watch import Watch, metrics_route
 
@@ -95,7 +96,7 @@ class _Process:
         app.add_middleware(Watch, metrics=self._metrics)
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=protocol(Patience.of(setup.server)),  # type: ignore[arg-type]  # makes one, as a class does
             ws="none",
             lifespan="off",
             log_config=None,
