@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -149,3 +150,25 @@ def reset(bare: socket.socket) -> None:
     """Close with an RST."""
     bare.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     bare.close()
+
+
+# -- a server
+
+
+def balanced(server: LiveServer) -> bool:
+    """Whether nothing of any request is left."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    return not any(map(server.metric, (*names, "pilotfish_requests_in_flight")))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory."""
+    return 4096 * int(Path(f"/proc/{pid}/statm").read_text().split()[1])

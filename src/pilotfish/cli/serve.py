@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_text
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -81,7 +81,8 @@ def serve(engine: EngineOptions, server: ServerOptions, json: JsonOption = False
     """Serve OpenAI's API: completions, chats, metrics, and a page to try it at /. Ends on Ctrl-C or SIGTERM.
 
     With --json one line on stdout says where, once requests can be served."""
-    config = with_speculative_config(engine, server.speculative_config).config(server.max_requests)
+    options = with_speculative_config(engine, server.speculative_config)
+    config = replace(options.config(concurrency=1), max_requests=server.max_requests)
     listening = server.config()
     if server.log_format not in (None, "json", "text"):
         raise ParameterError("log_format", server.log_format, "json or text")
