@@ -10,7 +10,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from http_clients import Answer, Client, answer, ask, completion, dial, head, message, resident
+from http_clients import COMPLETIONS, Answer, Client, answer, ask, completion, dial, head, message, resident
 from live import LiveServer
 
 LIVELY = completion(3, max_tokens=120, stream=True)
@@ -71,8 +71,8 @@ BODIES: dict[str, tuple[bytes, str]] = {
     "10,000 stop strings": (json.dumps({"prompt": "x", "stop": [str(i) for i in range(10_000)]}).encode(), "stop"),
     "a stop string of 1 MB": (json.dumps({"prompt": "x", "stop": "s" * MIB}).encode(), "stop"),
     "10,000 prompts": (json.dumps({"prompt": ["x"] * 10_000}).encode(), "prompt"),
-    "a prompt of 4 MB": (json.dumps({"prompt": "x " * (2 * MIB - 100)}).encode(), "prompt"),
-    "a million tokens": (json.dumps({"prompt": [1] * 1_000_000}).encode(), "prompt"),
+    "a prompt of 200 kB": (json.dumps({"prompt": "x " * 100_000}).encode(), "prompt"),
+    "100,000 tokens": (json.dumps({"prompt": [1] * 100_000}).encode(), "prompt"),
     "a field of 1 MB": (json.dumps({"prompt": "x", "f" * MIB: 1}).encode(), "there is no such parameter"),
     "100,000 fields": (json.dumps({f"f{i}": i for i in range(100_000)}).encode(), "there is no such parameter"),
     "line ends in a field": (b'{"prompt": "x", "a\\r\\nb\\u0000": 1}', "there is no such parameter"),
@@ -87,13 +87,12 @@ def test_a_body_that_cannot_be(name: str, server: LiveServer) -> None:
     one_line(post(server, body), 400, about)
 
 
-@pytest.mark.parametrize(
-    "field", ["max_tokens", "temperature", "stop", "n", "stream", "logit_bias", "seed", "speculation"]
-)
-@pytest.mark.parametrize("value", [{"a": [None]}, [[]], -1.5e300, "\0"])
+FIELDS = ["max_tokens", "temperature", "stop", "n", "stream", "logit_bias", "seed", "speculation"]
+
+
+@pytest.mark.parametrize("value", [{"a": [None]}, [[]], -1.5e300])
+@pytest.mark.parametrize("field", FIELDS)
 def test_a_value_that_cannot_be(field: str, value: object, server: LiveServer) -> None:
-    if field == "stop" and value == "\0":
-        pytest.skip("is a stop string")
     one_line(post(server, {"prompt": "x", field: value}), 400, field)
 
 
@@ -106,14 +105,10 @@ def test_what_is_odd_but_lawful(server: LiveServer) -> None:
         assert post(server, body).text == text
 
 
-@pytest.mark.parametrize(
-    "content_type", ["text/plain", "application/x-www-form-urlencoded", "a" * 5000, "application/jsonx"]
-)
+@pytest.mark.parametrize("content_type", ["text/plain", "multipart/form-data", "a" * 5000, "application/jsonx"])
 def test_another_content_type(content_type: str, server: LiveServer) -> None:
     data = json.dumps(completion()).encode()
-    lines = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: here\r\ncontent-type: {content_type}\r\ncontent-length: {len(data)}"
-    )
+    lines = f"POST {COMPLETIONS} HTTP/1.1\r\ncontent-type: {content_type}\r\ncontent-length: {len(data)}"
     with dial(server) as client:
         client.sendall(lines.encode() + b"\r\n\r\n" + data)
         one_line(answer(client), 415, "content-type")
@@ -131,16 +126,16 @@ def test_a_large_body_is_refused_before_it_is_there(server: LiveServer) -> None:
         assert answer(client).status in (400, 413)
 
 
-@pytest.mark.parametrize("framing", ["content-length", "chunked"])
-def test_a_large_body_is_refused_for_a_client_that_sends_it_all(framing: str, server: LiveServer) -> None:
-    before, part = resident(server.process.pid), bytes(MIB)
+CHUNKED = [head(transfer_encoding="chunked"), *[b"100000\r\n" + bytes(MIB) + b"\r\n"] * 10, b"0\r\n\r\n"]
+WHOLE = [head(content_length=10 * MIB), *[bytes(MIB)] * 10]
+
+
+@pytest.mark.parametrize("parts", [CHUNKED, WHOLE], ids=["chunked", "whole"])
+def test_a_large_body_is_refused_for_a_client_that_sends_it_all(parts: list[bytes], server: LiveServer) -> None:
+    before = resident(server.process.pid)
     with dial(server) as client:
-        client.sendall(
-            head(**({"transfer_encoding": "chunked"} if framing == "chunked" else {"content_length": 10 * MIB}))
-        )
-        for _ in range(10):
-            client.sendall(b"100000\r\n" + part + b"\r\n" if framing == "chunked" else part)
-        client.sendall(b"0\r\n\r\n" if framing == "chunked" else b"")
+        for part in parts:
+            client.sendall(part)
         one_line(answer(client), 413, "body")
         client.sendall(head("GET", "/health"))  # the connection goes on
         assert answer(client).status == 200
@@ -190,20 +185,26 @@ def test_many_small_headers_are_lawful(server: LiveServer) -> None:
 # -- time
 
 
-@pytest.mark.parametrize("part", ["nothing", "head", "body", "chunk"])
+STARTED = {
+    "nothing": b"",
+    "head": b"GET /",
+    "body": head(content_length=1000),
+    "chunk": head(transfer_encoding="chunked") + b"fff\r\n",
+}
+
+
+@pytest.mark.parametrize("part", STARTED)
 def test_a_client_that_dribbles_is_sent_away(part: str, server: LiveServer) -> None:
     """`read_timeout` is 2 s."""
-    started = {"body": head(content_length=1000), "chunk": head(transfer_encoding="chunked") + b"fff\r\n"}.get(
-        part, b""
-    )
+    started = STARTED[part]
     with dial(server) as client:
         client.sendall(started)
         began = monotonic()
         client.settimeout(0.1)
         while part != "nothing" and not _readable(client):
-            client.sendall(b"{" if started else b"P")
+            client.sendall(b"p")
         client.settimeout(20)
-        one_line(answer(client), 408, "body" if started else "headers")
+        one_line(answer(client), 408, "headers" if part in ("nothing", "head") else "body")
         assert monotonic() - began > 1.5
         with suppress(ConnectionError):
             assert client.recv(1) == b""
@@ -271,16 +272,16 @@ def test_another_path(path: str, server: LiveServer) -> None:
         one_line(answer(client), 404, "")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"hello\r\n\r\n",
-        b"\0" * 100,
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"BREW / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-    ],
-)
+NO_HTTP = [b"hello\r\n\r\n", bytes(100), b"\x16\x03\x01\x02", b"BREW / HTTP/1.1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
+    b"hello\r\n\r\n",
+    bytes(100),
+    b"\x16\x03\x01\x02\0\1\0",
+    b"BREW / HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("data", NO_HTTP)
 def test_what_is_no_http(data: bytes, server: LiveServer) -> None:
     with dial(server) as client:
         client.sendall(data)

@@ -89,9 +89,8 @@ def test_a_server_that_is_killed_leaves_nothing(llama: Path, draft: Path, tmp_pa
 def refused(target: Path, *options: str) -> str:
     """What a server that cannot begin says."""
     command = [sys.executable, "-m", "pilotfish", "serve", f"--target={target}", "--dtype=float32", *options]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
     return done.stderr
 

@@ -49,16 +49,14 @@ def test_a_full_queue_turns_away_what_is_more(server: LiveServer, expected: list
     eventually(lambda: balanced(server))
 
 
-@pytest.mark.parametrize(
-    "header", ["", "Bearer ", "Bearer the-secret-of-nobody-is-long", "Basic eDp5", "Bearer \xff" * 9]
-)
+HEADERS = ["", "Bearer ", "Bearer the-secret-of-nobody-is-long", "Basic eDp5", "Bearer \xff" * 9]
+
+
+@pytest.mark.parametrize("header", HEADERS)
 def test_who_has_no_key_is_not_let_in(server: LiveServer, header: str) -> None:
     answer = ask(server, completion(), authorization=header)
-    assert (answer.status, answer.error["code"], answer.headers["www-authenticate"]) == (
-        401,
-        "invalid_api_key",
-        "Bearer",
-    )
+    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+    assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_one_key_s_limits_are_its_own(server: LiveServer, expected: list[str]) -> None:

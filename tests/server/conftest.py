@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,10 @@ def client(serve: Callable[..., Client]) -> Client:
 
 
 @pytest.fixture(scope="session")
-def synchronous(llama: Path, draft: Path) -> Iterator[LiveServer]:
-    """A real server that speculates in step with the target."""
-    options = {"budget": "fixed", "served_model_name": "tiny", "default_max_tokens": 8}
-    with LiveServer(llama, draft=draft, mode="sync", **options) as server:
+def synchronous(llama: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A real server that speculates in step with the target, which has a chat template."""
+    target = Path(shutil.copytree(llama, tmp_path_factory.mktemp("chat") / "tiny"))
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    options = {"budget": "fixed", "default_max_tokens": 8}
+    with LiveServer(target, draft=draft, mode="sync", **options) as server:
         yield server

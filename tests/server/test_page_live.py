@@ -27,15 +27,14 @@ def test_a_completion_streams_in_coloured_by_origin(
     status, answer = synchronous.post("/v1/completions", body)
     assert status == 200
     with Playground(chromium, synchronous.url) as playground:
-        playground.page.click("summary")
         playground.run(PROMPT, max_tokens="64", temperature=str(temperature), seed="7")
         tokens = playground.tokens()
         assert playground.text() == answer["choices"][0]["text"] == "".join(text for text, _ in tokens)
         assert {origin for _, origin in tokens} == {"drafted", "own"}
-        count, usage = answer["usage"]["completion_tokens"], answer["usage"]
+        usage, reason = answer["usage"], answer["choices"][0]["finish_reason"]
+        count, prompt = usage["completion_tokens"], usage["prompt_tokens"]
         assert len(tokens) == count
-        said = f"{count} tokens · {answer['choices'][0]['finish_reason']} · seed 7 · prompt {usage['prompt_tokens']} tokens"
-        assert playground.shown("status") == said
+        assert playground.shown("status") == f"{count} tokens · {reason} · seed 7 · prompt {prompt} tokens"
         assert playground.shown("acceptance").endswith("%") and float(playground.shown("per-step")) > 1
         assert playground.shown("rate") != "–" and playground.shown("first") != "–"
         assert playground.complaints == []

@@ -55,4 +55,4 @@ def test_an_operation_is_as_the_document_says(name: str, mode: GenerationMode, o
         statuses.add(case.call_and_validate(checks=CHECKS).status_code)
 
     conforms()
-    print(name, mode, statuses)
+    assert 200 in statuses or mode.is_negative or name == "model"  # no drawn name is that of one
