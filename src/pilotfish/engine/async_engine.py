@@ -21,7 +21,7 @@ from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream, Update
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError, TargetUnavailable, WireError
 from pilotfish.model.generation_config import read_generation_config
-from pilotfish.model.loader import load_config, load_tokenizer, model_name
+from pilotfish.model.tokenizer import load_tokenizer, model_name
 from pilotfish.wire.channel import Peer, Received
 from pilotfish.wire.courier import Courier
 from pilotfish.wire.listening import ListeningChannel
@@ -62,14 +62,11 @@ class AsyncEngine:
     started again."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """ModelError for a model whose configuration or tokenizer cannot be used; its weights are the target's."""
+        """ModelError for a tokenizer or generation_config.json that cannot be used; the rest is the target's."""
         self.config = config
-        model = load_config(config.target)
         self.name = model_name(config.target)
         self.tokenizer: Any = load_tokenizer(config.target)
-        self.vocab_size: int = model.vocab_size
-        self.context: int = model.max_position_embeddings
-        self.defaults = read_generation_config(config.target, model.eos_token_id).defaults
+        self.defaults = read_generation_config(config.target, None).defaults
         #: Called with every Progress.
         self.observe: Callable[[Progress], None] = lambda _: None
         self._clock = clock
