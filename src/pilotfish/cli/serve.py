@@ -94,8 +94,9 @@ def serve(engine: EngineOptions, server: ServerOptions, json: JsonOption = False
     _leave_out_torch()
     from pilotfish.server.run import Setup, run_server
 
-    configure(cast(LogFormat | None, server.log_format), prompts=server.log_prompts)
-    setup = Setup(config, listening, keys, limits, server.otlp_traces_endpoint)
+    form = cast(LogFormat, server.log_format or ("text" if sys.stderr.isatty() else "json"))
+    configure(form, prompts=server.log_prompts)
+    setup = Setup(config, listening, keys, limits, form, server.otlp_traces_endpoint)
     run_server(setup, _tell if json else lambda _: None)
 
 
@@ -104,6 +105,7 @@ def _leave_out_torch() -> None:
     and takes 300 MB less."""
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it is told that there is none
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that no models can be loaded
 
 
 def _tell(url: str) -> None:

@@ -61,14 +61,18 @@ class AsyncEngine:
     """`start`, `submit` from the same event loop, `close`. Where the target's process ends, its requests fail and it is
     started again."""
 
-    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """ModelError for a tokenizer or generation_config.json that cannot be used; the rest is the target's."""
+    def __init__(
+        self, config: EngineConfig, options: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """ModelError for a tokenizer or generation_config.json that cannot be used; the rest is the target's, whose
+        command line has further `options`."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = load_tokenizer(config.target)
         self.defaults = read_generation_config(config.target, None).defaults
         #: Called with every Progress.
         self.observe: Callable[[Progress], None] = lambda _: None
+        self._options = options
         self._clock = clock
         self._streams: dict[int, Stream] = {}
         self._next_id = 1
@@ -131,7 +135,7 @@ class AsyncEngine:
         channel = ListeningChannel(endpoint, high_water=0)
         self._courier = Courier(channel, self._receive, self._look, period=0.05)
         self._courier.start()
-        self._supervisor.start([WorkerSpec(TARGET, target_command(self.config, endpoint))])
+        self._supervisor.start([WorkerSpec(TARGET, [*target_command(self.config, endpoint), *self._options])])
 
     async def close(self) -> None:
         """End the target; streams that are open fail. Idempotent."""
