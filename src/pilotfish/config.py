@@ -206,8 +206,9 @@ class ServerConfig:
 
     It answers to any of `served_model_name`; none: to the target's own name. A body has at most `max_body_bytes`, a
     request at most `max_prompts` prompts and `max_n` outputs of each. One that gives no limit gets
-    `default_max_tokens` tokens (0: what the context leaves). It is ended after `request_timeout` seconds, once its
-    reader takes nothing for `write_timeout` seconds, and `drain_timeout` seconds after the server was told to end.
+    `default_max_tokens` tokens (0: what the context leaves). Its head, and then its body, must be there after
+    `read_timeout` seconds. It is ended after `request_timeout` seconds, once its reader takes nothing for
+    `write_timeout` seconds, and `drain_timeout` seconds after the server was told to end.
     `metrics` is what a response says about its speculation unless the request asks for more.
     """
 
@@ -218,6 +219,7 @@ class ServerConfig:
     max_prompts: int = 64
     max_n: int = 16
     default_max_tokens: int = 0
+    read_timeout: float = 30.0
     request_timeout: float = 600.0
     write_timeout: float = 30.0
     drain_timeout: float = 30.0
@@ -235,7 +237,7 @@ class ServerConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ParameterError(field, value, f"an integer {low} to {high}")
-        for field in ("request_timeout", "write_timeout", "drain_timeout"):
+        for field in ("read_timeout", "request_timeout", "write_timeout", "drain_timeout"):
             value = getattr(self, field)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 86400:
                 raise ParameterError(field, value, "a number of seconds, more than 0 and at most 86400")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live import LiveServer
 from support import make_engine, run
 from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
 
@@ -45,3 +46,11 @@ def pool(quick: None, tmp_path: Path) -> Iterator[Any]:  # noqa: ARG001
     yield start
     for worker in started:
         worker.end()
+
+
+@pytest.fixture(scope="session")
+def server(llama: Path, draft: Path) -> Iterator[LiveServer]:
+    """A server whose target takes a while for each step, and runs four sequences at a time."""
+    options = {"max_requests": 4, "pace": "target=4ms", "read_timeout": 2, "write_timeout": 1}
+    with LiveServer(llama, draft=draft, mode="async", **options) as server:
+        yield server

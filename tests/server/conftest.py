@@ -1,12 +1,14 @@
-"""A server over an engine that says what it was told to."""
+"""A server over an engine that says what it was told to, and a real one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from http_double import Client, Engine, saying
+from live import LiveServer
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -42,3 +44,11 @@ def serve(engine: Engine) -> Callable[..., Client]:
 @pytest.fixture
 def client(serve: Callable[..., Client]) -> Client:
     return serve()
+
+
+@pytest.fixture(scope="session")
+def synchronous(llama: Path, draft: Path) -> Iterator[LiveServer]:
+    """A real server that speculates in step with the target."""
+    options = {"budget": "fixed", "served_model_name": "tiny", "default_max_tokens": 8}
+    with LiveServer(llama, draft=draft, mode="sync", **options) as server:
+        yield server

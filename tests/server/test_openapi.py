@@ -54,6 +54,7 @@ def test_bodies_and_answers_are_described(client: Client) -> None:
         ("max_n", 0),
         ("max_n", 129),
         ("max_body_bytes", True),
+        ("read_timeout", 0),
         ("write_timeout", 0),
         ("request_timeout", float("nan")),
         ("metrics", "all"),

@@ -220,20 +220,6 @@ def test_a_client_that_goes_away(engine: Engine, stream: bool, prompt: Any) -> N
     assert len(gate.closed) == 1 and isinstance(gate.closed[0][1], ClientGone)
 
 
-def test_a_reader_that_does_not_read(engine: Engine) -> None:
-    gate = Recorder()
-    app = make_app(engine, ServerConfig(write_timeout=0.05), gate)
-
-    async def stuck(answer: Answer) -> None:
-        if len(answer.parts) == 2:
-            await asyncio.Event().wait()
-
-    body = json.dumps({"prompt": "x", "stream": True}).encode()
-    answer = asyncio.run(asyncio.wait_for(exchange(app, "POST", COMPLETIONS, body, {}, on_part=stuck), 5))
-    assert len(answer.parts) == 2 and not answer.ended
-    assert engine.submitted[0].aborted and isinstance(gate.closed[0][1], ClientGone)
-
-
 def test_a_slow_reader_pulls_no_more_than_it_reads(engine: Engine) -> None:
     """What waits in the Stream is merged there."""
     pulled: list[int] = []

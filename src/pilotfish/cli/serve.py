@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_text
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -31,6 +31,9 @@ class ServerOptions:
     max_n: Annotated[int, typer.Option(help="Outputs of a prompt.")] = ServerConfig.max_n
     default_max_tokens: Annotated[int, typer.Option(help="0: what the context leaves.")] = (
         ServerConfig.default_max_tokens
+    )
+    read_timeout: Annotated[float, typer.Option(help="Seconds that a client has to send a request.")] = (
+        ServerConfig.read_timeout
     )
     request_timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = (
         ServerConfig.request_timeout
@@ -65,6 +68,7 @@ class ServerOptions:
             max_prompts=self.max_prompts,
             max_n=self.max_n,
             default_max_tokens=self.default_max_tokens,
+            read_timeout=self.read_timeout,
             request_timeout=self.request_timeout,
             write_timeout=self.write_timeout,
             drain_timeout=self.drain_timeout,
@@ -77,7 +81,8 @@ def serve(engine: EngineOptions, server: ServerOptions, json: JsonOption = False
     """Serve OpenAI's API: completions, chats, metrics, and a page to try it at /. Ends on Ctrl-C or SIGTERM.
 
     With --json one line on stdout says where, once requests can be served."""
-    config = with_speculative_config(engine, server.speculative_config).config(server.max_requests)
+    options = with_speculative_config(engine, server.speculative_config)
+    config = replace(options.config(concurrency=1), max_requests=server.max_requests)
     listening = server.config()
     if server.log_format not in (None, "json", "text"):
         raise ParameterError("log_format", server.log_format, "json or text")

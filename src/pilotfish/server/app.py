@@ -26,6 +26,7 @@ def make_app(engine: Engine, config: ServerConfig, gate: Gate | None = None) -> 
         description="OpenAI's API over lossless speculative decoding.",
         docs_url=None,  # these pages load assets from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # to where, the client would say
     )
     for kind in (HTTPException, HttpError, PilotfishError, ClientGone):
         app.add_exception_handler(kind, on_error)

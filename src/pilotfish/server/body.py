@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from pilotfish.config import ServerConfig
 from pilotfish.server.failures import ClientGone, HttpError, bad, short
 from pilotfish.server.requests import ALLOWED, HARMLESS, UNSUPPORTED
 
@@ -27,12 +29,19 @@ _KINDS = {
 }
 
 
-async def read(request: Request, kind: type[Parsed], limit: int) -> Parsed:
-    """The request's body as `kind`. HttpError 413 over `limit` bytes, 415 for another type than JSON, else 400."""
+async def read(request: Request, kind: type[Parsed], config: ServerConfig) -> Parsed:
+    """The request's body as `kind`. HttpError 408 for one that takes too long, 413 for one that is too large, 415 for
+    another type than JSON, else 400."""
     content_type = request.headers.get("content-type")
     if content_type and not _JSON.fullmatch(content_type.strip()):
         raise HttpError(415, f"content-type: {short(content_type)} is not allowed; expected application/json")
-    return parse(await _bytes(request, limit), kind)
+    try:
+        async with asyncio.timeout(config.read_timeout):
+            body = await _bytes(request, config.max_body_bytes)
+    except TimeoutError as error:
+        message = f"body: it was not complete after {config.read_timeout:g} s"
+        raise HttpError(408, message, "timeout", code="timeout", headers={"connection": "close"}) from error
+    return parse(body, kind)
 
 
 async def _bytes(request: Request, limit: int) -> bytes:

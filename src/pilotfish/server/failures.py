@@ -47,8 +47,8 @@ class ClientGone(Exception):  # noqa: N818  # not an error: an end
 
 
 def one_line(message: str) -> str:
-    """Without line ends; of a long one its two ends, where the field and what is allowed stand."""
-    line = " ".join(message.encode("utf-8", "replace").decode().split())
+    """Printable; of a long one its two ends, where the field and what is allowed stand."""
+    line = " ".join("".join(one if one.isprintable() else " " for one in message).split())
     return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} … {line[-MAX_MESSAGE // 2 :]}"
 
 

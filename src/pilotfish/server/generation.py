@@ -31,7 +31,7 @@ def router(service: Service) -> APIRouter:
     async def completions(request: Request) -> Response:
         """Continue each prompt."""
         caller = service.gate.identify(request)
-        asked = await read(request, CompletionRequest, service.config.max_body_bytes)
+        asked = await read(request, CompletionRequest, service.config)
         model = service.name(asked.model)
         prompts = await completion_prompts(asked, service.engine.tokenizer, service.config.max_prompts)
         return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
@@ -40,7 +40,7 @@ def router(service: Service) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         caller = service.gate.identify(request)
-        asked = await read(request, ChatRequest, service.config.max_body_bytes)
+        asked = await read(request, ChatRequest, service.config)
         model = service.name(asked.model)
         prompts = [Prompt(await chat_tokens(asked.messages, service.engine.tokenizer))]
         return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
@@ -88,7 +88,7 @@ def respond(service: Service, request: Request, asked: GenerationRequest, plan: 
             log_prompt(service.engine.tokenizer.decode(prompt.tokens))
     job, outputs = Job(plan, service.engine, ticket), Outputs(plan)
     shape = (ChatFormat if chat else TextFormat)(plan, outputs, service.engine.tokenizer, service.pieces)
-    return JobResponse(job, outputs, shape, service.config.write_timeout, stream=stream)
+    return JobResponse(job, outputs, shape, stream=stream)
 
 
 def _tag(asked: GenerationRequest) -> Any:

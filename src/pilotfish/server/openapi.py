@@ -26,7 +26,7 @@ class Operation:
 
 
 _MODEL = (401, 404, 429, 503)
-_BODY = (400, 401, 404, 413, 415, 429, 500, 503, 504)
+_BODY = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
 OPERATIONS = {
     "completions": Operation(answers.Completion, _BODY, requests.CompletionRequest, answers.Completion),
     "chat_completions": Operation(answers.ChatCompletion, _BODY, requests.ChatRequest, answers.ChatChunk),

@@ -31,6 +31,7 @@ from pilotfish.server.door import Door
 from pilotfish.server.keys import Keyring
 from pilotfish.server.logs import LogFormat
 from pilotfish.server.page import page_routes
+from pilotfish.server.protocol import Patience, protocol
 from pilotfish.server.tracing import start_tracing
 from pilotfish.server.watch import Watch, metrics_route
 
@@ -97,7 +98,7 @@ class _Process:
         app.add_middleware(Watch, metrics=self._metrics)
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=protocol(Patience.of(setup.server)),  # type: ignore[arg-type]  # makes one, as a class does
             ws="none",
             lifespan="off",
             log_config=None,

@@ -4,13 +4,12 @@
     data: {"error": …}     where it broke after the first token; before that the status tells
     data: [DONE]           always the last one, after an error too: clients wait for it
 
-A client that goes away, or takes nothing for `write_timeout` seconds, ends the job.
+A client that goes away ends the job; one that takes nothing is sent away by `protocol`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 
 from msgspec import Struct
 from starlette.responses import Response
@@ -33,10 +32,9 @@ _HEADERS = [
 class JobResponse(Response):
     """Runs a job to its end, and closes it whatever happens."""
 
-    def __init__(self, job: Job, outputs: Outputs, shape: Format, write_timeout: float, *, stream: bool) -> None:
+    def __init__(self, job: Job, outputs: Outputs, shape: Format, *, stream: bool) -> None:
         super().__init__()
         self._job, self._outputs, self._format = job, outputs, shape
-        self._write_timeout = write_timeout
         self._run = self._stream if stream else self._whole
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,7 +55,7 @@ class JobResponse(Response):
         async for growth in self._job:
             self._outputs.grow(growth)
         response = Response(encode(self._format.whole()), media_type="application/json")
-        await self._within(response(scope, receive, send))
+        await response(scope, receive, send)
         return None
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> Exception | None:  # noqa: ARG002
@@ -71,13 +69,11 @@ class JobResponse(Response):
         try:
             async for event in events:
                 await self._write(send, event)
-        except ClientGone:
-            raise
         except Exception as error:
             broken = error
             await self._write(send, encoded(http_error(error).body))
         await self._write(send, DONE)
-        await self._within(send({"type": "http.response.body", "body": b"", "more_body": False}))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
         return broken
 
     async def _events(self) -> AsyncIterator[bytes]:
@@ -91,15 +87,7 @@ class JobResponse(Response):
             yield encoded(self._format.closing())
 
     async def _write(self, send: Send, data: bytes) -> None:
-        await self._within(send({"type": "http.response.body", "body": data, "more_body": True}))
-
-    async def _within(self, write: Awaitable[None]) -> None:
-        """ClientGone for a reader that does not read."""
-        try:
-            async with asyncio.timeout(self._write_timeout):
-                await write
-        except TimeoutError as error:
-            raise ClientGone from error
+        await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def encoded(message: Struct) -> bytes:

@@ -21,13 +21,12 @@ def json(answer: Struct, status: int = 200) -> Response:
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["text"])
-    limit = service.config.max_body_bytes
 
     @routes.post("/tokenize", operation_id="tokenize")
     async def tokenize(request: Request) -> Response:
         """The tokens of a prompt, or of the chat template around messages."""
         service.gate.identify(request)
-        asked = await read(request, TokenizeRequest, limit)
+        asked = await read(request, TokenizeRequest, service.config)
         service.name(asked.model)
         tokens = await _tokens(asked, service)
         strings = service.engine.tokenizer.convert_ids_to_tokens(tokens) if asked.return_token_strs else None
@@ -37,7 +36,7 @@ def router(service: Service) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         service.gate.identify(request)
-        asked = await read(request, DetokenizeRequest, limit)
+        asked = await read(request, DetokenizeRequest, service.config)
         service.name(asked.model)
         _check(asked.tokens, len(service.engine.tokenizer))
         return json(Detokenized(service.engine.tokenizer.decode(asked.tokens)))

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +31,8 @@ class LiveServer:
     def __init__(self, target: Path, **options: Any) -> None:
         given = {"target": target, "port": 0, "dtype": "float32", "threads": 1, "kv_slots": 4096, **options}
         arguments = [argument for name, value in given.items() for argument in _arguments(name, value)]
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the server runs
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as somebody may read it
+        weakref.finalize(self, self._log.close)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pilotfish", "serve", "--json", *arguments],
             stdout=subprocess.PIPE,

@@ -1,0 +1,300 @@
+"""Whatever bytes a client may send: the right status, one line that says why, and nobody else is harmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from http.client import HTTPResponse
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from http_clients import Answer, Client, answer, ask, completion, dial, head, message, resident
+from live import LiveServer
+
+LIVELY = completion(3, max_tokens=120, stream=True)
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def expected(server: LiveServer) -> str:
+    return ask(server, LIVELY).text
+
+
+@pytest.fixture(autouse=True)
+def _bystander(server: LiveServer, expected: str) -> Iterator[None]:
+    """Another client, whose stream runs meanwhile."""
+    client = Client(server, LIVELY)
+    yield
+    assert client.answer.whole and client.answer.text == expected
+
+
+def post(server: LiveServer, body: Any, **headers: Any) -> Answer:
+    with dial(server) as client:
+        client.sendall(message(body, **headers))
+        return answer(client)
+
+
+def one_line(found: Answer, status: int, about: str) -> None:
+    assert found.status == status, found
+    assert found.error["message"].isprintable() and about in found.error["message"], found.error
+    assert set(found.error) == {"message", "type", "param", "code"} and len(found.error["message"]) < 600
+
+
+# -- bodies
+
+
+BODIES: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "body"),
+    "cut off": (b'{"prompt": "x', "body"),
+    "invalid UTF-8": (b'{"prompt": "\xff\xfe"}', "body"),
+    "half of UTF-8": (b'{"prompt": "\xe2\x98"}', "body"),
+    "NaN": (b'{"prompt": "x", "temperature": NaN}', "body"),
+    "Infinity": (b'{"prompt": "x", "temperature": Infinity}', "body"),
+    "-Infinity": (b'{"prompt": "x", "logit_bias": {"1": -Infinity}}', "body"),
+    "1e999": (b'{"prompt": "x", "temperature": 1e999}', ""),
+    "a huge integer": (b'{"prompt": "x", "max_tokens": 1%s}' % (b"0" * 5000), ""),
+    "a large integer": (b'{"prompt": "x", "seed": 99999999999999999999}', "seed"),
+    "a large token": (b'{"prompt": [99999999999999999999]}', "prompt"),
+    "a lone surrogate": (b'{"prompt": "\\ud800"}', "body"),
+    "a lone surrogate in a key": (b'{"\\udc00": 1}', "body"),
+    "a list": (b"[]", "body"),
+    "text": (b'"prompt"', "body"),
+    "a number": (b"1", "body"),
+    "null": (b"null", "body"),
+    "two values": (b'{"prompt": "x"}{}', "body"),
+    "deep lists": (b"[" * 100_000 + b"]" * 100_000, "body"),
+    "deep lists without an end": (b"[" * 100_000, "body"),
+    "a deep prompt": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body"),
+    "a deep object": (b'{"user":' * 100_000 + b"1" + b"}" * 100_000, "body"),
+    "10,000 stop strings": (json.dumps({"prompt": "x", "stop": [str(i) for i in range(10_000)]}).encode(), "stop"),
+    "a stop string of 1 MB": (json.dumps({"prompt": "x", "stop": "s" * MIB}).encode(), "stop"),
+    "10,000 prompts": (json.dumps({"prompt": ["x"] * 10_000}).encode(), "prompt"),
+    "a prompt of 4 MB": (json.dumps({"prompt": "x " * (2 * MIB - 100)}).encode(), "prompt"),
+    "a million tokens": (json.dumps({"prompt": [1] * 1_000_000}).encode(), "prompt"),
+    "a field of 1 MB": (json.dumps({"prompt": "x", "f" * MIB: 1}).encode(), "there is no such parameter"),
+    "100,000 fields": (json.dumps({f"f{i}": i for i in range(100_000)}).encode(), "there is no such parameter"),
+    "line ends in a field": (b'{"prompt": "x", "a\\r\\nb\\u0000": 1}', "there is no such parameter"),
+    "n of a billion": (b'{"prompt": "x", "n": 1000000000}', "n"),
+    "UTF-16": ('{"prompt": "x"}'.encode("utf-16"), "body"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_cannot_be(name: str, server: LiveServer) -> None:
+    body, about = BODIES[name]
+    one_line(post(server, body), 400, about)
+
+
+@pytest.mark.parametrize(
+    "field", ["max_tokens", "temperature", "stop", "n", "stream", "logit_bias", "seed", "speculation"]
+)
+@pytest.mark.parametrize("value", [{"a": [None]}, [[]], -1.5e300, "\0"])
+def test_a_value_that_cannot_be(field: str, value: object, server: LiveServer) -> None:
+    if field == "stop" and value == "\0":
+        pytest.skip("is a stop string")
+    one_line(post(server, {"prompt": "x", field: value}), 400, field)
+
+
+def test_what_is_odd_but_lawful(server: LiveServer) -> None:
+    plain = completion(max_tokens=4, temperature=0.0)
+    text = post(server, plain).text
+    twice = json.dumps(plain).encode()[:-1] + b', "max_tokens": 4}'
+    zero = json.dumps(plain).encode().replace(b'"temperature": 0.0', b'"temperature": -0')
+    for body in (twice, zero, {**plain, "stop": None, "n": None, "model": None, "logit_bias": None, "user": None}):
+        assert post(server, body).text == text
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "a" * 5000, "application/jsonx"]
+)
+def test_another_content_type(content_type: str, server: LiveServer) -> None:
+    data = json.dumps(completion()).encode()
+    lines = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: here\r\ncontent-type: {content_type}\r\ncontent-length: {len(data)}"
+    )
+    with dial(server) as client:
+        client.sendall(lines.encode() + b"\r\n\r\n" + data)
+        one_line(answer(client), 415, "content-type")
+
+
+# -- sizes
+
+
+def test_a_large_body_is_refused_before_it_is_there(server: LiveServer) -> None:
+    with dial(server) as client:
+        client.sendall(head(content_length=10 * MIB) + b'{"prompt": "')
+        one_line(answer(client), 413, "body")
+    with dial(server) as client:
+        client.sendall(head(content_length="9" * 30))
+        assert answer(client).status in (400, 413)
+
+
+@pytest.mark.parametrize("framing", ["content-length", "chunked"])
+def test_a_large_body_is_refused_for_a_client_that_sends_it_all(framing: str, server: LiveServer) -> None:
+    before, part = resident(server.process.pid), bytes(MIB)
+    with dial(server) as client:
+        client.sendall(
+            head(**({"transfer_encoding": "chunked"} if framing == "chunked" else {"content_length": 10 * MIB}))
+        )
+        for _ in range(10):
+            client.sendall(b"100000\r\n" + part + b"\r\n" if framing == "chunked" else part)
+        client.sendall(b"0\r\n\r\n" if framing == "chunked" else b"")
+        one_line(answer(client), 413, "body")
+        client.sendall(head("GET", "/health"))  # the connection goes on
+        assert answer(client).status == 200
+    assert resident(server.process.pid) - before < 64 * MIB
+
+
+HEADS = {
+    "a long line": [b"x: " + b"a" * MIB + b"\r\n"],
+    "a line without an end": [b"x: ", *[b"a" * MIB] * 8],
+    "a name without an end": [b"a" * MIB] * 8,
+    "many lines": [b"name: some value\r\n"] * 5000,
+    "a long path": [b"x: y\r\n"],
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_large_head(name: str, server: LiveServer) -> None:
+    before, path = resident(server.process.pid), "/" + "p" * (MIB if name == "a long path" else 1)
+    with dial(server) as client:
+        with suppress(ConnectionError):  # it is answered, and the rest of it not awaited
+            client.sendall(f"GET {path} HTTP/1.1\r\n".encode())
+            for part in HEADS[name]:
+                client.sendall(part)
+            client.sendall(b"\r\n")
+        with suppress(ConnectionError):  # an answer to somebody who still sends may be lost
+            one_line(answer(client), 431, "headers")
+        with suppress(ConnectionError):
+            assert client.recv(1) == b""
+    assert resident(server.process.pid) - before < 32 * MIB
+
+
+def test_trailers_are_part_of_the_head(server: LiveServer) -> None:
+    with dial(server) as client:
+        client.sendall(head(path="/health", transfer_encoding="chunked") + b"1\r\nx\r\n0\r\n")
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                client.sendall(b"x: " + b"a" * 10_000 + b"\r\n")
+                sleep(0.001)
+
+
+def test_many_small_headers_are_lawful(server: LiveServer) -> None:
+    with dial(server) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 5000 + b"\r\n")
+        assert answer(client).status == 200
+
+
+# -- time
+
+
+@pytest.mark.parametrize("part", ["nothing", "head", "body", "chunk"])
+def test_a_client_that_dribbles_is_sent_away(part: str, server: LiveServer) -> None:
+    """`read_timeout` is 2 s."""
+    started = {"body": head(content_length=1000), "chunk": head(transfer_encoding="chunked") + b"fff\r\n"}.get(
+        part, b""
+    )
+    with dial(server) as client:
+        client.sendall(started)
+        began = monotonic()
+        client.settimeout(0.1)
+        while part != "nothing" and not _readable(client):
+            client.sendall(b"{" if started else b"P")
+        client.settimeout(20)
+        one_line(answer(client), 408, "body" if started else "headers")
+        assert monotonic() - began > 1.5
+        with suppress(ConnectionError):
+            assert client.recv(1) == b""
+
+
+def _readable(client: Any) -> bool:
+    try:
+        return bool(client.recv(1, 2))  # MSG_PEEK
+    except TimeoutError:
+        return False
+
+
+def test_a_connection_between_requests_is_sent_away_too(server: LiveServer) -> None:
+    with dial(server) as client:
+        client.sendall(head("GET", "/health"))
+        assert answer(client).status == 200
+        client.settimeout(0.1)
+        while not _readable(client):  # no request begins with these
+            client.sendall(b"\r\n")
+        client.settimeout(20)
+        one_line(answer(client), 408, "headers")
+
+
+def test_a_body_that_is_cut_off_leaves_nothing(server: LiveServer) -> None:
+    with dial(server) as client:
+        client.sendall(head(content_length=1000) + b'{"prompt": "x"')
+    assert ask(server, completion(max_tokens=4)).status == 200
+
+
+# -- requests
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS", "DELETE", "PATCH", "TRACE", "CONNECT", "PROPFIND"])
+def test_another_method(method: str, server: LiveServer) -> None:
+    with dial(server) as client:
+        client.sendall(head(method))
+        with HTTPResponse(client, method=method) as response:
+            response.begin()
+            assert (response.status, response.getheader("allow")) == (405, "POST")
+            body = response.read()
+    if method != "HEAD":
+        one_line(Answer(405, {}, body=json.loads(body)), 405, "Method Not Allowed")
+
+
+PATHS = [
+    "/nothing",
+    "//v1/completions",
+    "/v1/completions/",
+    "/v1/models/%00",
+    "/playground/../run.py",
+    "/playground/%2e%2e/run.py",
+    "/playground/..%2f..%2fconfig.py",
+    "/playground/....//run.py",
+    "/playground//etc/passwd",
+    "/playground/%5c..%5crun.py",
+    "/playground/",
+    "/" + "%ff" * 100,
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_another_path(path: str, server: LiveServer) -> None:
+    with dial(server) as client:
+        client.sendall(head("GET", path))
+        one_line(answer(client), 404, "")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\r\n\r\n",
+        b"\0" * 100,
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"BREW / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+    ],
+)
+def test_what_is_no_http(data: bytes, server: LiveServer) -> None:
+    with dial(server) as client:
+        client.sendall(data)
+        one_line(answer(client), 400, "HTTP/1.1")
+        assert client.recv(1) == b""
+
+
+def test_what_is_no_http_after_a_request(server: LiveServer) -> None:
+    """Its answer is not mixed with another one."""
+    with dial(server) as client:
+        client.sendall(message(completion(max_tokens=1500, stream=True)))
+        data = client.recv(1 << 16)
+        client.sendall(b"hello\r\n\r\n")
+        with suppress(ConnectionError):
+            while part := client.recv(1 << 16):
+                data += part
+    assert data.count(b"HTTP/1.1 ") == 1 and b"[DONE]" not in data

@@ -1,0 +1,111 @@
+"""Servers that are told to end, or are killed, while they serve; and those that cannot begin."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from http_clients import LIMIT, Client, alive, completion, texts
+from live import LiveServer
+from workers import eventually
+
+BODIES = [completion(i, max_tokens=400, stream=True) for i in range(6)]
+ENDLESS = completion(max_tokens=1900, n=2, stream=True)
+SLOW = {"max_requests": 4, "pace": "target=4ms"}
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where servers make their own."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def begin(server: LiveServer, body: dict[str, object], count: int = 1) -> list[Client]:
+    clients = [Client(server, body) for _ in range(count)]
+    assert all(client.begun.wait(LIMIT) for client in clients)
+    return clients
+
+
+def nothing_left(directory: Path, pids: list[int]) -> bool:
+    return not any(map(alive, pids)) and not list(directory.glob("pilotfish-*"))
+
+
+def test_a_server_that_is_told_to_end_serves_those_inside(llama: Path, draft: Path, tmp_path: Path) -> None:
+    with LiveServer(llama, draft=draft, mode="async", **SLOW) as server:
+        expected = texts(server, BODIES)
+        workers = server.pids("target") + server.pids("draft 0")
+        assert len(workers) == 2 and list(tmp_path.glob("pilotfish-*"))
+        inside = [Client(server, body) for body in BODIES]
+        eventually(lambda: server.metric("pilotfish_requests_in_flight") == len(BODIES))
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.get("/ready")[0] == 503)
+        assert "draining" in server.get("/ready")[1]["reason"]
+        late = Client(server, completion(stream=True)).answer
+        assert (late.status, late.error["code"], late.error["type"]) == (503, "draining", "service_unavailable")
+        assert int(late.headers["retry-after"]) >= 1
+        assert [client.answer.text for client in inside] == expected
+        assert all(client.answer.whole for client in inside)
+        assert server.process.wait(LIMIT) == 0
+    assert nothing_left(tmp_path, workers)
+
+
+def test_what_takes_longer_than_the_drain_ends_with_an_error(llama: Path, tmp_path: Path) -> None:
+    with LiveServer(llama, mode="off", drain_timeout=1, pace="target=20ms") as server:
+        (client,), workers = begin(server, ENDLESS), server.pids("target")
+        server.process.send_signal(signal.SIGTERM)
+        answer = client.answer
+        assert answer.status == 200 and answer.events[-1] == "[DONE]"
+        assert answer.error["type"] == "service_unavailable" and "shutting down" in answer.error["message"]
+        assert server.process.wait(LIMIT) == 0
+    assert nothing_left(tmp_path, workers)
+
+
+def test_a_second_signal_does_not_wait(llama: Path, tmp_path: Path) -> None:
+    with LiveServer(llama, mode="off", drain_timeout=600, pace="target=1s") as server:
+        begin(server, ENDLESS)
+        workers = server.pids("target")
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.get("/ready")[0] == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(LIMIT) == 0
+    assert nothing_left(tmp_path, workers)
+
+
+def test_a_server_that_is_killed_leaves_nothing(llama: Path, draft: Path, tmp_path: Path) -> None:
+    with LiveServer(llama, draft=draft, mode="async", **SLOW) as server:
+        begin(server, ENDLESS)
+        workers = server.pids("target") + server.pids("draft 0")
+        assert len(workers) == 2
+        server.kill()
+        eventually(lambda: nothing_left(tmp_path, workers))
+
+
+def refused(target: Path, *options: str) -> str:
+    """What a server that cannot begin says."""
+    command = [sys.executable, "-m", "pilotfish", "serve", f"--target={target}", "--dtype=float32", *options]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr
+
+
+def test_a_model_without_weights(llama: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(llama, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    lines = refused(bare, "--port=0", "--log-format=text").splitlines()
+    assert sum("pilotfish: " in line for line in lines) == 1 and "safetensors" in lines[-1]
+    assert not list(tmp_path.glob("pilotfish-*"))
+
+
+def test_a_port_that_is_taken(llama: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (line,) = refused(llama, f"--port={port}").splitlines()
+    assert line.startswith(f"pilotfish: host: '127.0.0.1:{port}' is not allowed") and "in use" in line

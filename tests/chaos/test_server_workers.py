@@ -1,0 +1,78 @@
+"""A server whose workers are killed: what its clients see."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from http_clients import LIMIT, Client, alive, balanced, completion, texts
+from live import LiveServer
+from workers import eventually
+
+SHORT = [completion(i) for i in range(4)]
+LONG = [completion(i, max_tokens=300) for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def long_texts(server: LiveServer) -> list[str]:
+    """One after the other, undisturbed."""
+    return texts(server, LONG)
+
+
+def test_a_killed_target_is_told_of_and_started_again(server: LiveServer) -> None:
+    expected = texts(server, SHORT)
+    restarts = server.metric("pilotfish_target_restarts_total")
+    begun = [Client(server, {**body, "max_tokens": 1500, "stream": True}) for body in SHORT]
+    assert all(client.begun.wait(LIMIT) for client in begun)
+    waiting = [Client(server, {**body, "stream": i % 2 == 0}) for i, body in enumerate(SHORT)]
+    eventually(lambda: server.metric("vllm:num_requests_waiting") == len(waiting))
+    (target,), drafts = server.pids("target"), server.pids("draft 0")
+    os.kill(target, signal.SIGKILL)
+    eventually(lambda: server.get("/ready")[0] == 503)
+    reason = server.get("/ready")[1]["reason"]
+    assert reason == "target: was ended by signal 9 (Killed); it is started again"
+    for client, text in zip(begun, expected, strict=True):
+        answer = client.answer
+        assert answer.status == 200 and answer.events[-1] == "[DONE]"
+        assert (answer.error["type"], answer.error["message"]) == ("service_unavailable", reason)
+        assert answer.text and (text.startswith(answer.text) or answer.text.startswith(text))
+    for client in waiting:
+        answer = client.answer
+        assert (answer.status, answer.error["message"]) == (503, reason)
+        assert int(answer.headers["retry-after"]) >= 1
+    assert Client(server, SHORT[0]).answer.status == 503
+    assert len(drafts) == 1
+    eventually(lambda: not alive(drafts[0]))
+    eventually(lambda: server.get("/ready")[0] == 200, LIMIT)
+    assert texts(server, SHORT) == expected
+    assert server.metric("pilotfish_target_restarts_total") == restarts + 1
+    eventually(lambda: balanced(server))
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("harm", [kill, stop])
+def test_no_client_notices_what_happens_to_a_draft(
+    harm: Callable[[int], None], server: LiveServer, long_texts: list[str]
+) -> None:
+    eventually(lambda: len(server.pids("draft 0")) == 1, LIMIT)
+    clients = [Client(server, {**body, "stream": i % 2 == 0}) for i, body in enumerate(LONG)]
+    assert clients[0].begun.wait(LIMIT)
+    (draft,) = server.pids("draft 0")
+    harm(draft)
+    try:
+        answers = [client.answer for client in clients]
+    finally:
+        if alive(draft):
+            os.kill(draft, signal.SIGCONT)
+    assert all(answer.whole for answer in answers)
+    assert [answer.text for answer in answers] == long_texts
+    eventually(lambda: balanced(server))

@@ -1,0 +1,42 @@
+"""The playground in headless Chromium, before a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from browser import Playground, browser, needs_browser
+from live import LiveServer
+from playwright.sync_api import Browser
+
+PROMPT = "def add(a, b):\n    return"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    needs_browser()
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_completion_streams_in_coloured_by_origin(
+    temperature: float, chromium: Browser, synchronous: LiveServer
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 64, "temperature": temperature, "seed": 7}
+    status, answer = synchronous.post("/v1/completions", body)
+    assert status == 200
+    with Playground(chromium, synchronous.url) as playground:
+        playground.page.click("summary")
+        playground.run(PROMPT, max_tokens="64", temperature=str(temperature), seed="7")
+        tokens = playground.tokens()
+        assert playground.text() == answer["choices"][0]["text"] == "".join(text for text, _ in tokens)
+        assert {origin for _, origin in tokens} == {"drafted", "own"}
+        count, usage = answer["usage"]["completion_tokens"], answer["usage"]
+        assert len(tokens) == count
+        said = f"{count} tokens · {answer['choices'][0]['finish_reason']} · seed 7 · prompt {usage['prompt_tokens']} tokens"
+        assert playground.shown("status") == said
+        assert playground.shown("acceptance").endswith("%") and float(playground.shown("per-step")) > 1
+        assert playground.shown("rate") != "–" and playground.shown("first") != "–"
+        assert playground.complaints == []
+        assert all(request.startswith(synchronous.url) for request in playground.requested)
