@@ -22,7 +22,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.launch import wait_until
 from pilotfish.engine.process import Ending, WorkerSpec
 from pilotfish.engine.text import tokenizer_digest
-from pilotfish.model.loader import load_tokenizer
+from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter, RemoteOptions
 from pilotfish.wire.channel import Channel

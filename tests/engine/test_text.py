@@ -12,7 +12,7 @@ from support import SNIPPETS, VOCAB, write_tokenizer
 from tokenizers import pre_tokenizers
 
 from pilotfish.engine.text import TextStream, tokenizer_digest
-from pilotfish.model.loader import load_tokenizer
+from pilotfish.model.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

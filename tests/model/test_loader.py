@@ -14,7 +14,8 @@ from support import CONTEXT, VOCAB, WINDOW, native_model, tiny_model
 
 from pilotfish.errors import ModelError
 from pilotfish.model.features import LayerGroup
-from pilotfish.model.loader import load_model, load_tokenizer
+from pilotfish.model.loader import load_model
+from pilotfish.model.tokenizer import load_tokenizer
 
 
 @pytest.fixture

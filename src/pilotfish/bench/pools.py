@@ -22,7 +22,7 @@ from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
 from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity, worker_command
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.errors import EngineError
-from pilotfish.model.loader import model_name
+from pilotfish.model.tokenizer import model_name
 
 NO_PLACEMENT = Placement(frozenset(), ())
 

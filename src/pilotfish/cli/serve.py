@@ -96,11 +96,21 @@ def serve(engine: EngineOptions, server: ServerOptions, json: JsonOption = False
     limits = Limits(max_queued_requests=server.max_queued_requests, max_queued_tokens=server.max_queued_tokens)
     if server.otlp_traces_endpoint is not None:
         traces_url(server.otlp_traces_endpoint)
+    _leave_out_torch()
     from pilotfish.server.run import Setup, run_server
 
-    configure(cast(LogFormat | None, server.log_format), prompts=server.log_prompts)
-    setup = Setup(config, listening, keys, limits, server.otlp_traces_endpoint)
+    form = cast(LogFormat, server.log_format or ("text" if sys.stderr.isatty() else "json"))
+    configure(form, prompts=server.log_prompts)
+    setup = Setup(config, listening, keys, limits, form, server.otlp_traces_endpoint)
     run_server(setup, _tell if json else lambda _: None)
+
+
+def _leave_out_torch() -> None:
+    """This process computes nothing: transformers, which has a mode without torch, then starts in a third of the time
+    and takes 300 MB less."""
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it is told that there is none
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that no models can be loaded
 
 
 def _tell(url: str) -> None:

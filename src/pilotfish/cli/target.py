@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 import typer
@@ -11,10 +10,12 @@ import typer
 def target(
     connect: Annotated[str, typer.Option(help="Where the server listens: ipc://PATH.")],
     config: Annotated[str, typer.Option(help="The engine's configuration as JSON, as the server writes it.")],
+    log_format: Annotated[str, typer.Option(help="json or text.")] = "text",
 ) -> None:
     """Run a target worker for a server. `pilotfish serve` does so itself."""
     from pilotfish.engine.async_engine import config_of
     from pilotfish.engine.target_process import run_target
+    from pilotfish.server.logs import configure
 
-    logging.basicConfig(level=logging.INFO, format="pilotfish target: %(message)s")
+    configure("json" if log_format == "json" else "text")
     run_target(config_of(config), connect)

@@ -16,12 +16,12 @@ import msgspec
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.launch import Supervisor, WorkerState
+from pilotfish.engine.launch import Delays, Supervisor, WorkerState
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream, Update
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError, TargetUnavailable, WireError
 from pilotfish.model.generation_config import read_generation_config
-from pilotfish.model.loader import load_config, load_tokenizer, model_name
+from pilotfish.model.tokenizer import load_tokenizer, model_name
 from pilotfish.wire.channel import Peer, Received
 from pilotfish.wire.courier import Courier
 from pilotfish.wire.listening import ListeningChannel
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 #: Seconds without a word after which a target is not ready: it speaks after each step, and once a second.
 SILENCE = 30.0
 TARGET = "target"
+#: Seconds that a target has to end: its drafts end before it.
+GRACE = 10.0
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,18 @@ class AsyncEngine:
     """`start`, `submit` from the same event loop, `close`. Where the target's process ends, its requests fail and it is
     started again."""
 
-    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """ModelError for a model whose configuration or tokenizer cannot be used; its weights are the target's."""
+    def __init__(
+        self, config: EngineConfig, options: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """ModelError for a tokenizer or generation_config.json that cannot be used; the rest is the target's, whose
+        command line has further `options`."""
         self.config = config
-        model = load_config(config.target)
         self.name = model_name(config.target)
         self.tokenizer: Any = load_tokenizer(config.target)
-        self.vocab_size: int = model.vocab_size
-        self.context: int = model.max_position_embeddings
-        self.defaults = read_generation_config(config.target, model.eos_token_id).defaults
+        self.defaults = read_generation_config(config.target, None).defaults
         #: Called with every Progress.
         self.observe: Callable[[Progress], None] = lambda _: None
+        self._options = options
         self._clock = clock
         self._streams: dict[int, Stream] = {}
         self._next_id = 1
@@ -127,12 +130,12 @@ class AsyncEngine:
     async def start(self) -> None:
         """Returns at once: `health` tells when the target is ready."""
         self._loop = asyncio.get_running_loop()
-        self._supervisor = Supervisor()
+        self._supervisor = Supervisor(Delays(grace=GRACE))
         endpoint = f"ipc://{self._supervisor.directory}/server"
         channel = ListeningChannel(endpoint, high_water=0)
         self._courier = Courier(channel, self._receive, self._look, period=0.05)
         self._courier.start()
-        self._supervisor.start([WorkerSpec(TARGET, target_command(self.config, endpoint))])
+        self._supervisor.start([WorkerSpec(TARGET, [*target_command(self.config, endpoint), *self._options])])
 
     async def close(self) -> None:
         """End the target; streams that are open fail. Idempotent."""

@@ -14,8 +14,9 @@ from pilotfish.engine.memory import MemoryPlan, device_of, plan_memory
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.errors import InputError, ModelError
 from pilotfish.model.generation_config import read_generation_config
-from pilotfish.model.loader import DTYPES, load_config, load_tokenizer, runs_native, shape_of
+from pilotfish.model.loader import DTYPES, load_config, runs_native, shape_of
 from pilotfish.model.quantize import check_quantization
+from pilotfish.model.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import die_with_parent, name_process, remove_directory
 from pilotfish.engine.signals import Signals, Stopped
 from pilotfish.engine.text import tokenizer_digest
-from pilotfish.model.loader import DTYPES, load_model, load_tokenizer, model_name
+from pilotfish.model.loader import DTYPES, load_model
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
+from pilotfish.model.tokenizer import load_tokenizer, model_name
 from pilotfish.observe.timeline import Timeline, part_of
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.keys import load_pool_keys

@@ -36,9 +36,10 @@ from pilotfish.engine.placement import Placement, split_cores
 from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity
 from pilotfish.engine.text import TextStream, tokenizer_digest
 from pilotfish.errors import EngineError, ParameterError, PromptError
-from pilotfish.model.loader import DTYPES, LoadedModel, load_model, load_tokenizer, model_name
+from pilotfish.model.loader import DTYPES, LoadedModel, load_model
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
+from pilotfish.model.tokenizer import load_tokenizer, model_name
 from pilotfish.observe.timeline import Timeline, merge, part_of
 from pilotfish.plan.pace import Pace
 from pilotfish.target.guard import GuardedDrafter

@@ -17,7 +17,7 @@ from pilotfish.engine.engine import Engine, Sample
 from pilotfish.engine.process import die_with_parent, name_process, remove_directory
 from pilotfish.engine.signals import Signals, Stopped
 from pilotfish.errors import EngineError, InputError, WireError
-from pilotfish.model.loader import model_name
+from pilotfish.model.tokenizer import model_name
 from pilotfish.observe.records import StepRecord
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from pilotfish.config import Quantization
@@ -22,6 +22,7 @@ from pilotfish.model import (
 from pilotfish.model.features import LayerGroup, layer_groups, refuse_unsupported
 from pilotfish.model.generation_config import GenerationConfig, read_generation_config
 from pilotfish.model.quantize import check_quantization, quantize
+from pilotfish.model.tokenizer import one_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -88,7 +89,7 @@ def load_config(directory: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(directory)
     except Exception as error:  # what is wrong in a file or a field has no common base
-        raise ModelError(f"model: {path} cannot be read: {_one_line(error)}") from error
+        raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
     refuse_unsupported(config, directory)
     return config
 
@@ -123,7 +124,7 @@ def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.
             directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # safetensors, torch and OS errors have no common base
-        raise ModelError(f"model: weights in {directory} cannot be loaded: {_one_line(error)}") from error
+        raise ModelError(f"model: weights in {directory} cannot be loaded: {one_line(error)}") from error
     missing = sorted(set(info["missing_keys"]) | {str(m) for m in info["mismatched_keys"]})
     if missing:
         raise ModelError(f"model: {directory} lacks {len(missing)} tensors of its architecture, {missing[0]} first")
@@ -145,23 +146,3 @@ def _own_memory(module: torch.nn.Module) -> None:
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     copy = tensor.detach().clone()
     return torch.nn.Parameter(copy, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else copy
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """The model's tokenizer; ModelError when the directory has none."""
-    if not directory.is_dir():
-        raise ModelError(f"model: {directory} is not a directory")
-    try:
-        return AutoTokenizer.from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"tokenizer: {directory} has none that can be loaded: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:300]
-
-
-def model_name(directory: Path) -> str:
-    """What a model is called where others see it: its directory's name, and that of the directory around it."""
-    return "/".join(directory.resolve().parts[-2:])

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.errors import ParameterError
-from pilotfish.pairs.inflate import inflated
 
 BUNDLED = Path(__file__).parent
 ALLOWED = "pycode, or pycode@<N>m for a target inflated to N million parameters"
@@ -27,5 +26,7 @@ def resolve_pair(name: str) -> PairDirs:
     folder = BUNDLED / match[1]
     target, draft = folder / "target", folder / "draft"
     if match[2] is not None:
+        from pilotfish.pairs.inflate import inflated  # it needs torch
+
         target = inflated(target, int(match[2]))
     return PairDirs(target, draft)

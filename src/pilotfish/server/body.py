@@ -61,7 +61,7 @@ async def _bytes(request: Request, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> HttpError:
-    # The connection stays open: a client that sends all before it reads would find it reset, without an answer.
+    """The connection stays open: the HTTP server drops what still comes, and a client that sends first reads this."""
     return HttpError(413, f"body: it is too large; expected at most {limit} bytes", code="request_too_large")
 
 

@@ -44,14 +44,20 @@ _LISTS = {
 
 @dataclass(frozen=True)
 class Room:
-    """What the context leaves beside the longest prompt. Tokens."""
+    """What the context, and the target's KV pool, leave beside the longest prompt. Tokens."""
 
     context: int
+    kv_slots: int
     prompt: int
 
     @property
     def left(self) -> int:
         return self.context - self.prompt
+
+    @property
+    def unasked(self) -> int:
+        """For an output that gives no limit."""
+        return max(1, min(self.left, self.kv_slots - self.prompt))
 
 
 def sampling_params(
@@ -128,15 +134,14 @@ def max_tokens(request: GenerationRequest, model_default: int | None, room: Room
         raise bad("max_tokens", asked, "an integer of at least 1" + _with_echo(request))
     needed = max(asked or 1, request.min_tokens or 0)
     if needed > room.left:
-        message = (
-            f"max_tokens: the prompt has {room.prompt} tokens and the output may have {needed}; "
-            f"the context is {room.context} tokens"
-        )
-        raise HttpError(400, message, param=_prompt_field(request), code="context_length_exceeded")
+        field = "prompt" if isinstance(request, CompletionRequest) else "messages"
+        lengths = f"{room.prompt} tokens, and {needed} of the output, are not allowed"
+        message = f"{field}: {lengths}; expected at most {room.context} together, the model's context"
+        raise HttpError(400, message, param=field, code="context_length_exceeded")
     if asked is not None:
         return max(asked, 1)
     completion = COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
-    return min(room.left, *(most for most in (completion, model_default, config_default, room.left) if most))
+    return min(most for most in (completion, model_default, config_default, room.unasked) if most)
 
 
 def _asked(request: GenerationRequest) -> int | None:
@@ -149,10 +154,6 @@ def _asked(request: GenerationRequest) -> int | None:
 
 def _with_echo(request: GenerationRequest) -> str:
     return ", or 0 with echo" if isinstance(request, CompletionRequest) else ""
-
-
-def _prompt_field(request: GenerationRequest) -> str:
-    return "prompt" if isinstance(request, CompletionRequest) else "messages"
 
 
 def max_nodes(speculation: Speculation, identity: Identity) -> int | None:

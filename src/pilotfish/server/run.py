@@ -29,6 +29,7 @@ from pilotfish.server.admission import Admission, Limits
 from pilotfish.server.app import make_app
 from pilotfish.server.door import Door
 from pilotfish.server.keys import Keyring
+from pilotfish.server.logs import LogFormat
 from pilotfish.server.page import page_routes
 from pilotfish.server.protocol import Patience, protocol
 from pilotfish.server.tracing import start_tracing
@@ -50,6 +51,7 @@ class Setup:
     server: ServerConfig
     keys: Keyring
     limits: Limits
+    log_format: LogFormat
     otlp_traces_endpoint: str | None = None
 
 
@@ -84,7 +86,7 @@ class _Process:
         self._setup = setup
         self._listener = listener
         self._ready = ready
-        self._engine = AsyncEngine(setup.engine)
+        self._engine = AsyncEngine(setup.engine, [f"--log-format={setup.log_format}"])
         self._admission = Admission(setup.limits)
         name = (setup.server.served_model_name or (self._engine.name,))[0]
         self._metrics = ServerMetrics(name)
