@@ -273,12 +273,6 @@ def test_another_path(path: str, server: LiveServer) -> None:
 
 
 NO_HTTP = [b"hello\r\n\r\n", bytes(100), b"\x16\x03\x01\x02", b"BREW / HTTP/1.1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
-    b"hello\r\n\r\n",
-    bytes(100),
-    b"\x16\x03\x01\x02\0\1\0",
-    b"BREW / HTTP/1.1\r\n\r\n",
-    b"GET / HTTP/9.9\r\n\r\n",
-]
 
 
 @pytest.mark.parametrize("data", NO_HTTP)

@@ -99,8 +99,13 @@ def test_a_model_without_weights(llama: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(llama, bare, ignore=shutil.ignore_patterns("*.safetensors"))
     lines = refused(bare, "--port=0", "--log-format=text").splitlines()
-    assert sum("pilotfish: " in line for line in lines) == 1 and "safetensors" in lines[-1]
+    assert lines[-1].startswith("pilotfish: target: exited with code 2: ") and lines[-1].endswith("; it stays down")
+    assert f"{bare} has no safetensors weights" in lines[-1] and not any(map(server_error, lines))
     assert not list(tmp_path.glob("pilotfish-*"))
+
+
+def server_error(line: str) -> bool:
+    return "Traceback" in line or " ERROR " in line
 
 
 def test_a_port_that_is_taken(llama: Path) -> None:

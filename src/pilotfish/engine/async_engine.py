@@ -123,7 +123,9 @@ class AsyncEngine:
             self._courier.post(self._peer, msgspec.msgpack.encode(message))
 
     def _absence(self) -> str:
-        return f"{self._worker.problem}; it is started again" if self._worker.problem else "target: loading"
+        if not self._worker.problem:
+            return "target: loading"
+        return f"{self._worker.problem}; it {'stays down' if self._worker.status == 'failed' else 'is started again'}"
 
     # -- the target's process
 
