@@ -13,7 +13,7 @@ from pilotfish.prompts import chat_prompt
 from pilotfish.server.failures import HttpError, bad
 from pilotfish.server.requests import CompletionRequest, Message
 
-#: Characters up to which tokenizing is so fast that the event loop does it itself.
+#: Characters or tokens up to which tokenizing is so fast that the event loop does it itself.
 SHORT = 8192
 
 Result = TypeVar("Result")
@@ -31,6 +31,11 @@ async def text_tokens(text: str, tokenizer: Any, *, special: bool = True) -> lis
     return await _tokenize(len(text), lambda: cast(list[int], tokenizer.encode(text, add_special_tokens=special)))
 
 
+async def tokens_text(tokens: list[int], tokenizer: Any) -> str:
+    """Of tokens, special ones too."""
+    return await _tokenize(len(tokens), lambda: cast(str, tokenizer.decode(tokens)))
+
+
 async def chat_tokens(messages: Sequence[Message], tokenizer: Any) -> list[int]:
     """Of the chat template around messages. HttpError where it refuses them."""
     if not messages:
@@ -42,8 +47,8 @@ async def chat_tokens(messages: Sequence[Message], tokenizer: Any) -> list[int]:
         raise HttpError(400, str(error), param="messages") from error
 
 
-async def _tokenize(characters: int, work: Callable[[], Result]) -> Result:
-    if characters <= SHORT:
+async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
+    if size <= SHORT:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_thread, work)
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from pilotfish.server.answers import Detokenized, Tokenized, encode
 from pilotfish.server.body import read
 from pilotfish.server.failures import HttpError, bad
-from pilotfish.server.prompts import chat_tokens, text_tokens
+from pilotfish.server.prompts import chat_tokens, text_tokens, tokens_text
 from pilotfish.server.requests import DetokenizeRequest, TokenizeRequest
 from pilotfish.server.service import Service
 
@@ -39,7 +39,7 @@ def router(service: Service) -> APIRouter:
         asked = await read(request, DetokenizeRequest, service.config)
         service.name(asked.model)
         _check(asked.tokens, len(service.engine.tokenizer))
-        return json(Detokenized(service.engine.tokenizer.decode(asked.tokens)))
+        return json(Detokenized(await tokens_text(asked.tokens, service.engine.tokenizer)))
 
     return routes
 
