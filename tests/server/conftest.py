@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from http_double import Client, Engine, saying
+from openai_fleet import MODES, Fleet, running
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -42,3 +43,16 @@ def serve(engine: Engine) -> Callable[..., Client]:
 @pytest.fixture
 def client(serve: Callable[..., Client]) -> Client:
     return serve()
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Live servers in all three modes."""
+    with running(tmp_path_factory.mktemp("fleet")) as fleet:
+        yield fleet
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    """Of the server that is asked."""
+    return str(request.param)
