@@ -113,6 +113,21 @@ def test_prompts_of_tokens(client: Client, engine: Engine) -> None:
     assert [each.tokens for each in engine.submitted] == [[5, 6, 7], [5, 6], [7]]
 
 
+def test_special_tokens_are_the_tokenizers(client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    encode = engine.tokenizer.encode
+
+    def spying(text: str, add_special_tokens: bool) -> list[int]:
+        asked.append(add_special_tokens)
+        return list(encode(text, add_special_tokens=add_special_tokens))
+
+    monkeypatch.setattr(engine.tokenizer, "encode", spying)
+    client.post("/tokenize", {"prompt": "x"})
+    client.post("/tokenize", {"prompt": "x", "add_special_tokens": False})
+    client.post(COMPLETIONS, {"prompt": ["x", "y"], "add_special_tokens": False})
+    assert asked[:4] == [True, False, False, False]
+
+
 def test_logprobs_of_a_completion(client: Client) -> None:
     choice = client.post(COMPLETIONS, {"prompt": "def", "logprobs": 2}).json["choices"][0]
     assert choice["logprobs"] == {

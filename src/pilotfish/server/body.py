@@ -52,8 +52,8 @@ async def _bytes(request: Request, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> HttpError:
-    message = f"body: it is too large; expected at most {limit} bytes"
-    return HttpError(413, message, code="request_too_large", headers={"connection": "close"})
+    """The connection stays open: the HTTP server drops what still comes, and a client that sends first reads this."""
+    return HttpError(413, f"body: it is too large; expected at most {limit} bytes", code="request_too_large")
 
 
 def parse(body: bytes, kind: type[Parsed]) -> Parsed:

@@ -128,11 +128,10 @@ def max_tokens(request: GenerationRequest, model_default: int | None, room: Room
         raise bad("max_tokens", asked, "an integer of at least 1" + _with_echo(request))
     needed = max(asked or 1, request.min_tokens or 0)
     if needed > room.left:
-        message = (
-            f"max_tokens: the prompt has {room.prompt} tokens and the output may have {needed}; "
-            f"the context is {room.context} tokens"
-        )
-        raise HttpError(400, message, param=_prompt_field(request), code="context_length_exceeded")
+        field = "prompt" if isinstance(request, CompletionRequest) else "messages"
+        lengths = f"{room.prompt} tokens, and {needed} of the output, are not allowed"
+        message = f"{field}: {lengths}; expected at most {room.context} together, the model's context"
+        raise HttpError(400, message, param=field, code="context_length_exceeded")
     if asked is not None:
         return max(asked, 1)
     completion = COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
@@ -149,10 +148,6 @@ def _asked(request: GenerationRequest) -> int | None:
 
 def _with_echo(request: GenerationRequest) -> str:
     return ", or 0 with echo" if isinstance(request, CompletionRequest) else ""
-
-
-def _prompt_field(request: GenerationRequest) -> str:
-    return "prompt" if isinstance(request, CompletionRequest) else "messages"
 
 
 def max_nodes(speculation: Speculation, identity: Identity) -> int | None:

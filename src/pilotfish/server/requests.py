@@ -39,7 +39,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
     "documents": (None, []),
-    "best_of": (None,),  # CompletionRequest has it
+    "best_of": (None,),  # but of CompletionRequest, as is the next one
+    "add_special_tokens": (None, False),  # a chat template has its own
     "include_stop_str_in_output": (None, False),
     "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
@@ -98,7 +99,6 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
-    add_special_tokens: bool | None = None
     cache_salt: str | None = None
     timeout: float | None = None  # seconds
     speculation: Speculation | None = None
@@ -114,6 +114,7 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None  # n
+    add_special_tokens: bool | None = None  # to a text, those that the tokenizer puts around one
 
 
 class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
