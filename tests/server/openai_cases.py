@@ -10,13 +10,7 @@ from support import SNIPPETS
 
 MODEL = "tiny"
 EOS = 0  # the tiny tokenizer's
-BYTES = (130, 99)  # replaced by the ids of the two bytes of é, which `Fleet.arguments` knows
-
-#: Fields beyond OpenAI's, which the client sends as `extra_body`.
-OURS = frozenset(
-    "top_k min_p repetition_penalty min_tokens ignore_eos stop_token_ids bad_words allowed_token_ids prompt_logprobs "
-    "add_special_tokens cache_salt timeout speculation".split()
-)
+BYTES = ("Ã", "©")  # tokens: the two bytes of é as a byte-level vocabulary writes them
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Case:
     def outputs(self) -> int:
         prompt = self.asked.get("prompt")
         several = isinstance(prompt, list) and not isinstance(prompt[0], int)
-        return (self.asked.get("n") or 1) * (len(prompt) if several else 1)  # type: ignore[arg-type]
+        return (self.asked.get("n") or 1) * (len(prompt) if several else 1)
 
     @property
     def drafts(self) -> bool:

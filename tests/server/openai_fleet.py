@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from live import LiveServer
 from openai import AsyncOpenAI, OpenAI
-from openai_cases import BYTES, CASES, MODEL, OURS, Case, Stop
+from openai.resources import chat as chats
+from openai.resources.completions import Completions
+from openai_cases import BYTES, CASES, MODEL, Case, Stop
 from support import write_model
 from transformers import AutoTokenizer
 
@@ -22,6 +26,14 @@ EOS = '{"eos_token_id": 0}'
 SECRETS = {name: f"secret-of-{name}".ljust(24, ".") for name in ("main", "salted", "narrow", "rated")}
 LIMITS = {"main": "", "salted": 'cache_salt = "s"', "narrow": "max_concurrency = 1", "rated": "requests_per_minute = 1"}
 MAX_BODY = 1 << 16
+THREADS = 6
+
+
+#: Fields that the client knows of completions and of chats; all others are ours, and go into `extra_body`.
+THEIRS = {
+    chat: signature(resource.create).parameters.keys() - {"timeout"}
+    for chat, resource in ((False, Completions), (True, chats.Completions))
+}
 
 
 @dataclass
@@ -82,7 +94,7 @@ class Fleet:
         self.client = cache(self._client)
         self.arguments = cache(self._arguments)
         self.whole = cache(self._whole)
-        self.streamed = cache(self._streamed)
+        self.streams = cache(self._streams)
         self.at_once = cache(self._at_once)
 
     def close(self) -> None:
@@ -104,10 +116,10 @@ class Fleet:
         """Of the client's `create`."""
         asked = {"model": MODEL, "seed": 7, **case.asked}
         if asked.get("allowed_token_ids") == BYTES:
-            asked["allowed_token_ids"] = self.tokenizer.convert_tokens_to_ids(["Ã", "©"])
+            asked["allowed_token_ids"] = self.tokenizer.convert_tokens_to_ids(list(BYTES))
         if isinstance(asked.get("stop"), Stop):
             asked["stop"] = self._stop(case, asked["stop"])
-        ours = {name: asked.pop(name) for name in OURS & asked.keys()}
+        ours = {name: asked.pop(name) for name in asked.keys() - THEIRS[case.chat]}
         return {**asked, "extra_body": ours}
 
     def _stop(self, case: Case, stop: Stop) -> str | list[str]:
@@ -122,6 +134,14 @@ class Fleet:
         answer = Answer()
         answer.add(create(self.client(mode), case)(**self.arguments(case)).model_dump())
         return answer
+
+    def _streams(self, mode: str) -> dict[Case, Answer]:
+        """All cases as streams, from a few threads that share the synchronous client."""
+        for each in CASES:
+            self.arguments(each)
+        self.client(mode)
+        with ThreadPoolExecutor(THREADS) as pool:
+            return dict(zip(CASES, pool.map(lambda each: self._streamed(mode, each), CASES), strict=True))
 
     def _streamed(self, mode: str, case: Case) -> Answer:
         answer = Answer()
@@ -180,6 +200,8 @@ def running(directory: Path) -> Iterator[Fleet]:
             stack.callback(server.kill)
         for server in servers.values():
             stack.enter_context(server)
+        for server in servers.values():  # so that they end beside each other too
+            stack.callback(server.process.terminate)
         fleet = Fleet(servers, target)
         stack.callback(fleet.close)
         yield fleet

@@ -22,7 +22,7 @@ def test_whole(fleet: Fleet, mode: str, case: Case) -> None:
 
 @each_case
 def test_streamed(fleet: Fleet, mode: str, case: Case) -> None:
-    assert fleet.streamed(mode, case) == fleet.whole("off", case)
+    assert fleet.streams(mode)[case] == fleet.whole("off", case)
 
 
 @each_case
@@ -57,9 +57,10 @@ def check_form(answer: Answer, case: Case) -> None:
 def test_drafts_guessed(fleet: Fleet, mode: str) -> None:
     told = [fleet.whole(mode, case).drafts for case in CASES if case.drafts]
     drafted = [drafts for drafts in told if drafts]
-    assert len(drafted) >= 0.8 * len(told)  # an output of few tokens may end before a draft is there
-    assert sum(drafts["num_draft_tokens"] for drafts in drafted) > 1000
-    assert sum(drafts["num_accepted_draft_tokens"] for drafts in drafted) > 100
+    least = 0.9 if mode == "sync" else 0.3  # a draft elsewhere may come too late for an output of few tokens
+    assert len(drafted) >= least * len(told)
+    assert sum(drafts["num_draft_tokens"] for drafts in drafted) > 100
+    assert sum(drafts["num_accepted_draft_tokens"] for drafts in drafted) > 10
 
 
 @each_case
@@ -67,4 +68,4 @@ def test_no_drafts_where_there_are_none(fleet: Fleet, case: Case) -> None:
     assert fleet.whole("off", case).drafts is None
     if not case.drafts:
         assert fleet.whole("sync", case).drafts is None
-        assert fleet.streamed("async", case).drafts is None
+        assert fleet.streams("async")[case].drafts is None

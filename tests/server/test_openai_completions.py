@@ -113,10 +113,10 @@ def test_a_drawn_seed_is_told_and_gives_the_same_again(fleet: Fleet, mode: str) 
     create = fleet.client(mode).completions.create
     asked: dict[str, Any] = {"model": MODEL, "prompt": SNIPPETS[0], "max_tokens": 24}
     drawn, other = create(**asked), create(**asked)
-    again = create(**asked, seed=drawn.seed)  # type: ignore[attr-defined]
-    assert drawn.seed != other.seed and drawn.choices[0].text != other.choices[0].text  # type: ignore[attr-defined]
+    again = create(**asked, seed=drawn.seed)
+    assert drawn.seed != other.seed and drawn.choices[0].text != other.choices[0].text
     assert again.choices[0].text == drawn.choices[0].text
-    assert again.seed == drawn.seed  # type: ignore[attr-defined]
+    assert again.seed == drawn.seed
 
 
 # -- ends
@@ -128,7 +128,7 @@ def test_a_stop_string_ends_the_text_before_itself(fleet: Fleet, mode: str, name
     whole = fleet.whole(mode, variant(name, stop=None)).choices[0].text
     choice = fleet.whole(mode, case(name)).choices[0]
     assert choice.finish_reason == "stop" and choice.stop_reason in ([stop] if isinstance(stop, str) else stop)
-    assert choice.text == whole[: whole.index(choice.stop_reason)] != ""  # type: ignore[arg-type]
+    assert choice.text == whole[: whole.index(choice.stop_reason)] != ""
 
 
 def test_the_stop_string_spans_tokens(fleet: Fleet, mode: str) -> None:
