@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,7 +176,9 @@ class Recorder(Anyone):
     closed: list[tuple[int, Exception | None]] = field(default_factory=list)
     refuse: tuple[str, ...] = ()
 
-    def identify(self, headers: Mapping[str, str]) -> Recorder:  # noqa: ARG002
+    closing: bool = False
+
+    def identify(self, request: Any) -> Recorder:  # noqa: ARG002
         if "identify" in self.refuse:
             raise HttpError(401, "authorization: no key", "authentication_error")
         return self
@@ -187,7 +189,7 @@ class Recorder(Anyone):
         self.demands.append(demand)
         return self
 
-    def update(self, update: Any) -> None:
+    def update(self, index: int, update: Any) -> None:  # noqa: ARG002
         self.updates.append(update)
 
     def close(self, used_tokens: int, error: Exception | None) -> None:

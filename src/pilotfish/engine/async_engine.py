@@ -16,7 +16,7 @@ import msgspec
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.launch import Supervisor, WorkerState
+from pilotfish.engine.launch import Delays, Supervisor, WorkerState
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream, Update
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError, TargetUnavailable, WireError
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 #: Seconds without a word after which a target is not ready: it speaks after each step, and once a second.
 SILENCE = 30.0
 TARGET = "target"
+#: Seconds that a target has to end: its drafts end before it.
+GRACE = 10.0
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class AsyncEngine:
     async def start(self) -> None:
         """Returns at once: `health` tells when the target is ready."""
         self._loop = asyncio.get_running_loop()
-        self._supervisor = Supervisor()
+        self._supervisor = Supervisor(Delays(grace=GRACE))
         endpoint = f"ipc://{self._supervisor.directory}/server"
         channel = ListeningChannel(endpoint, high_water=0)
         self._courier = Courier(channel, self._receive, self._look, period=0.05)

@@ -81,6 +81,7 @@ class Door:
         identity = health.status.identity
         params = demand.params
         asked = admission.Demand(demand.prompts, params.max_tokens, params.n)
+        tag = caller.tag if demand.tag is None else checked_tag(demand.tag)
         try:
             capacity = Capacity(identity.max_requests, identity.kv_slots)
             ticket = self._admission.admit(caller.client, asked, capacity)
@@ -95,7 +96,7 @@ class Door:
             max_tokens=params.max_tokens,
             mode=mode,
             streaming=demand.stream,
-            tag=caller.tag,
+            tag=tag,
             client=caller.client.name,
         )
         meter = RequestMeter(self._metrics, facts, caller.arrived)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
@@ -30,6 +30,7 @@ class Demand:
     max_nodes: int | None  # of a tree; 0: no speculation
     chat: bool
     stream: bool
+    tag: Any  # as the client names what it is for; None: not at all
 
 
 class Ticket(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -14,6 +15,7 @@ from pilotfish.server.failures import HttpError, bad
 from pilotfish.server.formats import ChatFormat, TextFormat
 from pilotfish.server.gate import Caller, Demand
 from pilotfish.server.job import Job, Plan
+from pilotfish.server.logs import log_prompt, prompts_are_logged
 from pilotfish.server.outputs import Outputs
 from pilotfish.server.params import Room, deadline, max_nodes, num_logprobs, only_echo, sampling_params
 from pilotfish.server.prompts import Prompt, chat_tokens, completion_prompts
@@ -52,7 +54,7 @@ def plan_of(service: Service, caller: Caller, asked: GenerationRequest, model: s
     identity = service.identity
     speculation = asked.speculation or Speculation()
     options = _stream_options(asked)
-    room = Room(identity.context, max(len(prompt.tokens) for prompt in prompts))
+    room = Room(identity.context, identity.kv_slots, max(len(prompt.tokens) for prompt in prompts))
     return Plan(
         id=("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(16),
         created=int(time.time()),
@@ -79,12 +81,18 @@ def respond(service: Service, request: Request, asked: GenerationRequest, plan: 
     """HttpError where the gate turns the request away."""
     chat, stream = isinstance(asked, ChatRequest), bool(asked.stream)
     lengths = tuple(len(prompt.tokens) for prompt in plan.prompts)
-    ticket = service.gate.admit(
-        caller, Demand(request_id(request.scope), lengths, plan.params, plan.max_nodes, chat, stream)
-    )
+    demand = Demand(request_id(request.scope), lengths, plan.params, plan.max_nodes, chat, stream, _tag(asked))
+    ticket = service.gate.admit(caller, demand)
+    if prompts_are_logged():
+        for prompt in plan.prompts:
+            log_prompt(service.engine.tokenizer.decode(prompt.tokens))
     job, outputs = Job(plan, service.engine, ticket), Outputs(plan)
     shape = (ChatFormat if chat else TextFormat)(plan, outputs, service.engine.tokenizer, service.pieces)
     return JobResponse(job, outputs, shape, service.config.write_timeout, stream=stream)
+
+
+def _tag(asked: GenerationRequest) -> Any:
+    return asked.metadata.get("tag") if isinstance(asked.metadata, dict) else None
 
 
 def _stream_options(asked: GenerationRequest) -> StreamOptions:

@@ -72,6 +72,11 @@ def log_access(access: Access) -> None:
     _access.info("%s", message, extra={"fields": fields})
 
 
+def prompts_are_logged() -> bool:
+    """Whether `configure` was told so."""
+    return not _prompts.disabled
+
+
 def log_prompt(text: str) -> None:
     """The prompt of the request at hand, cut to MAX_PROMPT characters, where `configure` was told to log prompts."""
     _prompts.info("prompt", extra={"fields": {"characters": len(text), "prompt": text[:MAX_PROMPT]}})

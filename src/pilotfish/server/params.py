@@ -44,14 +44,20 @@ _LISTS = {
 
 @dataclass(frozen=True)
 class Room:
-    """What the context leaves beside the longest prompt. Tokens."""
+    """What the context, and the target's KV pool, leave beside the longest prompt. Tokens."""
 
     context: int
+    kv_slots: int
     prompt: int
 
     @property
     def left(self) -> int:
         return self.context - self.prompt
+
+    @property
+    def unasked(self) -> int:
+        """For an output that gives no limit."""
+        return max(1, min(self.left, self.kv_slots - self.prompt))
 
 
 def sampling_params(
@@ -135,7 +141,7 @@ def max_tokens(request: GenerationRequest, model_default: int | None, room: Room
     if asked is not None:
         return max(asked, 1)
     completion = COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
-    return min(room.left, *(most for most in (completion, model_default, config_default, room.left) if most))
+    return min(most for most in (completion, model_default, config_default, room.unasked) if most)
 
 
 def _asked(request: GenerationRequest) -> int | None:

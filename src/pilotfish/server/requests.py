@@ -51,7 +51,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "priority": (None, 0),
 }
 #: Fields that are about the client's bookkeeping, not about the output; whatever they hold.
-HARMLESS = {"user", "metadata", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
+HARMLESS = {"user", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
 #: What may stand where msgspec does not say it.
 ALLOWED = {
     "role": "system, developer, user or assistant",
@@ -103,7 +103,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     timeout: float | None = None  # seconds
     speculation: Speculation | None = None
     user: Any = None
-    metadata: Any = None
+    metadata: Any = None  # of it, `tag` labels metrics
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     parallel_tool_calls: Any = None

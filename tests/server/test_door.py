@@ -1,0 +1,206 @@
+"""The gate of a real server, the middleware around it, and what both say of requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from http_double import Client, Engine, saying, unready
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from pilotfish.config import ServerConfig
+from pilotfish.errors import EngineError
+from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.observe.tracing import Tracer
+from pilotfish.server.admission import Admission, Limits
+from pilotfish.server.app import make_app
+from pilotfish.server.door import Door
+from pilotfish.server.keys import load_keyring
+from pilotfish.server.logs import configure
+from pilotfish.server.watch import Watch, metrics_route
+
+COMPLETIONS = "/v1/completions"
+SECRET = "a-secret-of-sixteen"
+FILE = f"""
+[[key]]
+name = "search"
+secret = "{SECRET}"
+cache_salt = "search-only"
+requests_per_minute = 2
+"""
+
+
+@dataclass
+class Server:
+    engine: Engine
+    limits: Limits = field(default_factory=Limits)
+    keys: Any = None
+    tracer: Tracer | None = None
+
+    def __post_init__(self) -> None:
+        self.metrics = ServerMetrics("tiny")
+        self.admission = Admission(self.limits)
+        door = Door(self.keys or load_keyring(), self.admission, self.engine, self.metrics, self.tracer)
+        app = make_app(self.engine, ServerConfig(), door)
+        app.router.routes.append(metrics_route(self.metrics))
+        app.add_middleware(Watch, metrics=self.metrics)
+        self.client = Client(app)
+
+    def sample(self, line: str) -> float:
+        """The value of the sample that begins so."""
+        (found,) = (x for x in self.client.get("/metrics").body.decode().splitlines() if x.startswith(line + " "))
+        return float(found.rpartition(" ")[2])
+
+
+@pytest.fixture
+def server(engine: Engine) -> Server:
+    return Server(engine)
+
+
+@pytest.fixture
+def keyed(engine: Engine, tmp_path: Any) -> Server:
+    path = tmp_path / "keys.toml"
+    path.write_text(FILE)
+    path.chmod(0o600)
+    return Server(engine, keys=load_keyring(file=path))
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
+    caplog.set_level(logging.INFO, "pilotfish.access")
+    return lambda: [vars(record)["fields"] for record in caplog.records if record.name == "pilotfish.access"]
+
+
+def test_without_a_known_key_nobody_comes_in(keyed: Server) -> None:
+    for headers in ({}, {"authorization": "Bearer wrong-secret-of-sixteen"}, {"authorization": SECRET}):
+        answer = keyed.client.post(COMPLETIONS, {"prompt": "x"}, **headers)
+        assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
+        assert answer.error["code"] == "invalid_api_key" and SECRET not in answer.error["message"]
+        assert keyed.client.get("/v1/models", **headers).status == 401
+    assert not keyed.engine.submitted
+    assert keyed.sample('pilotfish_requests_rejected_total{code="401",model_name="tiny"}') == 3
+
+
+def test_a_key_brings_its_salt_and_its_rate(keyed: Server) -> None:
+    key = {"authorization": f"Bearer {SECRET}"}
+    own = keyed.client.post(COMPLETIONS, {"prompt": "x", "cache_salt": "mine"}, **key)
+    assert own.status == 400 and own.error["param"] == "cache_salt"
+    answers = [keyed.client.post(COMPLETIONS, {"prompt": "x"}, **key) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    assert answers[2].error["code"] == "rate_limit_exceeded" and int(answers[2].headers["retry-after"]) >= 1
+    assert [submitted.cache_salt for submitted in keyed.engine.submitted] == ["search-only"] * 2
+
+
+def test_a_full_queue(engine: Engine) -> None:
+    server = Server(engine, Limits(max_queued_requests=0))
+    ticket_of = server.admission.admit
+    held = []
+
+    def hold(*arguments: Any) -> Any:
+        held.append(ticket_of(*arguments))
+        return ticket_of(*arguments)
+
+    server.admission.admit = hold  # type: ignore[method-assign]
+    assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 429
+    held[0].release(0)
+    server.admission.admit = ticket_of  # type: ignore[method-assign]
+    assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 200
+    assert server.admission.sequences == 0
+
+
+def test_a_closed_door(server: Server) -> None:
+    server.admission.close()
+    answer = server.client.post(COMPLETIONS, {"prompt": "x"})
+    assert answer.status == 503 and answer.error["code"] == "draining" and "retry-after" in answer.headers
+    ready = server.client.get("/ready")
+    assert ready.status == 503 and ready.json["reason"].startswith("draining")
+    assert server.client.get("/health").status == 200
+
+
+def test_before_the_target_is_there(server: Server) -> None:
+    server.engine.health = unready("target: loading")
+    answer = server.client.post(COMPLETIONS, {"prompt": "x"})
+    assert answer.status == 503 and answer.error["message"] == "target: loading"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_counted_of_a_request(server: Server, stream: bool) -> None:
+    fields = {"prompt": ["ab", "cd"], "n": 2, "stream": stream, "max_tokens": 20, "metadata": {"tag": "batch"}}
+    assert server.client.post(COMPLETIONS, fields).status == 200
+    labels = 'mode="sync",model_name="tiny",tag="batch"'
+    assert server.sample(f'pilotfish_requests_total{{finished_reason="stop",{labels}}}') == 1
+    tokens = len(server.engine.tokenizer.encode("import os")) + len(server.engine.tokenizer.encode("return x"))
+    assert server.sample(f'pilotfish_request_tokens_total{{kind="generation",{labels}}}') == 2 * tokens
+    assert server.sample('pilotfish_requests_in_flight{model_name="tiny"}') == 0
+    assert server.admission.sequences == server.admission.slots == 0
+    name = 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}'
+    assert server.sample(name) == 1
+
+
+def test_the_mode_of_a_request_that_does_without_speculation(server: Server) -> None:
+    server.client.post(COMPLETIONS, {"prompt": "ab", "speculation": {"mode": "off"}}, x_request_tag="plain")
+    assert (
+        server.sample('pilotfish_requests_total{finished_reason="stop",mode="off",model_name="tiny",tag="plain"}') == 1
+    )
+
+
+@pytest.mark.parametrize("headers", [{"x_request_tag": "no spaces allowed"}, {"x_request_tag": "x" * 65}])
+def test_a_tag_that_is_none(server: Server, headers: dict[str, str]) -> None:
+    answer = server.client.post(COMPLETIONS, {"prompt": "ab"}, **headers)
+    assert answer.status == 400 and answer.error["param"] == "x-request-tag"
+    answer = server.client.post(COMPLETIONS, {"prompt": "ab", "metadata": {"tag": 7}})
+    assert answer.status == 400 and answer.error["param"] == "metadata.tag"
+    assert server.admission.requests == 0
+
+
+def test_a_request_that_breaks_is_an_error_and_leaves_nothing(server: Server) -> None:
+    server.engine.script = lambda _: [EngineError("step failed: it burns")]
+    assert server.client.post(COMPLETIONS, {"prompt": "ab"}).status == 500
+    name = 'pilotfish_requests_total{finished_reason="error",mode="sync",model_name="tiny",tag="none"}'
+    assert server.sample(name) == 1
+    assert server.admission.requests == server.admission.sequences == 0 and server.admission.idle.is_set()
+
+
+def test_a_line_in_the_log_for_each_request(server: Server, lines: Callable[[], list[dict[str, Any]]]) -> None:
+    server.client.post(COMPLETIONS, {"prompt": "abc"}, x_request_id="r-1")
+    server.client.get("/health")
+    server.client.get("/nowhere")
+    first, second = lines()
+    assert (first["status"], first["path"], first["finish_reason"]) == (200, COMPLETIONS, "stop")
+    assert first["generation_tokens"] > 0 and first["prompt_tokens"] > 0 and first["ms"] > 0
+    assert (second["status"], second["path"]) == (404, "/nowhere") and "prompt_tokens" not in second
+
+
+def test_paths_that_clients_make_up_are_no_labels(server: Server) -> None:
+    server.client.get("/made/up")
+    assert server.sample('http_requests_total{handler="other",method="GET",status="4xx"}') == 1
+
+
+def test_prompts_are_logged_where_that_is_asked_for(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        for asked in (False, True):
+            configure("json", prompts=asked)
+            server.client.post(COMPLETIONS, {"prompt": "the secret plan"})
+            assert ("the secret plan" in capsys.readouterr().err) is asked
+    finally:
+        configure("json")
+        root.handlers[:], root.level = handlers, level
+
+
+def test_a_request_is_a_span(engine: Engine, tokenizer: Any) -> None:
+    exporter = InMemorySpanExporter()
+    server = Server(engine, tracer=Tracer(exporter, "tiny"))
+    engine.script = saying(tokenizer, "import os")
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert server.client.post(COMPLETIONS, {"prompt": "ab"}, traceparent=parent).status == 200
+    assert server.tracer is not None
+    server.tracer.close()
+    (span,) = exporter.get_finished_spans()
+    assert span.context is not None and f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+    assert span.attributes is not None and span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert [event.name for event in span.events] == ["verify"] * 3
