@@ -72,7 +72,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "presence": {**GREEDY, "presence_penalty": 1.5, "max_tokens": 48},
     "frequency": {**SAMPLED, "frequency_penalty": 1.0, "max_tokens": 48},
     "repetition": {**GREEDY, "repetition_penalty": 1.3, "max_tokens": 48},
-    "penalties": {**SAMPLED, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1},
+    "penalties": {**SAMPLED, "presence_penalty": 1.5, "frequency_penalty": -1.0, "repetition_penalty": 1.3},
     "logit-bias": {**SAMPLED, "logit_bias": {"33": 2.0, "77": -9.0, "101": 4.0}},
     "allowed": {"allowed_token_ids": list(range(20, 120))},
     "bad-words": {**GREEDY, "bad_words": ["return", "self."]},
@@ -121,6 +121,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "no-speculation": {**SAMPLED, "speculation": {"mode": "off"}},
     "no-nodes": {**SAMPLED, "speculation": {"max_nodes": 0}},
     "no-metrics": {**SAMPLED, "speculation": {"metrics": "none"}},
+    "no-special-tokens": {**SAMPLED, "add_special_tokens": False},
     "nulls": {**SAMPLED, "stop": None, "logprobs": None, "echo": None, "logit_bias": None, "user": "me"},
 }
 
