@@ -39,6 +39,12 @@ class Case:
         told = speculation.get("metrics") != "none" and speculation.get("mode") != "off"
         return self.outputs == 1 and told and speculation.get("max_nodes") != 0 and self.asked["max_tokens"] != 0
 
+    @property
+    def typed(self) -> bool:
+        """Whether the client's own types allow the whole answer: they know no null for the log-probability of a
+        prompt's first token, as OpenAI gives it."""
+        return not (self.asked.get("echo") and "logprobs" in self.asked)
+
     def __str__(self) -> str:
         return f"{'chat' if self.chat else 'completion'}-{self.name}"
 
@@ -72,7 +78,13 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "presence": {**GREEDY, "presence_penalty": 1.5, "max_tokens": 48},
     "frequency": {**SAMPLED, "frequency_penalty": 1.0, "max_tokens": 48},
     "repetition": {**GREEDY, "repetition_penalty": 1.3, "max_tokens": 48},
-    "penalties": {**SAMPLED, "presence_penalty": 1.5, "frequency_penalty": -1.0, "repetition_penalty": 1.3},
+    "penalties": {
+        **SAMPLED,
+        "max_tokens": 64,
+        "presence_penalty": 1.5,
+        "frequency_penalty": -1.0,
+        "repetition_penalty": 1.3,
+    },
     "logit-bias": {**SAMPLED, "logit_bias": {"33": 2.0, "77": -9.0, "101": 4.0}},
     "allowed": {"allowed_token_ids": list(range(20, 120))},
     "bad-words": {**GREEDY, "bad_words": ["return", "self."]},

@@ -100,17 +100,18 @@ class Fleet:
     def close(self) -> None:
         self._stack.close()
 
-    def options(self, mode: str, key: str = "main") -> dict[str, Any]:
-        """Of a client."""
+    def options(self, mode: str, key: str = "main", *, strict: bool = False) -> dict[str, Any]:
+        """Of a client; a strict one refuses what its types do not allow."""
         return {
             "base_url": f"{self.servers[mode].url}/v1",
             "api_key": SECRETS.get(key, key),
             "max_retries": 0,
             "timeout": 60,
+            "_strict_response_validation": strict,
         }
 
-    def _client(self, mode: str, key: str = "main") -> OpenAI:
-        return self._stack.enter_context(OpenAI(**self.options(mode, key)))
+    def _client(self, mode: str, key: str = "main", *, strict: bool = False) -> OpenAI:
+        return self._stack.enter_context(OpenAI(**self.options(mode, key, strict=strict)))
 
     def _arguments(self, case: Case) -> dict[str, Any]:
         """Of the client's `create`."""
@@ -132,21 +133,24 @@ class Fleet:
 
     def _whole(self, mode: str, case: Case) -> Answer:
         answer = Answer()
-        answer.add(create(self.client(mode), case)(**self.arguments(case)).model_dump())
+        client = self.client(mode, strict=case.typed)
+        answer.add(create(client, case)(**self.arguments(case)).model_dump())
         return answer
 
     def _streams(self, mode: str) -> dict[Case, Answer]:
         """All cases as streams, from a few threads that share the synchronous client."""
         for each in CASES:
             self.arguments(each)
-        self.client(mode)
+        for chat in (False, True):
+            self.client(mode, strict=chat)
         with ThreadPoolExecutor(THREADS) as pool:
             return dict(zip(CASES, pool.map(lambda each: self._streamed(mode, each), CASES), strict=True))
 
     def _streamed(self, mode: str, case: Case) -> Answer:
         answer = Answer()
+        client = self.client(mode, strict=case.chat)  # its chunks of completions know no null finish_reason
         options = {"include_usage": True}
-        with create(self.client(mode), case)(**self.arguments(case), stream=True, stream_options=options) as stream:
+        with create(client, case)(**self.arguments(case), stream=True, stream_options=options) as stream:
             for chunk in stream:
                 answer.add(chunk.model_dump())
         return answer

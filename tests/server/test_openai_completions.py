@@ -21,15 +21,7 @@ def variant(name: str, **changes: Any) -> Case:
 
 # -- the offline engine
 
-OFFLINE: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "sampled": {"temperature": 0.8},
-    "top-k": {"top_k": 5},
-    "filters": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
-    "logprobs-5": {"temperature": 0.8, "logprobs": 5},
-    "n": {"temperature": 0.8, "n": 3},
-    "texts": {"temperature": 0.8},
-}
+OFFLINE = ("greedy", "greedy-long", "sampled", "hot", "filters", "penalties", "logprobs-5", "n", "texts", "tokens")
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +31,10 @@ def offline(fleet: Fleet) -> LLM:
 
 @pytest.mark.parametrize("name", OFFLINE)
 def test_the_offline_engine_says_the_same(fleet: Fleet, mode: str, offline: LLM, name: str) -> None:
-    prompts = case(name).asked["prompt"]
+    asked = case(name).asked
+    params = SamplingParams(seed=7, **{field: value for field, value in asked.items() if field != "prompt"})
     answer = fleet.whole(mode, case(name))
-    prompts = [prompts] if isinstance(prompts, str) else prompts
-    whole = offline.generate(prompts, SamplingParams(**OFFLINE[name], seed=7, max_tokens=24))
+    whole = offline.generate(asked["prompt"], params)
     outputs = [output for prompt in whole for output in prompt.outputs]
     choices = [answer.choices[i] for i in range(len(outputs))]
     assert [choice.text for choice in choices] == [output.text for output in outputs]
