@@ -118,7 +118,11 @@ _INTEGERS = (
 
 def is_text(text: str) -> bool:
     """Whether it can be written as UTF-8: half a surrogate pair, which JSON can spell, cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _require_number(field: str, value: object, low: float, high: float) -> None:

@@ -1,0 +1,57 @@
+"""`pilotfish serve`: what it refuses before anything is loaded, in one line."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def _logs() -> Iterator[None]:
+    """As they were: a server sends all lines of its process to one place."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--host", "0.0.0.0"], "host: '0.0.0.0'"),
+        (["--port", "70000"], "port: 70000"),
+        (["--api-key", "short"], "api_key"),
+        (["--api-keys", "/nowhere/keys.toml"], "api_keys"),
+        (["--api-key", "a-secret-of-sixteen", "--allow-anonymous"], "allow_anonymous"),
+        (["--log-format", "xml"], "log_format: 'xml'"),
+        (["--otlp-traces-endpoint", "collector:4317"], "otlp_traces_endpoint: 'collector:4317'"),
+        (["--max-queued-requests", "-1"], "max_queued_requests: -1"),
+        (["--request-timeout", "nan"], "request_timeout: nan"),
+        (["--drain-timeout", "-1"], "drain_timeout: -1"),
+        (["--per-request-spec-decode-metrics", "all"], "metrics: 'all'"),
+        (["--speculative-config", '{"method": "medusa"}'], "speculative_config.method: 'medusa'"),
+        (["--served-model-name", ""], "served_model_name"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_code_2(
+    pilotfish: Run, llama: Path, options: list[str], named: str
+) -> None:
+    result = pilotfish("serve", "--target", str(llama), *options)
+    assert result.code == 2
+    assert result.stderr.startswith("pilotfish: ") and named in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_an_address_that_is_taken(pilotfish: Run, llama: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = pilotfish("serve", "--target", str(llama), "--port", str(taken.getsockname()[1]))
+    assert result.code == 2 and "host: '127.0.0.1:" in result.stderr
+
+
+def test_secrets_do_not_show(pilotfish: Run, llama: Path) -> None:
+    result = pilotfish("serve", "--target", str(llama), "--api-key", "has a space in it, and is long")
+    assert result.code == 2 and "has a space" not in result.stderr
