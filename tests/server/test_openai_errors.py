@@ -183,7 +183,8 @@ def test_a_body_that_is_too_large(fleet: Fleet, mode: str) -> None:
 
 def test_a_key_of_one_request_at_a_time(fleet: Fleet, mode: str) -> None:
     client = fleet.client(mode, "narrow")
-    with client.completions.create(model=MODEL, prompt="#", max_tokens=1900, stream=True) as stream:
+    endless: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(**endless, stream=True) as stream:
         next(iter(stream))
         with pytest.raises(RateLimitError, match="max_concurrency: 1 requests of this key") as caught:
             client.completions.create(**arguments(False, {}))
@@ -210,9 +211,10 @@ def test_a_request_that_takes_too_long(fleet: Fleet, mode: str) -> None:
     """A status as long as nothing was sent, then an event that the client raises."""
     create = fleet.client(mode).completions.create
     asked: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900}
+    endless = {"timeout": 1, "ignore_eos": True}
     with pytest.raises(InternalServerError, match=r"timeout: the request took more than 0\.01 s") as status:
         create(**asked, extra_body={"timeout": 0.01})
     check(status.value, 504, "timeout", "timeout")
     with pytest.raises(APIError, match="timeout: the request took more than 1 s") as event:
-        list(create(**asked, extra_body={"timeout": 1}, stream=True))
+        list(create(**asked, extra_body=endless, stream=True))
     assert (event.value.type, event.value.param) == ("timeout", "timeout")

@@ -12,7 +12,7 @@ from openai_cases import CASES, HELLO, MODEL, case
 from openai_fleet import MODES, Fleet, create
 from support import SNIPPETS
 
-LONG: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "seed": 1}
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
 def chunks(fleet: Fleet, mode: str, name: str, *, chat: bool = False, **options: Any) -> list[Any]:
