@@ -27,7 +27,7 @@ ParityMode = Literal["sync", "async"]
 SYNC_GRID = "2x2:8,3x2:8,4x2:8,3x4:16,4x4:16,5x4:16,4x8:16,6x8:16"
 
 app = typer.Typer(
-    help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, GPUs, draft pools, and the server.",
+    help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, GPUs, draft pools, the server.",
     no_args_is_help=True,
 )
 

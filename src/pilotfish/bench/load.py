@@ -248,7 +248,7 @@ def memory_of(samples: Sequence[tuple[float, int]]) -> Memory:
     """Of seconds and bytes in their order."""
     sizes = [size for _, size in samples]
     late = np.array(samples[len(samples) // 2 :], dtype=float)
-    seconds = late[-1, 0] - late[0, 0]
+    seconds = float(late[-1, 0] - late[0, 0])
     slope = float(np.polyfit(late[:, 0] - late[0, 0], late[:, 1], 1)[0]) if seconds > 0 else 0.0
     grown, mean = slope * seconds, float(late[:, 1].mean())
     return Memory(

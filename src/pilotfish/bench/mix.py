@@ -75,7 +75,7 @@ def _asked(
     max_tokens: int,
     draw: random.Random,
 ) -> Asked:
-    text = prompts[index % len(prompts)].text
+    text: str | list[int] = prompts[index % len(prompts)].text
     if kind == "long prompt":
         room = context - max_tokens
         text = joined(prompts, tokenizer, min(draw.randint(*LONG), room), first=index)
