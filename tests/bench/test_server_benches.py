@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from typer.testing import CliRunner
 from pilotfish.bench import app
 from pilotfish.bench.exchange import Answer, Event, Part, Unread, post, read
 from pilotfish.bench.http import HttpReport, Served, delays_of, percentile, print_http, speed_of
-from pilotfish.bench.live import arguments, children, cpu_seconds, memory_bytes, sums
-from pilotfish.bench.load import HELD, MEBIBYTE, Known, LoadReport, Tally, memory_of, print_load, settled
+from pilotfish.bench.live import LiveServer, arguments, children, cpu_seconds, memory_bytes, sums
+from pilotfish.bench.load import HELD, MEBIBYTE, Known, LoadReport, Tally, memory_of, print_load, quantiles, settled
 from pilotfish.bench.machine import Machine
 from pilotfish.bench.mix import KINDS, Asked, Output, agrees, joined, mixed, outputs
 from pilotfish.bench.offline import Outcome
@@ -248,10 +249,12 @@ def test_what_a_process_takes() -> None:
     assert memory_bytes(child.pid) == cpu_seconds(child.pid) == 0
 
 
-def test_a_server_that_does_not_start(llama: Path, draft: Path, prompt_file: Path) -> None:
-    options = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file), "--kv-slots", "1"]
-    result = CliRunner().invoke(app, ["load", *options, "--seconds", "1"])
-    assert isinstance(result.exception, EngineError) and "server: exited" in str(result.exception)
+def test_a_server_that_does_not_start(config: EngineConfig, tmp_path: Path) -> None:
+    with (
+        LiveServer(replace(config, target=tmp_path)) as server,
+        pytest.raises(EngineError, match="server: exited"),
+    ):
+        assert server.url
 
 
 def test_reports_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,4 +262,10 @@ def test_reports_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     speed = speed_of("target=20ms", 4, [Served(1.0, [answered(usage)], {"api": 0.5})], [Outcome(1.0, 10, [""])])
     print_http(HttpReport(MACHINE, "t", "off", "float32", 1, 1, 0.0, 8, 1, 1, [speed], [], holds=True))
     assert "target=20ms" in capsys.readouterr().out
-    assert LoadReport.__dataclass_params__.frozen and callable(print_load)  # type: ignore[attr-defined]
+    memory = {"api": memory_of([(float(t), 100 * MEBIBYTE) for t in range(4)])}
+    counts = (1, {"chat": 3}, {"200": 3}, 0, 1, 0, 1, {"chat": 1}, 12.5, quantiles([1.0]), quantiles([]))
+    print_load(
+        LoadReport(MACHINE, "t", "off", "float32", 4, 2.0, *counts, memory, dict.fromkeys(HELD, 0.0), holds=False)
+    )
+    shown = capsys.readouterr().out
+    assert "1 {'chat': 1}" in shown and "12.5" in shown and "0.00%" in shown
