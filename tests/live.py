@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 import weakref
@@ -31,8 +30,8 @@ class LiveServer:
     def __init__(self, target: Path, **options: Any) -> None:
         given = {"target": target, "port": 0, "dtype": "float32", "threads": 1, "kv_slots": 4096, **options}
         arguments = [argument for name, value in given.items() for argument in _arguments(name, value)]
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as somebody may read it
-        weakref.finalize(self, self._log.close)
+        self._log = os.memfd_create("log")  # readable after the server has ended
+        weakref.finalize(self, os.close, self._log)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pilotfish", "serve", "--json", *arguments],
             stdout=subprocess.PIPE,
@@ -69,7 +68,7 @@ class LiveServer:
     @property
     def log(self) -> str:
         """What it has written to stderr."""
-        return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
+        return os.pread(self._log, 1 << 24, 0).decode(errors="replace")
 
     def get(self, path: str) -> tuple[int, Any]:
         """Status and body, JSON where it is some."""

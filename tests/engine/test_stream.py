@@ -13,7 +13,7 @@ from pilotfish.engine.stream import Stream, Update
 from pilotfish.errors import TargetUnavailable
 from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 
-STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0)
+STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
 
 
 def update(index: int, token: int, *, last: bool = False, first: bool = False) -> Update:

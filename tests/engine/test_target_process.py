@@ -254,6 +254,6 @@ def test_a_steps_parts_are_the_whole_of_it() -> None:
     record = StepRecord(0.0, 1.0, 1.1, 1.3, 1.4, 1.5, 3.5, 4.0, 4.25, 2, 9, 7, 3, 20, 4, 6, 1)
     report = step_report(record, before=None)
     assert report.draft == pytest.approx(0.2)
-    assert (report.forward, report.verify) == (2.0, 0.5)
+    assert (report.forward, report.verify, report.verified) == (2.0, 0.5, 4.0)
     assert report.draft + report.forward + report.verify + report.coordination == pytest.approx(3.25)
     assert step_report(record, before=0.75).coordination == pytest.approx(report.coordination + 0.25)

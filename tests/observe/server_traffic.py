@@ -27,6 +27,7 @@ def step(rows: int = 20, nodes: int = 14, accepted: int = 5, hits: int = 1) -> S
         accepted=accepted,
         committed=accepted + 2,
         hits=hits,
+        verified=1.025,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from http_double import Client, Engine, saying
 from live import LiveServer
+from openai_fleet import MODES, Fleet, running
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -55,3 +56,16 @@ def synchronous(llama: Path, draft: Path, tmp_path_factory: pytest.TempPathFacto
     options = {"budget": "fixed", "default_max_tokens": 8}
     with LiveServer(target, draft=draft, mode="sync", **options) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Live servers in all three modes."""
+    with running(tmp_path_factory.mktemp("fleet")) as fleet:
+        yield fleet
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    """Of the server that is asked."""
+    return str(request.param)

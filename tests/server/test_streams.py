@@ -86,6 +86,7 @@ def test_details_of_speculation(client: Client) -> None:
     assert detail["ends"] == [5, 6] and len(detail["tokens"]) == 2
     assert detail["verified"] == [{"at": 1.0, "tokens": 2, "nodes": 3, "accepted": 1}]
     assert detail["steps"][0]["forward"] == 0.002 and detail["steps"][0]["pushes"] == []
+    assert detail["steps"][0]["verified"] == 1.006
     assert [bool(event.get("metrics")) for event in events] == [False, False, True]  # the last one has them
     fields = {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}, "speculation": speculation}
     events = client.post(COMPLETIONS, fields).events

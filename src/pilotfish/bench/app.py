@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 import typer
 
-from pilotfish.bench import pool_commands
+from pilotfish.bench import pool_commands, server_commands
 from pilotfish.bench.options import (
     Common,
     JsonOption,
@@ -27,7 +27,7 @@ ParityMode = Literal["sync", "async"]
 SYNC_GRID = "2x2:8,3x2:8,4x2:8,3x4:16,4x4:16,5x4:16,4x8:16,6x8:16"
 
 app = typer.Typer(
-    help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, GPUs, and draft pools.",
+    help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, GPUs, draft pools, the server.",
     no_args_is_help=True,
 )
 
@@ -259,4 +259,6 @@ def _checked(field: str, value: str, kind: Any) -> str:
 
 
 for command in (pool_commands.network, pool_commands.sharing, pool_commands.stall):
+    app.command()(command)
+for command in (server_commands.http, server_commands.load):
     app.command()(command)

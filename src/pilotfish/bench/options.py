@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
-from pilotfish.config import BudgetKind, DType, EngineConfig, Quantization
+from pilotfish.config import BudgetKind, DType, EngineConfig, Mode, Quantization
 
 if TYPE_CHECKING:
     from pilotfish.bench.budget import Workload
@@ -101,6 +101,23 @@ class Pooled(Common):
 
         rows = self.rows()
         return Workload(rows, self.temperature, self.max_tokens, batches=len(rows))
+
+
+@dataclass(frozen=True)
+class Served(Common):
+    """Options of the commands that start a server."""
+
+    mode: Annotated[str, typer.Option(help="off, sync or async.")] = "off"
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32"
+    threads: Annotated[int, typer.Option(help="Threads of the target; 0: all cores.")] = 0
+    budget: Annotated[str, typer.Option(help="auto: guess as much as pays; fixed: always all.")] = EngineConfig.budget
+    kv_slots: Annotated[int, typer.Option(min=1, help="Tokens that fit into the KV pool.")] = 65536
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None
+
+    def engine_config(self) -> EngineConfig:
+        mode, budget = cast(Mode, self.mode), cast(BudgetKind, self.budget)  # EngineConfig checks them
+        config = dataclasses.replace(self.config(self.dtype), mode=mode, budget=budget)
+        return dataclasses.replace(config, threads=self.threads, kv_slots=self.kv_slots)
 
 
 @contextmanager

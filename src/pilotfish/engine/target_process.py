@@ -227,6 +227,7 @@ def step_report(record: StepRecord, before: float | None, pushes: Sequence[Push]
         accepted=record.accepted,
         committed=record.committed,
         hits=record.hits,
+        verified=record.verified,
         pushes=list(pushes),
     )
 

@@ -76,7 +76,8 @@ class PoolLoad(Struct, frozen=True):
 
 
 class StepReport(Struct, frozen=True):
-    """A step of the target. Times are seconds: `at` on its clock; the rest are durations, together the whole step."""
+    """A step of the target. Times are seconds: `at` and `verified` on its clock; the rest are durations, together the
+    whole step."""
 
     at: float  # when it began
     draft: Seconds  # exposed wait for drafts
@@ -89,6 +90,7 @@ class StepReport(Struct, frozen=True):
     accepted: Count  # nodes
     committed: Count  # tokens
     hits: Count  # sequences whose bonus token was in a tree that lives on
+    verified: float  # when its tokens were known, on the target's clock
     pushes: list[Push] = []  # what drafts elsewhere sent since the step before
 
 

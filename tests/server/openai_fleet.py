@@ -1,0 +1,211 @@
+"""Three servers over one model, one a mode, and the official client's answers from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from live import LiveServer
+from openai import AsyncOpenAI, OpenAI
+from openai.resources import chat as chats
+from openai.resources.completions import Completions
+from openai_cases import BYTES, CASES, MODEL, Case, Stop
+from support import write_model
+from transformers import AutoTokenizer
+
+MODES = ("off", "sync", "async")
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+EOS = '{"eos_token_id": 0}'
+SECRETS = {name: f"secret-of-{name}".ljust(24, ".") for name in ("main", "salted", "narrow", "rated")}
+LIMITS = {"main": "", "salted": 'cache_salt = "s"', "narrow": "max_concurrency = 1", "rated": "requests_per_minute = 1"}
+MAX_BODY = 1 << 16
+THREADS = 6
+
+
+#: Fields that the client knows of completions and of chats; all others are ours, and go into `extra_body`.
+THEIRS = {
+    chat: signature(resource.create).parameters.keys() - {"timeout"}
+    for chat, resource in ((False, Completions), (True, chats.Completions))
+}
+
+
+@dataclass
+class Choice:
+    """One output, whole or put together from its chunks."""
+
+    text: str = ""
+    logprobs: dict[str, list[Any]] = field(default_factory=dict)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    seed: int | None = None
+    prompt_logprobs: Any = None
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        said = part.get("message") or part.get("delta") or {"content": part.get("text")}
+        self.text += said.get("content") or ""
+        for name, entries in (part["logprobs"] or {}).items():
+            self.logprobs.setdefault(name, []).extend(entries or [])
+        for name in ("finish_reason", "stop_reason", "seed", "prompt_logprobs"):
+            _once(self, name, part.get(name))
+
+
+@dataclass
+class Answer:
+    """What a request gave; equal for equal outputs, however they were computed and sent."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    usage: Any = None
+    seed: int | None = None
+    prompt_logprobs: Any = None
+    fingerprint: str | None = None
+    drafts: Any = field(default=None, compare=False)
+
+    def add(self, body: Mapping[str, Any]) -> None:
+        """The whole, or the next chunk."""
+        for part in body["choices"]:
+            self.choices.setdefault(part["index"], Choice()).add(part)
+        for name in ("usage", "seed", "prompt_logprobs"):
+            _once(self, name, body.get(name))
+        assert self.fingerprint in (None, body["system_fingerprint"])
+        self.fingerprint = body["system_fingerprint"]
+        self.drafts = (body.get("metrics") or {}).get("speculative_decoding") or self.drafts
+
+
+def _once(record: object, name: str, value: Any) -> None:
+    if value is not None:
+        assert getattr(record, name) is None, f"{name} was said twice"
+        setattr(record, name, value)
+
+
+class Fleet:
+    """The servers, and what each has answered: a case is asked once in each way."""
+
+    def __init__(self, servers: Mapping[str, LiveServer], target: Path) -> None:
+        self.servers, self.target = servers, target
+        self.tokenizer = AutoTokenizer.from_pretrained(target)
+        self._stack = ExitStack()
+        self.client = cache(self._client)
+        self.arguments = cache(self._arguments)
+        self.whole = cache(self._whole)
+        self.streams = cache(self._streams)
+        self.at_once = cache(self._at_once)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def options(self, mode: str, key: str = "main", *, strict: bool = False) -> dict[str, Any]:
+        """Of a client; a strict one refuses what its types do not allow."""
+        return {
+            "base_url": f"{self.servers[mode].url}/v1",
+            "api_key": SECRETS.get(key, key),
+            "max_retries": 0,
+            "timeout": 60,
+            "_strict_response_validation": strict,
+        }
+
+    def _client(self, mode: str, key: str = "main", *, strict: bool = False) -> OpenAI:
+        return self._stack.enter_context(OpenAI(**self.options(mode, key, strict=strict)))
+
+    def _arguments(self, case: Case) -> dict[str, Any]:
+        """Of the client's `create`."""
+        asked = {"model": MODEL, "seed": 7, **case.asked}
+        if asked.get("allowed_token_ids") == BYTES:
+            asked["allowed_token_ids"] = self.tokenizer.convert_tokens_to_ids(list(BYTES))
+        if isinstance(asked.get("stop"), Stop):
+            asked["stop"] = self._stop(case, asked["stop"])
+        ours = {name: asked.pop(name) for name in asked.keys() - THEIRS[case.chat]}
+        return {**asked, "extra_body": ours}
+
+    def _stop(self, case: Case, stop: Stop) -> str | list[str]:
+        without = {name: value for name, value in case.asked.items() if name not in ("stop", "min_tokens")}
+        report = {"logprobs": True} if case.chat else {"logprobs": 0}
+        choice = self.whole("off", Case(case.chat, f"{case.name}, without", {**without, **report})).choices[0]
+        entries = choice.logprobs
+        tokens = [entry["token"] for entry in entries["content"]] if case.chat else entries["tokens"]
+        return stop.pick(choice.text, tokens)
+
+    def _whole(self, mode: str, case: Case) -> Answer:
+        answer = Answer()
+        client = self.client(mode, strict=case.typed)
+        answer.add(create(client, case)(**self.arguments(case)).model_dump())
+        return answer
+
+    def _streams(self, mode: str) -> dict[Case, Answer]:
+        """All cases as streams, from a few threads that share the synchronous client."""
+        for each in CASES:
+            self.arguments(each)
+        for chat in (False, True):
+            self.client(mode, strict=chat)
+        with ThreadPoolExecutor(THREADS) as pool:
+            return dict(zip(CASES, pool.map(lambda each: self._streamed(mode, each), CASES), strict=True))
+
+    def _streamed(self, mode: str, case: Case) -> Answer:
+        answer = Answer()
+        client = self.client(mode, strict=case.chat)  # its chunks of completions know no null finish_reason
+        options = {"include_usage": True}
+        with create(client, case)(**self.arguments(case), stream=True, stream_options=options) as stream:
+            for chunk in stream:
+                answer.add(chunk.model_dump())
+        return answer
+
+    def _at_once(self, mode: str) -> dict[Case, list[Answer]]:
+        """All cases, each whole and as a stream, sent together through the asynchronous client."""
+        for each in CASES:
+            self.arguments(each)
+        return asyncio.run(self._gather(mode))
+
+    async def _gather(self, mode: str) -> dict[Case, list[Answer]]:
+        async with AsyncOpenAI(**self.options(mode)) as client:
+            asked = [(each, stream) for stream in (False, True) for each in CASES]
+            answers = await asyncio.gather(*(self._answer(client, *each) for each in asked))
+        return {each: [answers[i], answers[i + len(CASES)]] for i, each in enumerate(CASES)}
+
+    async def _answer(self, client: AsyncOpenAI, case: Case, stream: bool) -> Answer:
+        answer = Answer()
+        if not stream:
+            answer.add((await create(client, case)(**self.arguments(case))).model_dump())
+            return answer
+        options = {"include_usage": True}
+        async with await create(client, case)(**self.arguments(case), stream=True, stream_options=options) as events:
+            async for chunk in events:
+                answer.add(chunk.model_dump())
+        return answer
+
+
+def create(client: Any, case: Case) -> Any:
+    """The client's method for a case."""
+    return client.chat.completions.create if case.chat else client.completions.create
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Fleet]:
+    """Servers that start beside each other, over models and keys in a directory."""
+    target, draft, keys = directory / "target", directory / "draft", directory / "keys.toml"
+    write_model(target, "llama")
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    (target / "generation_config.json").write_text(EOS)
+    write_model(draft, "llama", perturbed=0.05)
+    keys.touch(mode=0o600)
+    entries = (f'[[key]]\nname = "{name}"\nsecret = "{SECRETS[name]}"\n{LIMITS[name]}\n' for name in SECRETS)
+    keys.write_text("".join(entries))
+    options = {"budget": "fixed", "served_model_name": MODEL, "api_keys": keys, "max_body_bytes": MAX_BODY}
+    options["per_request_spec_decode_metrics"] = "detailed"
+    drafts: dict[str, dict[str, Any]] = {"off": {}, "sync": {"draft": draft}, "async": {"draft": draft}}
+    servers = {mode: LiveServer(target, mode=mode, **options, **drafts[mode]) for mode in MODES}
+    with ExitStack() as stack:
+        for server in servers.values():
+            stack.callback(server.kill)
+        for server in servers.values():
+            stack.enter_context(server)
+        for server in servers.values():  # so that they end beside each other too
+            stack.callback(server.process.terminate)
+        fleet = Fleet(servers, target)
+        stack.callback(fleet.close)
+        yield fleet

@@ -1,0 +1,220 @@
+"""What cannot be served raises the official client's exceptions, which name the field, in every mode."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from openai import (
+    APIError,
+    APIStatusError,
+    AsyncOpenAI,
+    AuthenticationError,
+    BadRequestError,
+    InternalServerError,
+    NotFoundError,
+    OpenAI,
+    RateLimitError,
+)
+from openai_cases import HELLO, MODEL
+from openai_fleet import MAX_BODY, SECRETS, Fleet
+
+#: Fields of a completion that are refused, and the field that the error names.
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"suffix": "after"}, "suffix"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"beam_width": 4}, "beam_width"),
+    ({"length_penalty": 0.5}, "length_penalty"),
+    ({"best_of": 4}, "best_of"),
+    ({"n": 0}, "n"),
+    ({"n": 10_000}, "n"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "warm"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"one": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"100000": 1}}, "logit_bias"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"min_tokens": 99}, "min_tokens"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**64}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": [100_000]}, "stop_token_ids"),
+    ({"allowed_token_ids": [100_000]}, "allowed_token_ids"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [600]}, "prompt"),
+    ({"prompt": [1, "two"]}, "prompt"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"timeout": 0}, "timeout"),
+    ({"nonsense": 1}, "nonsense"),
+    ({"speculation": {"mode": "beam"}}, "speculation.mode"),
+    ({"speculation": {"max_nodes": -1}}, "speculation.max_nodes"),
+    ({"speculation": {"max_nodes": 1000}}, "speculation.max_nodes"),
+    ({"speculation": {"metrics": "all"}}, "speculation.metrics"),
+    ({"speculation": {"nodes": 1}}, "speculation.nodes"),
+]
+#: The same of chats.
+CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"store": True}, "store"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"top_logprobs": 2}, "logprobs"),
+    ({"max_completion_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens"),
+    ({"echo": True}, "echo"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+]
+REFUSED = [(False, *each) for each in COMPLETIONS] + [(True, *each) for each in CHATS]
+
+
+def arguments(chat: bool, changes: dict[str, Any]) -> dict[str, Any]:
+    """The client takes only some fields; others go around it."""
+    known: dict[str, Any] = {"messages": [HELLO]} if chat else {"prompt": "def f("}
+    return {"model": MODEL, "max_tokens": 8, **known, "extra_body": changes}
+
+
+@pytest.mark.parametrize(("chat", "changes", "field"), REFUSED, ids=lambda value: str(value)[:50])
+def test_a_field_that_cannot_be_is_named(
+    fleet: Fleet, mode: str, chat: bool, changes: dict[str, Any], field: str
+) -> None:
+    client = fleet.client(mode)
+    create = client.chat.completions.create if chat else client.completions.create
+    for stream in (False, True):
+        if stream and "stream_options" in changes:
+            continue
+        with pytest.raises(BadRequestError) as caught:
+            create(**arguments(chat, changes), stream=stream)
+        check(caught.value, 400, "invalid_request_error", field)
+
+
+def check(error: APIStatusError, status: int, kind: str, field: str | None, code: str | None = None) -> None:
+    """The body is OpenAI's, the message one line that begins with the field."""
+    assert isinstance(error.body, dict) and error.body.keys() == {"message", "type", "param", "code"}
+    assert error.status_code == status
+    assert (error.type, error.param, error.code) == (kind, field, code)
+    message = error.body["message"]
+    assert message.startswith(field or "") and len(message) > len(field or "") and "\n" not in message
+    assert error.request_id and error.response.headers["content-type"] == "application/json"
+
+
+def test_another_speculation_than_the_servers(fleet: Fleet, mode: str) -> None:
+    other = "async" if mode == "sync" else "sync"
+    with pytest.raises(BadRequestError, match=f"speculation.mode: '{other}' is not allowed; expected .*off") as caught:
+        fleet.client(mode).completions.create(**arguments(False, {"speculation": {"mode": other}}))
+    check(caught.value, 400, "invalid_request_error", "speculation.mode")
+
+
+def test_a_model_that_is_not_served(fleet: Fleet, mode: str) -> None:
+    client = fleet.client(mode)
+    asks = [
+        lambda: client.models.retrieve("gpt-17"),
+        lambda: client.completions.create(model="gpt-17", prompt="x"),
+        lambda: client.chat.completions.create(model="gpt-17", messages=[HELLO], stream=True),
+    ]
+    for ask in asks:
+        with pytest.raises(NotFoundError, match=r"'gpt-17' is not served; expected tiny") as caught:
+            ask()
+        check(caught.value, 404, "invalid_request_error", "model", "model_not_found")
+
+
+@pytest.mark.parametrize("secret", ["secret-of-nobody........", SECRETS["main"][:-1]])
+def test_a_key_that_nobody_has(fleet: Fleet, mode: str, secret: str) -> None:
+    with OpenAI(**fleet.options(mode, secret)) as client:
+        for ask in (client.models.list, lambda: client.completions.create(**arguments(False, {}))):
+            with pytest.raises(AuthenticationError) as caught:
+                ask()
+            check(caught.value, 401, "authentication_error", None, "invalid_api_key")
+            assert secret not in str(caught.value)
+            assert caught.value.response.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_key_with_a_salt_takes_no_other(fleet: Fleet, mode: str) -> None:
+    client = fleet.client(mode, "salted")
+    assert client.completions.create(**arguments(False, {"seed": 1})).choices[0].text
+    with pytest.raises(BadRequestError) as caught:
+        client.completions.create(**arguments(False, {"cache_salt": "another"}))
+    check(caught.value, 400, "invalid_request_error", "cache_salt")
+
+
+def test_a_prompt_that_is_too_long(fleet: Fleet, mode: str) -> None:
+    client = fleet.client(mode)
+    with pytest.raises(BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt=[9] * 2040, max_tokens=9)
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+    assert "2040" in caught.value.message and "2048" in caught.value.message
+    long = [{"role": "user", "content": "☃ " * 3000}]
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=long)
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+
+
+def test_a_body_that_is_too_large(fleet: Fleet, mode: str) -> None:
+    client = fleet.client(mode)
+    with pytest.raises(APIStatusError) as caught:
+        client.completions.create(model=MODEL, prompt="x" * MAX_BODY)
+    assert caught.value.status_code == 413 and str(MAX_BODY) in caught.value.message
+    assert client.completions.create(**arguments(False, {"seed": 1})).choices[0].text
+
+
+def test_a_key_of_one_request_at_a_time(fleet: Fleet, mode: str) -> None:
+    client = fleet.client(mode, "narrow")
+    endless: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(**endless, stream=True) as stream:
+        next(iter(stream))
+        with pytest.raises(RateLimitError, match="max_concurrency: 1 requests of this key") as caught:
+            client.completions.create(**arguments(False, {}))
+        assert caught.value.code == "concurrency_exceeded" and caught.value.type == "rate_limit_error"
+        assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
+        assert fleet.client(mode).completions.create(**arguments(False, {})).choices[0].text  # others may
+    patient = client.with_options(max_retries=5)
+    assert patient.completions.create(**arguments(False, {})).choices[0].finish_reason == "length"
+
+
+def test_a_key_of_one_request_a_minute(fleet: Fleet, mode: str) -> None:
+    async def ask() -> None:
+        async with AsyncOpenAI(**fleet.options(mode, "rated")) as client:
+            assert (await client.completions.create(**arguments(False, {}))).choices[0].text
+            with pytest.raises(RateLimitError, match="requests_per_minute: this key is allowed 1") as caught:
+                await client.completions.create(**arguments(False, {}), stream=True)
+            assert caught.value.code == "rate_limit_exceeded"
+            assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
+
+    asyncio.run(ask())
+
+
+def test_a_request_that_takes_too_long(fleet: Fleet, mode: str) -> None:
+    """A status as long as nothing was sent, then an event that the client raises."""
+    create = fleet.client(mode).completions.create
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900}
+    endless = {"timeout": 1, "ignore_eos": True}
+    with pytest.raises(InternalServerError, match=r"timeout: the request took more than 0\.01 s") as status:
+        create(**asked, extra_body={"timeout": 0.01})
+    check(status.value, 504, "timeout", "timeout")
+    with pytest.raises(APIError, match="timeout: the request took more than 1 s") as event:
+        list(create(**asked, extra_body=endless, stream=True))
+    assert (event.value.type, event.value.param) == ("timeout", "timeout")

@@ -1,0 +1,195 @@
+"""Streams through the official client: their chunks, clients that leave, headers, models, tokens, and speculation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from openai_cases import CASES, HELLO, MODEL, case
+from openai_fleet import MODES, Fleet, create
+from support import SNIPPETS
+
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
+
+
+def chunks(fleet: Fleet, mode: str, name: str, *, chat: bool = False, **options: Any) -> list[Any]:
+    asked = case(name, chat=chat)
+    with create(fleet.client(mode), asked)(**fleet.arguments(asked), stream=True, **options) as stream:
+        return list(stream)
+
+
+# -- chunks
+
+
+@pytest.mark.parametrize("name", ["bytes", "unicode-prompt", "greedy-long"])
+def test_no_chunk_ends_within_a_character(fleet: Fleet, mode: str, name: str) -> None:
+    texts = [chunk.choices[0].text for chunk in chunks(fleet, mode, name)]
+    whole = fleet.whole("off", case(name)).choices[0].text
+    assert len(texts) > 2 and "".join(texts) == whole
+    assert sum(text.count("\ufffd") for text in texts) == whole.count("\ufffd")
+
+
+def test_a_stream_is_one_answer(fleet: Fleet, mode: str) -> None:
+    for chat in (False, True):
+        every = chunks(fleet, mode, "sampled", chat=chat)
+        assert len({(chunk.id, chunk.created, chunk.model, chunk.system_fingerprint) for chunk in every}) == 1
+        assert [chunk.choices[0].finish_reason for chunk in every[:-1]] == [None] * (len(every) - 1)
+        assert every[-1].choices[0].finish_reason == "length"
+        assert all(chunk.usage is None for chunk in every)
+
+
+def test_the_first_chunk_of_a_chat_says_who_speaks(fleet: Fleet, mode: str) -> None:
+    every = chunks(fleet, mode, "n", chat=True)
+    for index in range(3):
+        deltas = [chunk.choices[0].delta for chunk in every if chunk.choices[0].index == index]
+        assert deltas[0].role == "assistant" and all(delta.role is None for delta in deltas[1:])
+
+
+def test_usage_comes_last_and_alone(fleet: Fleet, mode: str) -> None:
+    *others, last = chunks(fleet, mode, "sampled", stream_options={"include_usage": True})
+    assert last.choices == [] and last.usage.model_dump() == fleet.whole("off", case("sampled")).usage
+    assert all(chunk.usage is None and chunk.choices for chunk in others)
+
+
+def test_usage_that_grows(fleet: Fleet, mode: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [chunk.usage.completion_tokens for chunk in chunks(fleet, mode, "greedy-long", stream_options=options)]
+    assert counts == sorted(counts) and 0 < counts[0] < counts[-1] == 96
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_chunks_tell_what_was_speculated(fleet: Fleet, mode: str) -> None:
+    body = {**fleet.arguments(case("greedy-long"))["extra_body"], "speculation": {"detail": True}}
+    asked = {**fleet.arguments(case("greedy-long")), "extra_body": body, "stream": True}
+    with fleet.client(mode).completions.create(**asked) as stream:
+        details = [chunk.model_extra["pilotfish"] for chunk in stream]
+    tokens = [token for detail in details for token in detail["tokens"]]
+    verified = [entry for detail in details for entry in detail["verified"]]
+    assert fleet.tokenizer.decode(tokens) == fleet.whole("off", case("greedy-long")).choices[0].text
+    assert sum(entry["tokens"] for entry in verified) == len(tokens) == 96
+    assert sum(entry["accepted"] for entry in verified) > 0
+
+
+# -- clients that leave
+
+
+def test_a_client_that_leaves_frees_what_it_held(fleet: Fleet, mode: str) -> None:
+    server = fleet.servers[mode]
+    aborts = aborted(fleet, mode)
+    with fleet.client(mode).completions.create(**LONG, stream=True) as stream:
+        assert next(iter(stream)).choices[0].finish_reason is None
+    ends = time.monotonic() + 20
+    while time.monotonic() < ends and aborted(fleet, mode) == aborts:
+        time.sleep(0.05)
+    assert aborted(fleet, mode) == aborts + 1
+    while time.monotonic() < ends and (server.metric("vllm:num_requests_running") or usage(fleet, mode)):
+        time.sleep(0.05)
+    assert server.metric("vllm:num_requests_running") == usage(fleet, mode) == 0
+
+
+def usage(fleet: Fleet, mode: str) -> float:
+    return fleet.servers[mode].metric("vllm:kv_cache_usage_perc")
+
+
+def aborted(fleet: Fleet, mode: str) -> float:
+    lines = fleet.servers[mode].get("/metrics")[1].splitlines()
+    found = [line for line in lines if line.startswith("vllm:request_success_total{") and '"abort"' in line]
+    assert found
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def test_twenty_at_once_are_answered_as_if_alone(fleet: Fleet, mode: str) -> None:
+    """While a client that leaves is among them."""
+    asked = [each for each in CASES if each.outputs == 1][:20]
+
+    async def gather() -> list[str]:
+        async with AsyncOpenAI(**fleet.options(mode)) as client:
+            leaving = await client.completions.create(**LONG, stream=True)
+            answers = asyncio.gather(*(create(client, each)(**fleet.arguments(each)) for each in asked))
+            await anext(aiter(leaving))
+            await leaving.close()
+            return [answer.choices[0].text for answer in await answers]
+
+    assert asyncio.run(gather()) == [fleet.whole("off", each).choices[0].text for each in asked]
+
+
+# -- speculation
+
+
+def test_speculation_is_the_requests_to_choose(fleet: Fleet, mode: str) -> None:
+    plain = fleet.whole("off", case("sampled-long"))
+    for speculation in ({"mode": "off"}, {"mode": mode}, {"max_nodes": 0}, {"metrics": "none"}):
+        body = {"speculation": speculation}
+        answer = fleet.client(mode).completions.create(**{**fleet.arguments(case("sampled-long")), "extra_body": body})
+        assert answer.choices[0].text == plain.choices[0].text
+        metrics = answer.model_extra["metrics"] if speculation != {"metrics": "none"} else None
+        drafted = bool(metrics and metrics["speculative_decoding"])
+        assert drafted == (speculation == {"mode": mode} and mode != "off")
+        assert ("metrics" in answer.model_extra) == (speculation != {"metrics": "none"})
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("most", [1, 3])
+def test_max_nodes_bound_each_step(fleet: Fleet, mode: str, most: int) -> None:
+    body = {"speculation": {"max_nodes": most, "metrics": "detailed"}}
+    answer = fleet.client(mode).completions.create(**{**fleet.arguments(case("sampled-long")), "extra_body": body})
+    assert answer.choices[0].text == fleet.whole("off", case("sampled-long")).choices[0].text
+    drafts = answer.model_extra["metrics"]["speculative_decoding"]
+    assert drafts["num_spec_steps"] == len(drafts["per_step_drafted"]) > 0
+    assert set(drafts["per_step_drafted"]) <= set(range(1, most + 1))
+    assert sum(drafts["per_step_drafted"]) == drafts["num_draft_tokens"]
+    assert sum(drafts["per_step_accepted"]) == drafts["num_accepted_draft_tokens"]
+
+
+def test_metrics_are_null_for_several_outputs(fleet: Fleet, mode: str) -> None:
+    answer = fleet.client(mode).chat.completions.create(**fleet.arguments(case("n", chat=True)))
+    assert answer.model_extra["metrics"] == {"speculative_decoding": None}
+
+
+# -- headers, models, tokens
+
+
+def test_the_request_id_is_the_clients(fleet: Fleet, mode: str) -> None:
+    client = fleet.client(mode)
+    arguments = {**fleet.arguments(case("sampled")), "extra_headers": {"X-Request-Id": "mine-17"}}
+    raw = client.completions.with_raw_response.create(**arguments)
+    assert raw.headers["x-request-id"] == raw.request_id == "mine-17"
+    assert raw.parse().choices[0].text == fleet.whole("off", case("sampled")).choices[0].text
+    drawn = [client.chat.completions.with_raw_response.create(**fleet.arguments(case("sampled", chat=True)))]
+    drawn.append(client.chat.completions.with_raw_response.create(**fleet.arguments(case("sampled", chat=True))))
+    assert len({raw.request_id for raw in drawn} - {None, "", "mine-17"}) == 2
+    with client.completions.with_streaming_response.create(**arguments, stream=True) as streamed:
+        assert streamed.headers["x-request-id"] == "mine-17"
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        streamed.read()
+
+
+def test_one_fingerprint(fleet: Fleet) -> None:
+    answers = [fleet.whole(mode, each) for mode in MODES for each in CASES[:3]]
+    assert len({answer.fingerprint for answer in answers}) == 1 and answers[0].fingerprint
+
+
+def test_models(fleet: Fleet, mode: str) -> None:
+    (listed,) = fleet.client(mode).models.list().data
+    assert listed == fleet.client(mode).models.retrieve(MODEL)
+    assert (listed.id, listed.object, listed.model_extra) == (MODEL, "model", {"max_model_len": 2048})
+
+
+@pytest.mark.parametrize("text", [*SNIPPETS, "日本語 😀\n"])
+def test_tokens_there_and_back(fleet: Fleet, mode: str, text: str) -> None:
+    client, url = fleet.client(mode), fleet.servers[mode].url
+    asked = {"model": MODEL, "prompt": text, "return_token_strs": True}
+    tokens: Any = client.post(f"{url}/tokenize", cast_to=object, body=asked)
+    assert tokens["tokens"] == fleet.tokenizer.encode(text) and tokens["count"] == len(tokens["tokens"])
+    assert tokens["token_strs"] == fleet.tokenizer.convert_ids_to_tokens(tokens["tokens"])
+    back = client.post(f"{url}/detokenize", cast_to=object, body={"model": MODEL, "tokens": tokens["tokens"]})
+    assert back == {"prompt": text}
+
+
+def test_tokens_of_messages(fleet: Fleet, mode: str) -> None:
+    body = {"model": MODEL, "messages": [HELLO]}
+    tokens: Any = fleet.client(mode).post(f"{fleet.servers[mode].url}/tokenize", cast_to=object, body=body)
+    assert tokens["count"] == fleet.whole(mode, case("sampled", chat=True)).usage["prompt_tokens"]
