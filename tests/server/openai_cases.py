@@ -96,6 +96,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "echo": {**SAMPLED, "echo": True},
     "echo-unicode": {**SAMPLED, "echo": True, "prompt": SNIPPETS[6]},
     "echo-logprobs": {**SAMPLED, "echo": True, "logprobs": 3},
+    "echo-logprobs-long": {**SAMPLED, "echo": True, "logprobs": 0, "prompt": "".join(SNIPPETS) * 5},
     "echo-n-logprobs": {**SAMPLED, "echo": True, "logprobs": 1, "n": 2},
     "echo-tokens": {**SAMPLED, "echo": True, "prompt": [45, 80, 121, 300, 9]},
     "echo-only": {"echo": True, "max_tokens": 0},

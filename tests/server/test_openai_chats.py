@@ -1,4 +1,4 @@
-"""Chats through the official client: messages, choices, log-probabilities, in every mode."""
+"""Chats through the official client: messages, choices, log-probabilities."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 import pytest
 from openai_cases import CASES, HELLO, TURNS, Case, case
 from openai_fleet import Fleet
+
+
+@pytest.fixture
+def mode() -> str:
+    """One is enough: test_openai_cases compares the modes."""
+    return "async"
 
 
 def chat(name: str, **changes: Any) -> Case:

@@ -1,4 +1,4 @@
-"""Completions through the official client: what fields ask for is in the answer, in every mode."""
+"""Completions through the official client: what fields ask for is in the answer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 from openai_cases import CASES, EOS, MODEL, SPANNING, Case, case
-from openai_fleet import Fleet
+from openai_fleet import MODES, Fleet
 from support import SNIPPETS
 
 from pilotfish import LLM, SamplingParams
+
+
+@pytest.fixture
+def mode() -> str:
+    """One is enough: test_openai_cases compares the modes."""
+    return "async"
 
 
 def variant(name: str, **changes: Any) -> Case:
@@ -30,6 +36,7 @@ def offline(fleet: Fleet) -> LLM:
 
 
 @pytest.mark.parametrize("name", OFFLINE)
+@pytest.mark.parametrize("mode", MODES)
 def test_the_offline_engine_says_the_same(fleet: Fleet, mode: str, offline: LLM, name: str) -> None:
     asked = case(name).asked
     params = SamplingParams(seed=7, **{field: value for field, value in asked.items() if field != "prompt"})

@@ -56,6 +56,11 @@ class Output:
         return None if self.finish is None else self.finish.stop
 
     @property
+    def started(self) -> bool:
+        """Not while the engine scores a prompt, part by part: the first event tells of all of it."""
+        return self.tokens > 0 or self.finish is not None
+
+    @property
     def news(self) -> bool:
         """Whether there is something to send: tokens can end within a character, or where a stop string may begin."""
         return not self.begun or self.finish is not None or bool(self.logprobs) or any(self.text)
