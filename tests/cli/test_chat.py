@@ -261,7 +261,7 @@ def test_people_see_who_wrote_what_and_what_it_cost(
 ) -> None:
     typed("x = [1, 2,", "/help", "/fly")
     talk = conversation(drafted, max_tokens=40, stop=("\0", "e"), min_tokens=20)
-    converse(talk, TerminalScreen(drafted.tokenizer, drafts=True))
+    converse(talk, TerminalScreen(drafts=True))
     out = capfd.readouterr().out
     sample = talk.turns[0].sample
     assert sample.text in plain(out) and sample.text.count("\t") == 0
@@ -274,7 +274,7 @@ def test_text_is_the_drafts_where_its_token_let_it_out(drafted: Engine) -> None:
     whole = ask(conversation(drafted, max_tokens=40), "x = [1, 2,")
     talk = conversation(drafted, max_tokens=40, stop=(whole.text[:30] + "\0",))  # 30 characters come at once
     sample = talk.ask("x = [1, 2,")
-    origins = OriginStream(drafted.tokenizer, sample.request.params)
+    origins = OriginStream()
     lengths = [(origins.drafted(delta), len(delta.text)) for delta in talk.stream(sample)]
     assert lengths[0] == (0, 0) and any(drafted for drafted, _ in lengths)
     assert all(drafted <= length for drafted, length in lengths)
@@ -285,7 +285,7 @@ def test_without_colours_there_is_the_text_alone(
 ) -> None:
     typed("a")
     talk = conversation(drafted)
-    converse(talk, TerminalScreen(drafted.tokenizer, drafts=True))
+    converse(talk, TerminalScreen(drafts=True))
     out = capfd.readouterr().out
     assert f"{talk.turns[0].sample.text}\n12 tokens" in out and out.rstrip().endswith("length") and "\x1b" not in out
 
@@ -294,14 +294,14 @@ def test_without_colours_there_is_the_text_alone(
 def test_both_keys_leave_at_the_sign(engine: Engine, typed: Type, key: type[BaseException]) -> None:
     typed(key, "not read")
     talk = conversation(engine)
-    converse(talk, TerminalScreen(engine.tokenizer, drafts=False))
+    converse(talk, TerminalScreen(drafts=False))
     assert talk.turns == []
 
 
 def test_lines_that_are_no_text_are_dropped(engine: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:
     typed("\udcff", "a\\", "b")
     talk = conversation(engine)
-    converse(talk, TerminalScreen(engine.tokenizer, drafts=False))
+    converse(talk, TerminalScreen(drafts=False))
     assert [turn.question for turn in talk.turns] == ["a\nb"] and "turn dropped" in capfd.readouterr().out
 
 
@@ -341,7 +341,7 @@ def test_ctrl_c_ends_one_answer_which_stays(
     monkeypatch.setattr(engine, "step", after(3, 1, engine.step))
     typed("one", "two")
     talk = conversation(engine, max_tokens=60, stop=(whole.text[:80] + "\0",))  # all text is held back till the end
-    converse(talk, TerminalScreen(engine.tokenizer, drafts=False))
+    converse(talk, TerminalScreen(drafts=False))
     first, second = (turn.sample for turn in talk.turns)
     assert (first.finish_reason, second.finish_reason) == ("abort", "length")
     assert first.text and whole.text.startswith(first.text.rstrip("\ufffd")) and len(first.token_ids) < 60
@@ -356,7 +356,7 @@ def test_a_second_ctrl_c_ends_the_program(engine: Engine, typed: Type, monkeypat
     monkeypatch.setattr(engine, "step", after(1, 2, engine.step))
     typed("one")
     with pytest.raises(KeyboardInterrupt):
-        converse(conversation(engine), TerminalScreen(engine.tokenizer, drafts=False))
+        converse(conversation(engine), TerminalScreen(drafts=False))
     engine.abort_all()
     assert_idle(engine)
 

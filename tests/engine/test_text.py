@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import SNIPPETS, VOCAB, write_tokenizer
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from pilotfish.engine.text import TextStream, tokenizer_digest
 from pilotfish.model.tokenizer import load_tokenizer
@@ -124,3 +126,50 @@ def test_a_digest_sees_added_tokens(tokenizer: Any, tmp_path: Path) -> None:
     changed = load_tokenizer(tmp_path)
     changed.add_special_tokens({"additional_special_tokens": ["<more>"]})
     assert tokenizer_digest(changed) != tokenizer_digest(tokenizer)
+
+
+def sentencepiece(directory: Path) -> Any:
+    """A tokenizer as Llama-2's and Mistral's: ▁ for a space, bytes for what it lacks, and a decoder that drops the
+    space before the first word."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁hello", "▁world", "▁", "!", "☃"]
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    inner = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>").save_pretrained(directory)
+    return load_tokenizer(directory)
+
+
+def test_a_word_after_a_prompt_keeps_its_space(tmp_path: Path) -> None:
+    tokenizer = sentencepiece(tmp_path)
+    hello, world = (tokenizer.convert_tokens_to_ids(piece) for piece in ("▁hello", "▁world"))
+    for prompt, expected in (([hello], " world world"), ([], "world world"), ([hello] * 20, " world world")):
+        text = TextStream(tokenizer, (), prompt=prompt)
+        for token in (world, world):
+            text.add(token)
+        assert text.text == expected
+        assert tokenizer.decode([*prompt, world, world]) == tokenizer.decode(prompt) + expected
+
+
+def test_a_prompt_that_ends_within_a_character_says_nothing_of_itself(tokenizer: Any) -> None:
+    prompt = [*tokenizer.encode("secret"), *byte_tokens(tokenizer, "☃")[:1]]
+    text = TextStream(tokenizer, (), prompt=prompt)
+    for token in (*byte_tokens(tokenizer, "☃")[1:], *tokenizer.encode("x")):
+        text.add(token)
+    text.finish()
+    assert "s" not in text.text and text.text.endswith("x")
+
+
+@given(st.integers(0, 2**32), st.integers(0, 12))
+def test_a_prompt_changes_no_byte_level_text(tokenizer: Any, seed: int, length: int) -> None:
+    rng = np.random.default_rng(seed)
+    prompt, tokens = rng.integers(1, VOCAB, length).tolist(), rng.integers(1, VOCAB, 8).tolist()
+    alone, after = TextStream(tokenizer, ()), TextStream(tokenizer, (), prompt=prompt)
+    for token in tokens:
+        alone.add(token)
+        after.add(token)
+    alone.finish()
+    after.finish()
+    assert alone.text == after.text

@@ -194,3 +194,25 @@ def test_routes_that_are_not_there(client: Client) -> None:
     assert client.get("/v1/nothing").status == 404 and client.get("/v1/nothing").error
     wrong = client.get(COMPLETIONS)
     assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        ("/v1/completions", {"prompt": "x" * 200_000}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", "x" * 200_000]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages"),
+        ("/tokenize", {"prompt": "x" * 200_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages"),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], field: str
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(type(engine.tokenizer), "encode", never)
+    answer = client.post(path, fields)
+    assert answer.status == 400 and answer.error["param"] == field
+    assert answer.error["code"] == "context_length_exceeded" and "200000 characters" in answer.error["message"]

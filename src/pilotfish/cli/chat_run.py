@@ -38,7 +38,7 @@ def run_chat(
 
 def _screen(engine: Engine) -> Screen:
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return TerminalScreen(engine.tokenizer, drafts=engine.config.mode != "off")
+        return TerminalScreen(drafts=engine.config.mode != "off")
     return PlainScreen()
 
 

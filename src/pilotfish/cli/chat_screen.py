@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Event
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -91,11 +91,10 @@ class TerminalScreen:
     """A prompt sign, answers coloured by who wrote them where there is a draft, figures below each. Ctrl-C ends
     an answer, or at the sign the conversation."""
 
-    def __init__(self, tokenizer: Any, *, drafts: bool) -> None:
+    def __init__(self, *, drafts: bool) -> None:
         """`drafts`: whether answers are speculated."""
         with suppress(ImportError):
             import readline  # noqa: F401  # `input` then edits lines and remembers them
-        self._tokenizer = tokenizer
         self._console = Console(highlight=False)
         self._coloured = drafts and shows_colour(self._console)
         self._origins: OriginStream | None = None
@@ -125,7 +124,7 @@ class TerminalScreen:
 
     @contextmanager
     def answering(self, sample: Sample) -> Iterator[Event]:
-        self._origins = OriginStream(self._tokenizer, sample.request.params) if self._coloured else None
+        self._origins = OriginStream() if self._coloured else None
         with ctrl_c() as interrupted:
             yield interrupted
         self._print(Text(sample.stream.take()), end="")  # what may have begun a stop string

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import Console
 from rich.text import Text
 
-from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Delta
-from pilotfish.engine.text import TextStream
 
 DRAFTED, OWN = "bold green", "magenta"
 
@@ -21,17 +17,15 @@ def shows_colour(console: Console) -> bool:
 class OriginStream:
     """Follows one sample's deltas and finds where in their text the draft's part ends."""
 
-    def __init__(self, tokenizer: Any, params: SamplingParams) -> None:
-        self._stream = TextStream(tokenizer, params.stop, params.min_tokens)
+    def __init__(self) -> None:
+        self._shown = 0  # characters of the deltas so far
 
     def drafted(self, delta: Delta) -> int:
         """How many characters of `delta.text` the draft had guessed: they come first. A character belongs to the
         token that completes it."""
-        pieces = []
-        for token in delta.tokens:
-            self._stream.add(token)
-            pieces.append(self._stream.take())
-        return sum(map(len, pieces[: delta.accepted]))
+        end = delta.ends[delta.accepted - 1] if delta.accepted else 0
+        before, self._shown = self._shown, self._shown + len(delta.text)
+        return min(max(end - before, 0), len(delta.text))
 
     def coloured(self, delta: Delta) -> Text:
         """The text of `delta`, both parts in their colours."""

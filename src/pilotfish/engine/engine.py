@@ -268,7 +268,7 @@ class Engine:
             )
             self.worker.scheduler.add(request)
             self._next_id += 1
-            text = TextStream(self.tokenizer, params.stop, params.min_tokens)
+            text = TextStream(self.tokenizer, params.stop, params.min_tokens, tokens)
             samples.append(Sample(index, request, text, time.perf_counter()))
             self._samples[request.id] = samples[-1]
         return samples

@@ -9,6 +9,9 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+#: Tokens of a prompt after which a decoder is as if it had seen all of it.
+CONTEXT = 6
+
 
 class TextStream:
     """The text of one growing output.
@@ -17,10 +20,11 @@ class TextStream:
     safe     print("a")\\n               `take` gives it up to where a stop string may have begun
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], min_tokens: int = 0) -> None:
-        """A stop string that one of the first `min_tokens` tokens completes does not count."""
+    def __init__(self, tokenizer: Any, stops: Sequence[str], min_tokens: int = 0, prompt: Sequence[int] = ()) -> None:
+        """A stop string that one of the first `min_tokens` tokens completes does not count. What comes after `prompt`
+        is decoded as its continuation: some decoders drop the space before a text's first word."""
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(ids=_end_of(prompt, tokenizer), skip_special_tokens=True)
         self._pending: list[int] = []  # ids whose bytes do not end on a character yet
         self._stops = tuple(stops)
         self._forced = min_tokens  # tokens to come that end nothing
@@ -76,6 +80,12 @@ class TextStream:
                     longest = size
                     break
         return longest
+
+
+def _end_of(prompt: Sequence[int], tokenizer: Any) -> list[int]:
+    """Its last tokens, for a decoder to go on from; none where they do not end on a character."""
+    end = list(prompt[-CONTEXT:])
+    return [] if tokenizer.decode(end, skip_special_tokens=True).endswith("\ufffd") else end
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -64,7 +64,7 @@ def bad(field: str, value: object, allowed: str, code: str | None = None) -> Htt
 
 def late(seconds: float) -> HttpError:
     """504 for a request that took too long."""
-    return HttpError(504, f"timeout: the request took more than {seconds:g} s", "timeout", "timeout")
+    return HttpError(504, f"timeout: the request took more than {seconds:g} s", "timeout", "timeout", "timeout")
 
 
 def http_error(error: Exception) -> HttpError:

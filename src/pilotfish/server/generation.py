@@ -33,6 +33,7 @@ def router(service: Service) -> APIRouter:
         caller = service.gate.identify(request)
         asked = await read(request, CompletionRequest, service.config)
         model = service.name(asked.model)
+        service.refuse_long("prompt", asked.texts)
         prompts = await completion_prompts(asked, service.engine.tokenizer, service.config.max_prompts)
         return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
 
@@ -42,6 +43,7 @@ def router(service: Service) -> APIRouter:
         caller = service.gate.identify(request)
         asked = await read(request, ChatRequest, service.config)
         model = service.name(asked.model)
+        service.refuse_long("messages", (message.text for message in asked.messages))
         prompts = [Prompt(await chat_tokens(asked.messages, service.engine.tokenizer))]
         return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
 

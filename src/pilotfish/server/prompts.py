@@ -14,7 +14,7 @@ from pilotfish.server.failures import HttpError, bad
 from pilotfish.server.requests import CompletionRequest, Message
 
 #: Characters or tokens up to which tokenizing is so fast that the event loop does it itself.
-SHORT = 8192
+SHORT = 2048
 
 Result = TypeVar("Result")
 _thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
@@ -55,11 +55,9 @@ async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
 
 def _plain(message: Message) -> dict[str, str]:
     """As templates know it: `developer` is what newer clients call the system."""
-    content = message.content
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
     role = "system" if message.role == "developer" else message.role
     named = {"name": message.name} if message.name is not None else {}
-    return {"role": role, "content": text, **named}
+    return {"role": role, "content": message.text, **named}
 
 
 async def completion_prompts(request: CompletionRequest, tokenizer: Any, most: int) -> list[Prompt]:

@@ -116,6 +116,13 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
     best_of: int | None = None  # n
     add_special_tokens: bool | None = None  # to a text, those that the tokenizer puts around one
 
+    @property
+    def texts(self) -> list[str]:
+        """Those of the prompts that are some."""
+        return [
+            part for part in ([self.prompt] if isinstance(self.prompt, str) else self.prompt) if isinstance(part, str)
+        ]
+
 
 class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
     type: Literal["text"]
@@ -133,6 +140,11 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     function_call: None = None
     tool_calls: list[None] | None = None
     annotations: list[None] | None = None
+
+    @property
+    def text(self) -> str:
+        """All parts of it."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
 class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):

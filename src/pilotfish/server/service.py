@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -46,6 +47,20 @@ class Service:
     def names(self) -> tuple[str, ...]:
         """What the model is called; the first one is what answers say."""
         return self.config.served_model_name or (self.identity.model,)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters."""
+        return max(map(len, self.engine.tokenizer.get_vocab()))
+
+    def refuse_long(self, field: str, texts: Iterable[str]) -> None:
+        """HttpError for a text that has too many characters for the context, whatever its tokens are: to tokenize it
+        would take long, and others would wait."""
+        context = self.identity.context
+        for text in texts:
+            if len(text) > context * self.longest_token:
+                message = f"{field}: {len(text)} characters are more than the context's {context} tokens can be"
+                raise HttpError(400, message, param=field, code="context_length_exceeded")
 
     def name(self, asked: str | None) -> str:
         """The name to answer with. HttpError 404 for a model that is not served; None asks for the one that is."""

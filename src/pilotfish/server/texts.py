@@ -48,8 +48,10 @@ async def _tokens(asked: TokenizeRequest, service: Service) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise HttpError(400, "prompt: exactly one of prompt and messages is needed", param="prompt")
     if asked.messages is not None:
+        service.refuse_long("messages", (message.text for message in asked.messages))
         return await chat_tokens(asked.messages, service.engine.tokenizer)
     assert asked.prompt is not None
+    service.refuse_long("prompt", [asked.prompt])
     return await text_tokens(asked.prompt, service.engine.tokenizer, special=asked.add_special_tokens)
 
 
