@@ -51,6 +51,11 @@ def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
     return frozenset(chosen)
 
 
+def model_name(directory: Path) -> str:
+    """What a model is called where others see it: its directory's name, and that of the directory around it."""
+    return "/".join(directory.resolve().parts[-2:])
+
+
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:

@@ -15,7 +15,7 @@ from http_clients import LIMIT, Client, alive, completion, texts
 from live import LiveServer
 from workers import eventually
 
-BODIES = [completion(i, max_tokens=400, stream=True) for i in range(6)]
+BODIES = [completion(i, max_tokens=200, stream=True) for i in range(6)]
 ENDLESS = completion(max_tokens=1900, n=2, stream=True)
 SLOW = {"max_requests": 4, "pace": "target=4ms"}
 

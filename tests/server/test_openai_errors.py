@@ -192,7 +192,7 @@ def test_a_key_of_one_request_at_a_time(fleet: Fleet, mode: str) -> None:
         assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
         assert fleet.client(mode).completions.create(**arguments(False, {})).choices[0].text  # others may
     patient = client.with_options(max_retries=5)
-    assert patient.completions.create(**arguments(False, {})).choices[0].finish_reason == "length"
+    assert patient.completions.create(**arguments(False, {})).choices[0].finish_reason in ("stop", "length")
 
 
 def test_a_key_of_one_request_a_minute(fleet: Fleet, mode: str) -> None:
@@ -214,7 +214,7 @@ def test_a_request_that_takes_too_long(fleet: Fleet, mode: str) -> None:
     endless = {"timeout": 1, "ignore_eos": True}
     with pytest.raises(InternalServerError, match=r"timeout: the request took more than 0\.01 s") as status:
         create(**asked, extra_body={"timeout": 0.01})
-    check(status.value, 504, "timeout", "timeout")
+    check(status.value, 504, "timeout", "timeout", "timeout")
     with pytest.raises(APIError, match="timeout: the request took more than 1 s") as event:
         list(create(**asked, extra_body=endless, stream=True))
     assert (event.value.type, event.value.param) == ("timeout", "timeout")

@@ -85,6 +85,7 @@ def test_a_client_that_leaves_frees_what_it_held(fleet: Fleet, mode: str) -> Non
     while time.monotonic() < ends and aborted(fleet, mode) == aborts:
         time.sleep(0.05)
     assert aborted(fleet, mode) == aborts + 1
+    time.sleep(0.5)  # what the target had told before it learned of this is there by now
     while time.monotonic() < ends and (server.metric("vllm:num_requests_running") or usage(fleet, mode)):
         time.sleep(0.05)
     assert server.metric("vllm:num_requests_running") == usage(fleet, mode) == 0

@@ -108,7 +108,7 @@ def test_an_event_for_each_verify_step(tracer: Tracer, exporter: InMemorySpanExp
     span.end(200, RECORD)
     events = only(tracer, exporter).events
     assert [event.name for event in events] == ["verify", "verify"]
-    attributes = {"output": 1, "at": 2.5, "nodes": 8, "accepted": 3, "tokens": 4}
+    attributes = {"output": 0, "at": 2.5, "nodes": 8, "accepted": 3, "tokens": 4}
     assert dict(events[0].attributes or {}) == {f"pilotfish.{name}": value for name, value in attributes.items()}
 
 

@@ -15,14 +15,13 @@ from types import TracebackType
 from typing import Any
 
 from pilotfish.bench.proxy import HOST
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, model_name
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.placement import Placement, split_cores
 from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
 from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity, worker_command
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.errors import EngineError
-from pilotfish.model.tokenizer import model_name
 
 NO_PLACEMENT = Placement(frozenset(), ())
 

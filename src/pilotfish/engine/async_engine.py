@@ -14,14 +14,12 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.launch import Delays, Supervisor, WorkerState
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream, Update
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError, TargetUnavailable, WireError
-from pilotfish.model.generation_config import read_generation_config
-from pilotfish.model.tokenizer import load_tokenizer, model_name
 from pilotfish.wire.channel import Peer, Received
 from pilotfish.wire.courier import Courier
 from pilotfish.wire.listening import ListeningChannel
@@ -57,6 +55,20 @@ class Health:
     status: Status | None
 
 
+@dataclass(frozen=True)
+class _Model:
+    tokenizer: Any
+    defaults: dict[str, Any]  # fields of SamplingParams
+
+
+def _read(directory: Path) -> _Model:
+    """What is to be known of a model outside its target. Imports transformers, which takes a while."""
+    from pilotfish.model.generation_config import read_generation_config
+    from pilotfish.model.tokenizer import load_tokenizer
+
+    return _Model(load_tokenizer(directory), read_generation_config(directory, None).defaults)
+
+
 class AsyncEngine:
     """`start`, `submit` from the same event loop, `close`. Where the target's process ends, its requests fail and it is
     started again."""
@@ -64,12 +76,11 @@ class AsyncEngine:
     def __init__(
         self, config: EngineConfig, options: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """ModelError for a tokenizer or generation_config.json that cannot be used; the rest is the target's, whose
-        command line has further `options`."""
+        """The target's command line has further `options`."""
         self.config = config
         self.name = model_name(config.target)
-        self.tokenizer: Any = load_tokenizer(config.target)
-        self.defaults = read_generation_config(config.target, None).defaults
+        self.tokenizer: Any = None  # until `start`
+        self.defaults: dict[str, Any] = {}
         #: Called with every Progress.
         self.observe: Callable[[Progress], None] = lambda _: None
         self._options = options
@@ -130,7 +141,8 @@ class AsyncEngine:
     # -- the target's process
 
     async def start(self) -> None:
-        """Returns at once: `health` tells when the target is ready."""
+        """Start the target; read, while it loads, what is to be known here. `health` tells when it is ready. ModelError
+        for a tokenizer or a generation_config.json that cannot be used; the rest is the target's."""
         self._loop = asyncio.get_running_loop()
         self._supervisor = Supervisor(Delays(grace=GRACE))
         endpoint = f"ipc://{self._supervisor.directory}/server"
@@ -138,6 +150,8 @@ class AsyncEngine:
         self._courier = Courier(channel, self._receive, self._look, period=0.05)
         self._courier.start()
         self._supervisor.start([WorkerSpec(TARGET, [*target_command(self.config, endpoint), *self._options])])
+        model = await asyncio.to_thread(_read, self.config.target)
+        self.tokenizer, self.defaults = model.tokenizer, model.defaults
 
     async def close(self) -> None:
         """End the target; streams that are open fail. Idempotent."""

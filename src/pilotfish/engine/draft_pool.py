@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 
 import torch
 
-from pilotfish.config import DraftConfig
+from pilotfish.config import DraftConfig, model_name
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.growth import Grower, LevelShape
 from pilotfish.draft.sessions import SessionTable
@@ -22,7 +22,7 @@ from pilotfish.engine.text import tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
-from pilotfish.model.tokenizer import load_tokenizer, model_name
+from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.observe.timeline import Timeline, part_of
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.keys import load_pool_keys

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pilotfish.config import DrafterKind, EngineConfig
+from pilotfish.config import DrafterKind, EngineConfig, model_name
 from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.logit_rules import check_token_ids
@@ -39,7 +39,7 @@ from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
-from pilotfish.model.tokenizer import load_tokenizer, model_name
+from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.observe.timeline import Timeline, merge, part_of
 from pilotfish.plan.pace import Pace
 from pilotfish.target.guard import GuardedDrafter

@@ -11,13 +11,12 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, model_name
 from pilotfish.engine import engine as engines
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.engine.process import die_with_parent, name_process, remove_directory
 from pilotfish.engine.signals import Signals, Stopped
 from pilotfish.errors import EngineError, InputError, WireError
-from pilotfish.model.tokenizer import model_name
 from pilotfish.observe.records import StepRecord
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter
@@ -93,10 +92,11 @@ class TargetService:
             for received in self._channel.receive(0.0 if busy else self._pause()):
                 self._take(received)
             if self._engine.busy:
+                busy = True
                 self._step()
             else:
                 self._stepped = None
-            self._tell_status()
+            self._tell_status(idle=busy and not self._engine.busy)
 
     def _pause(self) -> float:
         return FIRST_STATUS if self._told < 0 else max(0.0, self._told + STATUS - self._clock())
@@ -190,9 +190,10 @@ class TargetService:
 
     # -- what goes out
 
-    def _tell_status(self) -> None:
+    def _tell_status(self, *, idle: bool) -> None:
+        """Now and then, and when the last request has just ended (`idle`)."""
         now = self._clock()
-        if self._told < 0 or now - self._told >= STATUS:
+        if idle or self._told < 0 or now - self._told >= STATUS:
             self._told = now if self._tell(self._status()) else self._told
 
     def _status(self) -> Status:

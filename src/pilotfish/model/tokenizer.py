@@ -24,8 +24,3 @@ def one_line(error: BaseException) -> str:
     """The first line of what a library says."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:300]
-
-
-def model_name(directory: Path) -> str:
-    """What a model is called where others see it: its directory's name, and that of the directory around it."""
-    return "/".join(directory.resolve().parts[-2:])

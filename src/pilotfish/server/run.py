@@ -113,10 +113,10 @@ class _Process:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._engine.start()
-        logger.info("listening at %s", url_of(self._listener))
         watching = asyncio.create_task(self._watch())
         try:
+            await self._engine.start()
+            logger.info("listening at %s", url_of(self._listener))
             await self._server.serve([self._listener])
         finally:
             watching.cancel()
