@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 from pilotfish.errors import ParameterError
 
 Mode: TypeAlias = Literal["off", "sync", "async"]
+#: What a request asked for. An output that is held to a form is another kind.
+Output: TypeAlias = Literal["completion", "chat"]
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")

@@ -103,10 +103,10 @@ class Pools:
 
 
 class OwnRequests:
-    """Requests by tag and speculation mode, counted when they end."""
+    """Requests by tag, speculation mode and kind of output, counted when they end."""
 
     def __init__(self, families: Families, model_name: str) -> None:
-        labels = ("tag", "mode")
+        labels = ("tag", "mode", "output")
         self._ended = families.counter_family("pilotfish_requests", "Requests that ended.", *labels, "finished_reason")
         self._tokens = families.counter_family("pilotfish_request_tokens", "Tokens of them.", *labels, "kind")
         self._rate = families.histogram_family(
@@ -125,7 +125,7 @@ class OwnRequests:
         self._model_name = model_name
 
     def finished(self, record: RequestRecord) -> None:
-        labels = (self._model_name, self._tags.label(record.facts.tag), record.facts.mode)
+        labels = (self._model_name, self._tags.label(record.facts.tag), record.facts.mode, record.facts.output)
         self._ended.labels(*labels, record.reason).inc()
         self._tokens.labels(*labels, "prompt").inc(record.facts.prompt_tokens)
         self._tokens.labels(*labels, "generation").inc(record.generation_tokens)

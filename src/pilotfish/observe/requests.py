@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from pilotfish.observe.labels import FinishReason, Mode
+from pilotfish.observe.labels import FinishReason, Mode, Output
 from pilotfish.observe.reports import Delta, Verified
 
 
@@ -18,6 +18,7 @@ class RequestFacts:
     max_tokens: int | None
     mode: Mode  # of its speculation
     streaming: bool
+    output: Output = "completion"
     tag: str | None = None
     client: str | None = None  # the name of its key
     cached_tokens: int | None = None  # of the prompt; None: no cache was asked

@@ -96,6 +96,7 @@ class Door:
             max_tokens=params.max_tokens,
             mode=mode,
             streaming=demand.stream,
+            output="chat" if demand.chat else "completion",
             tag=tag,
             client=caller.client.name,
         )
