@@ -142,9 +142,8 @@ def test_what_is_counted_of_a_request(server: Server, stream: bool) -> None:
 
 def test_the_mode_of_a_request_that_does_without_speculation(server: Server) -> None:
     server.client.post(COMPLETIONS, {"prompt": "ab", "speculation": {"mode": "off"}}, x_request_tag="plain")
-    assert (
-        server.sample('pilotfish_requests_total{finished_reason="stop",mode="off",model_name="tiny",output="completion",tag="plain"}') == 1
-    )
+    labels = 'mode="off",model_name="tiny",output="completion",tag="plain"'
+    assert server.sample(f'pilotfish_requests_total{{finished_reason="stop",{labels}}}') == 1
 
 
 @pytest.mark.parametrize("headers", [{"x_request_tag": "no spaces allowed"}, {"x_request_tag": "x" * 65}])
@@ -159,8 +158,8 @@ def test_a_tag_that_is_none(server: Server, headers: dict[str, str]) -> None:
 def test_a_request_that_breaks_is_an_error_and_leaves_nothing(server: Server) -> None:
     server.engine.script = lambda _: [EngineError("step failed: it burns")]
     assert server.client.post(COMPLETIONS, {"prompt": "ab"}).status == 500
-    name = 'pilotfish_requests_total{finished_reason="error",mode="sync",model_name="tiny",output="completion",tag="none"}'
-    assert server.sample(name) == 1
+    labels = 'mode="sync",model_name="tiny",output="completion",tag="none"'
+    assert server.sample(f'pilotfish_requests_total{{finished_reason="error",{labels}}}') == 1
     assert server.admission.requests == server.admission.sequences == 0 and server.admission.idle.is_set()
 
 
