@@ -105,11 +105,6 @@ class AsyncEngine:
             reason = f"target: silent for {silent:.0f} s" if silent > SILENCE else ""
         return Health(not reason, reason, self._worker.restarts, self._worker.status == "failed", self._status)
 
-    @property
-    def sequences(self) -> int:
-        """Outputs that have not ended, of all requests."""
-        return sum(stream.open for stream in self._streams.values())
-
     def submit(
         self,
         tokens: Sequence[int],
