@@ -19,7 +19,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.async_engine import AsyncEngine, config_of, config_text
 from pilotfish.engine.stream import Stream, joined
 from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
-from pilotfish.wire.serving import Delta
+from pilotfish.wire.serving import Delta, Identity, Status
 
 PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8)
 
@@ -114,6 +114,18 @@ def test_a_target_that_is_killed_fails_its_requests_and_comes_back(
         assert (await output(engine.submit([5, 6], PARAMS))).tokens == before
 
     loop.run_until_complete(scenario())
+
+
+def test_the_last_word_of_a_target_that_is_gone_does_not_bring_it_back(llama: Path) -> None:
+    identity = Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0)
+    engine = AsyncEngine(configured(llama))
+    engine._handle(b"first", Status(identity, 0, 0, 4096, 0))
+    assert engine.health.ready
+    engine._lose("target: gone")
+    engine._handle(b"first", Status(identity, 0, 0, 4096, 0))
+    assert not engine.health.ready and engine.health.status is None
+    engine._handle(b"second", Status(identity, 0, 0, 4096, 0))
+    assert engine.health.ready
 
 
 def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> None:

@@ -43,7 +43,7 @@ class _Key:
     valid: Callable[[Any], bool] = lambda _: True
 
 
-def _positive(name: str) -> Callable[[EngineOptions, Any], EngineOptions]:
+def _option(name: str) -> Callable[[EngineOptions, Any], EngineOptions]:
     return lambda options, value: replace(options, **{name: value})
 
 
@@ -61,8 +61,8 @@ KEYS = {
     ),
     "model": _Key(str, "a draft's directory", lambda options, path: replace(options, draft=Path(path))),
     "num_speculative_tokens": _Key(int, "an integer 1 to 1024", _tokens, lambda count: 1 <= count <= 1024),
-    "prompt_lookup_min": _Key(int, "an integer 1 to 16", _positive("ngram_min"), lambda n: 1 <= n <= 16),
-    "prompt_lookup_max": _Key(int, "an integer 1 to 16", _positive("ngram_max"), lambda n: 1 <= n <= 16),
+    "prompt_lookup_min": _Key(int, "an integer 1 to 16", _option("ngram_min"), lambda n: 1 <= n <= 16),
+    "prompt_lookup_max": _Key(int, "an integer 1 to 16", _option("ngram_max"), lambda n: 1 <= n <= 16),
     "enable_adaptive_verification": _Key(
         bool, "true or false", lambda options, on: replace(options, budget="auto" if on else "fixed")
     ),

@@ -88,6 +88,7 @@ class AsyncEngine:
         self._streams: dict[int, Stream] = {}
         self._next_id = 1
         self._peer: Peer | None = None  # the target that serves
+        self._gone: Peer | None = None  # the one before it, of which a last word may still arrive
         self._status: Status | None = None  # what it last said
         self._heard = 0.0
         self._sequence = 0  # of its next Progress
@@ -187,6 +188,7 @@ class AsyncEngine:
 
     def _lose(self, reason: str) -> None:
         """The target is gone, and all it had."""
+        self._gone = self._peer or self._gone
         self._peer = self._status = None
         self._end(list(self._streams), TargetUnavailable(reason))
 
@@ -196,6 +198,8 @@ class AsyncEngine:
                 stream.fail(error)
 
     def _handle(self, peer: Peer, message: ToServer) -> None:
+        if peer == self._gone:
+            return
         if isinstance(message, Status) and peer != self._peer:
             self._lose("target: it was started anew")
             self._peer, self._sequence = peer, 0

@@ -22,7 +22,7 @@ import uvloop
 
 from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine
-from pilotfish.engine.process import name_process
+from pilotfish.engine.process import die_with_parent, name_process
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.admission import Admission, Limits
@@ -59,6 +59,7 @@ def run_server(setup: Setup, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; `ready` is called with the URL once requests can be served. ParameterError for an
     address that cannot be had, ModelError for models that cannot be served."""
     name_process("api")
+    die_with_parent(signal.SIGTERM)
     with (
         contextlib.closing(listening_socket(setup.server)) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
