@@ -1,4 +1,4 @@
-"""Imports point down only (design.md, section 4), and core stays free of devices, clocks and sockets."""
+"""Imports point down only, and core stays free of devices, clocks and sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYERS = (
     ("plan",),
     ("core",),
     ("observe",),
-    ("prompts", "command"),
+    ("prompts", "command", "openmp"),
     ("errors",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from pilotfish.openmp import wait_passively
+
 if TYPE_CHECKING:
     from pilotfish.core.logprobs import TokenLogprobs
     from pilotfish.core.sampling_params import SamplingParams
     from pilotfish.engine.llm import LLM, Completion, RequestOutput
+
+wait_passively()  # here, because whoever imports anything of pilotfish comes by before torch is loaded
 
 __all__ = ["LLM", "Completion", "RequestOutput", "SamplingParams", "TokenLogprobs"]
 

@@ -12,10 +12,10 @@ from support import limits
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from pilotfish.bench import app
+from pilotfish.bench import app, machine
 from pilotfish.bench.acceptance import run_acceptance
 from pilotfish.bench.drafters import Bench, RandomDrafter
-from pilotfish.bench.machine import Machine, cpu_name, describe_machine
+from pilotfish.bench.machine import Machine, cpu_name, describe_machine, matmul_probe, read_probe
 from pilotfish.bench.memory import print_memory, run_memory
 from pilotfish.bench.profile import ROWS, run_profile
 from pilotfish.bench.quantization import (
@@ -158,11 +158,23 @@ def test_random_trees_repeat_and_stay_in_the_vocabulary(config: EngineConfig, pr
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:
-    machine = describe_machine("float32", mebibytes=1, size=32)
-    assert machine.cpu and machine.threads == torch.get_num_threads() and machine.read_gb_per_s > 0
+    machine = describe_machine("float32")
+    assert machine.cpu and machine.threads == torch.get_num_threads() and machine.matmul_dtype == "float32"
+    assert read_probe(1)() > 0 and matmul_probe(torch.float32, 32) > 0
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Processor\n")
     assert cpu_name(tmp_path / "cpuinfo") == "A Processor"
     assert cpu_name(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("native", "measured"), [(True, "bfloat16"), (False, "float32")])
+def test_no_bfloat16_product_runs_on_a_processor_without_its_instructions(
+    native: bool, measured: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed: list[torch.dtype] = []
+    monkeypatch.setattr(machine, "matmul_probe", lambda dtype, _: probed.append(dtype) or 1.0)
+    monkeypatch.setattr(machine, "multiplies_bfloat16", lambda _: native)
+    assert describe_machine("bfloat16").matmul_dtype == measured
+    assert probed == [getattr(torch, measured)]
 
 
 def test_commands(llama: Path, draft: Path, prompt_file: Path, tmp_path: Path) -> None:

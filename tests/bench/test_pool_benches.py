@@ -35,13 +35,6 @@ from pilotfish.wire.messages import Load
 MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
 
 
-@pytest.fixture(autouse=True)
-def _no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than all the rest."""
-    for module in ("network", "sharing", "stall"):
-        monkeypatch.setattr(f"pilotfish.bench.{module}.describe_machine", lambda _: MACHINE)
-
-
 def invoke(command: str, llama: Path, draft: Path, prompt_file: Path, *options: str) -> dict[str, Any]:
     models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file), "--limit", "2"]
     common = ["--dtype", "float32", "--pace", "target=4ms,draft=1ms", "--budget", "fixed", "--json"]

@@ -31,13 +31,6 @@ from pilotfish.errors import EngineError, ParameterError
 MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
 
 
-@pytest.fixture(autouse=True)
-def _no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than all the rest."""
-    for module in ("http", "load"):
-        monkeypatch.setattr(f"pilotfish.bench.{module}.describe_machine", lambda _: MACHINE)
-
-
 def invoke(command: str, llama: Path, draft: Path, prompt_file: Path, *options: str) -> dict[str, Any]:
     models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file)]
     result = CliRunner().invoke(app, [command, *models, "--threads", "1", "--json", *options])

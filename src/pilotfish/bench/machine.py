@@ -12,6 +12,7 @@ import torch
 
 from pilotfish.config import DType, available_cores
 from pilotfish.model.loader import DTYPES
+from pilotfish.model.processor import multiplies_bfloat16
 
 TRIALS = 5
 
@@ -27,13 +28,16 @@ class Machine:
     transformers: str
     read_gb_per_s: float
     matmul_gflop_per_s: float
+    matmul_dtype: str = "float32"
 
 
 def describe_machine(dtype: DType, *, mebibytes: int = 512, size: int = 2048) -> Machine:
-    """Probes read `mebibytes` and multiply two matrices of `size` by `size` in `dtype`."""
+    """Probes read `mebibytes` and multiply two matrices of `size` by `size` in `dtype`; in float32 where the processor
+    has no bfloat16 instructions, whose emulation would take minutes and say nothing about our kernels."""
     import transformers
 
     read = read_probe(mebibytes)
+    product: DType = dtype if multiplies_bfloat16(torch.device("cpu")) else "float32"
     return Machine(
         cpu=cpu_name(),
         cores=available_cores(),
@@ -41,7 +45,8 @@ def describe_machine(dtype: DType, *, mebibytes: int = 512, size: int = 2048) ->
         torch=torch.__version__,
         transformers=transformers.__version__,
         read_gb_per_s=max(read() for _ in range(TRIALS)),
-        matmul_gflop_per_s=_matmul_speed(DTYPES[dtype], size),
+        matmul_gflop_per_s=matmul_probe(DTYPES[product], size),
+        matmul_dtype=product,
     )
 
 
@@ -58,7 +63,8 @@ def read_probe(mebibytes: int = 512) -> Callable[[], float]:
     return lambda: data.nbytes / timed(data.sum) / 1e9
 
 
-def _matmul_speed(dtype: torch.dtype, size: int) -> float:
+def matmul_probe(dtype: torch.dtype, size: int = 2048) -> float:
+    """GFLOP/s of a product of two square matrices."""
     a = torch.randn(size, size).to(dtype)
     return 2 * size**3 / fastest(lambda: a @ a) / 1e9
 

@@ -259,7 +259,7 @@ def print_speed(report: SpeedReport) -> None:
     machine = report.machine
     print_table(
         "machine",
-        ("processor", "cores", "threads", "read GB/s", "matmul GFLOP/s", "torch", "transformers"),
+        ("processor", "cores", "threads", "read GB/s", f"{machine.matmul_dtype} GFLOP/s", "torch", "transformers"),
         [(machine.cpu, machine.cores, machine.threads, f"{machine.read_gb_per_s:.1f}",
           f"{machine.matmul_gflop_per_s:.0f}", machine.torch, machine.transformers)],
     )  # fmt: skip

@@ -1,5 +1,5 @@
 """How much to speculate. One rule, per step, from measured costs: rows and draft time go where they buy the most
-tokens a second (design.md, section 7).
+tokens a second.
 
                      sequences + sum of the chances of the nodes verified
     goodput(rows) = ------------------------------------------------------

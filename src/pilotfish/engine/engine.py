@@ -41,6 +41,7 @@ from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
 from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.observe.timeline import Timeline, merge, part_of
+from pilotfish.openmp import warn_of_spinning
 from pilotfish.plan.pace import Pace
 from pilotfish.target.guard import GuardedDrafter
 from pilotfish.target.remote import RemoteDrafter
@@ -95,7 +96,7 @@ class Sample:
         return (self.ended or self.started) - self.started
 
     def stats(self) -> dict[str, float]:
-        """The counts of design.md, section 9."""
+        """The counts that `generate --json` reports."""
         stats, tokens = self.request.stats, len(self.token_ids)
         return {
             "seconds": self.seconds,
@@ -128,6 +129,7 @@ class Engine:
 
     def _load(self, placement: Placement, drafter: Drafter | None) -> None:
         config = self.config
+        warn_of_spinning()
         torch.set_num_threads(config.threads or len(placement.target) or config.num_threads)
         self.tokenizer = load_tokenizer(config.target)
         self.memory = plan_memory(config)

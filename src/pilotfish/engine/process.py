@@ -122,7 +122,7 @@ def on_cores(cores: frozenset[int]) -> Iterator[None]:
 def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     """All variables of a worker of this process."""
     threads = dict.fromkeys(THREAD_COUNTS, str(len(spec.cores))) if spec.cores else {}
-    return {**os.environ, "OMP_WAIT_POLICY": "passive", **threads, **spec.environment, PARENT: str(os.getpid())}
+    return {**os.environ, **threads, **spec.environment, PARENT: str(os.getpid())}
 
 
 # -- in the worker

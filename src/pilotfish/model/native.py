@@ -43,7 +43,6 @@ _LIBRARY = "pilotfish_kernels"
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = [
     "-O3",
-    "-march=native",
     "-fopenmp",
     "-ffp-contract=fast",
     "-fno-math-errno",
@@ -55,6 +54,12 @@ PANEL = 32  # kPanel in kernels.cpp
 FAMILIES = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral", "Phi3", "Olmo2", "Gemma2", "Gemma3", "GptOss",
 )  # fmt: skip
+
+
+def processor_type() -> str:
+    """What the kernels are compiled for, as the compiler names it: $PILOTFISH_MARCH, else this machine's processor.
+    `x86-64-v3` is every processor with AVX2."""
+    return os.environ.get("PILOTFISH_MARCH") or "native"
 
 
 def cache_dir() -> Path:
@@ -88,7 +93,8 @@ def _build_and_load(directory: Path) -> None:
 
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=directory) as build:
-        cpp_extension.load(_LIBRARY, [str(_SOURCE)], extra_cflags=_FLAGS, build_directory=build, is_python_module=False)
+        flags = [*_FLAGS, f"-march={processor_type()}"]
+        cpp_extension.load(_LIBRARY, [str(_SOURCE)], extra_cflags=flags, build_directory=build, is_python_module=False)
         built = Path(build, f"{_LIBRARY}.so")
         built.replace(directory / built.name)
 
@@ -103,7 +109,7 @@ def _digest() -> str:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     features = next((line for line in lines if line.startswith("flags")), "")
-    parts = (_SOURCE.read_text(), " ".join(_FLAGS), torch.__version__, features)
+    parts = (_SOURCE.read_text(), " ".join(_FLAGS), processor_type(), torch.__version__, features)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

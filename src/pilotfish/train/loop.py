@@ -12,6 +12,7 @@ from rich.progress import Progress
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from pilotfish.model.processor import multiplies_bfloat16
 from pilotfish.train.batches import Batch
 from pilotfish.train.muon import Muon
 
@@ -117,8 +118,7 @@ class Trainer:
 
 def precision(device: torch.device) -> torch.autocast:
     """Bfloat16 where the device multiplies it natively, float32 elsewhere."""
-    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-    return torch.autocast(device.type, torch.bfloat16, enabled=fast)
+    return torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bfloat16(device))
 
 
 def _optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
