@@ -14,8 +14,7 @@ from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.tree import TokenTree
 from pilotfish.engine.draft_pool import make_worker
-from pilotfish.engine.placement import Placement
-from pilotfish.engine.remote_drafts import RemoteDrafts
+from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.listening import ListeningChannel
 
@@ -29,13 +28,11 @@ def inline_drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     the speed of a machine."""
     with ExitStack() as workers:
 
-        def start(drafts: RemoteDrafts, config: EngineConfig, _: Placement) -> Sequence[str]:
-            endpoints = [f"ipc://{drafts._supervisor.directory}/draft-{i}" for i in range(config.draft_workers)]
-            for endpoint in endpoints:
+        def start(drafts: DraftWorkers, config: EngineConfig) -> None:
+            for endpoint in drafts.endpoints:
                 workers.enter_context(_worker(config, endpoint))
-            return endpoints
 
-        monkeypatch.setattr(RemoteDrafts, "_start_workers", start)
+        monkeypatch.setattr(DraftWorkers, "_start", start)
         monkeypatch.setattr(RemoteDrafter, "propose", _patient(RemoteDrafter.propose))
         yield
 

@@ -16,14 +16,13 @@ from typing import Any
 
 from pilotfish.bench.proxy import HOST
 from pilotfish.config import EngineConfig, model_name
+from pilotfish.engine.draft_workers import worker_command
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.placement import Placement, split_cores
 from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
-from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity, worker_command
+from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity
 from pilotfish.engine.text import tokenizer_digest
 from pilotfish.errors import EngineError
-
-NO_PLACEMENT = Placement(frozenset(), ())
 
 
 class Listener:
@@ -104,5 +103,5 @@ def attached(engine: Engine, endpoints: Sequence[str]) -> Iterator[RemoteDrafts]
     config = replace(engine.config, mode="async", draft_pool=tuple(endpoints))
     digest = tokenizer_digest(engine.tokenizer)
     identity = TargetIdentity(model_name(config.target), digest, engine.model.shape.vocab_size)
-    with closing(RemoteDrafts(config, identity, NO_PLACEMENT)) as remote:
+    with closing(RemoteDrafts(config, identity)) as remote:
         yield remote

@@ -24,6 +24,9 @@ def chat(
     given = sampling.given()
     SamplingParams(**{"max_tokens": ANSWER_TOKENS, **given})  # what cannot be is refused before a model is loaded
     config = engine.config(concurrency=1)
+    from pilotfish.model.serving_imports import import_for_serving
+
+    import_for_serving()
     from pilotfish.cli.chat_run import run_chat
 
     run_chat(config, {"max_tokens": ANSWER_TOKENS}, given, system=system, raw=raw)

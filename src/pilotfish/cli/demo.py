@@ -60,6 +60,9 @@ def demo(
         )
 
     paced, unpaced = config(PACED_PAIR, pace), config(pair, "")
+    from pilotfish.model.serving_imports import import_for_serving
+
+    import_for_serving()
     from pilotfish.cli.demo_run import Scene, run_demo
 
     scenes = [

@@ -78,11 +78,14 @@ def draft(
         leaves=leaves,
         children=children,
     )
-    from pilotfish.engine.draft_pool import run_pool
     from pilotfish.engine.process import supervised
+    from pilotfish.model.serving_imports import import_for_serving
 
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
     logging.basicConfig(level=level, format=f"pilotfish {name}: %(message)s")
+    import_for_serving()
+    from pilotfish.engine.draft_pool import run_pool
+
     run_pool(config, _tell if json else lambda _: None)
 
 

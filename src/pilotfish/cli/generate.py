@@ -75,6 +75,9 @@ def _run(
             report(row)
     if not good:
         return False
+    from pilotfish.model.serving_imports import import_for_serving
+
+    import_for_serving()
     from pilotfish.cli.batch import generate_rows
 
     printer = JsonPrinter() if json else TextPrinter()

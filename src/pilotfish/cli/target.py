@@ -14,8 +14,15 @@ def target(
 ) -> None:
     """Run a target worker for a server. `pilotfish serve` does so itself."""
     from pilotfish.engine.async_engine import config_of
-    from pilotfish.engine.target_process import run_target
+    from pilotfish.engine.draft_workers import start_draft_workers
     from pilotfish.server.logs import configure
 
     configure("json" if log_format == "json" else "text")
-    run_target(config_of(config), connect)
+    parsed = config_of(config)
+    workers = start_draft_workers(parsed)  # they load while this process imports torch
+    from pilotfish.model.serving_imports import import_for_serving
+
+    import_for_serving()
+    from pilotfish.engine.target_process import run_target
+
+    run_target(parsed, connect, workers)

@@ -31,8 +31,8 @@ from pilotfish.draft.responses import ResponseCache
 from pilotfish.draft.suffix import SuffixDrafter
 from pilotfish.engine.check import refuse_unequal_tokenizers
 from pilotfish.engine.costs import forward_seconds, step_costs
+from pilotfish.engine.draft_workers import DraftWorkers, start_draft_workers
 from pilotfish.engine.memory import device_of, plan_memory
-from pilotfish.engine.placement import Placement, split_cores
 from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity
 from pilotfish.engine.text import TextStream, tokenizer_digest
 from pilotfish.errors import EngineError, ParameterError, PromptError
@@ -112,32 +112,36 @@ class Sample:
 class Engine:
     """One process, one target, maybe a draft. `submit`, then `step` until nothing is `busy`."""
 
-    def __init__(self, config: EngineConfig, drafter: Drafter | None = None) -> None:
-        """`drafter` replaces the one that `config` describes."""
+    def __init__(
+        self, config: EngineConfig, drafter: Drafter | None = None, workers: DraftWorkers | None = None
+    ) -> None:
+        """`drafter` replaces the one that `config` describes. `workers` are those of `config`, already started; the
+        engine ends them."""
         self.config = config
         self.remote: RemoteDrafts | None = None
+        self._workers = workers
         self._pacers: list[Pacer] = []
         self._timeline: Timeline | None = None
         self._samples: dict[int, Sample] = {}
         self._next_id = 0
-        placement = self._place()
+        self._cores_before = os.sched_getaffinity(0)
         try:
-            self._load(placement, drafter)
+            self._load(self._place(), drafter)
         except BaseException:
             self.close()
             raise
 
-    def _load(self, placement: Placement, drafter: Drafter | None) -> None:
+    def _load(self, cores: frozenset[int], drafter: Drafter | None) -> None:
         config = self.config
         warn_of_spinning()
-        torch.set_num_threads(config.threads or len(placement.target) or config.num_threads)
+        torch.set_num_threads(config.threads or len(cores) or config.num_threads)
         self.tokenizer = load_tokenizer(config.target)
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.model = load(config, config.target)
         runner = Runner(self.model, self.memory.slots)
         pacer = self._pacer("target", config.paces.target)
-        self.drafter = drafter or self._make_drafter(placement)
+        self.drafter = drafter or self._make_drafter()
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
         budget = make_budget(config, runner, self.drafter, pacer)
         self.worker = TargetWorker(runner, scheduler, self.drafter, budget, pacer)
@@ -146,23 +150,22 @@ class Engine:
             self._timeline = Timeline(part_of(config.trace, "target"), "target")
             self.worker.observe = self._timeline.step
 
-    def _place(self) -> Placement:
-        """Pin this process, where a configuration or a draft beside it asks for that, until `close`."""
-        config = self.config
-        self._cores_before = os.sched_getaffinity(0)
-        placement = Placement(config.core_set, ())
-        if config.mode == "async" and not config.draft_pool:
-            cores = frozenset(self._cores_before)
-            placement = split_cores(cores, config.cores, config.draft_cores, config.draft_workers)
-        if placement.target:
-            os.sched_setaffinity(0, placement.target)
-        return placement
+    def _place(self) -> frozenset[int]:
+        """Start the draft workers, which load while the target does, and pin this process, where a configuration or
+        they ask for that, until `close`; the cores."""
+        self._workers = self._workers or start_draft_workers(self.config)
+        cores = self.config.core_set if self._workers is None else self._workers.placement.target
+        if cores:
+            os.sched_setaffinity(0, cores)
+        return cores
 
     def close(self) -> None:
         """End every sample, and the draft's processes. Idempotent; also done when the process ends."""
         self.abort_all()
         if self.remote is not None:
             self.remote.close()
+        if self._workers is not None:
+            self._workers.close()
         if self._timeline is not None and self.config.trace is not None:
             self._timeline.close()
             workers = [part_of(self.config.trace, f"draft {i}") for i in range(self.config.draft_workers)]
@@ -176,12 +179,12 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _make_drafter(self, placement: Placement) -> Drafter:
+    def _make_drafter(self) -> Drafter:
         config = self.config
         if config.mode == "off":
             return NoDrafter()
         makers: dict[DrafterKind, Callable[[], Drafter]] = {
-            "lm": self._make_lm_drafter if config.mode == "sync" else lambda: self._make_remote_drafter(placement),
+            "lm": self._make_lm_drafter if config.mode == "sync" else self._make_remote_drafter,
             "ngram": lambda: NgramDrafter(config.ngram_max, config.ngram_min),
             "suffix": lambda: SuffixDrafter(ResponseCache(config.max_cached_tokens)),
         }
@@ -196,14 +199,14 @@ class Engine:
         runner = Runner(load(config, config.draft), self.memory.slots)
         return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size, pacer)
 
-    def _make_remote_drafter(self, placement: Placement) -> RemoteDrafter:
+    def _make_remote_drafter(self) -> RemoteDrafter:
         config = self.config
         if config.draft is not None and not config.draft_pool:
             refuse_unequal_tokenizers(config.target, config.draft)
         identity = TargetIdentity(
             model_name(config.target), tokenizer_digest(self.tokenizer), self.model.shape.vocab_size
         )
-        self.remote = RemoteDrafts(config, identity, placement)
+        self.remote = RemoteDrafts(config, identity, self._workers)
         return self.remote.drafter
 
     def _pacer(self, role: str, pace: Pace | None) -> Pacer | None:

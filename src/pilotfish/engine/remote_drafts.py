@@ -1,4 +1,4 @@
-"""Drafts elsewhere, as an engine has them: workers that it starts, or pools that it is told of."""
+"""Drafts elsewhere, as an engine has them: its workers, or pools that it is told of."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pilotfish.config import EngineConfig
-from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
-from pilotfish.engine.placement import Placement
-from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.draft_workers import DraftWorkers
+from pilotfish.engine.launch import WorkerState, wait_until
 from pilotfish.errors import EngineError, ModelError
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter, RemoteOptions
@@ -45,17 +43,14 @@ class RemoteDrafts:
     """Connects, waits until every pool serves (or, where drafts are optional, until it is clear that one does not), and
     keeps what has to be closed."""
 
-    def __init__(self, config: EngineConfig, identity: TargetIdentity, placement: Placement) -> None:
-        """ModelError for a pool that cannot be used, EngineError for a worker that does not start."""
-        self._supervisor = None if config.draft_pool else Supervisor()
+    def __init__(self, config: EngineConfig, identity: TargetIdentity, workers: DraftWorkers | None = None) -> None:
+        """Of `workers`, or of the pools that `config` names. ModelError for a pool that cannot be used, EngineError for
+        a worker that does not start."""
+        self._workers = workers
         self._optional = config.draft_optional
-        try:
-            endpoints = config.draft_pool or self._start_workers(config, placement)
-            keys = load_target_keys(config.draft_key, config.draft_pool_key, len(endpoints))
-            self._channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
-        except BaseException:
-            self._end_workers()
-            raise
+        endpoints = config.draft_pool if workers is None else workers.endpoints
+        keys = load_target_keys(config.draft_key, config.draft_pool_key, len(endpoints))
+        self._channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
         self.pools = [Pool(endpoint, str(i).encode()) for i, endpoint in enumerate(endpoints)]
         hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model)
         self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
@@ -70,10 +65,9 @@ class RemoteDrafts:
             raise
 
     def close(self) -> None:
-        """Leave the pools; end the workers. Idempotent."""
+        """Leave the pools. Idempotent."""
         self._courier.close()
         sys.setswitchinterval(self._interval)
-        self._end_workers()
 
     def _post(self, peer: bytes, frame: bytes) -> None:
         self._courier.post(peer, frame)
@@ -83,21 +77,6 @@ class RemoteDrafts:
             if (problem := self._channel.problem(pool.peer)) is not None:
                 self.drafter.hung_up(pool, problem)
         self.drafter.tick()
-
-    def _start_workers(self, config: EngineConfig, placement: Placement) -> Sequence[str]:
-        assert self._supervisor is not None  # where there are no pools
-        endpoints = [f"ipc://{self._supervisor.directory}/draft-{i}" for i in range(config.draft_workers)]
-        self._supervisor.start(
-            [
-                WorkerSpec(f"draft {i}", worker_command(config, endpoint, f"draft {i}"), placement.drafts[i])
-                for i, endpoint in enumerate(endpoints)
-            ]
-        )
-        return endpoints
-
-    def _end_workers(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor.close()
 
     def _wait_for_pools(self) -> None:
         for pool in self.pools:
@@ -110,7 +89,7 @@ class RemoteDrafts:
 
     def _wait_for(self, pool: Pool) -> str | None:
         """Why it does not serve; None once it does."""
-        timeout = LOADING if self._supervisor is not None else ANSWER
+        timeout = ANSWER if self._workers is None else LOADING
         try:
             wait_until(lambda: pool.ready, lambda: self._in_vain(pool), timeout, f"draft_pool: {pool.name}")
         except EngineError as error:
@@ -121,32 +100,12 @@ class RemoteDrafts:
         """Why waiting for it would help nothing."""
         if pool.refusal is not None:
             return f"draft_pool: {pool.name} refused: {pool.refusal}"
-        down = (state for state in self._workers() if state.status == "failed" or state.restarts >= MAX_RESTARTS)
+        down = (state for state in self._states() if state.status == "failed" or state.restarts >= MAX_RESTARTS)
         return next((state.problem for state in down if state.problem), None)
 
-    def _workers(self) -> Sequence[WorkerState]:
-        return () if self._supervisor is None else self._supervisor.poll()
+    def _states(self) -> Sequence[WorkerState]:
+        return () if self._workers is None else self._workers.states()
 
     def _crashing(self) -> bool:
         """Whether it is the workers, not what they were given, that are to blame."""
-        return self._supervisor is not None and all(state.status != "failed" for state in self._workers())
-
-
-def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:
-    """How a worker of this engine's draft is started."""
-    assert config.draft is not None  # EngineConfig checks it
-    options = {
-        "draft": str(Path(config.draft).resolve()),
-        "listen": endpoint,
-        "name": name,
-        "dtype": config.dtype,
-        "quantization": config.quantization,
-        "device": config.device,
-        "leaves": str(config.leaves),
-        "pace": config.pace,
-        "kv-slots": str(config.kv_slots),
-    }
-    if config.trace is not None:
-        options["trace"] = str(config.trace.resolve())
-    flags = ["--eager"] if config.eager else []
-    return [sys.executable, "-m", "pilotfish", "draft", *(f"--{k}={v}" for k, v in options.items()), *flags]
+        return self._workers is not None and all(state.status != "failed" for state in self._states())

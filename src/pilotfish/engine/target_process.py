@@ -13,6 +13,7 @@ import msgspec
 
 from pilotfish.config import EngineConfig, model_name
 from pilotfish.engine import engine as engines
+from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.engine.process import die_with_parent, name_process, remove_directory
 from pilotfish.engine.signals import Signals, Stopped
@@ -52,15 +53,15 @@ MAX_FAILURES = 3
 LONGEST_TEXT = 1000
 
 
-def run_target(config: EngineConfig, endpoint: str) -> None:
-    """Serve the server that listens at `endpoint` until SIGTERM or SIGINT. An InputError for a model that cannot be
-    served."""
+def run_target(config: EngineConfig, endpoint: str, workers: DraftWorkers | None = None) -> None:
+    """Serve the server that listens at `endpoint` until SIGTERM or SIGINT, with draft workers that have been started
+    already, where there are some. An InputError for a model that cannot be served."""
     name_process("target")
     signals = Signals()
     with suppress(Stopped), signals:
         die_with_parent(signal.SIGHUP)
         channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
-        with closing(channel), Engine(config) as engine:
+        with closing(channel), Engine(config, workers=workers) as engine:
             signals.wake = channel.wake
             TargetService(engine, channel).run(signals.stopped.is_set)
     if signals.received == signal.SIGHUP:

@@ -7,10 +7,12 @@ which takes the device's kernel, and `pilotfish_reference`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from transformers import AttentionInterface
 
@@ -46,9 +48,16 @@ class KVPool:
         cls, layers: int, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> KVPool:
         def pool() -> list[torch.Tensor]:
-            return [torch.zeros(slots + 1, kv_heads, head_dim, dtype=dtype, device=device) for _ in range(layers)]
+            return [_zeros((slots + 1, kv_heads, head_dim), dtype, device) for _ in range(layers)]
 
         return cls(pool(), pool())
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU from numpy, whose zeros take no memory before they are written; torch writes them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from pilotfish.config import Quantization
 from pilotfish.model import lean, native
 from pilotfish.model.loader import load_config, runs_native, shape_of
+from pilotfish.model.meta import meta_module
 
 #: Bytes that torchao takes for each weight of the layer that it quantizes: its own, and copies in float32.
 _QUANTIZING = 14
@@ -36,8 +36,7 @@ def footprint(
     """Of the model as `load_model` would keep it; ModelError as there, without reading a weight."""
     config = load_config(directory)
     shape = shape_of(config, directory)
-    with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    module = meta_module(config, dtype)
     size, hidden = dtype.itemsize, config.hidden_size
     packed = runs_native(shape, device, eager=eager)
     sizes = _Sizes(size, packed, quantization != "none", bool(config.tie_word_embeddings))

@@ -21,6 +21,7 @@ from pilotfish.model import (
 )
 from pilotfish.model.features import LayerGroup, layer_groups, refuse_unsupported
 from pilotfish.model.generation_config import GenerationConfig, read_generation_config
+from pilotfish.model.meta import without_decompositions
 from pilotfish.model.quantize import check_quantization, quantize
 from pilotfish.model.tokenizer import one_line
 
@@ -120,9 +121,10 @@ def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.
         raise ModelError(f"model: {directory} has no safetensors weights")
     transformers_logging.disable_progress_bar()
     try:
-        module, info = AutoModelForCausalLM.from_pretrained(
-            directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
-        )
+        with without_decompositions():
+            module, info = AutoModelForCausalLM.from_pretrained(
+                directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
     except Exception as error:  # safetensors, torch and OS errors have no common base
         raise ModelError(f"model: weights in {directory} cannot be loaded: {one_line(error)}") from error
     missing = sorted(set(info["missing_keys"]) | {str(m) for m in info["mismatched_keys"]})

@@ -1,0 +1,71 @@
+"""Processes that only serve leave out what transformers imports for training, and miss nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import KINDS, SNIPPETS, make_engine, run
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.model import serving_imports
+
+LEFT_OUT = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "scipy")
+PARAMS = [SamplingParams(temperature=0.8, seed=index, max_tokens=12) for index in range(3)]
+
+#: What a worker does: its imports, engines, outputs. Arguments: model directories.
+WORKER = """
+import sys
+from pilotfish.model.serving_imports import import_for_serving
+import_for_serving()
+from pathlib import Path
+from pilotfish import SamplingParams
+from pilotfish.config import EngineConfig
+from pilotfish.engine.engine import Engine
+
+outputs = []
+for target in sys.argv[1:]:
+    with Engine(EngineConfig(target=Path(target), dtype="float32", threads=1, kv_slots=4096)) as engine:
+        samples = [engine.submit(text, SamplingParams(temperature=0.8, seed=i, max_tokens=12))[0]
+                   for i, text in enumerate(TEXTS)]
+        while engine.busy:
+            engine.step()
+        outputs.append([sample.token_ids for sample in samples])
+print(outputs)
+print([name for name in LEFT_OUT if name in sys.modules])
+import torch._dynamo
+import torch.distributed
+from transformers.masking_utils import TransformGetItemToIndex
+print(torch.distributed.is_available(), callable(torch._dynamo.optimize), type(TransformGetItemToIndex()).__module__)
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tiny_models: dict[str, Path]) -> list[str]:
+    source = f"TEXTS, LEFT_OUT = {SNIPPETS[:3]!r}, {LEFT_OUT!r}\n{WORKER}"
+    command = [sys.executable, "-c", source, *map(str, tiny_models.values())]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_every_architecture_gives_the_same_tokens(printed: list[str], tiny_models: dict[str, Path]) -> None:
+    expected = [run(make_engine(tiny_models[kind]), SNIPPETS[:3], PARAMS) for kind in KINDS]
+    assert printed[0] == str(expected)
+
+
+def test_what_serving_does_not_need_is_not_imported(printed: list[str]) -> None:
+    assert printed[1] == "[]"
+
+
+def test_what_was_left_out_is_there_for_whoever_asks_later(printed: list[str]) -> None:
+    assert printed[2] == "True True torch._dynamo._trace_wrapped_higher_order_op"
+
+
+def test_a_transformers_that_cannot_do_without_is_imported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(sys.modules)
+    monkeypatch.delitem(sys.modules, "transformers.modeling_utils")
+    monkeypatch.setattr(serving_imports, "_NEEDED", ("transformers.no_such_module",))
+    serving_imports.import_for_serving()
+    assert {name for name in before if name != "transformers.modeling_utils"} <= sys.modules.keys()
+    assert sys.modules["torch"] is before["torch"]
