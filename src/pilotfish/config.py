@@ -213,7 +213,8 @@ class ServerConfig:
     request at most `max_prompts` prompts and `max_n` outputs of each. One that gives no limit gets
     `default_max_tokens` tokens (0: what the context leaves). Its head, and then its body, must be there after
     `read_timeout` seconds. It is ended after `request_timeout` seconds, once its reader takes nothing for
-    `write_timeout` seconds, and `drain_timeout` seconds after the server was told to end.
+    `write_timeout` seconds, and `drain_timeout` seconds after the server was told to end. A target that is silent for
+    `target_timeout` seconds, as a stopped process is, is killed and started again.
     `metrics` is what a response says about its speculation unless the request asks for more.
     """
 
@@ -228,6 +229,7 @@ class ServerConfig:
     request_timeout: float = 600.0
     write_timeout: float = 30.0
     drain_timeout: float = 30.0
+    target_timeout: float = 30.0
     metrics: MetricsLevel = "none"
 
     def __post_init__(self) -> None:
@@ -242,7 +244,7 @@ class ServerConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ParameterError(field, value, f"an integer {low} to {high}")
-        for field in ("read_timeout", "request_timeout", "write_timeout", "drain_timeout"):
+        for field in ("read_timeout", "request_timeout", "write_timeout", "drain_timeout", "target_timeout"):
             value = getattr(self, field)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 86400:
                 raise ParameterError(field, value, "a number of seconds, more than 0 and at most 86400")

@@ -71,7 +71,11 @@ class EngineError(PilotfishError, RuntimeError):
 
 
 class TargetUnavailable(EngineError):  # noqa: N818  # a state, not a mistake
-    """The target worker is loading, has ended, or is silent."""
+    """The target worker is loading, has ended, or is silent; worth another try after `retry_after` seconds."""
+
+    def __init__(self, reason: str, retry_after: float = 1.0) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
 
 
 def refuse_unknown(cls: type[Options]) -> type[Options]:

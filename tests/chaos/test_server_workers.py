@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from time import sleep
 
 import pytest
 from http_clients import LIMIT, Client, alive, balanced, completion, texts
@@ -48,6 +49,31 @@ def test_a_killed_target_is_told_of_and_started_again(server: LiveServer) -> Non
     eventually(lambda: server.get("/ready")[0] == 200, LIMIT)
     assert texts(server, SHORT) == expected
     assert server.metric("pilotfish_target_restarts_total") == restarts + 1
+    eventually(lambda: balanced(server))
+
+
+def test_streams_outlive_a_target_that_stands_still_for_a_while(server: LiveServer) -> None:
+    """Longer than ZeroMQ's own patience with a connection between hosts."""
+    bodies = [completion(i, max_tokens=200) for i in range(16)]
+    expected = texts(server, bodies)
+    clients = [Client(server, {**body, "stream": True}) for body in bodies]
+    assert clients[0].begun.wait(LIMIT)
+    (target,) = server.pids("target")
+    restarts = server.metric("pilotfish_target_restarts_total")
+    os.kill(target, signal.SIGSTOP)
+    try:
+        eventually(lambda: server.get("/ready")[0] == 503)
+        assert server.get("/ready")[1]["reason"].startswith("target: silent for ")
+        eventually(lambda: server.metric("pilotfish_target_ready") == 0)
+        assert Client(server, SHORT[0]).answer.status == 503
+        sleep(13)
+    finally:
+        os.kill(target, signal.SIGCONT)
+    answers = [client.answer for client in clients]
+    assert all(answer.whole for answer in answers) and [answer.text for answer in answers] == expected
+    eventually(lambda: server.get("/ready")[0] == 200)
+    assert server.metric("pilotfish_target_restarts_total") == restarts
+    assert all(line in server.log for line in ("not ready: target: silent for ", "ready again"))
     eventually(lambda: balanced(server))
 
 

@@ -11,15 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support import SNIPPETS, make_engine, run
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine, config_of, config_text
+from pilotfish.engine.async_engine import AsyncEngine, StartTime, config_of, config_text
+from pilotfish.engine.launch import WorkerState
+from pilotfish.engine.silence import Silence
 from pilotfish.engine.stream import Stream, joined
 from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
-from pilotfish.wire.serving import Delta, Identity, Status
+from pilotfish.wire.channel import Received
+from pilotfish.wire.serving import Beat, Delta, Identity, Status
 
 PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8)
 
@@ -114,6 +118,70 @@ def test_a_target_that_is_killed_fails_its_requests_and_comes_back(
         assert (await output(engine.submit([5, 6], PARAMS))).tokens == before
 
     loop.run_until_complete(scenario())
+
+
+def test_a_target_that_stands_still_is_killed_after_a_while(llama: Path) -> None:
+    async def scenario() -> None:
+        engine = AsyncEngine(configured(llama, pace="target=5ms"), target_timeout=3.0)
+        await engine.start()
+        try:
+            await until(lambda: engine.health.ready)
+            stream = engine.submit([5, 6, 7], replace(PARAMS, max_tokens=2000))
+            await anext(stream)
+            assert engine._worker.pid is not None
+            os.kill(engine._worker.pid, signal.SIGSTOP)
+            await until(lambda: not engine.health.ready)
+            assert engine.health.reason.startswith("target: silent for ") and engine.health.restarts == 0
+            with pytest.raises(TargetUnavailable, match=r"^target: silent for "):
+                engine.submit([5], PARAMS)
+            with pytest.raises(TargetUnavailable, match=r"^target: was silent for 3 s and is killed; it is started"):
+                await output(stream)
+            assert engine.health.retry_after > 1  # as long as the start before it took
+            await until(lambda: engine.health.ready)
+            assert engine.health.restarts == 1 and (await output(engine.submit([5, 6], PARAMS))).tokens
+        finally:
+            await engine.close()
+        assert engine.health.reason.startswith("draining: ") and engine.health.status is not None
+
+    asyncio.run(scenario())
+
+
+def test_only_a_process_that_sends_no_beats_is_silent() -> None:
+    silence = Silence()
+    assert [silence.look(now) for now in (10.0, 10.1, 10.2)] == pytest.approx([0.0, 0.1, 0.2])
+    silence.heard()
+    assert silence.look(10.3) == pytest.approx(0.1)
+    assert silence.look(99.0) == pytest.approx(0.6)  # this process did not look, so it cannot have heard either
+
+
+def test_a_restart_is_expected_to_take_as_long_as_the_last_start() -> None:
+    start = StartTime(100.0)
+    assert start.left(104.0) == 4.0  # as long again: nothing is known yet
+    start.end(110.0)
+    start.begin(200.0)
+    assert start.left(203.0) == 7.0 and start.left(220.0) == 0.0
+
+
+def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) -> None:
+    killed: list[str] = []
+
+    class Crew:
+        def poll(self) -> tuple[WorkerState, ...]:
+            return (WorkerState("target", "running", pid=42),)
+
+        def kill(self, _: str, reason: str) -> None:
+            killed.append(reason)
+
+    engine = AsyncEngine(configured(llama), clock=lambda: 0.0)
+    engine._supervisor, engine._worker = Crew(), *Crew().poll()  # type: ignore[assignment]
+    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
+    beats = ((42, 1.0, True), (41, 31.0, True), (42, 31.0, False), (42, 0.5, True), (42, 301.0, False))
+    for pid, seconds, ready in beats:
+        engine._receive(Received(b"other", msgspec.msgpack.encode(Beat(pid, seconds))))
+        engine._look()
+        assert engine.health.ready == ready
+    assert engine.health.reason == "target: in one step for 301 s"
+    assert killed == ["was in one step for 300 s and is killed"]
 
 
 def test_the_last_word_of_a_target_that_is_gone_does_not_bring_it_back(llama: Path) -> None:

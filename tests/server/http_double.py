@@ -30,6 +30,7 @@ class Update:
 class Health:
     ready: bool = True
     reason: str = ""
+    retry_after: float = 1.0
     restarts: int = 0
     status: Status | None = STATUS
 

@@ -44,6 +44,9 @@ class ServerOptions:
     drain_timeout: Annotated[float, typer.Option(help="Seconds that requests have to end after SIGTERM.")] = (
         ServerConfig.drain_timeout
     )
+    target_timeout: Annotated[float, typer.Option(help="Seconds of silence after which a target is killed.")] = (
+        ServerConfig.target_timeout
+    )
     max_queued_requests: Annotated[int, typer.Option(help="Sequences that may wait beyond those that run.")] = 256
     max_queued_tokens: Annotated[int, typer.Option(help="Tokens of them; 0: four times the KV pool.")] = 0
     api_key: Annotated[list[str] | None, typer.Option(help="A secret that clients show. Repeatable.")] = None
@@ -72,6 +75,7 @@ class ServerOptions:
             request_timeout=self.request_timeout,
             write_timeout=self.write_timeout,
             drain_timeout=self.drain_timeout,
+            target_timeout=self.target_timeout,
             metrics=cast(MetricsLevel, self.per_request_spec_decode_metrics),
         )
 

@@ -18,6 +18,7 @@ from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.launch import Delays, Supervisor, WorkerState
 from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.silence import Silence
 from pilotfish.engine.stream import Stream, Update
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError, TargetUnavailable, WireError
 from pilotfish.wire.channel import Peer, Received
@@ -25,6 +26,7 @@ from pilotfish.wire.courier import Courier
 from pilotfish.wire.listening import ListeningChannel
 from pilotfish.wire.serving import (
     Abort,
+    Beat,
     Failure,
     Progress,
     Refusal,
@@ -37,11 +39,17 @@ from pilotfish.wire.serving import (
 
 logger = logging.getLogger(__name__)
 
-#: Seconds without a word after which a target is not ready: it speaks after each step, and once a second.
-SILENCE = 30.0
 TARGET = "target"
+#: Seconds without a Beat after which a target is not ready, and seconds in one step.
+SILENCE, LONG_STEP = 2.0, 30.0
+#: Seconds in one step after which a target is killed; also of silence while it loads, for libraries that let no other
+#: thread run meanwhile.
+ENDLESS = 300.0
+#: Seconds after which a target that is silent may well be there again.
+RETRY = 2.0
 #: Seconds that a target has to end: its drafts end before it.
 GRACE = 10.0
+CLOSED = "draining: the server is shutting down"
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,29 @@ class Health:
 
     ready: bool
     reason: str  # why not, one line; "" where ready
+    retry_after: float  # seconds after which they may be, estimated from how long the last start took
     restarts: int
     failed: bool  # whether it will not be started again
     status: Status | None
+
+
+class StartTime:
+    """How long a target takes from its process's start until it is ready."""
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._last: float | None = None  # seconds that the last one took
+
+    def begin(self, now: float) -> None:
+        self._began = now
+
+    def end(self, now: float) -> None:
+        self._last = now - self._began
+
+    def left(self, now: float) -> float:
+        """Seconds, if it takes as long as the last one; of the first as long again as it has taken."""
+        passed = now - self._began
+        return passed if self._last is None else max(self._last - passed, 0.0)
 
 
 @dataclass(frozen=True)
@@ -71,10 +99,15 @@ def _read(directory: Path) -> _Model:
 
 class AsyncEngine:
     """`start`, `submit` from the same event loop, `close`. Where the target's process ends, its requests fail and it is
-    started again."""
+    started again. One that is silent, as a stopped process is, keeps its requests and goes on with them, if it speaks
+    again within `target_timeout` seconds; then it is killed."""
 
     def __init__(
-        self, config: EngineConfig, options: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        options: Sequence[str] = (),
+        target_timeout: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The target's command line has further `options`."""
         self.config = config
@@ -90,21 +123,29 @@ class AsyncEngine:
         self._peer: Peer | None = None  # the target that serves
         self._gone: Peer | None = None  # the one before it, of which a last word may still arrive
         self._status: Status | None = None  # what it last said
-        self._heard = 0.0
+        self._silence = Silence()
+        self._step = 0.0  # seconds that its step had lasted at the last Beat
+        self._timeout = target_timeout
         self._sequence = 0  # of its next Progress
         self._worker = WorkerState(TARGET)
+        self._start = StartTime(clock())
         self._closed = False
 
     # -- requests
 
     @property
     def health(self) -> Health:
-        silent = self._clock() - self._heard
+        reason, worker = self._reason(), self._worker
+        retry = RETRY if self._peer is not None else self._start.left(self._clock())
+        return Health(not reason, reason, retry, worker.restarts, worker.status == "failed", self._status)
+
+    def _reason(self) -> str:
+        """Why requests cannot be served; "" where they can."""
         if self._peer is None:
-            reason = self._absence()
-        else:
-            reason = f"target: silent for {silent:.0f} s" if silent > SILENCE else ""
-        return Health(not reason, reason, self._worker.restarts, self._worker.status == "failed", self._status)
+            return self._absence()
+        if self._silence.seconds > SILENCE:
+            return f"target: silent for {self._silence.seconds:.0f} s"
+        return f"target: in one step for {self._step:.0f} s" if self._step > LONG_STEP else ""
 
     def submit(
         self,
@@ -114,8 +155,8 @@ class AsyncEngine:
         max_nodes: int | None = None,
     ) -> Stream:
         """Have `params.n` outputs of a prompt made. TargetUnavailable where there is nobody to make them."""
-        if self._peer is None or self._closed:
-            raise TargetUnavailable(self._absence())
+        if reason := self._reason():
+            raise TargetUnavailable(reason, self.health.retry_after)
         request, self._next_id = self._next_id, self._next_id + 1
         stream = self._streams[request] = Stream(params.n, lambda: self._abort(request))
         self._post(Submit(request, list(tokens), params, cache_salt, max_nodes))
@@ -130,9 +171,10 @@ class AsyncEngine:
             self._courier.post(self._peer, msgspec.msgpack.encode(message))
 
     def _absence(self) -> str:
-        if not self._worker.problem:
-            return "target: loading"
-        return f"{self._worker.problem}; it {'stays down' if self._worker.status == 'failed' else 'is started again'}"
+        failed, problem = self._worker.status == "failed", self._worker.problem
+        if self._closed and not failed:
+            return CLOSED
+        return f"{problem}; it {'stays down' if failed else 'is started again'}" if problem else "target: loading"
 
     # -- the target's process
 
@@ -154,7 +196,7 @@ class AsyncEngine:
         if self._closed:
             return
         self._closed = True
-        self._lose("target: the server is shutting down")
+        self._lose(CLOSED)
         await asyncio.to_thread(self._supervisor.close)
         await asyncio.to_thread(self._courier.close)
 
@@ -166,13 +208,27 @@ class AsyncEngine:
         except WireError as error:
             logger.error("the target sent no message: %s", error)
             return
+        if isinstance(message, Beat):
+            self._beat(message)
+            return
         self._in_loop(lambda: self._handle(received.peer, message))
 
+    def _beat(self, beat: Beat) -> None:
+        if beat.pid == self._worker.pid:
+            self._silence.heard()
+            self._step = beat.step
+
     def _look(self) -> None:
-        """Whether the target's process has ended, or another one begun."""
+        """Whether the target's process has ended, another one begun, or it stands still."""
         (state,) = self._supervisor.poll() or (self._worker,)
         if state != self._worker:
+            self._silence, self._step = Silence(), 0.0
             self._in_loop(lambda: self._watch(state))
+        silent, limit = self._silence.look(self._clock()), ENDLESS if self._peer is None else self._timeout
+        if state.pid is not None and silent > limit:
+            self._supervisor.kill(TARGET, f"was silent for {limit:g} s and is killed")
+        elif state.pid is not None and self._step > ENDLESS:
+            self._supervisor.kill(TARGET, f"was in one step for {ENDLESS:g} s and is killed")
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is closed
@@ -182,6 +238,8 @@ class AsyncEngine:
 
     def _watch(self, state: WorkerState) -> None:
         gone = state.pid != self._worker.pid and self._worker.pid is not None
+        if state.pid != self._worker.pid:
+            self._start.begin(self._clock())
         self._worker = state
         if gone:
             self._lose(self._absence())
@@ -189,7 +247,8 @@ class AsyncEngine:
     def _lose(self, reason: str) -> None:
         """The target is gone, and all it had."""
         self._gone = self._peer or self._gone
-        self._peer = self._status = None
+        self._peer = None
+        self._status = self._status if self._closed else None  # what it was, for those who still ask
         self._end(list(self._streams), TargetUnavailable(reason))
 
     def _end(self, requests: Sequence[int], error: Exception) -> None:
@@ -203,9 +262,10 @@ class AsyncEngine:
         if isinstance(message, Status) and peer != self._peer:
             self._lose("target: it was started anew")
             self._peer, self._sequence = peer, 0
+            self._start.end(self._clock())
+            self._silence.heard()
         if peer != self._peer:
             return
-        self._heard = self._clock()
         if isinstance(message, Status):
             self._status = message
         elif isinstance(message, Progress):

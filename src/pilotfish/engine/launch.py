@@ -91,6 +91,13 @@ class Supervisor:
         """One line on each worker that is down."""
         return tuple(state.problem for state in self.poll() if state.problem)
 
+    def kill(self, name: str, reason: str) -> None:
+        """Kill a worker, to be started again like one that has crashed, for that reason. From any thread; returns at
+        once."""
+        for worker in self._crew.workers:
+            if worker.state.name == name:
+                worker.condemned = reason
+
     def close(self) -> None:
         """End all workers: ask, wait, then kill. Closing twice is fine."""
         self._crew.close()
@@ -158,6 +165,7 @@ class _Worker:
 
     def __init__(self, spec: WorkerSpec, delays: Delays) -> None:
         self.state = WorkerState(spec.name)
+        self.condemned = ""  # why it is to be killed; others may write this
         self._spec = spec
         self._delays = delays
         self._process: WorkerProcess | None = None
@@ -173,13 +181,17 @@ class _Worker:
         """Start it where it is due, find out that it ended."""
         if self._process is None and now >= self._due:
             self._start(now)
+        elif self._process is not None and self.condemned:
+            self._process.end()
+            self._process = None
+            self._ended(self.condemned, now, again=True)
         elif self._process is not None and not self._process.running:
             ending, self._process = self._process.end(), None
             self._ended(str(ending), now, again=ending.code != BAD_INPUT)
 
     def _start(self, now: float) -> None:
         restarts = self.state.restarts + (self.state.status == "restarting")
-        self._started = now
+        self._started, self.condemned = now, ""
         try:
             self._process = WorkerProcess(self._spec)
         except OSError as error:

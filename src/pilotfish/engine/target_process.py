@@ -15,6 +15,7 @@ from pilotfish.config import EngineConfig, model_name
 from pilotfish.engine import engine as engines
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.heartbeat import Heartbeat
 from pilotfish.engine.process import die_with_parent, name_process, remove_directory
 from pilotfish.engine.signals import Signals, Stopped
 from pilotfish.errors import EngineError, InputError, WireError
@@ -61,9 +62,10 @@ def run_target(config: EngineConfig, endpoint: str, workers: DraftWorkers | None
     with suppress(Stopped), signals:
         die_with_parent(signal.SIGHUP)
         channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
-        with closing(channel), Engine(config, workers=workers) as engine:
-            signals.wake = channel.wake
-            TargetService(engine, channel).run(signals.stopped.is_set)
+        with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, workers=workers) as engine:
+            service = TargetService(engine, channel)
+            heartbeat.step, signals.wake = service.step_seconds, channel.wake
+            service.run(signals.stopped.is_set)
     if signals.received == signal.SIGHUP:
         remove_directory()
 
@@ -82,6 +84,7 @@ class TargetService:
         self._sequence = 0
         self._failures = 0
         self._told = -STATUS
+        self._began: float | None = None  # the step at hand; None between steps
         self._stepped: float | None = None  # when the step before ended, where no wait followed it
         self._record: StepRecord | None = None
         self._observe, engine.worker.observe = engine.worker.observe, self._note
@@ -94,10 +97,17 @@ class TargetService:
                 self._take(received)
             if self._engine.busy:
                 busy = True
+                self._began = self._clock()
                 self._step()
+                self._began = None
             else:
                 self._stepped = None
             self._tell_status(idle=busy and not self._engine.busy)
+
+    def step_seconds(self) -> float:
+        """That the step at hand has lasted; 0 between steps. Any thread may ask."""
+        began = self._began
+        return 0.0 if began is None else max(0.0, self._clock() - began)
 
     def _pause(self) -> float:
         return FIRST_STATUS if self._told < 0 else max(0.0, self._told + STATUS - self._clock())

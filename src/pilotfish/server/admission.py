@@ -11,7 +11,6 @@ thread and needs no lock. A request that the KV pool could never hold is not its
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +19,7 @@ from types import TracebackType
 
 from pilotfish.errors import ParameterError, PilotfishError, refuse_unknown
 from pilotfish.server.keys import Client
-from pilotfish.server.rates import Bucket, Completions
-
-MAX_RETRY = 60  # seconds: an estimate further ahead is none
+from pilotfish.server.rates import Bucket, Completions, retry_after
 
 
 @refuse_unknown
@@ -79,7 +76,7 @@ class AdmissionError(PilotfishError):
         super().__init__(message)
         self.status = status
         self.code = code
-        self.retry_after = max(1, math.ceil(min(seconds, MAX_RETRY)))
+        self.retry_after = retry_after(seconds)
 
 
 class Ticket:

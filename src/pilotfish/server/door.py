@@ -77,7 +77,7 @@ class Door:
         assert isinstance(caller, Visitor)  # from `identify`
         health = self._engine.health
         if health.status is None:
-            raise TargetUnavailable(health.reason)
+            raise TargetUnavailable(health.reason, health.retry_after)
         identity = health.status.identity
         params = demand.params
         asked = admission.Demand(demand.prompts, params.max_tokens, params.n)

@@ -10,11 +10,11 @@ from starlette.exceptions import HTTPException
 
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
 from pilotfish.server.answers import ErrorBody, ErrorDetail
+from pilotfish.server.rates import retry_after
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 400
-RETRY_AFTER = {"retry-after": "1"}
 
 _repr = reprlib.Repr()  # neither deep nor long, whatever the value
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
@@ -74,7 +74,8 @@ def http_error(error: Exception) -> HttpError:
     if isinstance(error, InputError):
         return HttpError(400, str(error), param=error.field if isinstance(error, ParameterError) else None)
     if isinstance(error, TargetUnavailable):
-        return HttpError(503, str(error), "service_unavailable", headers=RETRY_AFTER)
+        headers = {"retry-after": str(retry_after(error.retry_after))}
+        return HttpError(503, str(error), "service_unavailable", headers=headers)
     if isinstance(error, HTTPException):
         return HttpError(error.status_code, error.detail, headers=error.headers)
     if isinstance(error, EngineError):

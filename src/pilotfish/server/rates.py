@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import math
 
+MAX_RETRY = 60  # seconds: an estimate further ahead is none
 #: What rounding may make of a bucket's level: that little less than an amount is enough for it.
 _ROUNDING = 1e-6
+
+
+def retry_after(seconds: float) -> int:
+    """An estimate as the header Retry-After gives it: whole seconds, 1 to MAX_RETRY."""
+    return max(1, math.ceil(min(seconds, MAX_RETRY)))
 
 
 class Bucket:

@@ -16,12 +16,14 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 
+import msgspec
 import uvicorn
 import uvloop
 
 from pilotfish.config import EngineConfig, ServerConfig
-from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.engine.async_engine import AsyncEngine, Health
 from pilotfish.engine.process import die_with_parent, name_process
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.observe.metrics import ServerMetrics
@@ -87,7 +89,8 @@ class _Process:
         self._setup = setup
         self._listener = listener
         self._ready = ready
-        self._engine = AsyncEngine(setup.engine, [f"--log-format={setup.log_format}"])
+        options = [f"--log-format={setup.log_format}"]
+        self._engine = AsyncEngine(setup.engine, options, setup.server.target_timeout)
         self._admission = Admission(setup.limits)
         name = (setup.server.served_model_name or (self._engine.name,))[0]
         self._metrics = ServerMetrics(name)
@@ -109,7 +112,7 @@ class _Process:
             timeout_graceful_shutdown=CLOSING,
         )
         self._server = _Server(config, self._end)
-        self._announced = False
+        self._announced = self._was_ready = False
         self._ending: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -139,13 +142,26 @@ class _Process:
             self._metrics.target(health.ready, health.restarts)
             if health.status is not None:
                 self._metrics.status(health.status)
+            self._log_change(health)
             if health.ready and not self._announced:
                 self._announced = True
-                logger.info("ready")
                 self._ready(url_of(self._listener))
             if health.failed:
                 self._server.should_exit = True
             await asyncio.sleep(PERIOD)
+
+    def _log_change(self, health: Health) -> None:
+        """One line when requests can be served, again or for the first time, and one when they cannot any more."""
+        if health.ready == self._was_ready:
+            return
+        self._was_ready = health.ready
+        if not health.ready:
+            logger.warning("not ready: %s", health.reason)
+        elif self._announced or health.status is None:
+            logger.info("ready again")
+        else:
+            fields = {"version": version("pilotfish"), **msgspec.to_builtins(health.status.identity)}
+            logger.info("ready", extra={"fields": fields})
 
     def _end(self) -> None:
         """A signal came."""

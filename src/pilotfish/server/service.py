@@ -38,10 +38,10 @@ class Service:
     @property
     def identity(self) -> Identity:
         """TargetUnavailable before the target was ready once."""
-        status = self.engine.health.status
-        if status is None:
-            raise TargetUnavailable(self.engine.health.reason)
-        return status.identity
+        health = self.engine.health
+        if health.status is None:
+            raise TargetUnavailable(health.reason, health.retry_after)
+        return health.status.identity
 
     @property
     def names(self) -> tuple[str, ...]:

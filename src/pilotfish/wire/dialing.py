@@ -62,7 +62,7 @@ class DialingChannel(SocketChannel):
         self._incarnation = incarnation
         self._connections: dict[Peer, _Connection] = {}
         for i, ((endpoint, own), checked) in enumerate(zip(pools, where, strict=True)):
-            socket = self._open(zmq.DEALER, {**_OPTIONS, zmq.IPV6: checked.ipv6})
+            socket = self._open(zmq.DEALER, checked, _OPTIONS)
             self._add(str(i).encode(), _Connection(socket, endpoint, own))
 
     def send(self, peer: Peer, frame: bytes) -> bool:

@@ -47,7 +47,7 @@ class ListeningChannel(SocketChannel):
         self._allowed = {} if keys is None else keys.allowed
         self._key_length = 0 if keys is None else KEY_LENGTH
         self._routes: dict[bytes, dict[Peer, bytes]] = {}  # by key: connections, longest silent first
-        self._router = self._open(zmq.ROUTER, {zmq.ROUTER_MANDATORY: 1, zmq.IPV6: where.ipv6})
+        self._router = self._open(zmq.ROUTER, where, {zmq.ROUTER_MANDATORY: 1})
         try:
             if keys is not None:
                 self._require_keys(keys)

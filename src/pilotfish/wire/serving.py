@@ -5,6 +5,7 @@
       ├─ Submit(prompt, parameters) ─────────► │
       │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output
       ├─ Abort ──────────────────────────────► │   nobody waits for the rest
+    │ ◄────────────────────────────── Beat ──┤   twice a second, over a connection of its own, also during a step
 
 What a target answers is one line in a Refusal, where a request cannot be served, or in a Failure, where a step broke.
 """
@@ -156,8 +157,15 @@ class Failure(Struct, tag="failure", frozen=True):
     reason: Text
 
 
+class Beat(Struct, tag="beat", frozen=True):
+    """The target's process runs."""
+
+    pid: Count
+    step: Seconds  # that the step at hand has lasted; 0 between steps
+
+
 ToTarget: TypeAlias = Submit | Abort
-ToServer: TypeAlias = Status | Progress | Refusal | Failure
+ToServer: TypeAlias = Status | Progress | Refusal | Failure | Beat
 
 _to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
 _to_server: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)

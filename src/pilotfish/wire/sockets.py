@@ -27,10 +27,14 @@ LINGER_MS = 100
 _OPTIONS = {
     zmq.LINGER: LINGER_MS,
     zmq.MAXMSGSIZE: MAX_FRAME + 64,  # encryption adds 33
-    zmq.HEARTBEAT_IVL: 2_000,  # ms; answered by ZeroMQ's own thread, also while a forward runs
-    zmq.HEARTBEAT_TIMEOUT: 10_000,
     zmq.HANDSHAKE_IVL: 10_000,
     zmq.TCP_KEEPALIVE: 1,
+}
+#: Within a host the system tells of a process that has ended. One that is stopped goes on where it was: a heartbeat
+#: would take its connection, and what is on the way.
+_BETWEEN_HOSTS = {
+    zmq.HEARTBEAT_IVL: 2_000,  # ms; answered by ZeroMQ's own thread, also while a forward runs
+    zmq.HEARTBEAT_TIMEOUT: 10_000,
 }
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -73,9 +77,10 @@ class SocketChannel:
             self._context.destroy(LINGER_MS)
             os.close(waker)
 
-    def _open(self, kind: int, options: Mapping[zmq.SocketOption, int]) -> Socket:
+    def _open(self, kind: int, where: Endpoint, options: Mapping[zmq.SocketOption, int]) -> Socket:
         socket = self._context.socket(kind)
-        for option, value in (*_OPTIONS.items(), *options.items()):
+        between = _BETWEEN_HOSTS if where.path is None else {}
+        for option, value in {**_OPTIONS, zmq.IPV6: where.ipv6, **between, **options}.items():
             socket.setsockopt(option, value)
         socket.set_hwm(self._high_water)
         return socket
