@@ -85,6 +85,14 @@ def listening_socket(config: ServerConfig) -> socket.socket:
         raise ParameterError("host", f"{config.host}:{config.port}", allowed) from error
 
 
+def apply_overrides(engine: AsyncEngine, config: ServerConfig) -> None:
+    """In place of what a model's directory says of chats and of sampling."""
+    if config.chat_template is not None:
+        engine.tokenizer.chat_template = config.chat_template
+    if config.generation_config == "vllm":
+        engine.defaults = {}
+
+
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -125,6 +133,7 @@ class _Process:
         watching = asyncio.create_task(self._watch())
         try:
             await self._engine.start()
+            apply_overrides(self._engine, self._setup.server)
             logger.info("listening at %s", url_of(self._listener))
             await self._server.serve([self._listener])
         finally:
