@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from conftest import Configured, Run
 
 from pilotfish.cli.vllm_arguments import translated
 from pilotfish.cli.vllm_flags import FLAGS
 from pilotfish.errors import InputError
 from pilotfish.pairs import resolve_pair
 from pilotfish.server import run
-from pilotfish.server.run import Setup
-
-Configured = Callable[..., Setup]
-
-
-@pytest.fixture
-def configured(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Configured]:
-    """What `pilotfish serve` with these arguments would run."""
-    root, setups = logging.getLogger(), list[Setup]()
-    handlers, level = root.handlers[:], root.level
-    monkeypatch.setattr(run, "run_server", lambda setup, _: setups.append(setup))
-
-    def configure(*arguments: object) -> Setup:
-        result = pilotfish("serve", *arguments)
-        assert (result.code, result.stderr) == (0, "")
-        return setups.pop()
-
-    yield configure
-    root.handlers[:], root.level = handlers, level
 
 
 @pytest.fixture
