@@ -17,6 +17,7 @@ DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
 MetricsLevel = Literal["none", "summary", "detailed"]
+GenerationDefaults = Literal["auto", "vllm"]
 
 
 def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
@@ -75,7 +76,8 @@ class EngineConfig:
 
     `kv_slots` tokens fit into the target's KV pool (and into the draft's); 0: what `max_requests` sequences can use
     and `memory` GiB hold, or, where that is 0 too, most of what is available. `max_rows` rows fit into one forward,
-    `max_requests` sequences run at a time. `quantization` is that of the weights of target and draft. `pace` holds
+    `max_requests` sequences run at a time. A prompt and its output have at most `max_model_len` tokens together; 0: as
+    many as the target's context. `quantization` is that of the weights of target and draft. `pace` holds
     their forwards back to the speed of other devices. `trace` is a file for a timeline of all steps and levels.
     `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the reference.
     """
@@ -108,6 +110,7 @@ class EngineConfig:
     memory: float = 0.0  # GiB; 0: most of what is available
     max_rows: int = 256
     max_requests: int = 32
+    max_model_len: int = 0  # 0: the target's context
     max_cached_tokens: int = 1 << 17
     trace: Path | None = None
     pace: str = ""  # as in "target=10.4ms,draft=2.6ms"; "": not paced
@@ -130,6 +133,7 @@ class EngineConfig:
             ("threads", 0, 1024),
             ("max_rows", 1, 1 << 16),
             ("max_requests", 1, 1 << 12),
+            ("max_model_len", 2 if self.max_model_len else 0, 1 << 26),
             ("max_cached_tokens", 2, 1 << 26),
         )
         for field, low, high in limits:
@@ -215,7 +219,9 @@ class ServerConfig:
     `read_timeout` seconds. It is ended after `request_timeout` seconds, once its reader takes nothing for
     `write_timeout` seconds, and `drain_timeout` seconds after the server was told to end. A target that is silent for
     `target_timeout` seconds, as a stopped process is, is killed and started again.
-    `metrics` is what a response says about its speculation unless the request asks for more.
+    `metrics` is what a response says about its speculation unless the request asks for more. `chat_template` replaces
+    that of the model. `generation_config` auto samples as the model's generation_config.json says where a request does
+    not; vllm does not.
     """
 
     host: str = "127.0.0.1"
@@ -231,6 +237,8 @@ class ServerConfig:
     drain_timeout: float = 30.0
     target_timeout: float = 30.0
     metrics: MetricsLevel = "none"
+    chat_template: str | None = None
+    generation_config: GenerationDefaults = "auto"
 
     def __post_init__(self) -> None:
         limits = (
@@ -248,8 +256,9 @@ class ServerConfig:
             value = getattr(self, field)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 86400:
                 raise ParameterError(field, value, "a number of seconds, more than 0 and at most 86400")
-        if self.metrics not in get_args(MetricsLevel):
-            raise ParameterError("metrics", self.metrics, " or ".join(get_args(MetricsLevel)))
+        for field, kind in (("metrics", MetricsLevel), ("generation_config", GenerationDefaults)):
+            if getattr(self, field) not in get_args(kind):
+                raise ParameterError(field, getattr(self, field), " or ".join(get_args(kind)))
         if not self.host:
             raise ParameterError("host", self.host, "a host name or address")
         if not all(self.served_model_name):

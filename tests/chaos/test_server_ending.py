@@ -112,4 +112,4 @@ def test_a_port_that_is_taken(llama: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (line,) = refused(llama, f"--port={port}").splitlines()
-    assert line.startswith(f"pilotfish: host: '127.0.0.1:{port}' is not allowed") and "in use" in line
+    assert line.startswith(f"pilotfish: port: {port} is in use at 127.0.0.1;")

@@ -77,6 +77,7 @@ class ForkedWorker:
 
 
 def _work(arguments: list[str], cores: frozenset[int]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs are started with it ignored
     if cores:
         os.sched_setaffinity(0, cores)
     sys.exit(main(arguments))

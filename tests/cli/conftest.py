@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from pilotfish.cli import main
+from pilotfish.server import run
+from pilotfish.server.run import Setup
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Result:
 
 
 Run = Callable[..., Result]
+Configured = Callable[..., Setup]
 
 
 @pytest.fixture
@@ -72,3 +76,19 @@ def prompts(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def configured(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Configured]:
+    """What `pilotfish serve` with these arguments would run."""
+    root, setups = logging.getLogger(), list[Setup]()
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.setattr(run, "run_server", lambda setup, _: setups.append(setup))
+
+    def configure(*arguments: object) -> Setup:
+        result = pilotfish("serve", *arguments)
+        assert (result.code, result.stderr) == (0, "")
+        return setups.pop()
+
+    yield configure
+    root.handlers[:], root.level = handlers, level

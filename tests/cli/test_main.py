@@ -49,7 +49,22 @@ def test_ctrl_c_within_a_command_is_a_failure(pilotfish, monkeypatch: pytest.Mon
     assert (result.code, result.stdout, result.stderr) == (1, "", "pilotfish: interrupted\n")
 
 
-def test_the_command_line_itself_imports_no_torch() -> None:
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_what_matters_first_stands_first(pilotfish, command: str) -> None:
+    """Then groups of others; a default that words describe is shown too."""
+    shown = pilotfish(command, "--help").stdout
+    first, *groups = shown.split("╭─ Options")[1].split("╭─ ")
+    options = [line.split()[1] for line in first.splitlines() if line.startswith("│ --")]
+    assert options[:2] == ["--pair", "--target,--model"]
+    assert len(options) <= 10 + len(["--prompt", "--prompts", "--json", "--help"])
+    assert {group.split(" ─")[0] for group in groups} >= {"Speculation", "Device and memory"}
+    assert "[default: (all)]" in shown
+
+
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_the_command_line_itself_imports_no_torch(command: str) -> None:
     """Nor does anything that it imports before a command runs."""
-    code = "import sys; from pilotfish.cli import main; main(['generate', '--help']); sys.exit('torch' in sys.modules)"
+    code = (
+        f"import sys; from pilotfish.cli import main; main([{command!r}, '--help']); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

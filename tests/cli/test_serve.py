@@ -49,7 +49,13 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
 def test_an_address_that_is_taken(pilotfish: Run, llama: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = pilotfish("serve", "--target", str(llama), "--port", str(taken.getsockname()[1]))
-    assert result.code == 2 and "host: '127.0.0.1:" in result.stderr
+        port = taken.getsockname()[1]
+    assert result.code == 2 and result.stderr.startswith(f"pilotfish: port: {port} is in use at 127.0.0.1;")
+
+
+def test_a_host_that_is_none_of_this_machine(pilotfish: Run, llama: Path) -> None:
+    result = pilotfish("serve", "--target", str(llama), "--host", "192.0.2.1", "--allow-anonymous", "--port", "0")
+    assert result.code == 2 and result.stderr.startswith("pilotfish: host: '192.0.2.1:0'")
 
 
 def test_secrets_do_not_show(pilotfish: Run, llama: Path) -> None:

@@ -113,6 +113,30 @@ def test_the_context_ends_it(engine: Engine) -> None:
     assert_idle(engine)
 
 
+def test_max_model_len_ends_it_as_the_context_does_and_changes_nothing_before(llama: Path, draft: Path) -> None:
+    """Also where the draft's own context is less."""
+    prompt = np.random.default_rng(0).integers(0, VOCAB, 40).tolist()
+    (whole,) = run(make_engine(llama), [prompt], [params(60)])
+    for fields in ({}, {**SYNC, "draft": draft}):
+        limited = make_engine(llama, max_model_len=64, **fields)
+        (sample,) = limited.submit(prompt, params(60))
+        while limited.busy:
+            limited.step()
+        assert (sample.token_ids, sample.finish_reason) == (whole[:24], FinishReason.LENGTH)
+        with pytest.raises(PromptError, match=r"^prompt: 64 tokens; .* allows 63 and one to come"):
+            limited.submit(list(range(64)), params())
+        assert_idle(limited)
+
+
+def test_max_model_len_is_at_most_the_models_own_context(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ParameterError, match=rf"^max_model_len: {CONTEXT + 1} .* at most {CONTEXT}, the model's context"
+    ):
+        make_engine(llama, max_model_len=CONTEXT + 1)
+    short = write_model(tmp_path / "short", "llama", max_position_embeddings=64)
+    make_engine(llama, draft=short, max_model_len=CONTEXT, **SYNC)  # the draft's own may be less
+
+
 def test_an_abort_ends_one_and_no_other(engine: Engine) -> None:
     """Running, still waiting, and ended already."""
     (alone,) = run(engine, [SNIPPETS[0]], [params(30)])

@@ -32,6 +32,7 @@ open(sys.argv[1], "w").close()
 #: A parent of a worker that dies with it: `report` prints the worker's process id and the directory.
 PARENT_SCRIPT = """
 import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs are started with it ignored
 from pilotfish.engine.launch import Supervisor, wait_until
 from pilotfish.engine.process import WorkerSpec
 worker = '''

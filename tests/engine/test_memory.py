@@ -71,6 +71,7 @@ def test_int8_weights_are_planned_as_they_are_kept(tiny_models: dict[str, Path],
 def test_slots_are_what_requests_can_use_and_memory_holds(llama: Path) -> None:
     few = plan_memory(config(llama, max_requests=2))
     assert few.slots == 2 * 2048  # its context
+    assert plan_memory(config(llama, max_requests=2, max_model_len=1000)).slots == 2000
     tight = plan_memory(config(llama, memory=(few.fixed + 1000 * few.slot) / GIB))
     assert 0 < tight.slots <= 1000 + 4000 * 1024 // few.slot  # the process may have grown meanwhile
     assert tight.total <= tight.limit

@@ -11,6 +11,7 @@ from typer.exceptions import TyperException
 
 from pilotfish import bench
 from pilotfish.cli import chat, demo, draft, generate, keys, models, serve, target, train
+from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
@@ -24,7 +25,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
-app.command("serve")(serve.serve)
+app.command("serve", cls=ServeCommand)(serve.serve)
 app.command("draft")(draft.draft)
 app.command("target", hidden=True)(target.target)
 app.add_typer(bench.app, name="bench")

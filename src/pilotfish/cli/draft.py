@@ -21,6 +21,7 @@ from pilotfish.cli.options import (
     QuantizationOption,
     ThreadsOption,
     TraceOption,
+    machine,
     model_directory,
     resolve_models,
 )
@@ -44,7 +45,7 @@ def draft(
     quantization: QuantizationOption = EngineConfig.quantization,
     device: DeviceOption = EngineConfig.device,
     threads: ThreadsOption = EngineConfig.threads,
-    cores: Annotated[str, typer.Option(help="Cores to run on, as in 0,2-3.  [default: all]")] = EngineConfig.cores,
+    cores: Annotated[str, machine(help="Cores to run on, as in 0,2-3.", show_default="all")] = EngineConfig.cores,
     kv_slots: KVSlotsOption = EngineConfig.kv_slots,
     memory: MemoryOption = EngineConfig.memory,
     pace: PaceOption = EngineConfig.pace,

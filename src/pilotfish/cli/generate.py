@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pilotfish.cli.options import EngineOptions, Handling, JsonOption, SamplingOptions
+from pilotfish.cli.options import EngineOptions, Handling, JsonOption, SamplingOptions, sampled
 from pilotfish.cli.show import JsonPrinter, TextPrinter, report
 from pilotfish.command import taking
 from pilotfish.config import EngineConfig
@@ -17,6 +18,7 @@ from pilotfish.errors import InputError, ParameterError
 from pilotfish.prompts import BadRow, Row, read_rows
 
 MAX_CONCURRENCY = 4096
+rows = partial(typer.Option, rich_help_panel="How rows are run")
 
 
 @taking(EngineOptions, SamplingOptions)
@@ -25,13 +27,13 @@ def generate(
     sampling: SamplingOptions,
     prompt: Annotated[str | None, typer.Option(help="One prompt, taken as it is.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON Lines of {id, prompt} or {id, turns}.")] = None,
-    n: Annotated[int | None, typer.Option("--n", help="Outputs of each prompt.")] = None,
-    logprobs: Annotated[int | None, typer.Option(help="Report log-probabilities, of the n likeliest too.")] = None,
-    prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
-    cache_salt: Annotated[str | None, typer.Option(help="The tenant from whose outputs suffix guesses.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Rows that run at a time.")] = 1,
-    raw: Annotated[bool, typer.Option("--raw", help="Apply no chat template to turns.")] = False,
-    profile: Annotated[Path | None, typer.Option(help="Write a timeline of all operations to this file.")] = None,
+    n: Annotated[int | None, sampled("--n", help="Outputs of each prompt.")] = None,
+    logprobs: Annotated[int | None, sampled(help="Report log-probabilities, of the n likeliest too.")] = None,
+    prompt_logprobs: Annotated[int | None, sampled(help="The same for the prompt's tokens.")] = None,
+    cache_salt: Annotated[str | None, rows(help="The tenant from whose outputs suffix guesses.")] = None,
+    concurrency: Annotated[int, rows(help="Rows that run at a time.")] = 1,
+    raw: Annotated[bool, rows("--raw", help="Apply no chat template to turns.")] = False,
+    profile: Annotated[Path | None, rows(help="Write a timeline of all operations to this file.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Continue prompts. With --json one object a line: id, token_ids, text, finish_reason, seed, stats."""

@@ -138,7 +138,7 @@ class Engine:
         self.tokenizer = load_tokenizer(config.target)
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
-        self.model = load(config, config.target)
+        self.model = load(config, config.target, config.max_model_len)
         runner = Runner(self.model, self.memory.slots)
         pacer = self._pacer("target", config.paces.target)
         self.drafter = drafter or self._make_drafter()
@@ -367,10 +367,12 @@ class Engine:
         del self._samples[sample.request.id]
 
 
-def load(config: EngineConfig, directory: Path) -> LoadedModel:
+def load(config: EngineConfig, directory: Path, max_model_len: int = 0) -> LoadedModel:
     """Load one of the configured models on the configured device."""
-    dtype, device = DTYPES[config.dtype], device_of(config)
-    return load_model(directory, dtype, device, eager=config.eager, quantization=config.quantization)
+    dtype, device, quantization = DTYPES[config.dtype], device_of(config), config.quantization
+    return load_model(
+        directory, dtype, device, eager=config.eager, quantization=quantization, max_model_len=max_model_len
+    )
 
 
 def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter, pacer: Pacer | None = None) -> Budget:

@@ -108,7 +108,7 @@ def plan_memory(config: EngineConfig) -> MemoryPlan:
 
 def _useful_slots(config: EngineConfig) -> int:
     """What the longest sequences need together."""
-    context = shape_of(load_config(config.target), config.target).context
+    context = shape_of(load_config(config.target), config.target, config.max_model_len).context
     shared = config.memory == 0 and device_of(config).type == "cpu"
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
 
@@ -116,8 +116,9 @@ def _useful_slots(config: EngineConfig) -> int:
 def _without_slots(config: EngineConfig) -> MemoryPlan:
     device, dtype = device_of(config), DTYPES[config.dtype]
 
-    def of(directory: Path) -> Footprint:
-        return footprint(directory, dtype, device, eager=config.eager, quantization=config.quantization)
+    def of(directory: Path, max_model_len: int = 0) -> Footprint:
+        eager, quantization = config.eager, config.quantization
+        return footprint(directory, dtype, device, eager=eager, quantization=quantization, max_model_len=max_model_len)
 
     if config.quantization != "none":
         load_torchao()  # before the runtime is measured
@@ -125,7 +126,7 @@ def _without_slots(config: EngineConfig) -> MemoryPlan:
     draft = of(config.draft) if drafted and config.draft is not None else None
     runtime = anonymous_memory() if device.type == "cpu" else 0
     limit = round(config.memory * GIB) or runtime + round(SHARE * available_memory(device))
-    return MemoryPlan(limit, runtime, of(config.target), draft, config.max_rows, slots=0)
+    return MemoryPlan(limit, runtime, of(config.target, config.max_model_len), draft, config.max_rows, slots=0)
 
 
 def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int) -> str:

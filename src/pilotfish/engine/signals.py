@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from pilotfish.engine.process import supervised
 
 
 class Stopped(BaseException):
     """A signal came before there was a loop to end."""
 
 
+def heeded(numbers: Iterable[int]) -> list[int]:
+    """Those that this process was not started to ignore, as `nohup` and a shell's background jobs are; always
+    SIGTERM."""
+    return [n for n in numbers if n == signal.SIGTERM or signal.getsignal(n) != signal.SIG_IGN]
+
+
 class Signals:
     """SIGTERM, SIGINT, and SIGHUP, which tells that the parent is gone: once `wake` is set they set `stopped` and call
-    it; before they raise Stopped."""
+    it; before they raise Stopped. Where nobody supervises this process only those that are `heeded` do."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -21,7 +29,8 @@ class Signals:
         self.wake: Callable[[], None] | None = None
 
     def __enter__(self) -> Signals:
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        all_three = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        numbers = all_three if supervised() else heeded(all_three)
         self._before = {number: signal.signal(number, self._stop) for number in numbers}
         return self
 

@@ -31,11 +31,17 @@ class Footprint:
 
 
 def footprint(
-    directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool, quantization: Quantization = "none"
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    eager: bool,
+    quantization: Quantization = "none",
+    max_model_len: int = 0,
 ) -> Footprint:
-    """Of the model as `load_model` would keep it; ModelError as there, without reading a weight."""
+    """Of the model as `load_model` would keep it; its errors, without reading a weight."""
     config = load_config(directory)
-    shape = shape_of(config, directory)
+    shape = shape_of(config, directory, max_model_len)
     module = meta_module(config, dtype)
     size, hidden = dtype.itemsize, config.hidden_size
     packed = runs_native(shape, device, eager=eager)

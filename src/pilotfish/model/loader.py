@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from pilotfish.config import Quantization
-from pilotfish.errors import ModelError
+from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model import (
     attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
     experts,
@@ -53,13 +53,19 @@ class LoadedModel:
 
 
 def load_model(
-    directory: Path, dtype: torch.dtype, device: torch.device, *, eager: bool, quantization: Quantization = "none"
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    eager: bool,
+    quantization: Quantization = "none",
+    max_model_len: int = 0,
 ) -> LoadedModel:
     """Load weights for inference. ModelError for what is missing, corrupt or not supported, ParameterError for a
-    quantization that the device lacks."""
+    quantization that the device lacks, or a `max_model_len` above the model's context."""
     check_quantization(quantization, dtype, device)
     config = load_config(directory)
-    shape = shape_of(config, directory)
+    shape = shape_of(config, directory, max_model_len)
     generation = read_generation_config(directory, config.eos_token_id)
     if device.type == "cuda":
         graphs.use_reproducible_products()
@@ -100,15 +106,19 @@ def runs_native(shape: ModelShape, device: torch.device, *, eager: bool) -> bool
     return not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
 
 
-def shape_of(config: Any, directory: Path) -> ModelShape:
-    """ModelError for heads that do not divide."""
+def shape_of(config: Any, directory: Path, max_model_len: int = 0) -> ModelShape:
+    """With a context of `max_model_len`, where that is not 0; ParameterError for more than the model's. ModelError for
+    heads that do not divide."""
+    if max_model_len > config.max_position_embeddings:
+        allowed = f"at most {config.max_position_embeddings}, the model's context"
+        raise ParameterError("max_model_len", max_model_len, allowed)
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if heads % kv_heads:
         raise ModelError(f"model: {directory}: {heads} attention heads do not divide into {kv_heads} KV heads")
     return ModelShape(
         vocab_size=config.vocab_size,
-        context=config.max_position_embeddings,
+        context=max_model_len or config.max_position_embeddings,
         layers=config.num_hidden_layers,
         kv_heads=kv_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,

@@ -3,13 +3,14 @@
 SIGTERM, SIGINT  ─►  let nobody in any more  ─►  wait for those inside, up to `drain_timeout`
                  ─►  end the target, and with it what is left, by an error  ─►  close
 
-A second signal does not wait.
+A second signal does not wait. SIGINT stays ignored where the process was started so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -25,6 +26,7 @@ import uvloop
 from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine, Health
 from pilotfish.engine.process import die_with_parent, name_process
+from pilotfish.engine.signals import heeded
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.admission import Admission, Limits
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the engine.
 PERIOD = 0.1
+#: Errors of bind(2) for which the port is to blame, not the host.
+PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
 #: Seconds that connections have to close once nothing is served any more.
 CLOSING = 5
 
@@ -75,8 +79,20 @@ def listening_socket(config: ServerConfig) -> socket.socket:
         address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[4][:2], family=address[0], backlog=2048)
     except OSError as error:
+        if error.errno in PORT_ERRORS:
+            why = "is in use" if error.errno == errno.EADDRINUSE else "needs privileges"
+            message = f"port: {config.port} {why} at {config.host}; another one is needed, or 0 for any that is free"
+            raise ParameterError.described("port", message) from error
         allowed = f"an address that can be listened at ({error.strerror or error})"
         raise ParameterError("host", f"{config.host}:{config.port}", allowed) from error
+
+
+def apply_overrides(engine: AsyncEngine, config: ServerConfig) -> None:
+    """In place of what a model's directory says of chats and of sampling."""
+    if config.chat_template is not None:
+        engine.tokenizer.chat_template = config.chat_template
+    if config.generation_config == "vllm":
+        engine.defaults = {}
 
 
 def url_of(listener: socket.socket) -> str:
@@ -120,6 +136,7 @@ class _Process:
         watching = asyncio.create_task(self._watch())
         try:
             await self._engine.start()
+            apply_overrides(self._engine, self._setup.server)
             logger.info("listening at %s", url_of(self._listener))
             await self._server.serve([self._listener])
         finally:
@@ -190,7 +207,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+        loop, numbers = asyncio.get_running_loop(), heeded((signal.SIGTERM, signal.SIGINT))
         for number in numbers:
             loop.add_signal_handler(number, self._signalled)
         try:

@@ -1,0 +1,233 @@
+"""`pilotfish serve` in the hands of a vLLM user: the same words mean the same, or are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Configured, Run
+
+from pilotfish.cli.vllm_arguments import translated
+from pilotfish.cli.vllm_flags import FLAGS
+from pilotfish.errors import InputError
+from pilotfish.pairs import resolve_pair
+from pilotfish.server import run
+
+
+@pytest.fixture
+def refused(pilotfish: Run) -> Callable[..., str]:
+    """The one line with which `pilotfish serve` refuses these arguments."""
+
+    def refuse(*arguments: object) -> str:
+        result = pilotfish("serve", *arguments)
+        assert result.code == 2 and result.stderr.count("\n") == 1
+        return result.stderr.removeprefix("pilotfish: ").rstrip("\n")
+
+    return refuse
+
+
+# -- the model
+
+
+@pytest.mark.parametrize("option", [[], ["--model"], ["--target"]])
+def test_a_model_is_a_word_or_an_option(configured: Configured, llama: Path, option: list[str]) -> None:
+    setup = configured(*option, llama)
+    assert (setup.engine.target, setup.engine.draft, setup.engine.mode) == (llama, None, "off")
+
+
+def test_no_model_is_the_bundled_pair(configured: Configured) -> None:
+    assert configured().engine.target == resolve_pair("pycode").target
+
+
+def test_one_model_is_given_once(refused: Callable[..., str], llama: Path) -> None:
+    assert refused(llama, "--model", llama) == f"target: {str(llama)!r} cannot be combined with MODEL; give one of them"
+    assert refused(llama, "--pair", "pycode").startswith("pair: it cannot be combined")
+    assert refused("org/name") == (
+        "target: 'org/name' is not allowed; expected a model directory in Hugging Face format; nothing is downloaded"
+    )
+
+
+def test_names_with_underscores_and_with_hyphens(configured: Configured, llama: Path) -> None:
+    for option in ("--max_model_len", "--max-model-len", "--max_model-len=1024"):
+        arguments = [option] if "=" in option else [option, 1024]
+        assert configured(llama, *arguments).engine.max_model_len == 1024
+
+
+@pytest.mark.parametrize(("text", "number"), [("512", 512), ("1k", 1000), ("1K", 1024)])
+def test_numbers_as_people_write_them(configured: Configured, llama: Path, text: str, number: int) -> None:
+    setup = configured(llama, "--max-model-len", text, "--max-num-batched-tokens", text, "--max-num-seqs", 7)
+    assert (setup.engine.max_model_len, setup.engine.max_rows, setup.engine.max_requests) == (number, number, 7)
+
+
+def test_numbers_that_are_none(refused: Callable[..., str], llama: Path) -> None:
+    for option, field in (("--max-model-len", "max_model_len"), ("--max-num-batched-tokens", "max_rows")):
+        for text in ("auto", "-1", "1.5k", "²"):
+            assert refused(llama, option, text).startswith(f"{field}: {text!r} is not allowed")
+    assert refused(llama, "--max-model-len", "1").startswith("max_model_len: 1 is not allowed")
+
+
+# -- dtype
+
+
+@pytest.mark.parametrize(
+    ("stored", "served"),
+    [
+        ({"dtype": "float32"}, "float32"),
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float16"}, "bfloat16"),
+        ({}, "bfloat16"),
+        ([], "bfloat16"),
+    ],
+)
+def test_dtype_auto_is_the_checkpoints(configured: Configured, tmp_path: Path, stored: object, served: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert configured(tmp_path, "--dtype", "auto").engine.dtype == served
+
+
+def test_dtypes_by_other_names(configured: Configured, refused: Callable[..., str], llama: Path) -> None:
+    assert configured(llama, "--dtype", "float").engine.dtype == "float32"
+    for name in ("float16", "half"):
+        line = f"dtype: {name!r} is not allowed; expected auto, float32, or bfloat16, which takes as much memory"
+        assert refused(llama, "--dtype", name) == line
+
+
+# -- several values
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["MODEL", "--served-model-name", "a", "b"],
+        ["MODEL", "--served-model-name", "a", "--served-model-name", "b"],
+        ["MODEL", "--served_model_name=a", "--served-model-name=b"],
+        ["--served-model-name", "a", "b", "--model", "MODEL"],
+        ["--served-model-name", "a", "--served-model-name", "b", "MODEL"],
+    ],
+)
+def test_several_names(configured: Configured, llama: Path, arguments: list[str]) -> None:
+    setup = configured(*(llama if word == "MODEL" else word for word in arguments))
+    assert setup.engine.target == llama and setup.server.served_model_name == ("a", "b")
+
+
+def test_a_model_behind_a_name_is_no_name(configured: Configured, llama: Path) -> None:
+    setup = configured("--served-model-name", "a", llama)
+    assert setup.engine.target == llama and setup.server.served_model_name == ("a",)
+
+
+def test_several_keys(configured: Configured, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTFISH_API_KEY", "one-of-the-environment")
+    setup = configured(llama, "--api-key", "sixteen-letters-1", "sixteen-letters-2")
+    assert len(setup.keys) == 3
+
+
+def test_a_key_in_vllms_environment_is_not_taken_for_one_that_guards(
+    configured: Configured, refused: Callable[..., str], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sixteen-letters-1")
+    assert refused(llama).startswith("VLLM_API_KEY: it is not read; give PILOTFISH_API_KEY")
+    configured(llama, "--allow-anonymous")
+    configured(llama, "--api-key", "sixteen-letters-1")
+
+
+# -- templates and defaults
+
+
+def test_a_chat_template_of_a_file_or_a_text(configured: Configured, llama: Path, tmp_path: Path) -> None:
+    text = "{% for m in messages %}{{ m.content }}\n{% generation %}é{% endgeneration %}{% break %}{% endfor %}"
+    (tmp_path / "chat.jinja").write_text(text)
+    assert configured(llama, "--chat-template", tmp_path / "chat.jinja").server.chat_template == text
+    assert configured(llama, "--chat-template", text.replace("\n", "\\n")).server.chat_template == text
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        (
+            "/nowhere/chat.jinja",
+            "chat_template: '/nowhere/chat.jinja' is not allowed; expected a file that can be read",
+        ),
+        ("{% for m in messages %}\\n{% end %}", "chat_template: it is no Jinja template: line 2: "),
+    ],
+)
+def test_a_chat_template_that_is_none(refused: Callable[..., str], llama: Path, template: str, line: str) -> None:
+    assert refused(llama, "--chat-template", template).startswith(line)
+
+
+def test_a_models_own_defaults_can_be_left_out(
+    configured: Configured, refused: Callable[..., str], llama: Path
+) -> None:
+    assert configured(llama).server.generation_config == "auto"
+    assert configured(llama, "--generation-config", "vllm").server.generation_config == "vllm"
+    assert refused(llama, "--generation-config", "/some").startswith("generation_config: '/some' is not allowed")
+
+
+class ModelFiles:
+    """Stands in for the engine: what it has read."""
+
+    def __init__(self) -> None:
+        self.tokenizer = type("Tokenizer", (), {"chat_template": "the model's"})()
+        self.defaults = {"temperature": 0.6}
+
+
+def test_overrides_replace_what_the_model_says(configured: Configured, llama: Path) -> None:
+    files = ModelFiles()
+    run.apply_overrides(files, configured(llama).server)  # type: ignore[arg-type]
+    assert (files.tokenizer.chat_template, files.defaults) == ("the model's", {"temperature": 0.6})
+    setup = configured(llama, "--chat-template", "{{ 1 }}", "--generation-config", "vllm")
+    run.apply_overrides(files, setup.server)  # type: ignore[arg-type]
+    assert (files.tokenizer.chat_template, files.defaults) == ("{{ 1 }}", {})
+
+
+# -- flags that are not ours
+
+
+def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Callable[..., str], llama: Path) -> None:
+    assert not configured(llama, "--enforce-eager").engine.eager
+    assert refused(llama, "--enforce-eager", "--device", "cuda").startswith("enforce_eager: True is not allowed")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--seed", "0"], "--seed '0': requests have seeds of their own; one that gives none"),
+        (["--seed=1"], "--seed '1': requests"),
+        (["--seed"], "--seed: requests"),
+        (["-tp", "2"], "--tensor-parallel-size '2': a model runs on one device; 1 is accepted"),
+        (["--tensor_parallel_size=2"], "--tensor-parallel-size '2': a model"),
+        (["--swap-space", "-1"], "--swap-space '-1': nothing is swapped"),
+        (["--enable-prefix-caching"], "--enable-prefix-caching: there is no prefix cache yet"),
+        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always"),
+        (["-O3"], "--optimization-level '3': --eager switches"),
+        (["--speculative-config.method", "ngram"], "--speculative-config.method: keys are not given one by one"),
+        (["--enable-prefix-cachin"], "No such option: --enable-prefix-cachin"),
+        (["--max-num-seq", "3"], "No such option: --max-num-seq (Possible options: --max-n, --max-num-seqs,"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(
+    refused: Callable[..., str], llama: Path, words: list[str], line: str
+) -> None:
+    assert refused(llama, *words).startswith(line)
+
+
+def test_words_after_two_hyphens_are_left_alone() -> None:
+    assert translated(["--nodes", "3", "--", "--seed", "a_b"]) == ["--nodes", "3", "--", "--seed", "a_b"]
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_each_flag_is_accepted_where_it_changes_nothing_and_refused_where_it_would(name: str) -> None:
+    flag = FLAGS[name]
+    for value in flag.accepted:
+        words = [f"--{name}" if value == "on" else f"--no-{name}"] if flag.switch else [f"--{name}", value]
+        assert translated([*words, "MODEL"]) == ["MODEL"]
+    others = {"on": f"--{name}", "off": f"--no-{name}"} if flag.switch else {"other": f"--{name}=other"}
+    for value, word in others.items():
+        if value not in flag.accepted:
+            with pytest.raises(InputError, match=r"^--"):
+                translated([word])
+
+
+def test_no_flag_of_ours_is_taken_for_one_of_theirs(pilotfish: Run) -> None:
+    shown = pilotfish("serve", "--help").stdout
+    assert not [name for name in FLAGS if f"--{name} " in shown]

@@ -1,0 +1,68 @@
+"""Signals that end a process, and those that it was started to ignore."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from pilotfish.engine.process import PARENT
+from pilotfish.engine.signals import Signals, Stopped
+from pilotfish.server import run
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def _background() -> Iterator[None]:
+    """As a process that `nohup` starts in the background."""
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_pool_keeps_ignoring_what_it_was_started_to_ignore() -> None:
+    with Signals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGHUP)
+        assert not signals.stopped.is_set()
+        with pytest.raises(Stopped):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_worker_hears_of_its_parents_end_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PARENT, "1")
+    with Signals() as signals, pytest.raises(Stopped):
+        signal.raise_signal(signal.SIGHUP)
+    assert signals.received == signal.SIGHUP
+
+
+def signals_that_end_a_server() -> list[int]:
+    """Of SIGTERM and SIGINT, those that one handles."""
+    ended: list[int] = []
+
+    async def receive(number: int) -> None:
+        server = run._Server(uvicorn.Config("none"), lambda: ended.append(number))
+        with server.capture_signals():
+            signal.raise_signal(number)
+            await asyncio.sleep(0.01)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.run(receive(number))
+    return ended
+
+
+def test_a_server_in_the_background_drains_on_sigterm_alone() -> None:
+    assert signals_that_end_a_server() == [signal.SIGTERM]
+
+
+def test_a_server_in_the_foreground_drains_on_ctrl_c_too() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert signals_that_end_a_server() == [signal.SIGTERM, signal.SIGINT]
