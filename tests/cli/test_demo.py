@@ -12,8 +12,9 @@ import pytest
 from inline_drafts import inline_drafts
 
 from pilotfish import pairs
-from pilotfish.cli import demo_run
+from pilotfish.cli import demo_pace, demo_run
 from pilotfish.cli.compare import Comparison, Pass, Summary, run_pass, run_rounds
+from pilotfish.cli.demo_pace import Forwards, measure
 from pilotfish.cli.demo_run import Result, Scene, run_demo
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import FixedBudget
@@ -170,7 +171,43 @@ def test_the_command_fails_where_outputs_are_unequal(
 ) -> None:
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
     monkeypatch.setattr(demo_run, "run_demo", lambda *_, **__: False)
-    assert pilotfish("demo").code == 1
+    assert pilotfish("demo", "--pace", "target=1ms").code == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "pace"),
+    [
+        ([1.0] * 500, [0.5] * 500, "target=10.4ms,draft=2.6ms"),  # far quicker than is wanted
+        ([1.0] * 500, [4.0] * 500, "target=18.72ms,draft=4.68ms"),  # 4 / 2.6 times 1.15, rounded up
+        ([30.0] * 500, [0.5] * 500, "target=35.36ms,draft=8.84ms"),
+        ([1.0] * 500, [0.5] * 499 + [50.0], "target=10.4ms,draft=2.6ms"),  # one late level in 500 may be
+        ([1.0] * 500, [0.5] * 490 + [4.0] * 10, "target=18.72ms,draft=4.68ms"),
+        ([1.0] * 500, [], "target=10.4ms,draft=2.6ms"),
+    ],
+)
+def test_the_pace_is_one_that_was_held(target: list[float], draft: list[float], pace: str) -> None:
+    held = Forwards(target, draft).held
+    assert held.text == pace and (held.note == "") == (held.stretch == 1)
+
+
+def test_forwards_are_read_off_a_real_timeline(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_pace, "SECONDS", 0.5)
+    found = measure(config, demo_run.PROMPTS, PARAMS)
+    assert len(found.target) >= len(demo_run.PROMPTS) * PARAMS.max_tokens / 3 and found.draft
+    assert all(0 < time < 60_000 for time in (*found.target, *found.draft))
+
+
+@pytest.mark.usefixtures("drafts")
+def test_the_command_takes_a_pace_that_the_machine_holds(
+    pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
+    monkeypatch.setattr(demo_run, "measure", lambda *_: Forwards([1.0], [3.9]))
+    shown: list[Scene] = []
+    monkeypatch.setattr(demo_run, "run_demo", lambda scenes, *_, **__: shown.extend(scenes) or True)
+    assert pilotfish("demo").code == 0
+    assert [scene.config.pace for scene in shown] == ["target=18.72ms,draft=4.68ms", ""]
+    assert "1.8 times slower" in shown[0].title
 
 
 @pytest.mark.usefixtures("drafts")

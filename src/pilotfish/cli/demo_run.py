@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pilotfish.cli.compare import Comparison, Pass, RunMode, Summary, run_pass, run_rounds, speculation_off
+from pilotfish.cli.demo_pace import HeldPace, measure
 from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
 from pilotfish.cli.show import paced, status, warn_of_overruns
 from pilotfish.config import EngineConfig
@@ -63,6 +64,12 @@ class Result:
     def passed(self) -> bool:
         """Float32 promises equal outputs; of lower precision they are only counted."""
         return self.comparison.equal or self.scene.config.dtype != "float32"
+
+
+def held_pace(config: EngineConfig, params: SamplingParams, *, quiet: bool) -> HeldPace:
+    """The fastest pace of a 70B and a 1B model that this machine holds, or one slower in the same proportion."""
+    with _status("measuring what pace this machine holds", quiet=quiet):
+        return measure(config, PROMPTS, params).held
 
 
 def run_demo(scenes: Sequence[Scene], params: SamplingParams, *, rounds: int, json: bool) -> bool:
