@@ -111,6 +111,17 @@ def test_a_full_queue(engine: Engine) -> None:
     assert server.admission.sequences == 0
 
 
+def test_the_access_line_of_a_refusal_says_why(server: Server, lines: Callable[[], list[dict[str, Any]]]) -> None:
+    server.client.post(COMPLETIONS, {"prompt": "x", "temperature": -1})
+    server.client.post(COMPLETIONS, {"prompt": [1, "secret"]})
+    server.client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": 7, "name": "secret"}]})
+    temperature, prompt, chat = lines()
+    assert (temperature["status"], temperature["param"]) == (400, "temperature")
+    assert temperature["error"].startswith("temperature: -1")
+    assert (prompt["status"], prompt["param"], chat["status"]) == (400, "prompt", 400)
+    assert chat["param"].startswith("messages") and "secret" not in str((prompt, chat)) and "error" not in prompt
+
+
 def test_a_closed_door(server: Server) -> None:
     server.admission.close()
     answer = server.client.post(COMPLETIONS, {"prompt": "x"})

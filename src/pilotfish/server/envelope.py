@@ -11,9 +11,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.server.answers import encode
-from pilotfish.server.failures import ClientGone, http_error
+from pilotfish.server.failures import ClientGone, HttpError, http_error
 
 MAX_ID = 128
+_ERROR = "pilotfish.error"
 CLIENT_GONE = 499  # nginx's; nobody reads it, but logs do
 
 
@@ -40,7 +41,7 @@ class Envelope:
         try:
             await self._app(scope, receive, tagged)
         except Exception as error:
-            answer = failure(error)
+            answer = failure(error, scope)
             if not started:
                 await answer(scope, receive, tagged)
 
@@ -54,14 +55,19 @@ def request_id(scope: Scope) -> str:
     return cast(str, scope["pilotfish.request_id"])
 
 
-def failure(error: Exception) -> Response:
+def failed_with(scope: Scope) -> HttpError | None:
+    """What a request was answered that was no success."""
+    return cast("HttpError | None", scope.get(_ERROR))
+
+
+def failure(error: Exception, scope: Scope) -> Response:
     """The response to a request that ended with `error`."""
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_GONE)
-    known = http_error(error)
+    known = scope[_ERROR] = http_error(error)
     return Response(encode(known.body), known.status, known.headers, media_type="application/json")
 
 
-async def on_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of exceptions."""
-    return failure(error)
+    return failure(error, request.scope)

@@ -49,6 +49,9 @@ class Access:
     prompt_tokens: int | None = None
     generation_tokens: int | None = None
     finish_reason: str | None = None
+    param: str | None = None  # of an answer that is an error: the field to blame, OpenAI's code, the message
+    code: str | None = None
+    error: str | None = None
 
 
 _context: ContextVar[RequestContext | None] = ContextVar("request", default=None)

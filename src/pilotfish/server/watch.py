@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.door import VISITOR, Visitor
-from pilotfish.server.envelope import CLIENT_GONE, request_id
+from pilotfish.server.envelope import CLIENT_GONE, failed_with, request_id
 from pilotfish.server.logs import Access, log_access, request_context
 
 #: Asked every few seconds by machines: logged only where they fail.
@@ -55,15 +55,24 @@ class Watch:
         if scope["path"] in PROBES and status == 200:
             return
         record = visit and visit.record
-        counts: dict[str, Any] = {}
+        counts = _error_fields(scope)
         if record:
-            counts = {
+            counts |= {
                 "prompt_tokens": record.facts.prompt_tokens,
                 "generation_tokens": record.generation_tokens,
                 "finish_reason": record.reason,
             }
         with request_context(request_id(scope), visitor.client.name if visitor else None):
             log_access(Access(scope["method"], scope["path"], status, ms, **counts))
+
+
+def _error_fields(scope: Scope) -> dict[str, Any]:
+    """The field to blame and the message of the error that was answered. A prompt is named, never quoted."""
+    error = failed_with(scope)
+    if error is None:
+        return {}
+    quotes_prompt = (error.param or "").split(".")[0].split("[")[0] in ("prompt", "messages")
+    return {"param": error.param, "code": error.code, "error": None if quotes_prompt else str(error)}
 
 
 def _handler(scope: Scope) -> str:
