@@ -38,7 +38,10 @@ def copy_of(model: Path, directory: Path) -> Path:
 
 def test_a_missing_shard_is_named(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
     copy = copy_of(llama, tmp_path)
-    (copy / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00002-of-00002.safetensors"}}')
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors.index.json").write_text(
+        '{"metadata": {}, "weight_map": {"a": "model-00002-of-00002.safetensors"}}'
+    )
     result = pilotfish("models", "check", copy)
     assert result.code == 2
     assert "model-00002-of-00002.safetensors cannot be read" in result.stdout and "would not run" in result.stdout
