@@ -90,6 +90,14 @@ class Sample:
         return self.token_ids[-1] if self.token_ids[-1] in self.request.params.stop_token_ids else None
 
     @property
+    def error(self) -> EngineError | None:
+        """Why it ended with an error."""
+        if self.finish_reason is not FinishReason.ERROR:
+            return None
+        length = len(self.request.tokens)
+        return EngineError(f"logits: those after token {length} are not finite (NaN or infinity); none can be sampled")
+
+    @property
     def seconds(self) -> float:
         """From submission to the last token."""
         return (self.ended or self.started) - self.started
@@ -310,7 +318,8 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """One forward; what it added to each sample. EngineError when it fails: the samples that were in
-        it end as aborted, those still waiting stay. An interrupt in the forward does the same."""
+        it end as aborted, those still waiting stay. An interrupt in the forward does the same. A sample whose logits
+        are not finite ends alone, with its `error`."""
         began = time.perf_counter()
         try:
             commits = self.worker.step()

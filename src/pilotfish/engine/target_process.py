@@ -147,10 +147,17 @@ class TargetService:
         self._failures = 0
         assert self._record is not None  # a step that succeeds leaves one
         report = step_report(self._record, self._stepped, self._arrivals())
-        self._tell(Progress(self._sequence, report, [self._delta(delta, report.at) for delta in deltas]))
+        failed = {self._ids[d.sample.request.id]: d.sample.error for d in deltas if d.sample.error is not None}
+        whole = [delta for delta in deltas if delta.sample.error is None]
+        self._tell(Progress(self._sequence, report, [self._delta(delta, report.at) for delta in whole]))
         self._sequence += 1
         self._stepped = self._record.ended
-        for request in {self._ids[d.sample.request.id] for d in deltas if d.sample.finish_reason is not None}:
+        for request, reason in failed.items():  # one of its samples: it ends as a whole
+            logger.error("%s", reason)
+            self._abort(Abort(request))
+            self._tell(Failure([request], str(reason)[:LONGEST_TEXT]))
+        ended = [delta.sample.request.id for delta in whole if delta.sample.finish_reason is not None]
+        for request in {self._ids[sample] for sample in ended if sample in self._ids}:
             if all(sample.finish_reason is not None for sample in self._samples[request]):
                 self._forget(request)
 
