@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pilotfish.config import EngineConfig
 from pilotfish.engine.memory import MemoryPlan, device_of, plan_memory
-from pilotfish.engine.text import tokenizer_digest
+from pilotfish.engine.vocabulary import why_unequal
 from pilotfish.errors import InputError, ModelError
 from pilotfish.model.checkpoint import check_weights, weight_files
 from pilotfish.model.generation_config import read_generation_config
@@ -78,9 +78,10 @@ def check_models(config: EngineConfig) -> Report:
 
 
 def refuse_unequal_tokenizers(target: Path, draft: Path) -> None:
-    """ModelError for a pair whose token ids mean different texts."""
-    if tokenizer_digest(load_tokenizer(draft)) != tokenizer_digest(load_tokenizer(target)):
-        raise ModelError(f"draft: {draft} and target {target} have unequal tokenizers")
+    """ModelError, which says what differs, for a pair whose token ids mean different texts."""
+    reason = why_unequal(load_tokenizer(target), load_tokenizer(draft))
+    if reason is not None:
+        raise ModelError(f"draft: {draft} and target {target} have unequal tokenizers: {reason}")
 
 
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
