@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import KINDS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
+from support import KINDS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, edit_tensors, make_engine, run
 
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import FinishReason, Request
@@ -17,7 +18,7 @@ from pilotfish.core.tree import TokenTree
 from pilotfish.draft.children import likely_children
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.engine.llm import LLM
-from pilotfish.errors import EngineError
+from pilotfish.errors import EngineError, ModelError
 from pilotfish.model.sampling import RowSampling, non_finite_rows
 
 #: No prompt and no output here has it.
@@ -202,6 +203,13 @@ def test_a_draft_whose_logits_are_not_finite_costs_speed_only(llama: Path, draft
     assert engine.worker.drafter.drafter is lm
     assert sum(sample.request.stats.accepted_tokens for sample in samples) > 0
     assert_idle(engine)
+
+
+def test_a_draft_with_such_weights_is_refused(llama: Path, draft: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(draft, tmp_path / "draft"))
+    edit_tensors(copy, lambda tensors: tensors["model.norm.weight"].fill_(float("inf")))
+    with pytest.raises(ModelError, match=r"tensor model.norm.weight in .*draft/model.safetensors holds NaN"):
+        make_engine(llama, draft=copy, mode="sync")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
