@@ -235,6 +235,13 @@ def test_a_missing_tokenizer(copy: Path, kind: str) -> None:
     assert tokenizer_refusal(copy) == f"tokenizer: {copy} has no tokenizer.json"
 
 
+def test_a_tokenizer_is_loaded_without_a_word(copy: Path, foreign_lines: list[str]) -> None:
+    """Though transformers has something to say about the configuration beside it."""
+    edit_config(copy, eos_token_id=10_000)
+    load_tokenizer(copy)
+    assert foreign_lines == []
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(("text", "reason"), [("{", "is no JSON: "), ("[]", "holds a list")])
 def test_a_malformed_tokenizer(copy: Path, name: str, text: str, reason: str) -> None:

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from pilotfish.errors import ModelError
 from pilotfish.model.json_files import read_object
-from pilotfish.model.quiet import one_line
+from pilotfish.model.quiet import one_line, quiet
 
 #: Files of which any can hold a vocabulary; without one transformers makes tokenizers of nothing but special tokens.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -24,7 +24,8 @@ def load_tokenizer(directory: Path) -> Any:
     if not found:
         raise ModelError(f"tokenizer: {directory} has no {VOCABULARIES[0]}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+        with quiet():  # it reads config.json too, and tells of that
+            tokenizer = AutoTokenizer.from_pretrained(directory)
     except Exception as error:  # what is wrong in a file has no common base
         for path in (found[0], directory / SETTINGS):
             if path.suffix == ".json" and path.is_file():
