@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedTokenizerFast
 
@@ -124,6 +126,27 @@ def write_model(directory: Path, kind: str, *, seed: int = 0, perturbed: float =
                 weight += perturbed * 0.2 * torch.randn_like(weight)
     model.save_pretrained(directory)
     write_tokenizer(directory)
+    return directory
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    """Change fields of a model's config.json."""
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def weights(directory: Path) -> Path:
+    """A model's only weight file."""
+    (path,) = directory.glob("*.safetensors")
+    return path
+
+
+def edit_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """Change a model's weight file; the model's directory."""
+    path = weights(directory)
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
     return directory
 
 

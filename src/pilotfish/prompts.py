@@ -27,6 +27,7 @@ class BadRow:
 
     place: str
     reason: str
+    failed: bool = False  # the engine is to blame, not the row
 
 
 def read_rows(path: Path) -> list[Row | BadRow]:

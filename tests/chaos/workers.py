@@ -21,7 +21,7 @@ from pilotfish.engine.draft_pool import make_worker
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.launch import wait_until
 from pilotfish.engine.process import Ending, WorkerSpec
-from pilotfish.engine.text import tokenizer_digest
+from pilotfish.engine.vocabulary import tokenizer_digest
 from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter, RemoteOptions

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from support import edit_tensors
 from transformers import AutoTokenizer
 
 STATS = {
@@ -135,6 +138,33 @@ def test_people_get_text_and_a_table(pilotfish, llama: Path) -> None:
     result = pilotfish("generate", "--target", llama, "--prompt", "a", *options)
     assert result.code == 0 and result.stderr == ""
     assert "tokens/s" in result.stdout and "seed 1" in result.stdout
+
+
+# -- an engine that fails: one line, exit code 1
+
+
+@pytest.mark.parametrize("options", [(), ("--drafter", "ngram"), ("--logprobs", 2)])
+def test_a_row_whose_logits_overflow_fails_alone(
+    generate, prompts: Callable[..., Path], llama: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """The weights are finite: their products after one token are not."""
+    copy = Path(shutil.copytree(llama, tmp_path / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    ((poison,),) = (tokenizer.encode(text) for text in ("#",))
+
+    def overflow(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.embed_tokens.weight"][poison] = torch.eye(64)[0] * 1e4
+        tensors["model.norm.weight"].fill_(1.0)
+        tensors["lm_head.weight"][:, 0] = 6e37
+
+    path = prompts({"id": 1, "prompt": "ab"}, {"id": 2, "prompt": "ab#"}, {"id": 3, "prompt": "cd"})
+    edit_tensors(copy, overflow)
+    result = generate("--target", copy, "--prompts", path, "--concurrency", 3, "--temperature", 0, *options)
+    assert result.code == 1
+    assert sorted(row["id"] for row in result.rows) == [1, 3]
+    reason = "logits: those after token 2 are not finite (NaN or infinity); none can be sampled"
+    assert result.stderr.splitlines() == [f"{path}:2: {reason}", "pilotfish: EngineError: 1 of 3 rows failed"]
+    assert "NaN" not in result.stdout and "Infinity" not in result.stdout
 
 
 # -- bad input: one line, exit code 2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from support import edit_config
 
 from pilotfish.pairs import resolve_pair
 
@@ -38,7 +39,10 @@ def copy_of(model: Path, directory: Path) -> Path:
 
 def test_a_missing_shard_is_named(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
     copy = copy_of(llama, tmp_path)
-    (copy / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00002-of-00002.safetensors"}}')
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors.index.json").write_text(
+        '{"metadata": {}, "weight_map": {"a": "model-00002-of-00002.safetensors"}}'
+    )
     result = pilotfish("models", "check", copy)
     assert result.code == 2
     assert "model-00002-of-00002.safetensors cannot be read" in result.stdout and "would not run" in result.stdout
@@ -57,6 +61,32 @@ def test_every_problem_of_a_pair_is_told(pilotfish: Run, llama: Path, tmp_path: 
     (copy / "config.json").unlink()
     (row,) = pilotfish("models", "check", copy, "--draft", copy, "--json").rows
     assert len(row["problems"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_hidden_layers": 1}, "tensor model.layers.1."),
+        ({"mlp_bias": True}, "lacks tensor model.layers.0.mlp.down_proj.bias"),
+        ({"intermediate_size": 64}, "has shape [64, 96]; [64, 64] is needed"),
+        (
+            {"max_position_embeddings": 0},
+            "max_position_embeddings: 0 is not allowed; expected an integer of at least 1",
+        ),
+        ({"eos_token_id": 512}, "eos_token_id: 512 is not allowed; expected token ids 0 to 511"),
+        ({"architectures": None}, "architectures is None; a list of one of LlamaForCausalLM"),
+    ],
+)
+def test_it_says_what_a_start_would_say(
+    pilotfish: Run, llama: Path, tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    copy = copy_of(llama, tmp_path)
+    edit_config(copy, **changes)
+    (row,) = pilotfish("models", "check", copy, "--json").rows
+    (problem,) = row["problems"]
+    started = pilotfish("generate", "--target", copy, "--prompt", "a")
+    assert reason in problem and not row["would_run"]
+    assert (started.code, started.stderr) == (2, f"pilotfish: {problem}\n")
 
 
 def test_too_little_memory_is_a_problem(pilotfish: Run, llama: Path) -> None:

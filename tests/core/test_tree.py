@@ -110,3 +110,15 @@ def test_a_walk_gives_what_the_target_alone_gives(tree: TokenTree, seed: int) ->
 @pytest.mark.parametrize("count", [0, 1])
 def test_an_empty_tree_gives_the_bonus_token(count: int) -> None:
     assert walk(TokenTree().best(count), [7]) == [7]
+
+
+def test_a_walk_ends_before_a_node_that_cannot_be_sampled() -> None:
+    tree = TokenTree()
+    first = tree.add(ROOT, 1, -0.1)
+    second = tree.add(first, 2, -0.2)
+    assert walk(tree, [1, 2, 3]) == [1, 2, 3]
+    assert walk(tree, [1, 2, None]) == [1, 2]
+    assert walk(tree, [1, None, 3]) == [1]
+    assert walk(tree, [None, 2, 3]) == []
+    assert walk(tree, [0, None, None]) == [0]
+    assert second == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -39,7 +39,7 @@ from pilotfish.wire.messages import (
 )
 
 SMALL = LevelShape(leaves=4, children=3)
-IDENTITY = Identity("draft", "digest", VOCAB)
+IDENTITY = Identity("draft", "digest", {})
 HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
 ANSWER = TypeVar("ANSWER", bound=ToTarget)
 
@@ -75,13 +75,17 @@ def loaded(directory: Path) -> Runner:
 class Rig:
     """A worker, its channel, and a clock that stands still."""
 
-    def __init__(self, directory: Path, shape: LevelShape = SMALL, slots: int = 2000) -> None:
+    def __init__(
+        self, directory: Path, shape: LevelShape = SMALL, slots: int = 2000, added_tokens: dict[int, str] | None = None
+    ) -> None:
         self.now = 0.0
         self.directory = directory
         self.channel = Box()
         self.table = SessionTable(SlotPool(slots))
         runner = Runner(loaded(directory).model, slots)
-        self.worker = DraftWorker(Grower(runner, self.table, shape, VOCAB), self.channel, IDENTITY, lambda: self.now)
+        grower = Grower(runner, self.table, shape, VOCAB + len(added_tokens or {}))
+        identity = replace(IDENTITY, added_tokens=added_tokens or {})
+        self.worker = DraftWorker(grower, self.channel, identity, lambda: self.now)
 
     def say(self, peer: Peer, *messages: ToDraft, tenant: str = "", weight: float = 1.0) -> None:
         for message in messages:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from rig import HELLO, IDENTITY, SMALL, Rig, Told, make_open, prompt
-from support import CONTEXT, VOCAB
+from support import CONTEXT, VOCAB, edit_tensors, write_model
 
 from pilotfish.draft import sessions, worker
 from pilotfish.draft.growth import WHOLE_CHUNK, LevelShape
@@ -73,12 +74,15 @@ def test_a_hello_is_answered_with_the_load(rig: Rig) -> None:
     [
         (msgspec.structs.replace(HELLO, version=PROTOCOL_VERSION + 1), "version"),
         (msgspec.structs.replace(HELLO, tokenizer="another"), "tokenizer"),
-        (msgspec.structs.replace(HELLO, vocab_size=VOCAB - 1), "vocabulary"),
+        (
+            msgspec.structs.replace(HELLO, added_tokens={VOCAB: "<other>"}),
+            "token '<more>' has no id in the target and id",
+        ),
     ],
-    ids=["version", "tokenizer", "vocabulary"],
+    ids=["version", "tokenizer", "added tokens"],
 )
 def test_other_targets_are_refused(llama: Path, hello: Hello, reason: str) -> None:
-    rig = Rig(llama)
+    rig = Rig(llama, added_tokens={VOCAB: "<more>"})
     rig.say(TARGET, hello, make_open(prompt(8)))
     rig.turns()
     first, second = rig.heard(TARGET, Refuse)
@@ -91,6 +95,65 @@ def test_a_larger_vocabulary_is_only_padding(llama: Path) -> None:
     rig.say(TARGET, msgspec.structs.replace(HELLO, vocab_size=VOCAB + 64))
     rig.turns()
     assert rig.heard(TARGET, Load)
+
+
+#: Of a draft that guesses nothing but the last of its tokens.
+WIDE = VOCAB + 64
+
+
+@pytest.fixture(scope="module")
+def stubborn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft with three more tokens, which are always among its guesses."""
+    copy = write_model(tmp_path_factory.mktemp("stubborn"), "llama", vocab_size=WIDE)
+    return edit_tensors(copy, lambda tensors: tensors["lm_head.weight"][VOCAB : VOCAB + 3].mul_(3.0))
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        ({"vocab_size": VOCAB}, set()),
+        ({"vocab_size": VOCAB + 1, "added_tokens": {VOCAB: "<a>"}}, {VOCAB}),
+        ({"vocab_size": WIDE, "added_tokens": {VOCAB: "<a>", VOCAB + 2: "<c>"}}, {VOCAB, VOCAB + 2}),
+        ({"vocab_size": WIDE, "added_tokens": {VOCAB + 3: "<d>"}}, set()),
+    ],
+)
+def test_tokens_that_the_target_lacks_are_never_guessed(stubborn: Path, told: dict[str, Any], known: set[int]) -> None:
+    rig = Rig(
+        stubborn, LevelShape(leaves=4, children=8), added_tokens={VOCAB: "<a>", VOCAB + 1: "<b>", VOCAB + 2: "<c>"}
+    )
+    rig.say(TARGET, msgspec.structs.replace(HELLO, **told), make_open(prompt(8), sampling=Sampling(temperature=2.0)))
+    rig.rest()
+    guessed = {token for tree in rig.trees(TARGET, 1) for token in tree.tokens}
+    assert guessed and {token for token in guessed if token >= VOCAB} <= known
+    assert known <= guessed and max(guessed) < told["vocab_size"]
+
+
+@pytest.mark.parametrize("place", ["opened", "committed"])
+def test_a_token_that_only_the_target_has_is_read_as_another(llama: Path, place: str) -> None:
+    """The draft has no embedding for it, and guesses on."""
+    rig = Rig(llama)
+    rig.say(TARGET, msgspec.structs.replace(HELLO, vocab_size=VOCAB + 9, added_tokens={VOCAB: "<a>"}))
+    tokens, sampling = prompt(8), Sampling(temperature=0.7, repetition_penalty=1.2)
+    rig.say(TARGET, make_open([*tokens, *([VOCAB + 8] if place == "opened" else [])], sampling=sampling))
+    rig.rest()
+    if place == "committed":
+        rig.trees(TARGET, 1)
+        rig.say(TARGET, Commit(1, 1, 8, [VOCAB + 8], 60))
+        rig.rest()
+    assert rig.session().num_pending == 0 and sum(len(tree.ids) for tree in rig.trees(TARGET, 1)) > 10
+    assert not rig.heard(TARGET, Refuse) and not rig.heard(TARGET, Resync)
+
+
+@pytest.mark.parametrize("place", ["opened", "committed"])
+def test_a_token_beyond_what_the_target_said_ends_its_session_alone(rig: Rig, place: str) -> None:
+    rig.say(TARGET, make_open(prompt(8), session=2))
+    one = Told(rig, make_open([*prompt(8), *([VOCAB + 1] if place == "opened" else [])]))
+    if place == "committed":
+        rig.rest()
+        one.commit([VOCAB + 1])
+    rig.rest()
+    assert [session.key.session for session in rig.table] == [2] and rig.trees(TARGET, 2)
+    assert rig.heard(TARGET, Refuse if place == "opened" else Resync)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import target_process
-from pilotfish.engine.engine import Engine
+from pilotfish.engine.engine import Engine, Sample
 from pilotfish.engine.stream import joined
 from pilotfish.engine.target_process import TargetService, step_report
 from pilotfish.errors import EngineError
@@ -229,6 +229,46 @@ def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monke
     assert whole(deltas_of(target.until(request=2), 2)).finish is not None
     target.close()
     assert_idle(target.engine)
+
+
+@pytest.mark.parametrize("mode", ["off", "sync"])
+def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: Path, mode: str) -> None:
+    """With all its outputs, whether they have ended or not; what was given before comes first."""
+    own: dict[str, Any] = {"draft": draft, "mode": "sync", "levels": 3, "width": 3} if mode == "sync" else {}
+    engine = make_engine(llama, **own)
+    first, second = (sample.token_ids for sample in _run_samples(engine, [5, 6], params(n=2)))
+    other = run(engine, [[5, 6]], [params(seed=9)])[0]
+    at = next(i for i in range(4, 12) if second[i] not in [*first, *second[:i], *other, 5, 6])
+    engine.model.module.get_parameter(embedding(engine))[second[at]] = float("nan")
+    target = Target(engine)
+    target.tell(Submit(1, [5, 6], params(n=2)))
+    target.tell(Submit(2, [5, 6], params(seed=9)))
+    target.start()
+    heard = target.until(request=2)
+    target.close()
+    (failure,) = (message for message in heard if isinstance(message, Failure))
+    assert failure.ids == [1]
+    assert (
+        failure.reason
+        == f"logits: those after token {2 + at + 1} are not finite (NaN or infinity); none can be sampled"
+    )
+    before = deltas_of(heard[: heard.index(failure)])
+    assert whole([d for d in before if d.index == 1]).tokens == second[: at + 1]
+    assert deltas_of(heard[heard.index(failure) :]) == []
+    assert whole(deltas_of(heard, 2)).tokens == other
+    assert_idle(engine)
+    assert not target.service._samples and not target.service._ids
+
+
+def _run_samples(engine: Engine, prompt: list[int], own: SamplingParams) -> list[Sample]:
+    samples = engine.submit(prompt, own)
+    while engine.busy:
+        engine.step()
+    return samples
+
+
+def embedding(engine: Engine) -> str:
+    return next(name for name, _ in engine.model.module.named_parameters() if name.endswith("embed_tokens.weight"))
 
 
 def test_a_device_that_stays_broken_ends_the_process(

@@ -13,7 +13,7 @@ from support import SNIPPETS, VOCAB, write_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pilotfish.engine.text import TextStream, tokenizer_digest
+from pilotfish.engine.text import TextStream
 from pilotfish.model.tokenizer import load_tokenizer
 
 
@@ -111,21 +111,6 @@ def test_a_stop_string_in_what_the_end_flushes(tokenizer: Any) -> None:
     tokens = [*byte_tokens(tokenizer, "ab"), *byte_tokens(tokenizer, "😀")[:2]]
     pieces, whole = stream(tokenizer, tokens, ("b\ufffd",))
     assert "".join(pieces) == whole.text == "a"
-
-
-def test_a_digest_names_the_mapping(tokenizer: Any, tmp_path: Path) -> None:
-    same, other = tmp_path / "same", tmp_path / "other"
-    write_tokenizer(same)
-    write_tokenizer(other, VOCAB - 1)
-    assert tokenizer_digest(tokenizer) == tokenizer_digest(load_tokenizer(same))
-    assert tokenizer_digest(tokenizer) != tokenizer_digest(load_tokenizer(other))
-
-
-def test_a_digest_sees_added_tokens(tokenizer: Any, tmp_path: Path) -> None:
-    write_tokenizer(tmp_path)
-    changed = load_tokenizer(tmp_path)
-    changed.add_special_tokens({"additional_special_tokens": ["<more>"]})
-    assert tokenizer_digest(changed) != tokenizer_digest(tokenizer)
 
 
 def sentencepiece(directory: Path) -> Any:

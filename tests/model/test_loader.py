@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from support import CONTEXT, VOCAB, WINDOW, native_model, tiny_model
+from support import CONTEXT, VOCAB, WINDOW, edit_config, native_model, tiny_model, weights
 
 from pilotfish.errors import ModelError
 from pilotfish.model.features import LayerGroup
+from pilotfish.model.generation_config import read_generation_config
 from pilotfish.model.loader import load_model
 from pilotfish.model.tokenizer import load_tokenizer
 
@@ -30,16 +30,6 @@ def refusal(directory: Path) -> str:
     assert isinstance(caught.value, ValueError)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def edit_config(directory: Path, **changes: Any) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def weights(directory: Path) -> Path:
-    (path,) = directory.glob("*.safetensors")
-    return path
 
 
 def test_the_shape_of_a_model(llama: Path) -> None:
@@ -67,34 +57,63 @@ def test_missing_weights(copy: Path) -> None:
 @pytest.mark.parametrize("keep", [0, 5, 1000, 20_000])
 def test_truncated_weights(copy: Path, keep: int) -> None:
     weights(copy).write_bytes(weights(copy).read_bytes()[:keep])
-    assert "cannot be loaded" in refusal(copy)
+    assert f"weights in {weights(copy)} cannot be read" in refusal(copy)
 
 
 def test_garbage_for_weights(copy: Path) -> None:
     weights(copy).write_bytes(b"\xff" * 4096)
-    assert "cannot be loaded" in refusal(copy)
-
-
-def test_a_missing_tensor(copy: Path) -> None:
-    tensors = load_file(weights(copy))
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, weights(copy), metadata={"format": "pt"})
-    assert "lacks 1 tensors" in refusal(copy)
-
-
-def test_a_tensor_of_another_shape(copy: Path) -> None:
-    tensors = load_file(weights(copy))
-    tensors["model.norm.weight"] = torch.ones(63)
-    save_file(tensors, weights(copy), metadata={"format": "pt"})
-    assert str(copy) in refusal(copy)
+    assert f"weights in {weights(copy)} cannot be read" in refusal(copy)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"model_type": "no-such-model"}', '{"model_type": "llama", "hidden_size": "wide"}']
+    ("text", "reason"),
+    [
+        ("", "is no JSON: Expecting value: line 1 column 1"),
+        ("{", "is no JSON: Expecting property name enclosed in double quotes: line 1 column 2"),
+        ("[]", "holds a list; a JSON object is needed"),
+        ('{"model_type": "llama"}', "architectures is None; a list of one of LlamaForCausalLM, "),
+        ('{"architectures": "LlamaForCausalLM"}', "architectures is 'LlamaForCausalLM'; a list of one of Llama"),
+        ('{"architectures": ["LlamaForCausalLM"], "model_type": "no-such-model"}', "cannot be read: "),
+    ],
 )
-def test_a_corrupt_config(copy: Path, text: str) -> None:
-    (copy / "config.json").write_text(text)
-    assert str(copy) in refusal(copy)
+def test_a_corrupt_config(copy: Path, text: str, reason: str) -> None:
+    path = copy / "config.json"
+    path.write_text(text)
+    assert refusal(copy).startswith(f"model: {path}") and reason in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("vocab_size", "512", "an integer of at least 1"),
+        ("vocab_size", 512.0, "an integer of at least 1"),
+        ("num_attention_heads", 0, "an integer of at least 1"),
+        ("num_key_value_heads", -2, "an integer of at least 1"),
+        ("num_hidden_layers", 0, "an integer of at least 1"),
+        ("max_position_embeddings", 0, "an integer of at least 1"),
+        ("hidden_size", True, "an integer of at least 1"),
+        ("eos_token_id", "<eos>", "token ids 0 to "),
+        ("eos_token_id", VOCAB, f"token ids 0 to {VOCAB - 1}"),
+        ("eos_token_id", [1, -1], "token ids 0 to "),
+    ],
+)
+def test_a_config_field_that_describes_no_model(copy: Path, field: str, value: object, allowed: str) -> None:
+    edit_config(copy, **{field: value})
+    shown = repr(value[-1] if isinstance(value, list) else value)
+    expected = f"model: {copy / 'config.json'}: {field}: {shown} is not allowed; expected {allowed}"
+    assert refusal(copy).startswith(expected)
+
+
+@pytest.mark.parametrize("eos", [VOCAB, "<eos>", [True], 1.5])
+def test_an_end_of_sequence_of_the_generation_config(copy: Path, eos: object) -> None:
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert f"{copy / 'generation_config.json'}: eos_token_id: " in refusal(copy)
+
+
+def test_more_experts_chosen_than_there_are(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_models["mixtral"], tmp_path / "model"))
+    edit_config(copy, num_experts_per_tok=5)
+    assert "num_experts_per_tok 5; 1 to its 4 experts" in refusal(copy)
 
 
 @pytest.mark.parametrize(
@@ -171,10 +190,65 @@ def test_a_corrupt_generation_config(copy: Path) -> None:
     assert "generation_config.json" in refusal(copy)
 
 
-@pytest.mark.parametrize("text", [None, "{"])
-def test_a_tokenizer_that_cannot_be_loaded(copy: Path, text: str | None) -> None:
-    path = copy / "tokenizer.json"
-    path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(ModelError, match="tokenizer") as caught:
-        load_tokenizer(copy)
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"min_new_tokens": 3}, ["min_new_tokens"]),
+        ({"stop_strings": ["\n"], "bad_words_ids": [[3]]}, ["stop_strings", "bad_words_ids"]),
+        ({"typical_p": 0.9, "num_beams": 4, "max_length": 20}, ["typical_p", "num_beams", "max_length"]),
+        ({"typical_p": 1.0, "num_beams": 1, "min_length": 0, "stop_strings": None, "bad_words_ids": []}, []),
+        ({"temperature": 0.5, "do_sample": True, "transformers_version": "5", "use_cache": True}, []),
+    ],
+)
+def test_fields_without_effect_are_warned_about(
+    copy: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], named: list[str]
+) -> None:
+    (copy / "generation_config.json").write_text(json.dumps(fields))
+    read_generation_config(copy)
+    told = [record.getMessage() for record in caplog.records]
+    assert sorted(line.split()[1] for line in told) == sorted(named)
+    assert all("is not supported and has no effect" in line for line in told)
+
+
+def test_integers_may_be_written_with_a_point(copy: Path) -> None:
+    (copy / "generation_config.json").write_text('{"top_k": 50.0, "max_new_tokens": 32.0, "temperature": 1.0}')
+    defaults = read_generation_config(copy).defaults
+    assert defaults == {"top_k": 50, "max_tokens": 32, "temperature": 1.0}
+    assert type(defaults["top_k"]) is int
+    (copy / "generation_config.json").write_text('{"top_k": 50.5}')
+    with pytest.raises(ModelError, match=r"generation_config.json: top_k: 50.5 is not allowed"):
+        read_generation_config(copy)
+
+
+def tokenizer_refusal(directory: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(directory)
     assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["TokenizersBackend", "LlamaTokenizer"])
+def test_a_missing_tokenizer(copy: Path, kind: str) -> None:
+    """transformers makes some kinds of nothing: a tokenizer of three tokens."""
+    (copy / "tokenizer.json").unlink()
+    (copy / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    assert tokenizer_refusal(copy) == f"tokenizer: {copy} has no tokenizer.json"
+
+
+def test_a_tokenizer_is_loaded_without_a_word(copy: Path, foreign_lines: list[str]) -> None:
+    """Though transformers has something to say about the configuration beside it."""
+    edit_config(copy, eos_token_id=10_000)
+    load_tokenizer(copy)
+    assert foreign_lines == []
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(("text", "reason"), [("{", "is no JSON: "), ("[]", "holds a list")])
+def test_a_malformed_tokenizer(copy: Path, name: str, text: str, reason: str) -> None:
+    (copy / name).write_text(text)
+    assert tokenizer_refusal(copy).startswith(f"model: {copy / name} {reason}")
+
+
+def test_a_tokenizer_of_an_unknown_kind(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": [], "model": {"type": "Nope"}}')
+    assert tokenizer_refusal(copy).startswith(f"tokenizer: {copy / 'tokenizer.json'} cannot be used: ")

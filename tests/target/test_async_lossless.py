@@ -101,7 +101,7 @@ def drafting(
         here, there = Loopback.pair(TARGET)
         ends = BadLine(here, seed), BadLine(there, seed + 1)
     grower = Grower(Runner(native_model(draft), slots), SessionTable(SlotPool(slots)), LevelShape(8, 4), VOCAB)
-    worker = DraftWorker(grower, ends[1], Identity("draft", "digest", VOCAB))
+    worker = DraftWorker(grower, ends[1], Identity("draft", "digest", {}))
     hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
     pool = Pool("loopback", POOL)
     options = RemoteOptions(wanted=100, quarantine=0.0)

@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import Any
 
 from pilotfish.bench.proxy import HOST
-from pilotfish.config import EngineConfig, model_name
+from pilotfish.config import EngineConfig
 from pilotfish.engine.draft_workers import worker_command
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.placement import Placement, split_cores
 from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
-from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity
-from pilotfish.engine.text import tokenizer_digest
+from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
 from pilotfish.errors import EngineError
 
 
@@ -101,7 +100,6 @@ def proxied(proxy: Listener) -> list[str]:
 def attached(engine: Engine, endpoints: Sequence[str]) -> Iterator[RemoteDrafts]:
     """An idle engine's connection to pools; its drafter is for `engine.use`."""
     config = replace(engine.config, mode="async", draft_pool=tuple(endpoints))
-    digest = tokenizer_digest(engine.tokenizer)
-    identity = TargetIdentity(model_name(config.target), digest, engine.model.shape.vocab_size)
+    identity = target_identity(config, engine.tokenizer, engine.model.shape.vocab_size)
     with closing(RemoteDrafts(config, identity)) as remote:
         yield remote

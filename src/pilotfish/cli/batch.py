@@ -19,8 +19,8 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine, Sample
-from pilotfish.engine.llm import Completion, request_output
-from pilotfish.errors import InputError
+from pilotfish.engine.llm import Completion, first_error, request_output
+from pilotfish.errors import EngineError, InputError
 from pilotfish.prompts import BadRow, Row, prompt_of
 
 
@@ -81,12 +81,13 @@ def _serve_rows(
     engine: Engine, params: SamplingParams, rows: Sequence[Row], printer: Printer, handling: Handling
 ) -> bool:
     printer.begin(engine.memory.describe())
-    served = 0
+    served = failed = 0
     with shown_when_slow(printer.progress(len(rows))) as bar, timeline(handling.profile):
         task = bar.add_task("rows", total=len(rows))
         for outcome in run_rows(engine, rows, params, handling):
             if isinstance(outcome, BadRow):
                 report(outcome)
+                failed += outcome.failed
             else:
                 printer.row(outcome)
                 served += 1
@@ -94,6 +95,8 @@ def _serve_rows(
     pacing = engine.pacing()
     printer.end(pacing)
     warn_of_overruns(pacing)
+    if failed:
+        raise EngineError(f"{failed} of {len(rows)} rows failed")
     return served == len(rows)
 
 
@@ -130,13 +133,15 @@ def run_rows(
             engine.step()
         ended = [place for place, (_, samples) in running.items() if all(map(_has_ended, samples))]
         for place in ended:
-            yield _finished(*running.pop(place))
+            yield _outcome(*running.pop(place))
 
 
 def _has_ended(sample: Sample) -> bool:
     return sample.finish_reason is not None
 
 
-def _finished(row: Row, samples: list[Sample]) -> Finished:
+def _outcome(row: Row, samples: list[Sample]) -> Finished | BadRow:
+    if (error := first_error(samples)) is not None:
+        return BadRow(row.place, str(error), failed=True)
     output = request_output(samples)
     return Finished(row, len(output.prompt_token_ids), output.outputs, output.prompt_logprobs)

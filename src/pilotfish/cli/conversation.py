@@ -80,9 +80,12 @@ class Conversation:
         return tokens
 
     def stream(self, sample: Sample) -> Iterator[Delta]:
-        """What each step adds to the answer, up to its end, or until it is aborted."""
+        """What each step adds to the answer, up to its end, or until it is aborted. EngineError where its logits are
+        not finite."""
         while sample.finish_reason is None:
             yield from self.engine.step()
+        if sample.error is not None:
+            raise sample.error
 
     def undo(self) -> Turn | None:
         """Forget the last turn, which is returned; None when there is none."""

@@ -26,6 +26,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"  # its logits are not finite: there is nothing to sample from
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pilotfish.core.logprobs import TokenLogprobs
@@ -79,7 +79,7 @@ class Commit:
     """What a step added to one request. All tokens but the last were guessed by the draft."""
 
     request: Request
-    tokens: list[int]  # none where only prompt tokens were scored
+    tokens: list[int]  # none where only prompt tokens were scored, and where the request ended with an error
     accepted: int
     sampled_rows: list[int]  # [len(tokens)], which of the step's sampling rows gave each token
     scored: range  # indices of prompt tokens whose rows scored the token that follows
@@ -194,22 +194,33 @@ class Scheduler:
 
     # -- what its outcome commits
 
-    def commit(self, step: Step, sampled: Sequence[int]) -> list[Commit]:
-        """Walk every tree; `sampled` [step.num_samples] holds the target's token after each sampling row."""
+    def commit(self, step: Step, sampled: Sequence[int | None], unscored: Collection[int] = ()) -> list[Commit]:
+        """Walk every tree; `sampled` [step.num_samples] holds the target's token after each sampling row, None where
+        it can sample none. A request that gets no token at all for that reason ends with an error; so do those with
+        ids in `unscored`, whose prompts cannot be scored."""
         commits, start = [], 0
         for rows in step.rows:
-            commit = self._commit_rows(rows, sampled[start : start + rows.num_samples], start)
+            own = sampled[start : start + rows.num_samples]
+            if rows.request.id in unscored or (rows.samples and own[ROOT] is None):
+                commits.append(self._fail(rows))
+            else:
+                commit = self._commit_rows(rows, own, start)
+                if rows.samples or rows.scored:
+                    commits.append(commit)
             start += rows.num_samples
-            if rows.samples or rows.scored:
-                commits.append(commit)
             if rows.request.finish_reason is not None:
                 self._retire(rows.request)
         return commits
 
-    def _commit_rows(self, rows: Rows, sampled: Sequence[int], first_sample: int) -> Commit:
+    def _fail(self, rows: Rows) -> Commit:
+        self.pool.release(rows.slots)
+        rows.request.finish_reason = FinishReason.ERROR
+        return Commit(rows.request, [], 0, [], range(0), len(rows.tree))
+
+    def _commit_rows(self, rows: Rows, sampled: Sequence[int | None], first_sample: int) -> Commit:
         request, tree = rows.request, rows.tree
         tokens = walk(tree, sampled) if rows.samples else []
-        path = tree.follow(tokens)
+        path = tree.follow(tokens[:-1])  # the last token may be in the tree where the walk ended early
         kept = rows.slots[: rows.count] + [rows.slots[rows.count + node - 1] for node in path]
         request.add_slots(kept)
         request.num_scored = max(request.num_scored, rows.scored.stop)

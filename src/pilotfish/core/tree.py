@@ -104,14 +104,16 @@ class TokenTree:
             number[node] = self.add(parent, other.tokens[node], other.scores[node])
 
 
-def walk(tree: TokenTree, sampled: Sequence[int]) -> list[int]:
+def walk(tree: TokenTree, sampled: Sequence[int | None]) -> list[int]:
     """Verify a tree: the committed tokens, the accepted path's and then the bonus token.
 
     `sampled[i]` is the target's own token after node i (i = 0: after the root). Nothing about the draft
-    enters, so whatever the tree holds, the result is what the target alone would have produced.
+    enters, so whatever the tree holds, the result is what the target alone would have produced. The walk ends
+    before a node that has None: the target could sample nothing there, as the next step will find at its root.
     """
-    node, tokens = ROOT, [sampled[ROOT]]
-    while (child := tree.child(node, tokens[-1])) is not None:
-        node = child
-        tokens.append(sampled[node])
+    tokens: list[int] = []
+    node: int | None = ROOT
+    while node is not None and (token := sampled[node]) is not None:
+        tokens.append(token)
+        node = tree.child(node, token)
     return tokens

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pilotfish.model.sampling import RowSampling, edited_rows, filtered, perturbed_topk
+from pilotfish.model.sampling import RowSampling, edited_rows, filtered, non_finite_rows, perturbed_topk, without_rows
 
 #: b: spread of the target's log-probabilities about the draft's. With the bundled pair 0.35 and 0.5 had most
 #: tokens accepted, 0.25, 0.7 and 1 fewer.
@@ -28,8 +28,14 @@ def likely_children(logits: torch.Tensor, rows: Sequence[RowSampling], k: int) -
     """The k tokens (or as many as there are) that the target most likely *samples* after each row.
 
     They are the top of draft logits / T + g with the target's own noise g. A token's chance is
-    softmax((log q / T + g) / b) over the k, at T = 0 its draft probability. logits float32 [rows, vocab].
+    softmax((log q / T + g) / b) over the k, at T = 0 its draft probability. logits float32 [rows, vocab]; nothing is
+    likely after a row that is not finite.
     """
+    broken = non_finite_rows(logits)
+    if broken:
+        children = likely_children(without_rows(logits, broken), rows, k)
+        children.log_chances[broken] = -np.inf
+        return children
     logits = edited_rows(logits, rows)
     k = min(k, logits.shape[1])
     greedy = [row.params.greedy for row in rows]

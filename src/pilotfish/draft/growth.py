@@ -10,6 +10,7 @@ import numpy as np
 
 from pilotfish.core.lookahead import Ints, Nodes
 from pilotfish.core.sharing import FairShare
+from pilotfish.core.vocabulary import readable
 from pilotfish.draft.children import likely_children
 from pilotfish.draft.sessions import Session, SessionTable
 from pilotfish.errors import ParameterError
@@ -167,8 +168,10 @@ class Grower:
             row = rows.stop
             if len(growth.leaves):
                 parents = np.repeat(growth.leaves, children.tokens.shape[1])
-                tree = growth.session.tree
-                added = tree.add(parents, children.tokens[rows].ravel(), children.log_chances[rows].ravel())
+                tokens, tree = children.tokens[rows].ravel(), growth.session.tree
+                log_chances = children.log_chances[rows].ravel()
+                log_chances[growth.session.unshared.mask(tokens)] = -np.inf
+                added = tree.add(parents, tokens, log_chances)
                 grown.append(Grown(growth.session, _pushed(growth.session, added)))
         return grown
 
@@ -178,7 +181,7 @@ class Grower:
         if growth.pending:
             start = len(session.slots)
             session.slots = np.append(session.slots, slots)
-            tokens = session.tokens[start : start + growth.pending]
+            tokens = readable(session.tokens[start : start + growth.pending], self.runner.model.shape.vocab_size)
             kept = [growth.pending - 1] if len(growth.leaves) else []
             return SequenceRows(start, tokens, session.slots, NO_NODES, kept)
         nodes = session.tree.nodes

@@ -16,6 +16,7 @@ from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.vocabulary import readable
 from pilotfish.draft.children import likely_children
 from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
@@ -56,13 +57,15 @@ class LMDrafter:
         vocab_size: int,
         pacer: Pacer | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        unshared: frozenset[int] = frozenset(),
     ) -> None:
         """`vocab_size` is the target's: models of one tokenizer may pad their vocabularies differently. `pacer` holds
-        back each level."""
+        back each level. `unshared` are ids of tokens that the target lacks."""
         self.runner = runner
         self.pacer = pacer
         self.vocab_size = min(vocab_size, runner.model.shape.vocab_size)
         self.shape = shape
+        self.unshared = unshared
         self.pool = SlotPool(runner.num_slots)
         self._sessions: dict[int, _Session] = {}
         self._level_seconds = SecondsBySize(0.0)  # by sequences
@@ -117,10 +120,8 @@ class LMDrafter:
         served, left, shape = [], self.pool.num_free, self.runner.model.shape
         for request in requests:
             session = self._sessions.setdefault(request.id, _Session(np.zeros(0, np.int32)))
-            missing = request.tokens[len(session.slots) :]
-            need = len(missing) + levels * self.shape.width
-            fits = need <= left and len(request.tokens) + levels <= shape.context
-            if fits and max(missing) < shape.vocab_size:
+            need = len(request.tokens) - len(session.slots) + levels * self.shape.width
+            if need <= left and len(request.tokens) + levels <= shape.context:
                 left -= need
                 served.append(request)
         return served
@@ -135,7 +136,7 @@ class LMDrafter:
     def _committed_rows(self, request: Request, session: _Session, count: int, kept: Sequence[int]) -> SequenceRows:
         start = len(session.slots)
         session.slots = np.append(session.slots, np.array(self.pool.allocate(count), np.int32))
-        tokens = request.tokens[start : start + count]
+        tokens = readable(request.tokens[start : start + count], self.runner.model.shape.vocab_size)
         return SequenceRows(start, tokens, session.slots, NO_NODES, kept)
 
     # -- growth
@@ -203,7 +204,7 @@ class LMDrafter:
         for (request, node), node_tokens, chances in zip(targets, tokens, log_chances, strict=True):
             tree = self._sessions[request.id].tree
             for token, chance in zip(node_tokens, chances, strict=True):
-                if chance > -math.inf:  # fewer tokens than children may survive the filters
+                if chance > -math.inf and token not in self.unshared:  # fewer than children may survive the filters
                     tree.add(node, token, tree.scores[node] + chance)
 
     def _row_sampling(self, request: Request, node: int) -> RowSampling:

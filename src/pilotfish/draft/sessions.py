@@ -14,6 +14,7 @@ from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.lookahead import NO_SLOT, Lookahead, Rerooted
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
+from pilotfish.core.vocabulary import Unshared
 from pilotfish.model.sampling import RowSampling
 from pilotfish.wire.channel import Peer
 from pilotfish.wire.messages import MAX_NODES, Commit, Open, Sampling
@@ -52,6 +53,7 @@ class Session:
     rules: LogitRules | None
     wanted: int
     touched: float  # when it was last opened or committed to
+    unshared: Unshared = field(default_factory=Unshared)
     slots: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     tree: Lookahead = field(default_factory=Lookahead)
     evicted: bool = False  # rests until its next commit

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pilotfish.core.calibration import SecondsBySize
+from pilotfish.core.vocabulary import Unshared, clash
 from pilotfish.draft.growth import Grower, Grown, Growth
 from pilotfish.draft.sessions import MAX_SESSIONS, Key, Session, SessionTable, session_of
 from pilotfish.errors import InputError, WireError
@@ -48,8 +51,8 @@ class Identity:
     """What this draft is."""
 
     model: str
-    tokenizer: str  # digest of the vocabulary
-    vocab_size: int
+    tokenizer: str  # digest of the base vocabulary
+    added_tokens: Mapping[int, str]  # by their ids
 
 
 @dataclass
@@ -58,6 +61,7 @@ class Target:
 
     tenant: str
     heard: float
+    unshared: Unshared
     rows: int = 0  # grown for it
     malformed: int = 0  # frames
 
@@ -100,7 +104,6 @@ class DraftWorker:
         self._targets: dict[Peer, Target] = {}
         self._inbox: deque[Received] = deque()
         self._context = grower.runner.model.shape.context
-        self._vocab_size = grower.runner.model.shape.vocab_size  # what the model embeds
         self._longest = min(self._context, self.table.pool.capacity)
         self._clock = clock
         self._level_seconds = SecondsBySize(0.0)
@@ -198,16 +201,15 @@ class DraftWorker:
 
     def _greet(self, received: Received, hello: Hello) -> None:
         peer, known = received.peer, self._targets.get(received.peer)
-        reason = self._why_not(hello)
-        if reason is None and known is None:
-            reason = self._why_no_more(received.tenant)
+        if known is not None:
+            known.heard = self._clock()
+            return
+        reason = self._why_not(hello) or self._why_no_more(received.tenant)
         if reason is not None:
             self._send(peer, Refuse(CONNECTION, 0, reason))
-        elif known is None:
-            self._targets[peer] = Target(received.tenant, self._clock())
-            self._send(peer, self._load(peer, self._own_sessions()))
         else:
-            known.heard = self._clock()
+            self._targets[peer] = Target(received.tenant, self._clock(), self._unshared(hello))
+            self._send(peer, self._load(peer, self._own_sessions()))
 
     def _why_no_more(self, tenant: str) -> str | None:
         count = sum(target.tenant == tenant for target in self._targets.values())
@@ -218,9 +220,11 @@ class DraftWorker:
             return f"protocol version {hello.version}; this draft speaks {PROTOCOL_VERSION}"
         if hello.tokenizer != self.identity.tokenizer:
             return f"its tokenizer {hello.tokenizer[:12]} is not that of the draft {self.identity.model}"
-        if hello.vocab_size < self.identity.vocab_size:
-            return f"its vocabulary of {hello.vocab_size} is smaller than the tokenizer's, {self.identity.vocab_size}"
-        return None
+        return clash(hello.added_tokens, self.identity.added_tokens)
+
+    def _unshared(self, hello: Hello) -> Unshared:
+        lacking = self.identity.added_tokens.keys() - hello.added_tokens.keys()
+        return Unshared(np.array(sorted(lacking), np.int64), hello.vocab_size)
 
     def _open(self, received: Received, message: Open) -> None:
         key = Key(received.peer, message.session)
@@ -229,8 +233,9 @@ class DraftWorker:
             return
         tenant = received.tenant or received.peer.hex()
         try:
-            self._check_tokens(message)
+            self._check_tokens(message, self._targets[received.peer])
             session = session_of(key, message, tenant, received.weight, self._longest, self._clock())
+            session.unshared = self._targets[received.peer].unshared
             if before is None and not self.table.admit(tenant):
                 raise InputError(f"sessions: there are {MAX_SESSIONS} already")
         except InputError as error:
@@ -240,12 +245,12 @@ class DraftWorker:
             return
         self.table.open(session)
 
-    def _check_tokens(self, message: Open) -> None:
+    def _check_tokens(self, message: Open, target: Target) -> None:
         """InputError where the sequence cannot be served."""
         if len(message.tokens) >= self._longest:
             raise InputError(f"tokens: {len(message.tokens)} do not fit into the {self._longest} that the draft has")
-        if max(message.tokens, default=0) >= self._vocab_size or not message.tokens:
-            raise InputError("tokens: they are none, or not all in the draft's vocabulary")
+        if max(message.tokens, default=0) >= target.unshared.first or not message.tokens:
+            raise InputError("tokens: they are none, or not all in the vocabulary that Hello told of")
 
     def _follow(self, peer: Peer, message: Commit | Close) -> None:
         session = self.table.get(Key(peer, message.session))
@@ -273,8 +278,8 @@ class DraftWorker:
             self._send(session.key.target, Refuse(message.session, message.generation, reason))
         elif message.base_len != length:
             self._ask_again(session.key.target, message, f"base_len {message.base_len} does not follow {length}")
-        elif max(message.tokens) >= self._vocab_size:
-            self._ask_again(session.key.target, message, "a token is not in the draft's vocabulary")
+        elif max(message.tokens) >= session.unshared.first:
+            self._ask_again(session.key.target, message, "a token is not in the vocabulary that Hello told of")
         else:
             rerooted = self.table.commit(session, message, self._clock())
             self.counts.used += rerooted.accepted

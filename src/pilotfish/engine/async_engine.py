@@ -94,7 +94,7 @@ def _read(directory: Path) -> _Model:
     from pilotfish.model.generation_config import read_generation_config
     from pilotfish.model.tokenizer import load_tokenizer
 
-    return _Model(load_tokenizer(directory), read_generation_config(directory, None).defaults)
+    return _Model(load_tokenizer(directory), read_generation_config(directory).defaults)
 
 
 class AsyncEngine:

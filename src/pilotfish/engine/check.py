@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from pilotfish.config import EngineConfig
 from pilotfish.engine.memory import MemoryPlan, device_of, plan_memory
-from pilotfish.engine.text import tokenizer_digest
+from pilotfish.engine.vocabulary import why_unequal
 from pilotfish.errors import InputError, ModelError
+from pilotfish.model.checkpoint import check_weights, weight_files
 from pilotfish.model.generation_config import read_generation_config
 from pilotfish.model.loader import DTYPES, load_config, runs_native, shape_of
 from pilotfish.model.quantize import check_quantization
@@ -80,9 +78,10 @@ def check_models(config: EngineConfig) -> Report:
 
 
 def refuse_unequal_tokenizers(target: Path, draft: Path) -> None:
-    """ModelError for a pair whose token ids mean different texts."""
-    if tokenizer_digest(load_tokenizer(draft)) != tokenizer_digest(load_tokenizer(target)):
-        raise ModelError(f"draft: {draft} and target {target} have unequal tokenizers")
+    """ModelError, which says what differs, for a pair whose token ids mean different texts."""
+    reason = why_unequal(load_tokenizer(target), load_tokenizer(draft))
+    if reason is not None:
+        raise ModelError(f"draft: {draft} and target {target} have unequal tokenizers: {reason}")
 
 
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
@@ -91,8 +90,9 @@ def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
     check_quantization(config.quantization, DTYPES[config.dtype], device)
     fields = load_config(directory)
     shape = shape_of(fields, directory)
+    check_weights(directory, fields)
     files = weight_files(directory)
-    generation = read_generation_config(directory, fields.eos_token_id)
+    generation = read_generation_config(directory, fields.eos_token_id, shape.vocab_size)
     native = runs_native(shape, device, eager=config.eager)
     return ModelFacts(
         directory=str(directory),
@@ -107,22 +107,3 @@ def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
         eos_ids=sorted(generation.eos_ids),
         sampling_defaults=generation.defaults,
     )
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """A model's safetensors files; ModelError for one that is missing or cut off."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [directory / name for name in names]
-    else:
-        files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"model: {directory} has no safetensors weights")
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                opened.keys()
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"model: weights in {file} cannot be read: {str(error).splitlines()[0]}") from error
-    return files

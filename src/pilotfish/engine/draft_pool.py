@@ -18,7 +18,7 @@ from pilotfish.draft.worker import DraftWorker, Identity
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import die_with_parent, name_process, remove_directory
 from pilotfish.engine.signals import Signals, Stopped
-from pilotfish.engine.text import tokenizer_digest
+from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
@@ -88,5 +88,5 @@ def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:
     runner = Runner(loaded, memory.slots)
     table = SessionTable(SlotPool(memory.slots))
     grower = Grower(runner, table, LevelShape(config.leaves, config.children), len(tokenizer), pacer)
-    identity = Identity(model_name(model.target), tokenizer_digest(tokenizer), len(tokenizer))
+    identity = Identity(model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer))
     return DraftWorker(grower, channel, identity)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pilotfish.config import DrafterKind, EngineConfig, model_name
+from pilotfish.config import DrafterKind, EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.logit_rules import check_token_ids
@@ -33,8 +33,9 @@ from pilotfish.engine.check import refuse_unequal_tokenizers
 from pilotfish.engine.costs import forward_seconds, step_costs
 from pilotfish.engine.draft_workers import DraftWorkers, start_draft_workers
 from pilotfish.engine.memory import device_of, plan_memory
-from pilotfish.engine.remote_drafts import RemoteDrafts, TargetIdentity
-from pilotfish.engine.text import TextStream, tokenizer_digest
+from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
+from pilotfish.engine.text import TextStream
+from pilotfish.engine.vocabulary import added_tokens
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model
 from pilotfish.model.pacer import Pacer, Pacing
@@ -89,6 +90,14 @@ class Sample:
         if self.finish_reason is not FinishReason.STOP or self.stream.stop is not None:
             return self.stream.stop
         return self.token_ids[-1] if self.token_ids[-1] in self.request.params.stop_token_ids else None
+
+    @property
+    def error(self) -> EngineError | None:
+        """Why it ended with an error."""
+        if self.finish_reason is not FinishReason.ERROR:
+            return None
+        length = len(self.request.tokens)
+        return EngineError(f"logits: those after token {length} are not finite (NaN or infinity); none can be sampled")
 
     @property
     def seconds(self) -> float:
@@ -195,17 +204,17 @@ class Engine:
         config = self.config
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
+        unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self.tokenizer).keys()
         pacer = self._pacer("draft", config.paces.draft)
         runner = Runner(load(config, config.draft), self.memory.slots)
-        return LMDrafter(runner, TreeShape(width=config.width), self.model.shape.vocab_size, pacer)
+        shape = TreeShape(width=config.width)
+        return LMDrafter(runner, shape, self.model.shape.vocab_size, pacer, unshared=frozenset(unshared))
 
     def _make_remote_drafter(self) -> RemoteDrafter:
         config = self.config
         if config.draft is not None and not config.draft_pool:
             refuse_unequal_tokenizers(config.target, config.draft)
-        identity = TargetIdentity(
-            model_name(config.target), tokenizer_digest(self.tokenizer), self.model.shape.vocab_size
-        )
+        identity = target_identity(config, self.tokenizer, self.model.shape.vocab_size)
         self.remote = RemoteDrafts(config, identity, self._workers)
         return self.remote.drafter
 
@@ -315,7 +324,8 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """One forward; what it added to each sample. EngineError when it fails: the samples that were in
-        it end as aborted, those still waiting stay. An interrupt in the forward does the same."""
+        it end as aborted, those still waiting stay. An interrupt in the forward does the same. A sample whose logits
+        are not finite ends alone, with its `error`."""
         began = time.perf_counter()
         try:
             commits = self.worker.step()

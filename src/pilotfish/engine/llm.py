@@ -12,7 +12,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine, Sample
-from pilotfish.errors import ParameterError
+from pilotfish.errors import EngineError, ParameterError
 
 Prompt = str | Sequence[int]
 
@@ -72,7 +72,8 @@ class LLM:
         what the model's generation_config.json says.
 
         A prompt is text or token ids. An input that cannot be served raises a ValueError subclass before
-        anything runs. An error in a step, or an interrupt, ends all requests of the call. The suffix drafter
+        anything runs. An error in a step, or an interrupt, ends all requests of the call. Where the logits of a
+        prompt are not finite EngineError names the first one, after the others have ended. The suffix drafter
         guesses from past outputs of calls with the same `cache_salt`; without one from none.
         """
         batch = _prompt_list(prompts)
@@ -86,7 +87,15 @@ class LLM:
         except BaseException:  # an interrupt too: the next call finds an idle engine
             self.engine.abort_all()
             raise
+        for index, error in enumerate(first_error(samples) for samples in submitted):
+            if error is not None:
+                raise EngineError(f"prompt {index}: {error}") from error
         return [request_output(samples) for samples in submitted]
+
+
+def first_error(samples: Sequence[Sample]) -> EngineError | None:
+    """Of a prompt's samples that have ended."""
+    return next((sample.error for sample in samples if sample.error is not None), None)
 
 
 def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

@@ -7,10 +7,12 @@ import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, model_name
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.launch import WorkerState, wait_until
+from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.errors import EngineError, ModelError
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter, RemoteOptions
@@ -35,8 +37,15 @@ class TargetIdentity:
     """What pools are told of the target."""
 
     model: str
-    tokenizer: str  # digest of the vocabulary
+    tokenizer: str  # digest of the base vocabulary
     vocab_size: int
+    added_tokens: dict[int, str]  # by their ids
+
+
+def target_identity(config: EngineConfig, tokenizer: Any, vocab_size: int) -> TargetIdentity:
+    """Of the target that `config` names."""
+    digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
+    return TargetIdentity(model_name(config.target), digest, vocab_size, added)
 
 
 class RemoteDrafts:
@@ -52,7 +61,7 @@ class RemoteDrafts:
         keys = load_target_keys(config.draft_key, config.draft_pool_key, len(endpoints))
         self._channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
         self.pools = [Pool(endpoint, str(i).encode()) for i, endpoint in enumerate(endpoints)]
-        hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model)
+        hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model, identity.added_tokens)
         self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
         self._courier = Courier(self._channel, self.drafter.receive, self._tick)
         self._interval = sys.getswitchinterval()

@@ -158,10 +158,24 @@ class TargetService:
         self._failures = 0
         assert self._record is not None  # a step that succeeds leaves one
         report = step_report(self._record, self._stepped, self._arrivals())
-        self._tell(Progress(self._sequence, report, [self._delta(delta, report.at) for delta in deltas]))
+        whole = [delta for delta in deltas if delta.sample.error is None]
+        self._tell(Progress(self._sequence, report, [self._delta(delta, report.at) for delta in whole]))
         self._sequence += 1
         self._stepped = self._record.ended
-        for request in {self._ids[d.sample.request.id] for d in deltas if d.sample.finish_reason is not None}:
+        self._end_failed([delta.sample for delta in deltas])
+        self._forget_ended([delta.sample for delta in whole])
+
+    def _end_failed(self, samples: Sequence[Sample]) -> None:
+        """Requests of which a sample ended with an error end as a whole."""
+        errors = {self._ids[sample.request.id]: sample.error for sample in samples if sample.error is not None}
+        for request, error in errors.items():
+            logger.error("%s", error)
+            self._abort(Abort(request))
+            self._tell(Failure([request], str(error)[:LONGEST_TEXT]))
+
+    def _forget_ended(self, samples: Sequence[Sample]) -> None:
+        ended = [sample.request.id for sample in samples if sample.finish_reason is not None]
+        for request in {self._ids[sample] for sample in ended if sample in self._ids}:
             if all(sample.finish_reason is not None for sample in self._samples[request]):
                 self._forget(request)
 

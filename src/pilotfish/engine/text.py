@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,10 +84,3 @@ def _end_of(prompt: Sequence[int], tokenizer: Any) -> list[int]:
     """Its last tokens, for a decoder to go on from; none where they do not end on a character."""
     end = list(prompt[-CONTEXT:])
     return [] if tokenizer.decode(end, skip_special_tokens=True).endswith("\ufffd") else end
-
-
-def tokenizer_digest(tokenizer: Any) -> str:
-    """Equal for tokenizers that map the same text to the same ids; sha256 in hex."""
-    parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    relevant = {key: parts.get(key) for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
-    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()

@@ -165,20 +165,21 @@ def dense_tree_attention(
     v_pool[row_slots.long()] = v
     slots = key_slots(row_sequences, row_positions, row_trunks, trunk_slots, path_slots)
     groups = q.shape[1] // k.shape[1]
-    keys = k_pool[slots].double().repeat_interleave(groups, dim=2)  # [rows, positions, heads, head_dim]
-    values = v_pool[slots].double().repeat_interleave(groups, dim=2)
-    scores = torch.einsum("rhd,rphd->rhp", q.double(), keys) * scale
-    if softcap:
-        scores = softcap * (scores / softcap).tanh()
     positions = torch.arange(slots.shape[1], device=q.device)
     visible = positions <= row_positions[:, None]
     if window:
         visible &= positions > row_positions[:, None] - window
+    keys = k_pool[slots].double().repeat_interleave(groups, dim=2)  # [rows, positions, heads, head_dim]
+    values = v_pool[slots].double().repeat_interleave(groups, dim=2)
+    values = values.masked_fill(~visible[..., None, None], 0.0)  # another row's may be no numbers
+    scores = torch.einsum("rhd,rphd->rhp", q.double(), keys) * scale
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
     scores = scores.masked_fill(~visible[:, None], -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.double().expand(len(q), -1)[..., None]], dim=-1)
     weights = scores.softmax(dim=-1)[..., : len(positions)]
-    weights = weights.nan_to_num(0.0)  # padding rows see nothing
+    weights = weights.masked_fill(~visible.any(dim=1)[:, None, None], 0.0)  # padding rows see nothing
     return torch.einsum("rhp,rphd->rhd", weights, values).to(q.dtype)
 
 

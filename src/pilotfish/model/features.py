@@ -5,7 +5,7 @@ A field that we do not know how to honour is an error here, so that no model is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,35 @@ def activation(config: Any) -> str:
     return getattr(config, "hidden_activation", None) or config.hidden_act  # type: ignore[no-any-return]
 
 
+#: Fields that are positive integers wherever they are given.
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+
+
+def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
+    """ModelError for the first of a config.json's `fields` that describes no model at all."""
+    names = fields.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ModelError(
+            f"model: {path}: architectures is {names!r}; a list of one of {', '.join(ARCHITECTURES)} is needed"
+        )
+    for name in _COUNTS:
+        value = fields.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ModelError(f"model: {path}: {name}: {value!r} is not allowed; expected an integer of at least 1")
+
+
 def refuse_unsupported(config: Any, directory: Path) -> None:
     """ModelError, in one line, for the first thing that we could not serve exactly."""
-    architecture = (config.architectures or ["none"])[0]
+    architecture = config.architectures[0]
     if architecture not in ARCHITECTURES:
         raise ModelError(f"model: {directory} is a {architecture}; supported are {', '.join(ARCHITECTURES)}")
     checks: tuple[Callable[[Any], str | None], ...] = (_class, _quantization, _layers, _attention, _rope, _feed_forward)
@@ -125,6 +151,9 @@ def _rope(config: Any) -> str | None:
 
 
 def _feed_forward(config: Any) -> str | None:
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if experts and not 1 <= config.num_experts_per_tok <= experts:
+        return f"has num_experts_per_tok {config.num_experts_per_tok}; 1 to its {experts} experts are needed"
     if config.architectures[0] == "GptOssForCausalLM" or activation(config) in ACTIVATIONS:
         return None  # gpt-oss has a gate of its own
     return f"has activation {activation(config)}; supported are {', '.join(ACTIVATIONS)}"

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from pilotfish.config import Quantization
 from pilotfish.errors import ModelError, ParameterError
@@ -19,11 +18,13 @@ from pilotfish.model import (
     lean,
     native,
 )
-from pilotfish.model.features import LayerGroup, layer_groups, refuse_unsupported
-from pilotfish.model.generation_config import GenerationConfig, read_generation_config
+from pilotfish.model.checkpoint import check_weights, refuse_non_finite
+from pilotfish.model.features import LayerGroup, layer_groups, refuse_nonsense, refuse_unsupported
+from pilotfish.model.generation_config import GenerationConfig, eos_ids, read_generation_config
+from pilotfish.model.json_files import read_object
 from pilotfish.model.meta import without_decompositions
 from pilotfish.model.quantize import check_quantization, quantize
-from pilotfish.model.tokenizer import one_line
+from pilotfish.model.quiet import one_line, quiet
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -66,12 +67,14 @@ def load_model(
     check_quantization(quantization, dtype, device)
     config = load_config(directory)
     shape = shape_of(config, directory, max_model_len)
-    generation = read_generation_config(directory, config.eos_token_id)
+    generation = read_generation_config(directory, config.eos_token_id, shape.vocab_size)
     if device.type == "cuda":
         graphs.use_reproducible_products()
     config._attn_implementation = "pilotfish_reference" if eager else "pilotfish"
     config.output_router_logits = False  # for training only
     module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
+    refuse_non_finite(module, directory)
+    _refuse_untied(module, config, directory)
     parameters = sum(p.numel() for p in module.parameters())
     use_native = runs_native(shape, device, eager=eager)
     if quantization != "none":
@@ -93,8 +96,12 @@ def load_config(directory: Path) -> Any:
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
+    fields = read_object(path)
+    refuse_nonsense(fields, path)
+    eos_ids(path, fields.get("eos_token_id"), vocab_size=None)  # in one line, where transformers writes three
     try:
-        config = AutoConfig.from_pretrained(directory)
+        with quiet():
+            config = AutoConfig.from_pretrained(directory)
     except Exception as error:  # what is wrong in a file or a field has no common base
         raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
     refuse_unsupported(config, directory)
@@ -127,20 +134,24 @@ def shape_of(config: Any, directory: Path, max_model_len: int = 0) -> ModelShape
 
 
 def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
-    if not any(directory.glob("*.safetensors")):
-        raise ModelError(f"model: {directory} has no safetensors weights")
-    transformers_logging.disable_progress_bar()
+    check_weights(directory, config)
     try:
-        with without_decompositions():
-            module, info = AutoModelForCausalLM.from_pretrained(
-                directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
-            )
+        with quiet(), without_decompositions():
+            module = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, use_safetensors=True)
     except Exception as error:  # safetensors, torch and OS errors have no common base
         raise ModelError(f"model: weights in {directory} cannot be loaded: {one_line(error)}") from error
-    missing = sorted(set(info["missing_keys"]) | {str(m) for m in info["mismatched_keys"]})
-    if missing:
-        raise ModelError(f"model: {directory} lacks {len(missing)} tensors of its architecture, {missing[0]} first")
     return module  # type: ignore[no-any-return]
+
+
+def _refuse_untied(module: Any, config: Any, directory: Path) -> None:
+    """ModelError where the files hold a head of its own for a model whose head is the embedding: transformers would
+    serve the one that the configuration denies."""
+    head, embedding = module.get_output_embeddings().weight, module.get_input_embeddings().weight
+    if config.tie_word_embeddings and head is not embedding:
+        raise ModelError(
+            f"model: {directory}: tensor lm_head.weight is not the embedding, "
+            "which config.json says it is (tie_word_embeddings)"
+        )
 
 
 def _own_memory(module: torch.nn.Module) -> None:

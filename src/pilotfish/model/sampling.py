@@ -46,6 +46,21 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     return chosen
 
 
+def non_finite_rows(logits: torch.Tensor) -> list[int]:
+    """Rows of raw logits [rows, vocab] that hold NaN or infinity. One sum, where there are none."""
+    if math.isfinite(logits.sum().item()):
+        return []
+    found: list[int] = (~logits.isfinite().all(dim=-1)).nonzero()[:, 0].tolist()
+    return found
+
+
+def without_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """The logits with these rows all 0, so that sampling can pass over them."""
+    mask = torch.zeros(len(logits), dtype=torch.bool)
+    mask[list(rows)] = True
+    return logits.masked_fill(mask.to(logits.device)[:, None], 0.0)
+
+
 def edited_rows(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     """`logit_edits.edited` with each row's own edits."""
     return edited(logits, [row.edits for row in rows], [row.params for row in rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -16,7 +16,7 @@ from pilotfish.core.tree import ROOT
 from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NodeRows, Runner, SequenceRows
-from pilotfish.model.sampling import RowSampling, sample
+from pilotfish.model.sampling import RowSampling, non_finite_rows, sample, without_rows
 from pilotfish.observe.records import ObserveStep, StepRecord
 from pilotfish.target.guard import GuardedDrafter
 
@@ -92,7 +92,7 @@ class TargetWorker:
             with held(self.pacer, step.num_rows):
                 logits = self.runner.run(batch)
                 began_sampling = self._clock()
-                sampled = sample(kept.sampling_logits(logits), _row_sampling(step)) if step.num_samples else []
+                outcome = _outcome(logits, kept, step)
                 sampling = self._clock() - began_sampling
             verified = self._clock()
             computed = verified - sampling  # what is paced is the forward, as far as the times tell
@@ -100,7 +100,7 @@ class TargetWorker:
             for request in self.scheduler.cancel(step):
                 self.drafter.close(request)
             raise
-        committed = self.scheduler.commit(step, sampled)
+        committed = self.scheduler.commit(step, outcome.sampled, outcome.unscored)
         try:
             commits = [_with_logprobs(commit, logits, kept) for commit in committed]
         except BaseException:
@@ -136,10 +136,10 @@ class TargetWorker:
     def _tell_drafter(self, commit: Commit) -> bool:
         """Whether the commit was a hit."""
         request = commit.request
-        if not commit.tokens:  # only prompt tokens were scored
-            return False
         if request.finish_reason is not None:
             self.drafter.close(request)
+            return False
+        if not commit.tokens:  # only prompt tokens were scored
             return False
         hit = self.drafter.commit(request, commit.tokens)
         request.stats.hits += hit
@@ -173,6 +173,27 @@ class KeptRows:
     def sampling_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """[sampling rows, vocab] of [kept rows, vocab]."""
         return logits[self.sampling] if self.scoring else logits
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The target's token after each sampling row, None after a row whose logits are not finite; the requests (ids) with
+    prompt tokens that cannot be scored for that reason."""
+
+    sampled: Sequence[int | None]
+    unscored: set[int]
+
+
+def _outcome(logits: torch.Tensor, kept: KeptRows, step: Step) -> Outcome:
+    """Sample where that can be done. logits [kept rows, vocab], raw."""
+    broken = set(non_finite_rows(logits))
+    if broken:
+        logits = without_rows(logits, sorted(broken))
+    tokens = sample(kept.sampling_logits(logits), _row_sampling(step)) if step.num_samples else []
+    if not broken:
+        return Outcome(tokens, set())
+    sampled = [None if row in broken else token for row, token in zip(kept.sampling, tokens, strict=True)]
+    return Outcome(sampled, {request for request, rows in kept.scoring.items() if not broken.isdisjoint(rows)})
 
 
 def _with_logprobs(commit: Commit, logits: torch.Tensor, kept: KeptRows) -> Commit:

@@ -20,6 +20,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from pilotfish.core.vocabulary import MAX_ADDED
 from pilotfish.errors import WireError
 
 PROTOCOL_VERSION = 1
@@ -43,9 +44,10 @@ class Hello(Struct, tag="hello", frozen=True):
     """Who the target is. A draft of another version, or of another tokenizer, answers Refuse."""
 
     version: Index
-    tokenizer: Text  # digest of the vocabulary
+    tokenizer: Text  # digest of the base vocabulary
     vocab_size: Length
     model: Text
+    added_tokens: Annotated[dict[Index, Text], Meta(max_length=MAX_ADDED)] = {}  # beyond the base vocabulary, by id
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):

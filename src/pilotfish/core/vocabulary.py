@@ -1,0 +1,56 @@
+"""What two tokenizers must agree on so that one's token ids can be guesses of the other's.
+
+base     0 ................ 999     equal: the same tokens, merges, normalizer and pre-tokenizer
+added    1000 <eos>  1001 <tool>    each may have some that the other lacks: they are never guessed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Added tokens that a target tells of; those beyond count as not shared.
+MAX_ADDED = 4096
+LONGEST_TOKEN = 1024
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """Token ids of a draft that its target lacks."""
+
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    first: int = 1 << 31  # and all from here on
+
+    def mask(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of `tokens` these are."""
+        return (tokens >= self.first) | np.isin(tokens, self.ids)
+
+
+def readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """A target's tokens as a draft with `vocab_size` embeddings reads them: 0 in place of those that it lacks."""
+    return [token if token < vocab_size else 0 for token in tokens]
+
+
+def difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str | None:
+    """Where two maps of tokens to ids differ: the first token, its ids, and how many there are. None: nowhere."""
+    differing = {token for token in target.keys() | draft.keys() if target.get(token) != draft.get(token)}
+    return _told(differing, target, draft) if differing else None
+
+
+def clash(target: Mapping[int, str], draft: Mapping[int, str]) -> str | None:
+    """The same for added tokens by their ids, where one may have tokens that the other lacks: an id that both have
+    stands for one token, a token that both have stands at one id."""
+    ours, theirs = ({token: i for i, token in added.items()} for added in (target, draft))
+    moved = {token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]}
+    taken = {token for i in target.keys() & draft.keys() if target[i] != draft[i] for token in (target[i], draft[i])}
+    return _told(moved | taken, ours, theirs) if moved or taken else None
+
+
+def _told(tokens: set[str], target: Mapping[str, int], draft: Mapping[str, int]) -> str:
+    first = min(tokens, key=lambda token: (target.get(token, draft.get(token)), token))
+    shown, count = repr(first[:64]), len(tokens)
+    where = [f"id {ids[first]}" if first in ids else "no id" for ids in (target, draft)]
+    return f"token {shown} has {where[0]} in the target and {where[1]} in the draft; {count} tokens differ"

@@ -1,0 +1,160 @@
+"""A model's weight files against what its configuration needs: names, shapes and dtypes, from the files' headers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+
+from pilotfish.errors import ModelError
+from pilotfish.model.json_files import read_object
+from pilotfish.model.meta import meta_module
+from pilotfish.model.quiet import one_line, quiet
+
+#: What safetensors calls the dtypes of weights that can be served, and others that are known.
+FLOATS = ("F32", "F16", "BF16")
+_INTEGERS = {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+_OTHERS = {"F64": "float64", "BOOL": "bool", **_INTEGERS}
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """A tensor in a file, without its values."""
+
+    file: Path
+    dtype: str  # safetensors' name
+    shape: tuple[int, ...]
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that transformers reads; ModelError for none, and for an index that cannot be read."""
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise ModelError(f"model: {directory} has no safetensors weights: neither {whole.name} nor {index.name}")
+    fields = read_object(index)
+    names = fields.get("weight_map")
+    if not (isinstance(names, dict) and isinstance(fields.get("metadata"), dict)) or not all(
+        isinstance(name, str) for name in names.values()
+    ):
+        raise ModelError(f"model: {index} lacks weight_map or metadata, which transformers needs")
+    return [directory / name for name in sorted(set(names.values()))]
+
+
+def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
+    """By the tensors' names; ModelError for a file that is missing or cut off."""
+    headers: dict[str, TensorHeader] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                    part = opened.get_slice(name)
+                    headers[name] = TensorHeader(file, part.get_dtype(), tuple(part.get_shape()))
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"model: weights in {file} cannot be read: {one_line(error)}") from error
+    return headers
+
+
+def check_weights(directory: Path, config: Any) -> None:
+    """ModelError, naming the first tensor, unless the files hold what the architecture needs and nothing else.
+
+    transformers' own loading runs on tensors without values, so the names that it changes and the tensors that it
+    joins (experts) are judged as they would be loaded."""
+    headers = read_headers(weight_files(directory))
+    _refuse_expert_gaps(directory, headers, config)
+    report = _load_without_values(headers, config)
+    for name, header in headers.items():
+        if header.dtype not in FLOATS and name not in report.ignored:
+            dtype = _OTHERS.get(header.dtype, header.dtype)
+            raise ModelError(
+                f"model: tensor {name} in {header.file} is {dtype}; float32, float16 or bfloat16 is needed"
+            )
+    if report.surplus:
+        reason = "has no place in the model of its config.json"
+        raise ModelError(f"model: {directory}: tensor {report.surplus[0]} {reason}{_more(report.surplus)}")
+    if report.missing:
+        raise ModelError(
+            f"model: {directory} lacks tensor {report.missing[0]}, which its config.json needs{_more(report.missing)}"
+        )
+    if report.misshaped:
+        raise ModelError(f"model: {directory}: tensor {report.misshaped[0]}{_more(report.misshaped)}")
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+@dataclass(frozen=True)
+class _LoadReport:
+    """What transformers would say of a checkpoint, by the names that tensors have in the model."""
+
+    missing: list[str]
+    surplus: list[str]
+    ignored: set[str]  # surplus too, and harmless by transformers' own account
+    misshaped: list[str]  # name, shape, and the shape that is needed
+
+
+def _load_without_values(headers: Mapping[str, TensorHeader], config: Any) -> _LoadReport:
+    module = meta_module(config)
+    tensors = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
+    mapping = get_model_conversion_mapping(module)
+    with quiet():
+        options = LoadStateDictConfig(device_map={"": "meta"}, dtype=module.dtype, weight_mapping=mapping)
+        info, _ = convert_and_load_state_dict_in_model(module, tensors, options)
+        module.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
+        found = set(info.unexpected_keys)
+        module._adjust_missing_and_unexpected_keys(info)
+    wrong = [f"{name} has shape {list(has)}; {list(needs)} is needed" for name, has, needs in info.mismatched_keys]
+    unjoined = [f"{name} cannot be joined of the tensors that are there" for name in info.conversion_errors]
+    return _LoadReport(
+        missing=sorted(info.missing_keys - set(info.conversion_errors)),
+        surplus=sorted(info.unexpected_keys),
+        ignored=found - info.unexpected_keys,
+        misshaped=sorted(wrong + unjoined),
+    )
+
+
+def _refuse_expert_gaps(directory: Path, headers: Mapping[str, TensorHeader], config: Any) -> None:
+    """ModelError where not every expert of a layer has the same tensors: transformers joins those that are there, and
+    names neither the one that is missing nor the one too many."""
+    count = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0
+    matches = (re.fullmatch(r"(.*\.experts)\.(\d+)\.(.+)", name) for name in headers)
+    experts = [(found[1], int(found[2]), found[3]) for found in matches if found]
+    for prefix, index, part in experts:
+        if index >= count:
+            raise ModelError(f"model: {directory}: tensor {prefix}.{index}.{part} is of one more than {count} experts")
+    for prefix, part in sorted({(prefix, part) for prefix, _, part in experts}):
+        for index in range(count):
+            if f"{prefix}.{index}.{part}" not in headers:
+                raise ModelError(
+                    f"model: {directory} lacks tensor {prefix}.{index}.{part}, which its config.json needs"
+                )
+
+
+def refuse_non_finite(module: torch.nn.Module, directory: Path) -> None:
+    """ModelError for a loaded weight that holds NaN or infinity; its files' tensor is named."""
+    for name, weight in module.named_parameters():
+        low, high = weight.detach().aminmax()  # NaN where there is one
+        if not (math.isfinite(low.item()) and math.isfinite(high.item())):
+            raise ModelError(next(_non_finite(directory, weight.dtype), f"model: {directory}: {name} is not finite"))
+
+
+def _non_finite(directory: Path, dtype: torch.dtype) -> Iterator[str]:
+    for file in weight_files(directory):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                tensor = opened.get_tensor(name)
+                if not tensor.isfinite().all():
+                    yield f"model: tensor {name} in {file} holds NaN or infinity"
+                elif not tensor.to(dtype).isfinite().all():
+                    yield f"model: tensor {name} in {file} holds values too large for {str(dtype)[6:]}"

@@ -1,0 +1,241 @@
+"""Logits that are no numbers end their own request with an error; nobody else notices, and no draft matters."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import KINDS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, edit_tensors, make_engine, run
+
+from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.tree import TokenTree
+from pilotfish.draft.children import likely_children
+from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.llm import LLM
+from pilotfish.errors import EngineError, ModelError
+from pilotfish.model.sampling import RowSampling, non_finite_rows
+
+#: No prompt and no output here has it.
+POISON = 499
+
+
+class Oracle:
+    """Guesses one path that it was told, and a child of the root that is never right."""
+
+    levels = 0
+
+    def __init__(self, path: Sequence[int], wrong: int) -> None:
+        self.path, self.wrong = list(path), wrong
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
+        return [self._tree(len(request.output)) for request in requests]
+
+    def _tree(self, done: int) -> TokenTree:
+        tree = TokenTree()
+        node = 0
+        for depth, token in enumerate(self.path[done : done + 6], 1):
+            node = tree.add(node, token, -0.1 * depth)
+        tree.add(0, self.wrong, -0.5)
+        return tree
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
+        return False
+
+    def close(self, request: Request) -> None:
+        """Nothing is held."""
+
+
+def params(max_tokens: int = 24, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "seed": 3, "temperature": 0.9, **fields})
+
+
+def poison(engine: Engine, token: int, value: float = float("nan")) -> None:
+    """From now on the model's states after this token, and all logits there, are not finite."""
+    poison_module(engine.model.module, token, value)
+
+
+def poison_module(module: torch.nn.Module, token: int, value: float = float("nan")) -> None:
+    embedding: Any = next(part for name, part in module.named_modules() if name.endswith("embed_tokens"))
+    weight = embedding.weight.detach().clone()  # a head that is tied to it stays as it is
+    weight[token] = value
+    embedding.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+
+def finish(engine: Engine, samples: Sequence[Sample]) -> None:
+    while engine.busy:
+        engine.step()
+        engine.worker.scheduler.check()
+    assert all(sample.finish_reason is not None for sample in samples)
+
+
+WAYS: dict[str, dict[str, Any]] = {"kernels": {}, "reference": {"eager": True}}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return WAYS[request.param]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.0, "allowed_token_ids": (40, 41)},
+        {"temperature": 1.0, "allowed_token_ids": (40, 41), "logprobs": 2},
+        {"prompt_logprobs": 1},
+    ],
+)
+def test_the_request_ends_and_no_other(llama: Path, way: dict[str, Any], own: dict[str, Any]) -> None:
+    engine = make_engine(llama, RandomDrafter(VOCAB), mode="sync", drafter="ngram", **way)
+    others = run(make_engine(llama, **way), SNIPPETS[:3], [params()] * 3)
+    poison(engine, POISON)
+    bad = engine.submit([9, POISON, 11, 12], params(**own))[0]
+    good = [engine.submit(snippet, params())[0] for snippet in SNIPPETS[:3]]
+    finish(engine, [bad, *good])
+    assert [sample.token_ids for sample in good] == others
+    assert not any(POISON in sample.request.tokens for sample in good)
+    assert bad.finish_reason is FinishReason.ERROR and bad.token_ids == [] and bad.logprobs == []
+    assert str(bad.error) == "logits: those after token 4 are not finite (NaN or infinity); none can be sampled"
+    assert all(sample.error is None for sample in good)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_architecture_lets_it_spread(kind: str, tiny_models: dict[str, Path], way: dict[str, Any]) -> None:
+    """Not through padding, masked keys, windows, sinks or experts."""
+    prompts = [SNIPPETS[0], list(range(30, 60)), list(range(60, 63))]
+    engine = make_engine(tiny_models[kind], **way)
+    expected = run(engine, prompts, [params()] * 3)
+    token = next(token for token in range(100, VOCAB) if all(token not in tokens for tokens in expected))
+    poison(engine, token)
+    for _ in range(2):  # then in the slots that it left
+        bad = [engine.submit([*range(9, length), token], params())[0] for length in (10, 50)]
+        good = [engine.submit(prompt, params())[0] for prompt in prompts]
+        finish(engine, [*bad, *good])
+        assert [sample.finish_reason for sample in bad] == [FinishReason.ERROR] * 2
+        assert [sample.token_ids for sample in good] == expected
+    assert_idle(engine)
+
+
+def test_a_prompt_in_chunks_is_scored_up_to_there(llama: Path) -> None:
+    """The rows of a chunk that samples nothing count too."""
+    engine = make_engine(llama, max_rows=4)
+    poison(engine, POISON)
+    prompt = [9, 10, POISON, *range(20, 30)]
+    bad, good = (engine.submit(p, params(4, prompt_logprobs=0))[0] for p in (prompt, prompt[:2]))
+    finish(engine, [bad, good])
+    assert isinstance(bad.error, EngineError) and bad.request.num_computed < len(prompt)
+    assert good.finish_reason is FinishReason.LENGTH and len(good.prompt_logprobs) == 1
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_an_output_ends_at_the_same_token_whatever_is_guessed(
+    llama: Path, way: dict[str, Any], temperature: float, value: float
+) -> None:
+    """The walk down a tree does not enter the row; the tokens before it are given."""
+    asked = params(temperature=temperature)
+    whole = run(make_engine(llama, **way), SNIPPETS[:1], [asked])[0]
+    at = next(i for i in range(8, 24) if whole[i] not in whole[:i])
+    outputs = []
+    for drafter in (None, Oracle(whole, POISON), RandomDrafter(VOCAB)):
+        mode = {"mode": "sync", "drafter": "ngram"} if drafter else {}
+        engine = make_engine(llama, drafter, **mode, **way)
+        poison(engine, whole[at], value)
+        sample = engine.submit(SNIPPETS[0], asked)[0]
+        finish(engine, [sample])
+        outputs.append((sample.token_ids, sample.text, sample.finish_reason, str(sample.error)))
+        assert_idle(engine)
+    assert outputs[0][0] == whole[: at + 1] and outputs[0][2] is FinishReason.ERROR
+    assert outputs[1] == outputs[2] == outputs[0]
+
+
+def test_a_row_that_no_output_needs_harms_nobody(llama: Path) -> None:
+    """Guessed wrongly, or after the end."""
+    asked = params(temperature=0.0)
+    whole = run(make_engine(llama), SNIPPETS[:1], [asked])[0]
+    wrong = next(token for token in range(20, VOCAB) if token not in whole)
+    last = next(i for i in range(4, 24) if whole[i] not in whole[:i])
+    for poisoned, own, expected in (
+        (wrong, asked, whole),
+        (whole[last], params(temperature=0.0, stop_token_ids=(whole[last],)), whole[: last + 1]),
+    ):
+        engine = make_engine(llama, Oracle(whole, wrong), mode="sync", drafter="ngram")
+        poison(engine, poisoned)
+        sample = engine.submit(SNIPPETS[0], own)[0]
+        finish(engine, [sample])
+        assert sample.token_ids == expected and sample.error is None
+        assert sample.request.stats.accepted_tokens > 0
+
+
+def test_generate_names_the_prompt(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(llama, dtype="float32", threads=1, kv_slots=4096)
+    poison(llm.engine, POISON)
+    submitted: list[Sample] = []
+    submit = llm.engine.submit
+    monkeypatch.setattr(llm.engine, "submit", lambda *given: [submitted.extend(s := submit(*given)), s][1])
+    with pytest.raises(EngineError, match=r"^prompt 1: logits: those after token 3 are not finite"):
+        llm.generate([[9, 10], [9, POISON, 10], [9, 11]], params(5))
+    assert [len(sample.token_ids) for sample in submitted] == [5, 0, 5]
+    assert_idle(llm.engine)
+
+
+# -- drafts
+
+
+def test_a_draft_whose_logits_are_not_finite_costs_speed_only(llama: Path, draft: Path, way: dict[str, Any]) -> None:
+    expected = run(make_engine(llama, **way), SNIPPETS[:3], [params()] * 3)
+    engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", **way)
+    lm = engine.drafter
+    poison_module(lm.runner.model.module, expected[0][5])  # type: ignore[attr-defined]
+    samples = [engine.submit(snippet, params())[0] for snippet in SNIPPETS[:3]]
+    finish(engine, samples)
+    assert [sample.token_ids for sample in samples] == expected
+    assert engine.worker.drafter.drafter is lm
+    assert sum(sample.request.stats.accepted_tokens for sample in samples) > 0
+    assert_idle(engine)
+
+
+def test_a_draft_with_such_weights_is_refused(llama: Path, draft: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(draft, tmp_path / "draft"))
+    edit_tensors(copy, lambda tensors: tensors["model.norm.weight"].fill_(float("inf")))
+    with pytest.raises(ModelError, match=r"tensor model.norm.weight in .*draft/model.safetensors holds NaN"):
+        make_engine(llama, draft=copy, mode="sync")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_nothing_is_likely_after_such_a_row(temperature: float) -> None:
+    logits = torch.randn(3, 50)
+    rows = [RowSampling(params(temperature=temperature), 1, position) for position in range(3)]
+    plain = likely_children(logits, rows, 4)
+    logits[1, 3], logits[1, 4] = float("inf"), float("nan")
+    children = likely_children(logits, rows, 4)
+    assert (children.log_chances[1] == -float("inf")).all()
+    for row in (0, 2):
+        assert children.tokens[row].tolist() == plain.tokens[row].tolist()
+        assert children.log_chances[row].tolist() == plain.log_chances[row].tolist()
+
+
+# -- finding them
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_rows_are_found(value: float) -> None:
+    logits = torch.randn(5, 100)
+    assert non_finite_rows(logits) == []
+    logits[1, 99] = logits[4, 0] = value
+    assert non_finite_rows(logits) == [1, 4]
+    assert non_finite_rows(logits[:0]) == []
+
+
+def test_sums_that_overflow_are_no_rows_that_do() -> None:
+    assert non_finite_rows(torch.full((3, 100), 3e38)) == []

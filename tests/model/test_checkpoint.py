@@ -1,0 +1,194 @@
+"""Weight files that are not the model of their configuration are refused in one line that names the tensor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import KINDS, edit_config, edit_tensors, weights, write_model
+
+from pilotfish.config import EngineConfig
+from pilotfish.engine.check import check_models
+from pilotfish.errors import ModelError
+from pilotfish.model.loader import LoadedModel, load_model
+
+CPU = torch.device("cpu")
+Tensors = dict[str, torch.Tensor]
+Refusal = Callable[[Path], str]
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(llama, tmp_path / "model"))
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    return load_model(directory, dtype, CPU, eager=True)
+
+
+def problems(directory: Path) -> list[str]:
+    """What `models check` says."""
+    return check_models(EngineConfig(target=directory, mode="off", dtype="float32", kv_slots=256)).problems
+
+
+@pytest.fixture
+def refusal(foreign_lines: list[str]) -> Refusal:
+    """The one line that both the loader and `models check` give; nothing else is logged."""
+    return lambda directory: _refusal(directory, foreign_lines)
+
+
+def _refusal(directory: Path, foreign_lines: list[str]) -> str:
+    with pytest.raises(ModelError) as caught:
+        load(directory)
+    line = str(caught.value)
+    assert problems(directory) == [line]
+    assert "\n" not in line and foreign_lines == []
+    return line
+
+
+def without(name: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+def having(name: str, tensor: torch.Tensor) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_transformers_writes_is_whole(kind: str, tiny_models: dict[str, Path]) -> None:
+    assert problems(tiny_models[kind]) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_missing_tensor_is_found(kind: str, tiny_models: dict[str, Path], tmp_path: Path, refusal: Refusal) -> None:
+    copy = Path(shutil.copytree(tiny_models[kind], tmp_path / "model"))
+    names = sorted(load_file(weights(copy)))
+    for name in (names[len(names) // 2], names[-1]):
+        shutil.copy(weights(tiny_models[kind]), weights(copy))
+        assert f"lacks tensor {name}, " in refusal(edit_tensors(copy, without(name)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_tensor_of_another_shape_is_found(
+    kind: str, tiny_models: dict[str, Path], tmp_path: Path, refusal: Refusal
+) -> None:
+    copy = Path(shutil.copytree(tiny_models[kind], tmp_path / "model"))
+    name = "model.layers.1.self_attn.o_proj.weight"
+    edit_tensors(copy, lambda tensors: tensors.update({name: tensors[name][:-1].clone()}))
+    line = refusal(copy)
+    assert f"tensor {name} has shape [63, 128]; [64, 128] is needed" in line
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bias_that_the_configuration_denies_is_surplus(
+    kind: str, tiny_models: dict[str, Path], tmp_path: Path, refusal: Refusal
+) -> None:
+    copy = Path(shutil.copytree(tiny_models[kind], tmp_path / "model"))
+    name = "model.layers.1.input_layernorm.bias"
+    assert f"tensor {name} has no place" in refusal(edit_tensors(copy, having(name, torch.ones(64))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_layers_than_the_configuration_says_are_surplus(
+    kind: str, tiny_models: dict[str, Path], tmp_path: Path, refusal: Refusal
+) -> None:
+    copy = Path(shutil.copytree(tiny_models[kind], tmp_path / "model"))
+    layer_types = json.loads((copy / "config.json").read_text()).get("layer_types")
+    edit_config(copy, num_hidden_layers=1, **({"layer_types": layer_types[:1]} if layer_types else {}))
+    line = refusal(copy)
+    assert "tensor model.layers.1." in line and "has no place in the model of its config.json (and " in line
+
+
+def test_an_expert_that_lacks_one_projection_is_named(
+    tiny_models: dict[str, Path], tmp_path: Path, refusal: Refusal
+) -> None:
+    copy = Path(shutil.copytree(tiny_models["qwen3_moe"], tmp_path / "model"))
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    assert f"lacks tensor {name}, " in refusal(edit_tensors(copy, without(name)))
+
+
+def test_one_expert_too_many_is_named(tiny_models: dict[str, Path], tmp_path: Path, refusal: Refusal) -> None:
+    copy = Path(shutil.copytree(tiny_models["qwen3_moe"], tmp_path / "model"))
+    edit_config(copy, num_local_experts=5)
+    assert "experts.5.down_proj.weight is of one more than 5 experts" in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.float64, "float64"), (torch.int8, "int8"), (torch.uint8, "uint8"), (torch.float8_e4m3fn, "F8_E4M3")],
+)
+def test_other_dtypes_are_refused(copy: Path, dtype: torch.dtype, name: str, refusal: Refusal) -> None:
+    tensor = "model.layers.0.mlp.up_proj.weight"
+    edit_tensors(copy, lambda tensors: tensors.update({tensor: tensors[tensor].to(dtype)}))
+    expected = f"model: tensor {tensor} in {weights(copy)} is {name}; float32, float16 or bfloat16 is needed"
+    assert refusal(copy) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_loaded(copy: Path, dtype: torch.dtype) -> None:
+    edit_tensors(copy, lambda tensors: tensors.update({name: x.to(dtype) for name, x in tensors.items()}))
+    load(copy)
+    assert problems(copy) == []
+
+
+def test_buffers_of_old_checkpoints_are_ignored(copy: Path) -> None:
+    edit_tensors(copy, having("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(16, dtype=torch.float64)))
+    load(copy)
+    assert problems(copy) == []
+
+
+def test_a_head_beside_the_embedding_that_it_is_tied_to(tmp_path: Path, foreign_lines: list[str]) -> None:
+    copy = write_model(tmp_path, "llama", tie_word_embeddings=True)
+    head = load_file(weights(copy))["model.embed_tokens.weight"].clone()
+    assert load(edit_tensors(copy, having("lm_head.weight", head))).num_parameters > 0
+    head[3, 5] += 1.0
+    edit_tensors(copy, having("lm_head.weight", head))
+    with pytest.raises(ModelError, match=r"lm_head.weight is not the embedding, .* \(tie_word_embeddings\)"):
+        load(copy)
+    assert foreign_lines == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_weights_that_are_not_finite_are_refused(
+    kind: str, value: float, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(tiny_models[kind], tmp_path / "model"))
+    name = next(name for name in load_file(weights(copy)) if name.endswith(("1.mlp.down_proj.weight", "1.w2.weight")))
+    edit_tensors(copy, lambda tensors: tensors[name][3].fill_(value))
+    with pytest.raises(ModelError) as caught:
+        load(copy)
+    assert str(caught.value) == f"model: tensor {name} in {weights(copy)} holds NaN or infinity"
+
+
+def test_weights_too_large_for_their_dtype_are_refused(copy: Path) -> None:
+    edit_tensors(copy, lambda tensors: tensors["model.norm.weight"][3].fill_(3.4e38))
+    assert load(copy).num_parameters > 0
+    with pytest.raises(ModelError, match=r"model.norm.weight in .* holds values too large for bfloat16"):
+        load(copy, torch.bfloat16)
+
+
+def test_shards_are_read_together(copy: Path, refusal: Refusal) -> None:
+    tensors, names = load_file(weights(copy)), ("model-1.safetensors", "model-2.safetensors")
+    weights(copy).unlink()
+    parts: tuple[Tensors, Tensors] = {}, {}
+    for place, (name, tensor) in enumerate(sorted(tensors.items())):
+        parts[place % 2][name] = tensor
+    for file, part in zip(names, parts, strict=True):
+        save_file(part, copy / file, metadata={"format": "pt"})
+    files = {name: file for file, part in zip(names, parts, strict=True) for name in part}
+    index = copy / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    load(copy)
+    assert problems(copy) == []
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(parts[0], names[0])}))
+    assert "lacks tensor " in refusal(copy)
+    index.write_text("[]")
+    assert f"{index} holds a list" in refusal(copy)
+    index.write_text(json.dumps({"weight_map": files}))
+    assert f"{index} lacks weight_map or metadata" in refusal(copy)
