@@ -15,6 +15,7 @@ handled.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
@@ -35,6 +36,9 @@ Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
+#: Finite, as all of a Tree's and a Load's numbers.
+Score: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=0.0)]
+Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
 #: As many as a request may name.
 TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
 
@@ -110,7 +114,7 @@ class Tree(Struct, tag="tree", frozen=True):
     ids: Annotated[list[Id], Meta(max_length=MAX_NODES)]
     parents: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(max_length=MAX_NODES)]
     tokens: Annotated[list[Index], Meta(max_length=MAX_NODES)]
-    scores: Annotated[list[Annotated[float, Meta(le=0.0)]], Meta(max_length=MAX_NODES)]
+    scores: Annotated[list[Score], Meta(max_length=MAX_NODES)]
 
 
 class Resync(Struct, tag="resync", frozen=True):
@@ -137,8 +141,8 @@ class Load(Struct, tag="load", frozen=True):
     own_sessions: Index  # of the target that this goes to
     own_rows: Annotated[int, Meta(ge=0)]  # rows grown for it so far
     free_slots: Index
-    step_ms: float  # of a level, lately
-    queue_ms: float  # that committed tokens lately waited before a level took them
+    step_ms: Milliseconds  # of a level, lately
+    queue_ms: Milliseconds  # that committed tokens lately waited before a level took them
 
 
 ToDraft: TypeAlias = Hello | Open | Commit | Close
