@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -153,5 +153,10 @@ def _cells(record: dict[str, Any]) -> list[str]:
         f"{stats['seconds']:.2f}",
         f"{stats['tokens_per_second']:.1f}",
         f"{stats['tokens_per_verify_step']:.2f}",
-        f"{stats['accepted_tokens']} of {stats['draft_tokens']}",
+        f"{stats['accepted_tokens']} of {stats['draft_tokens']}{by_origin(stats['accepted_by_origin'])}",
     ]
+
+
+def by_origin(counts: Mapping[str, int]) -> str:
+    """Accepted tokens by who guessed them, as an addition to their number."""
+    return f" ({', '.join(f'{name} {count}' for name, count in counts.items())})" if counts else ""

@@ -56,7 +56,8 @@ class RemoteDrafts:
         except BaseException:
             self._end_workers()
             raise
-        self.pools = [Pool(endpoint, str(i).encode()) for i, endpoint in enumerate(endpoints)]
+        names = config.draft_pool or [worker_name(i) for i in range(config.draft_workers)]
+        self.pools = [Pool(name, str(i).encode()) for i, name in enumerate(names)]
         hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model)
         self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
         self._courier = Courier(self._channel, self.drafter.receive, self._tick)
@@ -89,7 +90,7 @@ class RemoteDrafts:
         endpoints = [f"ipc://{self._supervisor.directory}/draft-{i}" for i in range(config.draft_workers)]
         self._supervisor.start(
             [
-                WorkerSpec(f"draft {i}", worker_command(config, endpoint, f"draft {i}"), placement.drafts[i])
+                WorkerSpec(worker_name(i), worker_command(config, endpoint, worker_name(i)), placement.drafts[i])
                 for i, endpoint in enumerate(endpoints)
             ]
         )
@@ -130,6 +131,10 @@ class RemoteDrafts:
     def _crashing(self) -> bool:
         """Whether it is the workers, not what they were given, that are to blame."""
         return self._supervisor is not None and all(state.status != "failed" for state in self._workers())
+
+
+def worker_name(number: int) -> str:
+    return f"draft {number}"
 
 
 def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import OTHER, TokenTree
 from pilotfish.core.tree_copy import Push, TreeCopy
 from pilotfish.errors import WireError
 from pilotfish.target.pools import MAX_FAULTS, PAUSE, Pool
@@ -69,7 +69,7 @@ class RemoteSession:
 
     def tree(self, count: int) -> TokenTree:
         """The `count` best nodes of what has come."""
-        return self.copy.nodes.tree(count)
+        return self.copy.nodes.tree(count, OTHER if self.pool is None else self.pool.name)
 
 
 @dataclass

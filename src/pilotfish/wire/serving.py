@@ -73,6 +73,7 @@ class PoolLoad(Struct, frozen=True):
     free_slots: Count
     step_ms: Seconds
     queue_ms: Seconds
+    drops: dict[str, Count] = {}  # what the target dropped of its messages since it started, by reason
 
 
 class StepReport(Struct, frozen=True):
@@ -101,13 +102,14 @@ class Push(Struct, frozen=True):
     nodes: Count
 
 
-class Verified(Struct, frozen=True):
+class Verified(Struct, frozen=True, omit_defaults=True):
     """One output's part of a step: `nodes` of its tree were verified, `accepted` of its `tokens` came from there."""
 
     at: float  # StepReport.at
     tokens: Count
     nodes: Count
     accepted: Count
+    origins: list[str] = []  # [accepted] who guessed them
 
 
 class Finish(Struct, frozen=True):
