@@ -22,6 +22,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Delta, Engine
 from pilotfish.model.pacer import Pacing
+from pilotfish.printable import printable_output
 
 PROMPTS = (
     'def mean(values: list[float]) -> float:\n    """Return the arithmetic mean of a non-empty list."""\n',
@@ -161,7 +162,7 @@ def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bo
 
 
 def _bracketed(delta: Delta, end: int) -> Text:
-    drafted, own = delta.text[:end], delta.text[end:]
+    drafted, own = printable_output(delta.text[:end]), printable_output(delta.text[end:])
     return Text((f"{OPENING}{drafted}{CLOSING}" if drafted else "") + own)
 
 

@@ -26,6 +26,7 @@ from pilotfish.cli.options import (
 )
 from pilotfish.config import DraftConfig, DType, EngineConfig, Quantization
 from pilotfish.errors import InputError
+from pilotfish.printable import OneLineFormatter
 
 DEFAULT_PAIR = "pycode"
 
@@ -82,7 +83,9 @@ def draft(
     from pilotfish.engine.process import supervised
 
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
-    logging.basicConfig(level=level, format=f"pilotfish {name}: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter(f"pilotfish {name.replace('%', '%%')}: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     run_pool(config, _tell if json else lambda _: None)
 
 

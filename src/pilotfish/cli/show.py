@@ -15,6 +15,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from pilotfish.printable import one_line, printable, printable_output
 from pilotfish.prompts import BadRow
 
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ SHOW_PROGRESS_AFTER = 2.0  # seconds
 def status(message: str) -> AbstractContextManager[Any]:
     """A spinner on stderr while something slow goes on; nothing where stderr is no terminal."""
     console = Console(stderr=True)
-    return console.status(message) if console.is_terminal else nullcontext()
+    return console.status(one_line(message)) if console.is_terminal else nullcontext()
 
 
 def report(row: BadRow) -> None:
     """One line on stderr."""
-    sys.stderr.write(f"{row.place}: {' '.join(row.reason.split())}\n")
+    sys.stderr.write(one_line(f"{row.place}: {row.reason}") + "\n")
 
 
 def paced(pacing: Sequence[Pacing]) -> Text:
@@ -78,7 +79,8 @@ class JsonPrinter:
 
 
 class TextPrinter:
-    """Each row's text below its id, and a table of figures at the end."""
+    """Each row's text below its id, and a table of figures at the end. On a terminal control characters of a text are
+    escaped; a pipe gets it as it is."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
@@ -91,7 +93,8 @@ class TextPrinter:
         for record in finished.records():
             self._records.append(record)
             self._console.print(Rule(Text(f"{_name(record)} · seed {record['seed']}"), align="left", style="dim"))
-            self._console.print(Text(record["text"]), soft_wrap=True)
+            text = record["text"]
+            self._console.print(Text(printable_output(text) if self._console.is_terminal else text), soft_wrap=True)
 
     def end(self, pacing: Sequence[Pacing]) -> None:
         if self._records:
@@ -130,7 +133,7 @@ def shown_when_slow(progress: Progress) -> Iterator[Progress]:
 
 
 def _name(record: dict[str, Any]) -> str:
-    return f"{record['id']} [{record['index']}]" if "index" in record else str(record["id"])
+    return printable(f"{record['id']} [{record['index']}]" if "index" in record else str(record["id"]))
 
 
 def _table(records: list[dict[str, Any]]) -> Table:

@@ -16,25 +16,29 @@ handled.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.errors import WireError
+from pilotfish.printable import printable
 
 PROTOCOL_VERSION = 1
 #: Bytes of one frame.
 MAX_FRAME = 1 << 24
 #: Nodes of one Tree.
 MAX_NODES = 1 << 14
+#: Characters of a text for people.
+MAX_TEXT = 1024
 #: The session that a Refuse names where it means the whole connection.
 CONNECTION = 0
 
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
-Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
 #: Finite, as all of a Tree's and a Load's numbers.
 Score: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=0.0)]
@@ -43,7 +47,22 @@ Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
 TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
 
 
-class Hello(Struct, tag="hello", frozen=True):
+class Readable(Struct, frozen=True):
+    """Its fields of type Text are for people: control characters in them are escaped, whoever wrote them."""
+
+    def __post_init__(self) -> None:
+        for name in _texts(type(self)):
+            text = getattr(self, name)
+            if text is not None and not text.isprintable():
+                msgspec.structs.force_setattr(self, name, printable(text)[:MAX_TEXT])
+
+
+@cache
+def _texts(kind: type[Readable]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.type in (Text, Text | None))
+
+
+class Hello(Readable, tag="hello", frozen=True):
     """Who the target is. A draft of another version, or of another tokenizer, answers Refuse."""
 
     version: Index
@@ -117,7 +136,7 @@ class Tree(Struct, tag="tree", frozen=True):
     scores: Annotated[list[Score], Meta(max_length=MAX_NODES)]
 
 
-class Resync(Struct, tag="resync", frozen=True):
+class Resync(Readable, tag="resync", frozen=True):
     """The draft cannot follow; the target opens the session anew, one generation up."""
 
     session: Id
@@ -125,7 +144,7 @@ class Resync(Struct, tag="resync", frozen=True):
     reason: Text
 
 
-class Refuse(Struct, tag="refuse", frozen=True):
+class Refuse(Readable, tag="refuse", frozen=True):
     """The draft will not serve this session, or (`CONNECTION`) this target."""
 
     session: Index
@@ -133,7 +152,7 @@ class Refuse(Struct, tag="refuse", frozen=True):
     reason: Text
 
 
-class Load(Struct, tag="load", frozen=True):
+class Load(Readable, tag="load", frozen=True):
     """How busy the draft is."""
 
     model: Text
