@@ -288,11 +288,8 @@ def test_without_colours_there_is_the_text_alone(
     talk = conversation(drafted)
     converse(talk, TerminalScreen(drafts=True))
     out = capfd.readouterr().out
-    assert (
-        f"{printable_output(talk.turns[0].sample.text)}\n12 tokens" in out
-        and out.rstrip().endswith("length")
-        and "\x1b" not in out
-    )
+    text = printable_output(talk.turns[0].sample.text)
+    assert f"{text}\n12 tokens" in out and out.rstrip().endswith("length") and "\x1b" not in out
 
 
 @pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
@@ -99,6 +100,8 @@ class TextPrinter:
     def end(self, pacing: Sequence[Pacing]) -> None:
         if self._records:
             self._console.print(_table(self._records))
+        if guessers := _guessers(self._records):
+            self._console.print(Text(f"accepted, guessed by: {guessers}", style="dim"), soft_wrap=True)
         if pacing:
             self._console.print(paced(pacing))
 
@@ -156,10 +159,13 @@ def _cells(record: dict[str, Any]) -> list[str]:
         f"{stats['seconds']:.2f}",
         f"{stats['tokens_per_second']:.1f}",
         f"{stats['tokens_per_verify_step']:.2f}",
-        f"{stats['accepted_tokens']} of {stats['draft_tokens']}{by_origin(stats['accepted_by_origin'])}",
+        f"{stats['accepted_tokens']} of {stats['draft_tokens']}",
     ]
 
 
-def by_origin(counts: Mapping[str, int]) -> str:
-    """Accepted tokens by who guessed them, as an addition to their number."""
-    return f" ({', '.join(f'{name} {count}' for name, count in counts.items())})" if counts else ""
+def _guessers(records: Sequence[Mapping[str, Any]]) -> str:
+    """Accepted tokens of all rows by who guessed them."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        counts.update(record["stats"]["accepted_by_origin"])
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
