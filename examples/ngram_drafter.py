@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import msgspec
 import zmq
 
-LOAD_EVERY, SILENCE = 0.25, 10.0  # seconds: between Loads; after which a target is gone
+LOAD_EVERY, SILENCE = 0.25, 10.0  # seconds: between Loads, which targets miss after 1; after which a target is gone
 MAX_SESSIONS, MAX_CONTEXTS = 1024, 1 << 18  # more sessions are refused; a fuller table starts anew
 CONTEXT, RECENT = 4, 4096  # tokens that are looked up; the last ones of an Open, which are read
 NODES, CHILDREN, CANDIDATES = 24, 4, 8  # of a tree; of a node; the commonest tokens after a context
@@ -71,7 +71,8 @@ class Drafter:
             handler(target, **message)
 
     def report(self) -> None:
-        """Load to all, a few times a second: after one without it they go elsewhere. Forget those gone silent."""
+        """Load to all, a few times a second: after one without a word they hold back Commits and open nothing, and
+        later close what is open. Whatever takes long must call this in between. Forget targets gone silent."""
         self.reported = now = time.monotonic()
         self.targets = {name: target for name, target in self.targets.items() if now - target.heard < SILENCE}
         load = {"model": "ngram", "sessions": self.num_sessions(), "free_slots": MAX_SESSIONS - self.num_sessions()}

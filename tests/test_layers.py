@@ -29,6 +29,7 @@ LAYERS = (
     ("observe",),
     ("prompts", "command", "openmp"),
     ("errors",),
+    ("printable",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: What core may use beside the standard library.

@@ -10,7 +10,8 @@
     └── EngineError (also RuntimeError)  the engine itself failed: CLI exit code 1
         └── TargetUnavailable            no target worker serves now; one may soon
 
-Messages are one line: the field, the value, and what is allowed.
+Messages are one line: the field, the value, and what is allowed. Where they quote what came from elsewhere, control
+characters are escaped.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from pilotfish.printable import one_line
+
 Options = TypeVar("Options")
 
 
 class PilotfishError(Exception):
     """Base of every error raised on purpose."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class InputError(PilotfishError, ValueError):

@@ -71,6 +71,8 @@ def test_acceptance(config: EngineConfig, prompts: list[Prompt]) -> None:
     for result in report.results:
         assert result.tokens == 12 * len(prompts)
         assert 1 <= result.tokens_per_verify_step <= 12 and 0 < result.distinct_4grams <= 1
+        assert result.accepted_by_origin.keys() <= set(result.drafter.split("+"))
+        assert sum(result.accepted_by_origin.values()) == result.tokens - result.verify_steps
         assert result.acceptance_by_depth == sorted(result.acceptance_by_depth, reverse=True) or result.drafter != "lm"
     assert report.results[0].tokens_per_verify_step > 1  # the fixture's draft is often right
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 from support import write_tokenizer
@@ -109,6 +110,16 @@ def test_a_pool_that_refuses(reason: str, refused: Refused, tmp_path: Path) -> N
     where = endpoint_in(tmp_path)
     with answering(where, encode(Refuse(0, 0, reason))):
         assert refused("--draft-pool", where) == f"draft_pool: {where} refused: {reason}"
+
+
+def test_a_refusal_gives_no_commands_to_the_terminal(refused: Refused, tmp_path: Path) -> None:
+    where = endpoint_in(tmp_path)
+    reason = "no\x1b[2J\x1b]0;owned\x07\r\npilotfish: all is well\x9b\u202e"
+    frame = msgspec.msgpack.encode({"type": "refuse", "session": 0, "generation": 0, "reason": reason})
+    with answering(where, frame):
+        line = refused("--draft-pool", where)
+    assert line.isprintable()
+    assert line.endswith(r"refused: no\x1b[2J\x1b]0;owned\x07\r\npilotfish: all is well\x9b\u202e")
 
 
 def test_a_pool_with_another_tokenizer(generate: Generate, pool: Start, draft: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from pilotfish.cli.origin import OriginStream
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Delta, Engine, Sample
+from pilotfish.printable import printable_output
 
 TEMPLATE = (
     "{% for m in messages %}{% if 'forbidden' in m.content %}{{ raise_exception('it is\\n forbidden') }}{% endif %}"
@@ -264,7 +265,7 @@ def test_people_see_who_wrote_what_and_what_it_cost(
     converse(talk, TerminalScreen(drafts=True))
     out = capfd.readouterr().out
     sample = talk.turns[0].sample
-    assert sample.text in plain(out) and sample.text.count("\t") == 0
+    assert printable_output(sample.text) in plain(out) and sample.text.count("\t") == 0
     assert f"{len(sample.token_ids)} tokens · " in out and " tokens/s · " in out and " per verify step" in out
     assert "seed 5" in out and "/regenerate" in out and "/fly: there is no such command" in plain(out)
     assert sample.request.stats.accepted_tokens and out.count("\x1b[1;32m") > 1 and "\x1b[35m" in out
@@ -287,7 +288,8 @@ def test_without_colours_there_is_the_text_alone(
     talk = conversation(drafted)
     converse(talk, TerminalScreen(drafts=True))
     out = capfd.readouterr().out
-    assert f"{talk.turns[0].sample.text}\n12 tokens" in out and out.rstrip().endswith("length") and "\x1b" not in out
+    text = printable_output(talk.turns[0].sample.text)
+    assert f"{text}\n12 tokens" in out and out.rstrip().endswith("length") and "\x1b" not in out
 
 
 @pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])
@@ -347,7 +349,7 @@ def test_ctrl_c_ends_one_answer_which_stays(
     assert first.text and whole.text.startswith(first.text.rstrip("\ufffd")) and len(first.token_ids) < 60
     assert given_to(second, engine) == f"<user>one<assistant>{first.text}<user>two<assistant>"
     out = capfd.readouterr().out
-    assert first.text in out and " · abort" in out
+    assert printable_output(first.text) in out and " · abort" in out
     assert_idle(engine)
 
 

@@ -69,6 +69,10 @@ def test_json_is_one_object_with_every_mode_of_both_scenes(demo: Demo, capfd: py
             figures = block[mode]
             depths = list(zip(figures["accepted_by_depth"], figures["offered_by_depth"], strict=True))
             assert depths and all(0 <= accepted <= offered for accepted, offered in depths)
+            assert sum(figures["accepted_by_origin"].values()) == sum(figures["accepted_by_depth"])
+        assert block["sync"]["accepted_by_origin"].keys() <= {"lm", "ngram"}
+        assert block["async"]["accepted_by_origin"].keys() <= {"draft 0", "ngram"}
+        assert block["off"]["accepted_by_origin"] == {}
 
 
 @pytest.mark.usefixtures("drafts")
@@ -78,6 +82,7 @@ def test_people_see_origins_and_tables(demo: Demo, capfd: pytest.CaptureFixture[
     assert text.count("guessed by the draft") == 1
     words = ("tiny, paced", "tiny, unpaced", "tokens per verify step", "accepted at depth 1")
     assert [text.count(word) for word in words] == [1, 1, 2, 2]
+    assert text.count("accepted, guessed by draft 0") == 2
     assert text.count("12 of 12 outputs equal") == 2 and text.count("paced: async target 1ms") == 1
     assert "\x1b[" not in text
 

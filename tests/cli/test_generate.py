@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inline_drafts import inline_drafts
 from support import edit_tensors
 from transformers import AutoTokenizer
 
@@ -18,6 +19,7 @@ STATS = {
     "verify_steps",
     "draft_tokens",
     "accepted_tokens",
+    "accepted_by_origin",
     "hits",
     "tokens_per_verify_step",
 }
@@ -42,6 +44,26 @@ def test_speculation_changes_no_token(generate, draft: Path) -> None:
         sync = generate(*fixed, *options).rows[0]
         assert sync["token_ids"] == off["token_ids"] and sync["text"] == off["text"]
         assert sync["stats"]["draft_tokens"] > 0
+        origins = sync["stats"]["accepted_by_origin"]
+        assert sum(origins.values()) == sync["stats"]["accepted_tokens"]
+        assert origins.keys() <= ({"ngram"} if "ngram" in options else {"lm", "ngram"})
+        assert "lm" in origins or "ngram" in options
+
+
+def test_the_drafts_of_mode_async_are_told_apart(
+    generate, draft: Path, prompts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = prompts(*({"id": i, "prompt": "x = [1, 2, 3]\nx = [1, 2,"} for i in range(2)))
+    fixed = ("--prompts", path, "--seed", 3, "--max-tokens", 24)
+    with inline_drafts(monkeypatch):
+        result = generate(*fixed, "--mode", "async", "--draft", draft, "--draft-workers", 2, "--drafter", "lm")
+    assert [row["token_ids"] for row in result.rows] == [row["token_ids"] for row in generate(*fixed).rows]
+    for row in result.rows:
+        origins = row["stats"]["accepted_by_origin"]
+        assert origins and origins.keys() <= {"draft 0", "draft 1"}
+        assert sum(origins.values()) == row["stats"]["accepted_tokens"]
+        assert row["pools"].keys() == {"draft 0", "draft 1"}
+        assert not {"malformed_frames", "dropped_nodes"} & {reason for pool in row["pools"].values() for reason in pool}
 
 
 def test_a_salt_lets_rows_be_drafted_from_earlier_ones(generate, prompts: Callable[..., Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
@@ -38,6 +39,22 @@ def test_failures_are_one_line_and_exit_code_1(
     result = pilotfish("generate")
     assert (result.code, result.stdout) == (1, "")
     assert result.stderr.startswith("pilotfish: ") and len(result.stderr.splitlines()) == 1
+
+
+def test_what_an_error_quotes_gives_no_commands(pilotfish, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise OSError("\x1b[2Jowned\x07\r\nsecond \x9b\u202e\ud800")
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert pilotfish("generate").stderr == "pilotfish: OSError: \\x1b[2Jowned\\x07 second \\x9b\\u202e\\ud800\n"
+
+
+def test_a_log_that_nobody_configured_gives_no_commands(pilotfish) -> None:
+    """Python prints its warnings by a handler of last resort."""
+    pilotfish("--help")
+    record = logging.LogRecord("a", logging.WARNING, "file", 1, "a pool said %s", ("\x1b[2J\nforged",), None)
+    assert logging.lastResort is not None
+    assert logging.lastResort.format(record) == r"a pool said \x1b[2J\nforged"
 
 
 def test_ctrl_c_within_a_command_is_a_failure(pilotfish, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -35,6 +36,19 @@ def test_windows_are_named(pilotfish: Run, tiny_models: dict[str, Path]) -> None
 
 def copy_of(model: Path, directory: Path) -> Path:
     return Path(shutil.copytree(model, directory / "model"))
+
+
+def test_names_in_a_configuration_give_no_commands(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
+    copy = copy_of(llama, tmp_path)
+    fields = json.loads((copy / "config.json").read_text())
+    evil = "Evil\x1b[2J\x07\u202e\nwould run"
+    for name, value in (("architectures", [evil]), ("model_type", evil), ("hidden_act", evil)):
+        (copy / "config.json").write_text(json.dumps({**fields, name: value}))
+        for command in (("models", "check", copy), ("generate", "--target", copy, "--prompt", "a")):
+            result = pilotfish(*command)
+            assert result.code == 2
+            assert not set(result.stdout + result.stderr) & set("\x1b\x07\u202e")
+            assert "\nwould run" not in result.stdout + result.stderr
 
 
 def test_a_missing_shard_is_named(pilotfish: Run, llama: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Device:
         grown = [self._chain(depth) for _ in range(sequences)]
         trees = share(grown, budget.nodes(load, grown, draft_seconds, depth))
         rows = [Rows(_request(i), 1, tree, True, range(0), [0] * (1 + len(tree))) for i, tree in enumerate(trees)]
-        commits = [Commit(r.request, self._walk(r.tree), 0, [], range(0)) for r in rows]
+        commits = [Commit(r.request, self._walk(r.tree), [], [], range(0)) for r in rows]
         seconds = self.forward(sum(1 + len(tree) for tree in trees))
         budget.observe(Step(rows), commits, seconds * float(self.rng.uniform(0.95, 1.05)))
         self.now += draft_seconds + seconds

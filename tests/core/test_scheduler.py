@@ -237,6 +237,19 @@ def test_nodes_too_deep_to_be_committed_get_no_row() -> None:
     assert max(step.rows[0].tree.depths) == 2  # two nodes and the bonus token make three
 
 
+def test_a_commit_says_who_guessed_its_tokens() -> None:
+    scheduler = Scheduler(SlotPool(100), max_rows=64, max_requests=1)
+    request = new_request(0, 3, 30)
+    scheduler.add(request)
+    tree = TokenTree()
+    second = tree.add(tree.add(ROOT, 7, -0.1, "ngram"), 8, -0.2, "pool 1")
+    tree.add(second, 9, -0.3, "lm")
+    step = scheduler.schedule(scheduler.plan().chunks, [tree], 1000)
+    (commit,) = scheduler.commit(step, [7, 8, 50, 0])
+    assert (commit.tokens, commit.accepted, commit.origins) == ([7, 8, 50], 2, ["ngram", "pool 1"])
+    assert request.stats.accepted_by_origin == {"ngram": 1, "pool 1": 1}
+
+
 def test_a_chunk_that_is_not_complete_samples_nothing() -> None:
     scheduler = Scheduler(SlotPool(100), max_rows=4, max_requests=1)
     request = new_request(0, 10, 3)

@@ -51,6 +51,21 @@ def test_siblings_carry_different_tokens(tree: TokenTree) -> None:
         assert len(set(tokens)) == len(tokens)
 
 
+def test_origins_follow_their_nodes() -> None:
+    tree, other = TokenTree(), TokenTree()
+    first = tree.add(ROOT, 3, -1.0, "lm")
+    tree.add(first, 4, -1.5, "lm")
+    tree.add(ROOT, 5, -0.5, "pool 0")
+    again = other.add(ROOT, 3, -0.1, "ngram")
+    other.add(again, 9, -0.2, "ngram")
+    tree.merge(other)
+    named = {tuple(tree.path_tokens(node)): tree.origins[node] for node in tree.nodes()}
+    assert named == {(3,): "lm", (3, 4): "lm", (5,): "pool 0", (3, 9): "ngram"}  # the first to guess it holds it
+    for cut in (tree.best(2), tree.subtree([1, 3, 4])):
+        assert {tuple(cut.path_tokens(node)): cut.origins[node] for node in cut.nodes()}.items() <= named.items()
+        assert len(cut.origins) == len(cut.tokens)
+
+
 def test_a_child_added_twice_is_one_child_with_its_first_score() -> None:
     tree = TokenTree()
     first = tree.add(ROOT, 3, -1.0)

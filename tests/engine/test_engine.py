@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def test_deltas_add_up(engine: Engine) -> None:
     assert "".join(delta.text for delta in deltas) + sample.stream.take() == sample.text
     assert all(delta.accepted <= len(delta.tokens) for delta in deltas)
     assert sum(delta.accepted for delta in deltas) == sample.stats()["accepted_tokens"]
+    origins = Counter(origin for delta in deltas for origin in delta.origins)
+    assert origins == sample.stats()["accepted_by_origin"] and origins.keys() <= {"lm", "ngram"}
     assert sample.stats()["verify_steps"] == len(deltas)
     assert sample.finish_reason is FinishReason.LENGTH
     assert_idle(engine)

@@ -114,6 +114,21 @@ def test_bad_input_is_not_tried_again(supervisor: Supervisor, capfd: pytest.Capt
     assert supervisor.problems() == (reason,)
 
 
+def test_what_a_worker_writes_is_passed_on_escaped(supervisor: Supervisor, capfd: pytest.CaptureFixture[str]) -> None:
+    """It may quote what others sent: with ESC, BEL, CR, C1, bytes that are no text."""
+    code = r"""
+import sys
+sys.stderr.buffer.write(b"plain\tna\xc3\xafve\r\n\x1b[2Jcleared\x07 \xc2\x9b31m \xff\n50 %\r100 %\r\n")
+sys.stderr.buffer.write(b"\x1b]0;owned\x07end")
+sys.exit(2)"""
+    supervisor.start([python(code)])
+    eventually(lambda: supervisor.poll()[0].status == "failed")
+    assert supervisor.problems() == (r"draft 0: exited with code 2: \x1b]0;owned\x07end",)
+    err = capfd.readouterr().err
+    assert "plain\tnaïve\n\\x1b[2Jcleared\\x07 \\x9b31m \ufffd\n50 %\n100 %\n\\x1b]0;owned\\x07end" in err
+    assert not set(err) & set("\x1b\x07\r\x9b")
+
+
 def test_the_last_line_is_waited_for(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may still be in the pipe when the process has ended."""
     slow = io.StringIO()

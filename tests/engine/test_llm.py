@@ -42,6 +42,7 @@ def test_a_completion_tells_all(llm: LLM) -> None:
         "verify_steps",
         "draft_tokens",
         "accepted_tokens",
+        "accepted_by_origin",
         "hits",
         "tokens_per_verify_step",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,9 @@ def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
         assert output.queued is not None and output.queued >= 0.0
         assert output.finish is not None and output.finish.reason == "length"
         assert sum(v.tokens for v in output.verified) == len(output.tokens)
-        assert all(v.accepted <= min(v.nodes, v.tokens) for v in output.verified)
+        assert all(v.accepted <= min(v.nodes, v.tokens) and v.accepted == len(v.origins) for v in output.verified)
+        origins = Counter(origin for v in output.verified for origin in v.origins)
+        assert origins == sample.request.stats.accepted_by_origin
 
 
 def test_progress_is_numbered_and_its_steps_add_up(target: Target) -> None:

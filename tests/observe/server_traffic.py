@@ -7,7 +7,9 @@ from pilotfish.observe.requests import RequestFacts, RequestMeter
 from pilotfish.wire.serving import Delta, Finish, Identity, PoolLoad, Progress, Status, StepReport, Verified
 
 IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, max_requests=8, max_nodes=16)
-POOL = PoolLoad("local", True, sessions=3, free_slots=50, step_ms=4.0, queue_ms=0.5)
+POOL = PoolLoad(
+    "local", True, sessions=3, free_slots=50, step_ms=4.0, queue_ms=0.5, drops={"late_nodes": 7, "resyncs": 1}
+)
 
 
 def status(running: int = 2, free_slots: int = 750, preemptions: int = 0, pools: tuple[PoolLoad, ...] = ()) -> Status:
@@ -33,7 +35,7 @@ def step(rows: int = 20, nodes: int = 14, accepted: int = 5, hits: int = 1) -> S
 
 def delta(tokens: int, nodes: int, accepted: int, at: float = 1.0, index: int = 0, reason: str | None = None) -> Delta:
     finish = None if reason is None else Finish(reason, None)
-    verified = [Verified(at, tokens, nodes, accepted)]
+    verified = [Verified(at, tokens, nodes, accepted, ["pool 0"] * (accepted - 1) + ["ngram"] * (accepted > 0))]
     return Delta("r", index, [0] * tokens, "", [0] * tokens, verified, queued=0.25, finish=finish)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -100,6 +101,26 @@ def test_accepted_tokens_by_position(metrics: ServerMetrics) -> None:
     assert value(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 4
     assert [value(metrics, per_position, position=str(i)) for i in range(3)] == [2, 1, 1]
     assert sum(name == per_position for name, _, _ in samples(metrics)) == 3
+
+
+def test_accepted_tokens_by_origin(metrics: ServerMetrics) -> None:
+    metrics.progress(step(), [delta(4, 7, 3), delta(2, 7, 1), delta(1, 7, 0), delta(1, 0, 0)])
+    accepted = "pilotfish_accepted_tokens_total"
+    assert value(metrics, accepted, origin="pool 0") == 2
+    assert value(metrics, accepted, origin="ngram") == 2
+    assert sum(v for name, _, v in samples(metrics) if name == accepted) == value(
+        metrics, "vllm:spec_decode_num_accepted_tokens_total"
+    )
+
+
+def test_drops_of_pools_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
+    for late in (3, 5, 2):
+        metrics.status(status(pools=(msgspec.structs.replace(POOL, drops={"late_nodes": late, "gaps": 0}),)))
+    drops = "pilotfish_pool_drops_total"
+    assert value(metrics, drops, pool="local", reason="late_nodes") == 7
+    assert value(metrics, drops, pool="local", reason="gaps") == 0
+    metrics.target(ready=False, restarts=0)
+    assert value(metrics, drops, pool="local", reason="late_nodes") == 7
 
 
 def test_a_request_is_counted_when_it_ends(metrics: ServerMetrics) -> None:

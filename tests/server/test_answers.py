@@ -199,9 +199,10 @@ def test_acceptance_of_a_request(client: Client) -> None:
         "num_spec_tokens": 8,
     }
     assert metrics() is None
-    assert metrics(speculation={"metrics": "summary"}) == {"speculative_decoding": summary}
+    ours = {"accepted_by_origin": {"lm": 3}}
+    assert metrics(speculation={"metrics": "summary"}) == {"speculative_decoding": summary, **ours}
     steps = {"per_step_accepted": [1, 1, 1], "per_step_drafted": [3, 3, 3]}
-    assert metrics(speculation={"metrics": "detailed"}) == {"speculative_decoding": summary | steps}
+    assert metrics(speculation={"metrics": "detailed"}) == {"speculative_decoding": summary | steps, **ours}
     assert metrics(n=2, speculation={"metrics": "summary"}) == {"speculative_decoding": None}
 
 

@@ -84,7 +84,7 @@ def test_details_of_speculation(client: Client) -> None:
     events = client.post(COMPLETIONS, {"prompt": "x", "stream": True, "speculation": speculation}).events
     detail = events[1]["pilotfish"]
     assert detail["ends"] == [5, 6] and len(detail["tokens"]) == 2
-    assert detail["verified"] == [{"at": 1.0, "tokens": 2, "nodes": 3, "accepted": 1}]
+    assert detail["verified"] == [{"at": 1.0, "tokens": 2, "nodes": 3, "accepted": 1, "origins": ["lm"]}]
     assert detail["steps"][0]["forward"] == 0.002 and detail["steps"][0]["pushes"] == []
     assert detail["steps"][0]["verified"] == 1.006
     assert [bool(event.get("metrics")) for event in events] == [False, False, True]  # the last one has them

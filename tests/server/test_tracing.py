@@ -40,6 +40,7 @@ RECORD = RequestRecord(
     verify_steps=3,
     drafted=24,
     accepted=6,
+    accepted_by_origin={"lm": 4, "ngram": 2},
 )
 
 
@@ -97,6 +98,8 @@ def test_a_span_says_what_was_asked_and_what_came(tracer: Tracer, exporter: InMe
         "pilotfish.verify_steps": 3,
         "pilotfish.drafted": 24,
         "pilotfish.accepted": 6,
+        "pilotfish.accepted.lm": 4,
+        "pilotfish.accepted.ngram": 2,
         "http.response.status_code": 200,
     }
 

@@ -135,7 +135,8 @@ def test_every_prompt_with_every_setting(llama: Path, draft: Path) -> None:
             cases = [(i, (i + shift) % len(SETTINGS)) for i in range(len(SNIPPETS))]
             assert generate(d.engine, cases, together=True) == [alone(llama)[case] for case in cases]
     d.settle(0.0)
-    assert d.drafter.counts.hits > 20 and d.drafter.counts.dropped == d.drafter.counts.malformed == 0
+    drops = d.drafter.pools[0].drops.counts
+    assert d.drafter.counts.hits > 20 and drops["dropped_nodes"] == drops["malformed_frames"] == 0
     assert d.worker.counts.used > 20 and d.worker.counts.resyncs == d.worker.counts.malformed == 0
 
 
@@ -181,4 +182,5 @@ def test_a_line_that_lies(llama: Path, draft: Path, seed: int) -> None:
                 assert len(sample.token_ids) <= LENGTH
     d.settle(FORGOTTEN + 1)  # a Close may have been lost
     assert d.drafter.counts.trees > 20
-    assert d.drafter.counts.malformed + d.worker.counts.malformed and d.drafter.counts.stale
+    drops = d.drafter.pools[0].drops.counts
+    assert drops["malformed_frames"] + d.worker.counts.malformed and drops["stale_frames"]

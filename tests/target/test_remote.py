@@ -3,92 +3,27 @@
 from __future__ import annotations
 
 import threading
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 import pytest
+from side import LIMITS, NODES, VOCAB, Side, load, make_request, tree
 from support import limits
 
 from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import TokenTree
-from pilotfish.target.pools import MAX_FAULTS, PAUSE, SILENCE, Pool
-from pilotfish.target.remote import RESTING, RESTING_PERIOD, RemoteDrafter, RemoteOptions
+from pilotfish.target.pools import MAX_FAULTS, PAUSE, SILENCE
+from pilotfish.target.remote import RESTING, RESTING_PERIOD
 from pilotfish.wire.channel import Peer, Received
 from pilotfish.wire.messages import (
     CONNECTION,
-    PROTOCOL_VERSION,
     Close,
     Commit,
     Hello,
-    Load,
     Open,
     Refuse,
     Resync,
-    ToDraft,
-    ToTarget,
-    Tree,
-    decode_to_draft,
     encode,
 )
-
-VOCAB = 100
-HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
-LIMITS = limits(nodes=8, levels=3)
-SAID = TypeVar("SAID", bound=ToDraft)
-
-
-class Side:
-    """A target with pools that a test plays."""
-
-    def __init__(self, pools: int = 1, **options: float) -> None:
-        self.now = 0.0
-        self.posted: list[tuple[Peer, ToDraft]] = []
-        self.pools = [Pool(f"pool {i}", b"%d" % i) for i in range(pools)]
-        self.drafter = RemoteDrafter(
-            HELLO,
-            self.pools,
-            lambda peer, frame: self.posted.append((peer, decode_to_draft(frame))),
-            RemoteOptions(wanted=256, **options),  # type: ignore[arg-type]
-            lambda: self.now,
-        )
-        for pool in self.pools:
-            self.hear(load(), pool.peer)
-
-    def hear(self, message: ToTarget, peer: Peer = b"0") -> None:
-        self.drafter.receive(Received(peer, encode(message)))
-
-    def said(self, kind: type[SAID], peer: Peer = b"0") -> list[SAID]:
-        """Messages of a kind to a pool, in order; all are forgotten."""
-        said = [message for to, message in self.posted if to == peer and isinstance(message, kind)]
-        self.posted = [(to, m) for to, m in self.posted if not (to == peer and isinstance(m, kind))]
-        return said
-
-    def propose(self, *requests: Request) -> list[TokenTree]:
-        return self.drafter.propose(requests, LIMITS)
-
-    def commit(self, request: Request, *tokens: int) -> None:
-        request.extend(tokens)
-        self.drafter.commit(request, tokens)
-
-
-def load(sessions: int = 0, own: int = 0) -> Load:
-    return Load("draft", sessions, own, 0, 100, 1.0, 1.0)
-
-
-def make_request(number: int = 0, prompt: int = 5, **params: object) -> Request:
-    p = SamplingParams(**{"max_tokens": 500, "seed": 3, **params})  # type: ignore[arg-type]
-    return Request(number, list(range(prompt)), p, 3, frozenset({2}), 10_000, [[4, 5]])
-
-
-def tree(opened: Open, sequence: int, base_len: int, *nodes: tuple[int, int, int, float]) -> Tree:
-    """Of (id, parent, token, score)."""
-    columns = [list(x) for x in zip(*nodes, strict=True)] or [[], [], [], []]
-    return Tree(opened.session, opened.generation, sequence, base_len, *columns)
-
-
-NODES = ((1, 0, 7, -0.5), (2, 0, 8, -1.0), (3, 1, 9, -0.25))
 
 
 @pytest.fixture
@@ -133,7 +68,8 @@ def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:
     (proposed,) = side.propose(request)
     assert proposed.tokens[1:] == [9, 11]
     counts = side.drafter.counts
-    assert (counts.hits, counts.misses, counts.trees, counts.nodes, counts.late) == (1, 0, 2, 5, 1)
+    assert (counts.hits, counts.misses, counts.trees, counts.nodes) == (1, 0, 2, 5)
+    assert side.drops() == {"late_nodes": 1}
 
 
 def test_a_miss_leaves_nothing_to_verify(side: Side) -> None:
@@ -170,7 +106,7 @@ def test_a_push_that_comes_twice_counts_once(side: Side) -> None:
     push = tree(opened(side, request), 0, 5, *NODES)
     side.hear(push)
     side.hear(push)
-    assert side.drafter.counts.stale == 1 and side.drafter.counts.repeated == 0
+    assert side.drops() == {"stale_frames": 1}
     assert len(side.propose(request)[0]) == 3 and not side.said(Open)
 
 
@@ -237,7 +173,7 @@ def test_a_breach_pauses_the_session(side: Side) -> None:
     side.hear(load())
     side.propose(request, other)
     assert [m.generation for m in side.said(Open)] == [2]
-    assert side.drafter.counts.dropped == 1
+    assert side.drops() == {"dropped_nodes": 1}
 
 
 def test_frames_of_sessions_that_are_not_the_pools() -> None:
@@ -255,7 +191,7 @@ def test_frames_of_sessions_that_are_not_the_pools() -> None:
     for frame in (Resync(77, 1, "none"), unknown, Resync(message.session, 9, "x")):
         side.hear(frame)
     side.hear(load(), b"nobody")
-    assert side.drafter.counts.stale == 6
+    assert (side.drops(0), side.drops(1)) == ({"stale_frames": 3}, {"stale_frames": 3})
     assert len(side.propose(request)[0]) == 0 and not side.said(Open) and not side.said(Close)
 
 
@@ -350,7 +286,7 @@ def test_malformed_frames_have_a_pool_left_alone(side: Side) -> None:
     opened(side, request)
     for _ in range(MAX_FAULTS):
         side.drafter.receive(Received(b"0", b"\xc1"))
-    assert side.drafter.counts.malformed == MAX_FAULTS
+    assert side.drops() == {"malformed_frames": MAX_FAULTS}
     side.hear(load())
     side.propose(request)
     assert side.said(Close) and not side.said(Open)
@@ -403,7 +339,9 @@ def test_random_messages_never_raise_and_trees_stay_verifiable() -> None:
             if request.finish_reason or rng.random() < 0.1:
                 side.drafter.close(request)
                 del requests[request.id]
-    assert served > 200 and side.drafter.counts.dropped and side.drafter.counts.malformed and side.drafter.counts.moved
+    assert served > 200 and side.drafter.counts.moved
+    reasons = ("dropped_nodes", "malformed_frames", "stale_frames", "resyncs", "refusals")
+    assert all(any(pool.drops.counts[reason] for pool in side.pools) for reason in reasons)
     for request in requests.values():
         side.drafter.close(request)
     assert not any(pool.sessions for pool in side.pools) and not side.drafter._by_number

@@ -36,6 +36,7 @@ lengths = st.integers(1, (1 << 31) - 1)
 texts = st.text(max_size=20)
 tokens = st.lists(indices, max_size=20)
 numbers = st.floats(allow_nan=False)
+milliseconds = st.floats(0.0, 1e9, exclude_max=True)
 
 sampling = st.builds(
     Sampling,
@@ -62,7 +63,7 @@ def trees(draw: st.DrawFn) -> Tree:
     def column(values: st.SearchStrategy[Any]) -> list[Any]:
         return draw(st.lists(values, min_size=nodes, max_size=nodes))
 
-    parents, scores = st.integers(0, (1 << 53) - 1), st.floats(max_value=0.0, allow_nan=False)
+    parents, scores = st.integers(0, (1 << 53) - 1), st.floats(max_value=0.0, allow_nan=False, allow_infinity=False)
     header = draw(ids), draw(ids), draw(indices), draw(lengths)
     return Tree(*header, column(ids), column(parents), column(indices), column(scores))
 
@@ -71,10 +72,11 @@ to_target: st.SearchStrategy[ToTarget] = st.one_of(
     trees(),
     st.builds(Resync, ids, ids, texts),
     st.builds(Refuse, indices, indices, texts),
-    st.builds(Load, texts, indices, indices, st.integers(0, 1 << 40), indices, numbers, numbers),
+    st.builds(Load, texts, indices, indices, st.integers(0, 1 << 40), indices, milliseconds, milliseconds),
 )
 
 TREE = Tree(1, 1, 0, 5, [1, 2], [0, 1], [7, 8], [-0.5, -1.5])
+LOAD = Load("draft", 3, 1, 40, 100, 1.5, 0.25)
 OPEN = Open(1, 1, [1, 2], 1, 10, (1 << 64) - 1, Sampling(), 16)
 
 
@@ -164,6 +166,7 @@ def changed(message: ToDraft | ToTarget, **fields: object) -> bytes:
         {"tokens": [7, True]},
         {"scores": [-1.0, 0.5]},
         {"scores": [-1.0, math.nan]},
+        {"scores": [-1.0, -math.inf]},
         {"scores": [-1.0, None]},
         {"scores": [-1.0]},
         {"ids": [1]},
@@ -198,6 +201,21 @@ def test_opens_out_of_limits(fields: dict[str, object]) -> None:
     assert decode_to_draft(changed(OPEN)) == OPEN
     with pytest.raises(WireError):
         decode_to_draft(changed(OPEN, **fields))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])
+@pytest.mark.parametrize("field", ["step_ms", "queue_ms"])
+def test_times_that_are_none_are_refused_by_name(field: str, value: float) -> None:
+    """Passed on, they would break the target's own reports."""
+    assert decode_to_target(changed(LOAD)) == LOAD
+    with pytest.raises(WireError, match=field):
+        decode_to_target(changed(LOAD, **{field: value}))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_scores_that_are_no_numbers_are_refused_by_name(value: float) -> None:
+    with pytest.raises(WireError, match="scores"):
+        decode_to_target(changed(TREE, scores=[-0.5, value]))
 
 
 def test_other_limits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ class Acceptance:
     tokens_per_verify_step: float
     by_prompt: Spread
     acceptance_by_depth: list[float]
+    accepted_by_origin: dict[str, int]
     distinct_4grams: float
 
 
@@ -78,6 +80,7 @@ def acceptance(drafter: str, temperature: float, samples: Sequence[Sample]) -> A
         tokens_per_verify_step=tokens / steps,
         by_prompt=Spread.of([sample.stats()["tokens_per_verify_step"] for sample in samples]),
         acceptance_by_depth=acceptance_by_depth(samples),
+        accepted_by_origin=accepted_by_origin(samples),
         distinct_4grams=distinct_ngrams([sample.token_ids for sample in samples]),
     )
 
@@ -89,17 +92,24 @@ def acceptance_by_depth(samples: Sequence[Sample]) -> list[float]:
     return [a / o for a, o in zip(accepted, offered, strict=True)]
 
 
+def accepted_by_origin(samples: Sequence[Sample]) -> dict[str, int]:
+    """Accepted tokens by who guessed them."""
+    return dict(sum((Counter(sample.request.stats.accepted_by_origin) for sample in samples), Counter[str]()))
+
+
 def _totals(counts: Sequence[Sequence[int]]) -> list[int]:
     return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
 
 
 def print_acceptance(report: AcceptanceReport) -> None:
     title = f"{report.nodes} nodes, up to {report.levels} levels of {report.width} leaves, {report.prompts} prompts"
-    header = ("drafter", "T", "tokens/verify step", "by prompt", "distinct 4-grams", "acceptance by depth")
+    header = ("drafter", "T", "tokens/verify step", "by prompt", "distinct 4-grams", "accepted", "acceptance by depth")
     print_table(title, header, map(_row, report.results))
 
 
 def _row(result: Acceptance) -> tuple[object, ...]:
     depths = " ".join(f"{share:.2f}" for share in result.acceptance_by_depth[:8])
     mean = f"{result.tokens_per_verify_step:.2f}"
-    return result.drafter, f"{result.temperature:g}", mean, result.by_prompt, f"{result.distinct_4grams:.2f}", depths
+    accepted = ", ".join(f"{name} {count}" for name, count in result.accepted_by_origin.items())
+    distinct = f"{result.distinct_4grams:.2f}"
+    return result.drafter, f"{result.temperature:g}", mean, result.by_prompt, distinct, accepted, depths

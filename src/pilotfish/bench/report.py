@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pilotfish.errors import ParameterError
+from pilotfish.printable import one_line
 
 #: Columns of tables that go to a file or a pipe.
 FILE_WIDTH = 160
@@ -34,7 +35,7 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[objec
     for index, name in enumerate(header):
         table.add_column(name, justify="right" if index else "left")
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(one_line(str(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pilotfish import bench
 from pilotfish.cli import chat, demo, draft, generate, keys, models, serve, target, train
 from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
+from pilotfish.printable import OneLineFormatter, one_line
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
 
@@ -36,6 +38,8 @@ app.add_typer(train.app, name="train")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Whatever goes wrong is one line on stderr."""
+    if logging.lastResort is not None:  # what prints the log of commands that configure none
+        logging.lastResort.setFormatter(OneLineFormatter())
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         code: int = app(arguments, prog_name="pilotfish", standalone_mode=False) or 0
@@ -56,5 +60,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"pilotfish: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    print(f"pilotfish: {one_line(message)}", file=sys.stderr)  # noqa: T201
     return code

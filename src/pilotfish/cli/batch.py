@@ -32,6 +32,7 @@ class Finished:
     prompt_tokens: int
     outputs: list[Completion]
     prompt_logprobs: list[TokenLogprobs] | None
+    drops: dict[str, dict[str, int]]  # of draft pools' messages, since the engine started
 
     def records(self) -> list[dict[str, Any]]:
         """One JSON object for each output; `index` tells them apart where there are several."""
@@ -50,6 +51,7 @@ class Finished:
             **_reported("logprobs", output.logprobs),
             **_reported("prompt_logprobs", self.prompt_logprobs if output.index == 0 else None),
             "stats": output.stats,
+            **({"pools": self.drops} if self.drops else {}),
         }
 
 
@@ -133,15 +135,15 @@ def run_rows(
             engine.step()
         ended = [place for place, (_, samples) in running.items() if all(map(_has_ended, samples))]
         for place in ended:
-            yield _outcome(*running.pop(place))
+            yield _outcome(*running.pop(place), engine.drops())
 
 
 def _has_ended(sample: Sample) -> bool:
     return sample.finish_reason is not None
 
 
-def _outcome(row: Row, samples: list[Sample]) -> Finished | BadRow:
+def _outcome(row: Row, samples: list[Sample], drops: dict[str, dict[str, int]]) -> Finished | BadRow:
     if (error := first_error(samples)) is not None:
         return BadRow(row.place, str(error), failed=True)
     output = request_output(samples)
-    return Finished(row, len(output.prompt_token_ids), output.outputs, output.prompt_logprobs)
+    return Finished(row, len(output.prompt_token_ids), output.outputs, output.prompt_logprobs, drops)

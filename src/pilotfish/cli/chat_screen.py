@@ -17,6 +17,7 @@ from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.engine import Delta, Sample
 from pilotfish.errors import PromptError
+from pilotfish.printable import one_line, printable_output
 
 SIGN, CONTINUED = "> ", "... "
 
@@ -51,7 +52,7 @@ def joined(line: Callable[[str], str | None]) -> str | None:
 
 
 class PlainScreen:
-    """Turns are lines of stdin; answers go to stdout, and nothing else does. Ctrl-C ends the program."""
+    """Turns are lines of stdin; answers go to stdout as they are, and nothing else does. Ctrl-C ends the program."""
 
     def greet(self, conversation: Conversation) -> None:
         if conversation.params.seed is None:
@@ -78,18 +79,18 @@ class PlainScreen:
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{printable_output(text)}\n")
 
     def error(self, text: str) -> None:
-        self.note(f"pilotfish: {_one_line(text)}")
+        self.note(f"pilotfish: {one_line(text)}")
 
 
 # -- a terminal
 
 
 class TerminalScreen:
-    """A prompt sign, answers coloured by who wrote them where there is a draft, figures below each. Ctrl-C ends
-    an answer, or at the sign the conversation."""
+    """A prompt sign, answers coloured by who wrote them where there is a draft, figures below each; their control
+    characters are escaped. Ctrl-C ends an answer, or at the sign the conversation."""
 
     def __init__(self, *, drafts: bool) -> None:
         """`drafts`: whether answers are speculated."""
@@ -127,18 +128,18 @@ class TerminalScreen:
         self._origins = OriginStream() if self._coloured else None
         with ctrl_c() as interrupted:
             yield interrupted
-        self._print(Text(sample.stream.take()), end="")  # what may have begun a stop string
+        self._print(Text(printable_output(sample.stream.take())), end="")  # what may have begun a stop string
         self._print(Text("" if sample.text.endswith("\n") else "\n"), end="")
         self.note(figures(sample))
 
     def piece(self, delta: Delta) -> None:
-        self._print(self._origins.coloured(delta) if self._origins else Text(delta.text), end="")
+        self._print(self._origins.coloured(delta) if self._origins else Text(printable_output(delta.text)), end="")
 
     def note(self, text: str) -> None:
-        self._print(Text(text, style="dim"))
+        self._print(Text(printable_output(text), style="dim"))
 
     def error(self, text: str) -> None:
-        self._print(Text(_one_line(text), style="yellow"))
+        self._print(Text(one_line(text), style="yellow"))
 
     def _print(self, text: Text, end: str = "\n") -> None:
         self._console.print(text, end=end, soft_wrap=True)
@@ -169,7 +170,3 @@ def figures(sample: Sample) -> str:
         f"{stats['tokens_per_verify_step']:.2f} per verify step",
     ]
     return " · ".join(parts if sample.finish_reason == FinishReason.STOP else [*parts, str(sample.finish_reason)])
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

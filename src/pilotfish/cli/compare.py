@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -88,6 +89,11 @@ class Summary:
         return _summed([stats.accepted_by_depth for stats in self._stats])
 
     @property
+    def accepted_by_origin(self) -> dict[str, int]:
+        """Accepted tokens by who guessed them."""
+        return dict(sum((Counter(stats.accepted_by_origin) for stats in self._stats), Counter[str]()))
+
+    @property
     def time_share(self) -> dict[str, float]:
         """Where the time went: the draft, the target's forward, sampling and walking, all else."""
         total = sum(one.seconds for one in self.passes)
@@ -107,6 +113,7 @@ class Summary:
             "target_cores": self.cores,
             "offered_by_depth": self.offered_by_depth,
             "accepted_by_depth": self.accepted_by_depth,
+            "accepted_by_origin": self.accepted_by_origin,
             "time_share": self.time_share,
         }
 

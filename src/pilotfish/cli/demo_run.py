@@ -23,6 +23,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Delta, Engine
 from pilotfish.model.pacer import Pacing
+from pilotfish.printable import printable_output
 
 PROMPTS = (
     'def mean(values: list[float]) -> float:\n    """Return the arithmetic mean of a non-empty list."""\n',
@@ -168,7 +169,7 @@ def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bo
 
 
 def _bracketed(delta: Delta, end: int) -> Text:
-    drafted, own = delta.text[:end], delta.text[end:]
+    drafted, own = printable_output(delta.text[:end]), printable_output(delta.text[end:])
     return Text((f"{OPENING}{drafted}{CLOSING}" if drafted else "") + own)
 
 
@@ -196,6 +197,8 @@ def _table(result: Result) -> Table:
     table.add_row("cores of the target", *(str(s.cores) for s in summaries))
     for part in modes["off"].time_share:
         table.add_row(f"time: {part}", *(f"{s.time_share[part]:.0%}" for s in summaries))
+    for origin in dict.fromkeys(name for s in summaries for name in s.accepted_by_origin):
+        table.add_row(f"accepted, guessed by {origin}", *(_guessed(s, origin) for s in summaries))
     depths = zip_longest(*map(_accepted, summaries), fillvalue="")
     for depth, cells in enumerate(islice(depths, DEPTHS_SHOWN), 1):
         table.add_row(f"accepted at depth {depth}", *cells)
@@ -204,6 +207,11 @@ def _table(result: Result) -> Table:
 
 def _spread(summary: Summary) -> str:
     return f"{min(summary.speeds):.1f} to {max(summary.speeds):.1f}"
+
+
+def _guessed(summary: Summary, origin: str) -> str:
+    """Accepted tokens of an origin."""
+    return str(summary.accepted_by_origin.get(origin, 0)) if summary.offered_by_depth else ""
 
 
 def _accepted(summary: Summary) -> list[str]:

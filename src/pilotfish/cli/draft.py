@@ -27,6 +27,7 @@ from pilotfish.cli.options import (
 )
 from pilotfish.config import DraftConfig, DType, EngineConfig, Quantization
 from pilotfish.errors import InputError
+from pilotfish.printable import OneLineFormatter
 
 DEFAULT_PAIR = "pycode"
 
@@ -83,7 +84,9 @@ def draft(
     from pilotfish.model.serving_imports import import_for_serving
 
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
-    logging.basicConfig(level=level, format=f"pilotfish {name}: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter(f"pilotfish {name.replace('%', '%%')}: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     import_for_serving()
     from pilotfish.engine.draft_pool import run_pool
 

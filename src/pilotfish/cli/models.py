@@ -21,6 +21,7 @@ from pilotfish.cli.options import (
 )
 from pilotfish.config import DType, EngineConfig, Quantization
 from pilotfish.errors import ParameterError
+from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
     from pilotfish.engine.check import ModelFacts, Report
@@ -85,7 +86,7 @@ def _print(report: Report) -> None:
     if report.memory is not None:
         console.print(report.memory.describe(), soft_wrap=True)
     for problem in report.problems:
-        console.print(f"problem: {problem}", soft_wrap=True, markup=False)
+        console.print(one_line(f"problem: {problem}"), soft_wrap=True, markup=False)
     console.print("would run" if report.would_run else "would not run")
 
 
@@ -106,5 +107,5 @@ def _table(role: str, facts: ModelFacts) -> object:
         "its own defaults": ", ".join(f"{k} {v}" for k, v in facts.sampling_defaults.items()) or "none",
     }
     for name, value in rows.items():
-        table.add_row(name, str(value))
+        table.add_row(name, one_line(str(value)))
     return table

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pilotfish.engine.engine import Delta
+from pilotfish.printable import printable_output
 
 DRAFTED, OWN = "bold green", "magenta"
 
@@ -28,6 +29,7 @@ class OriginStream:
         return min(max(end - before, 0), len(delta.text))
 
     def coloured(self, delta: Delta) -> Text:
-        """The text of `delta`, both parts in their colours."""
+        """The text of `delta`, both parts in their colours, for a terminal."""
         end = self.drafted(delta)
-        return Text.assemble((delta.text[:end], DRAFTED), (delta.text[end:], OWN))
+        drafted, own = printable_output(delta.text[:end]), printable_output(delta.text[end:])
+        return Text.assemble((drafted, DRAFTED), (own, OWN))

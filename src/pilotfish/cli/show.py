@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +16,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from pilotfish.printable import one_line, printable, printable_output
 from pilotfish.prompts import BadRow
 
 if TYPE_CHECKING:
@@ -27,12 +29,12 @@ SHOW_PROGRESS_AFTER = 2.0  # seconds
 def status(message: str) -> AbstractContextManager[Any]:
     """A spinner on stderr while something slow goes on; nothing where stderr is no terminal."""
     console = Console(stderr=True)
-    return console.status(message) if console.is_terminal else nullcontext()
+    return console.status(one_line(message)) if console.is_terminal else nullcontext()
 
 
 def report(row: BadRow) -> None:
     """One line on stderr."""
-    sys.stderr.write(f"{row.place}: {' '.join(row.reason.split())}\n")
+    sys.stderr.write(one_line(f"{row.place}: {row.reason}") + "\n")
 
 
 def paced(pacing: Sequence[Pacing]) -> Text:
@@ -78,7 +80,8 @@ class JsonPrinter:
 
 
 class TextPrinter:
-    """Each row's text below its id, and a table of figures at the end."""
+    """Each row's text below its id, and a table of figures at the end. On a terminal control characters of a text are
+    escaped; a pipe gets it as it is."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
@@ -91,11 +94,14 @@ class TextPrinter:
         for record in finished.records():
             self._records.append(record)
             self._console.print(Rule(Text(f"{_name(record)} · seed {record['seed']}"), align="left", style="dim"))
-            self._console.print(Text(record["text"]), soft_wrap=True)
+            text = record["text"]
+            self._console.print(Text(printable_output(text) if self._console.is_terminal else text), soft_wrap=True)
 
     def end(self, pacing: Sequence[Pacing]) -> None:
         if self._records:
             self._console.print(_table(self._records))
+        if guessers := _guessers(self._records):
+            self._console.print(Text(f"accepted, guessed by: {guessers}", style="dim"), soft_wrap=True)
         if pacing:
             self._console.print(paced(pacing))
 
@@ -130,7 +136,7 @@ def shown_when_slow(progress: Progress) -> Iterator[Progress]:
 
 
 def _name(record: dict[str, Any]) -> str:
-    return f"{record['id']} [{record['index']}]" if "index" in record else str(record["id"])
+    return printable(f"{record['id']} [{record['index']}]" if "index" in record else str(record["id"]))
 
 
 def _table(records: list[dict[str, Any]]) -> Table:
@@ -155,3 +161,11 @@ def _cells(record: dict[str, Any]) -> list[str]:
         f"{stats['tokens_per_verify_step']:.2f}",
         f"{stats['accepted_tokens']} of {stats['draft_tokens']}",
     ]
+
+
+def _guessers(records: Sequence[Mapping[str, Any]]) -> str:
+    """Accepted tokens of all rows by who guessed them."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        counts.update(record["stats"]["accepted_by_origin"])
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import OTHER, TokenTree
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -97,13 +97,13 @@ class Nodes:
         chosen[ties[: count - np.count_nonzero(chosen)]] = True
         return np.flatnonzero(chosen)
 
-    def tree(self, count: int) -> TokenTree:
-        """The `count` best nodes."""
+    def tree(self, count: int, origin: str = OTHER) -> TokenTree:
+        """The `count` best nodes, all of one origin."""
         tree, number = TokenTree(), {-1: 0}
         chosen = self.best(count)
         fields = (chosen, self.parents[chosen], self.tokens[chosen], self.scores[chosen])
         for index, parent, token, score in zip(*(field.tolist() for field in fields), strict=True):
-            number[index] = tree.add(number[parent], token, score)
+            number[index] = tree.add(number[parent], token, score, origin)
         return tree
 
 

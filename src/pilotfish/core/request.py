@@ -40,12 +40,16 @@ class RequestStats:
     hits: int = 0  # verify steps whose tokens, the bonus token too, were in a tree that lives on
     offered_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_origin: dict[str, int] = field(default_factory=dict)  # by who guessed them
 
-    def count(self, depths: Sequence[int], accepted: int) -> None:
-        """One verify step over nodes of these depths, of which a path of `accepted` was accepted."""
+    def count(self, depths: Sequence[int], origins: Sequence[str]) -> None:
+        """One verify step over nodes of these depths, of which a path of these origins was accepted."""
+        accepted = len(origins)
         self.verify_steps += 1
         self.draft_tokens += len(depths)
         self.accepted_tokens += accepted
+        for origin in origins:
+            self.accepted_by_origin[origin] = self.accepted_by_origin.get(origin, 0) + 1
         deepest = max(depths, default=0)
         for counts in (self.offered_by_depth, self.accepted_by_depth):
             counts.extend([0] * (deepest - len(counts)))

@@ -80,12 +80,16 @@ class Commit:
 
     request: Request
     tokens: list[int]  # none where only prompt tokens were scored, and where the request ended with an error
-    accepted: int
+    origins: list[str]  # of the tokens that were guessed, the first ones
     sampled_rows: list[int]  # [len(tokens)], which of the step's sampling rows gave each token
     scored: range  # indices of prompt tokens whose rows scored the token that follows
     nodes: int = 0  # of its tree, that were verified
     logprobs: Sequence[TokenLogprobs] = ()  # of `tokens`, where the request asks for them
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt tokens after `scored`
+
+    @property
+    def accepted(self) -> int:
+        return len(self.origins)
 
 
 class Scheduler:
@@ -215,7 +219,7 @@ class Scheduler:
     def _fail(self, rows: Rows) -> Commit:
         self.pool.release(rows.slots)
         rows.request.finish_reason = FinishReason.ERROR
-        return Commit(rows.request, [], 0, [], range(0), len(rows.tree))
+        return Commit(rows.request, [], [], [], range(0), len(rows.tree))
 
     def _commit_rows(self, rows: Rows, sampled: Sequence[int | None], first_sample: int) -> Commit:
         request, tree = rows.request, rows.tree
@@ -226,11 +230,11 @@ class Scheduler:
         request.num_scored = max(request.num_scored, rows.scored.stop)
         self.pool.release(set(rows.slots) - set(kept))
         committed = request.extend(tokens)
-        accepted = min(len(path), len(committed))
+        origins = [tree.origins[node] for node in path[: len(committed)]]
         if rows.samples:
-            request.stats.count(tree.depths[1:], accepted)
+            request.stats.count(tree.depths[1:], origins)
         gave = [first_sample + node for node in (ROOT, *path)]
-        return Commit(request, committed, accepted, gave[: len(committed)], rows.scored, len(tree))
+        return Commit(request, committed, origins, gave[: len(committed)], rows.scored, len(tree))
 
     def cancel(self, step: Step) -> list[Request]:
         """The forward of `step` failed: end its requests, free their slots and the step's; return them."""

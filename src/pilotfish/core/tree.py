@@ -11,13 +11,16 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 ROOT = 0
+#: Origins: who guessed a node. Of drafts elsewhere it is the pool's name.
+LM, NGRAM, SUFFIX, OTHER = "lm", "ngram", "suffix", "other"
 
 
 class TokenTree:
     """A tree of guessed tokens below the last committed token.
 
     Nodes are numbered in order of insertion, so a parent's number is below its children's. Scores
-    never rise along a path, hence the best n nodes by score always form a connected subtree.
+    never rise along a path, hence the best n nodes by score always form a connected subtree. Origins are for
+    figures alone.
     """
 
     def __init__(self) -> None:
@@ -25,6 +28,7 @@ class TokenTree:
         self.parents: list[int] = [-1]
         self.depths: list[int] = [0]
         self.scores: list[float] = [0.0]
+        self.origins: list[str] = [OTHER]
         self._children: list[dict[int, int]] = [{}]
 
     def __len__(self) -> int:
@@ -35,11 +39,11 @@ class TokenTree:
         """Node numbers without the root, parents first."""
         return iter(range(1, len(self.tokens)))
 
-    def add(self, parent: int, token: int, score: float) -> int:
+    def add(self, parent: int, token: int, score: float, origin: str = OTHER) -> int:
         """Add (or find) the child of `parent` that carries `token`; return its number.
 
-        A score above the parent's is cut to it. A child that is there already keeps its score: raising
-        it could lift it over nodes that were chosen before it.
+        A score above the parent's is cut to it. A child that is there already keeps its origin and its score:
+        raising it could lift it over nodes that were chosen before it.
         """
         found = self._children[parent].get(token)
         if found is not None:
@@ -49,6 +53,7 @@ class TokenTree:
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
         self.scores.append(min(score, self.scores[parent]))
+        self.origins.append(origin)
         self._children.append({})
         self._children[parent][token] = node
         return node
@@ -83,7 +88,8 @@ class TokenTree:
         """The tree of `nodes`, ascending and closed under parents, renumbered in that order."""
         tree, number = TokenTree(), {ROOT: ROOT}
         for node in nodes:
-            number[node] = tree.add(number[self.parents[node]], self.tokens[node], self.scores[node])
+            parent = number[self.parents[node]]
+            number[node] = tree.add(parent, self.tokens[node], self.scores[node], self.origins[node])
         return tree
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
@@ -97,11 +103,11 @@ class TokenTree:
         return nodes
 
     def merge(self, other: TokenTree) -> None:
-        """Add every node of `other`; a path that both have keeps this tree's score."""
+        """Add every node of `other`; a path that both have keeps this tree's scores and origins."""
         number = {ROOT: ROOT}
         for node in other.nodes():
             parent = number[other.parents[node]]
-            number[node] = self.add(parent, other.tokens[node], other.scores[node])
+            number[node] = self.add(parent, other.tokens[node], other.scores[node], other.origins[node])
 
 
 def walk(tree: TokenTree, sampled: Sequence[int | None]) -> list[int]:

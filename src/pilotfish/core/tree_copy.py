@@ -48,6 +48,7 @@ class TreeCopy:
         """Of a sequence of `length` tokens."""
         self.nodes = Nodes.none()
         self.dropped = 0  # nodes that broke the protocol: foreign tokens, ids that do not rise, too many
+        self.breach = ""  # how the last of them did
         self.repeated = 0  # nodes that were there already
         self.late = 0  # nodes that were no longer, or never, below the root
         self._length = length
@@ -91,9 +92,19 @@ class TreeCopy:
         lawful &= (push.tokens >= 0) & (push.tokens < self._vocab_size) & ~np.isnan(push.scores)
         room = max(self._max_nodes - len(self.nodes) - len(self._aliases), 0)
         chosen = np.flatnonzero(lawful)[:room]
-        self.dropped += len(push) - len(chosen)
+        if len(chosen) < len(push):
+            self.dropped += len(push) - len(chosen)
+            self.breach = self._breach_of(push, rising=rising, lawful=bool(lawful.all()))
         self._last_id = int(push.ids[-1]) if rising else self._last_id
         return replace(push.take(chosen), scores=np.clip(push.scores[chosen], LEAST, 0.0))
+
+    def _breach_of(self, push: Push, *, rising: bool, lawful: bool) -> str:
+        first_known = self._length - len(self._recent)
+        if not rising:
+            return "ids do not rise"
+        if not first_known <= push.base_len <= self._length:
+            return f"base_len {push.base_len} is not {first_known} to {self._length}"
+        return f"more than {self._max_nodes} nodes" if lawful else "a token that is not in the vocabulary"
 
     def _first_named(self, ids: Ints) -> Ints:
         """`ids`, those of repeated nodes replaced by the first's."""

@@ -15,7 +15,7 @@ def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
 
 
 class CombinedDrafter:
-    """Merges the drafters' trees and keeps the best nodes. Where paths meet the first drafter's score holds."""
+    """Merges the drafters' trees and keeps the best nodes. Where paths meet the first drafter's score and name hold."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = drafters

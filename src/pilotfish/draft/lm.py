@@ -15,7 +15,7 @@ from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.tree import LM, ROOT, TokenTree
 from pilotfish.core.vocabulary import readable
 from pilotfish.draft.children import likely_children
 from pilotfish.model.pacer import Pacer, held
@@ -205,7 +205,7 @@ class LMDrafter:
             tree = self._sessions[request.id].tree
             for token, chance in zip(node_tokens, chances, strict=True):
                 if chance > -math.inf and token not in self.unshared:  # fewer than children may survive the filters
-                    tree.add(node, token, tree.scores[node] + chance)
+                    tree.add(node, token, tree.scores[node] + chance, LM)
 
     def _row_sampling(self, request: Request, node: int) -> RowSampling:
         """The target's own rules on the path to `node`: a draft that ignored them would guess what is never given."""

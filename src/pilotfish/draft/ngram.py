@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import NGRAM, TokenTree
 
 #: Chance, guessed, that a continuation's next token is right after a match of the key's length.
 CONFIDENCE = {1: 0.1, 2: 0.3, 3: 0.6, 4: 0.8}
@@ -62,7 +62,7 @@ class NgramDrafter:
         node, score = 0, 0.0
         for token in request.tokens[start : start + nodes]:
             score += math.log(CONFIDENCE[min(n, max(CONFIDENCE))])
-            node = tree.add(node, token, score)
+            node = tree.add(node, token, score, NGRAM)
         return tree
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002

@@ -12,7 +12,7 @@ from itertools import islice
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.noise import gumbel_of
 from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.tree import ROOT, SUFFIX, TokenTree
 from pilotfish.draft.automaton import Context, Match, SuffixAutomaton
 from pilotfish.draft.responses import ResponseCache
 
@@ -110,7 +110,7 @@ class SuffixDrafter:
             leaf = frontier.pop()
             if leaf is None:
                 break
-            node = tree.add(leaf.parent, leaf.token, leaf.score)
+            node = tree.add(leaf.parent, leaf.token, leaf.score, SUFFIX)
             cursors = [cursor.follow(leaf.token) for cursor in leaf.cursors]
         return tree
 

@@ -57,12 +57,16 @@ class Delta:
 
     sample: Sample
     tokens: list[int]
-    accepted: int  # the first `accepted` of `tokens` were guessed by the draft
+    origins: list[str]  # who guessed the first ones of `tokens`
     nodes: int  # of its tree, that were verified
     text: str
     ends: list[int]  # [tokens] characters of the sample's whole text after each token
     logprobs: Sequence[TokenLogprobs]  # of `tokens`, where the request asks for them
     prompt_logprobs: Sequence[TokenLogprobs]  # of the next tokens of the prompt, where the request asks for them
+
+    @property
+    def accepted(self) -> int:
+        return len(self.origins)
 
 
 class Sample:
@@ -104,7 +108,7 @@ class Sample:
         """From submission to the last token."""
         return (self.ended or self.started) - self.started
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, Any]:
         """The counts that `generate --json` reports."""
         stats, tokens = self.request.stats, len(self.token_ids)
         return {
@@ -113,6 +117,7 @@ class Sample:
             "verify_steps": stats.verify_steps,
             "draft_tokens": stats.draft_tokens,
             "accepted_tokens": stats.accepted_tokens,
+            "accepted_by_origin": dict(stats.accepted_by_origin),
             "hits": stats.hits,
             "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
         }
@@ -223,6 +228,10 @@ class Engine:
             return None
         self._pacers.append(Pacer(role, pace))
         return self._pacers[-1]
+
+    def drops(self) -> dict[str, dict[str, int]]:
+        """What was dropped of each draft pool's messages so far, by reason (`target/drops.py`)."""
+        return {} if self.remote is None else {pool.name: pool.drops.occurred for pool in self.remote.pools}
 
     def pacing(self) -> list[Pacing]:
         """How the paced models of this process have kept their pace since the start; the target first."""
@@ -367,8 +376,8 @@ class Engine:
             self._finish(sample, reason)
             if ends:
                 ends[-1] = len(sample.text)  # with what never became a character
-        text, accepted = sample.stream.take(), min(commit.accepted, len(tokens))
-        return Delta(sample, tokens, accepted, commit.nodes, text, ends, logprobs, commit.prompt_logprobs)
+        text, origins = sample.stream.take(), commit.origins[: len(tokens)]
+        return Delta(sample, tokens, origins, commit.nodes, text, ends, logprobs, commit.prompt_logprobs)
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.stream.finish()

@@ -26,7 +26,7 @@ class Completion:
     text: str
     finish_reason: str  # stop, length or abort
     seed: int
-    stats: dict[str, float]
+    stats: dict[str, Any]
     logprobs: list[TokenLogprobs] | None  # one a token, where `SamplingParams.logprobs` asks for them
 
 

@@ -17,6 +17,8 @@ from functools import partial
 
 from setproctitle import setproctitle
 
+from pilotfish.printable import printable, printable_output
+
 #: In a worker's environment: the process id of its parent.
 PARENT = "PILOTFISH_PARENT"
 #: And the directory of its sockets.
@@ -81,9 +83,9 @@ class WorkerProcess:
         assert self._process.stderr is not None
         with io.TextIOWrapper(self._process.stderr, errors="replace", newline="") as stream:
             for line in iter(partial(stream.readline, LONGEST_LINE), ""):
-                self._last_line = line.strip() or self._last_line
+                self._last_line = printable(line.strip()) or self._last_line
                 with suppress(OSError, ValueError):  # nobody reads, or it is closed: the worker must not block
-                    sys.stderr.write(line)
+                    sys.stderr.write(_shown(line))
                     sys.stderr.flush()
 
     @property
@@ -103,6 +105,12 @@ class WorkerProcess:
         self._process.stdin.close()
         self._reader.join(LAST_WORDS)
         return Ending(code, self._last_line)
+
+
+def _shown(line: str) -> str:
+    """A worker's line, or a piece of one, as this process prints it: it may quote what others sent."""
+    body = line.rstrip("\r\n")
+    return printable_output(body) + ("\n" if len(body) < len(line) else "")
 
 
 @contextmanager

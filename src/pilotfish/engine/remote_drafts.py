@@ -60,7 +60,8 @@ class RemoteDrafts:
         endpoints = config.draft_pool if workers is None else workers.endpoints
         keys = load_target_keys(config.draft_key, config.draft_pool_key, len(endpoints))
         self._channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
-        self.pools = [Pool(endpoint, str(i).encode()) for i, endpoint in enumerate(endpoints)]
+        names = config.draft_pool if workers is None else workers.names
+        self.pools = [Pool(name, str(i).encode()) for i, name in enumerate(names)]
         hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model, identity.added_tokens)
         self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
         self._courier = Courier(self._channel, self.drafter.receive, self._tick)

@@ -201,7 +201,7 @@ class TargetService:
             tokens=tokens,
             text=delta.text,
             ends=delta.ends,
-            verified=[Verified(at, len(tokens), delta.nodes, delta.accepted)] if tokens else [],
+            verified=[Verified(at, len(tokens), delta.nodes, delta.accepted, delta.origins)] if tokens else [],
             logprobs=list(delta.logprobs),
             prompt_logprobs=list(delta.prompt_logprobs),
             seed=sample.request.seed if first else None,
@@ -290,7 +290,7 @@ def _pools(engine: Engine) -> list[PoolLoad]:
 
 
 def _pool_load(pool: Pool) -> PoolLoad:
-    if pool.load is None:
-        return PoolLoad(pool.name, pool.ready, 0, 0, 0.0, 0.0)
-    load = pool.load
-    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, load.step_ms, load.queue_ms)
+    load, drops = pool.load, pool.drops.counts
+    if load is None:
+        return PoolLoad(pool.name, pool.ready, 0, 0, 0.0, 0.0, drops)
+    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, load.step_ms, load.queue_ms, drops)

@@ -40,7 +40,7 @@ class ServerMetrics:
     def progress(self, step: Step, deltas: Sequence[Delta]) -> None:
         """A step of the target, and what it added to the outputs."""
         self._vllm.progress(step, deltas)
-        self._own.progress(step)
+        self._own.progress(step, deltas)
 
     def status(self, status: Status) -> None:
         """The target's newest status."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
 from pilotfish.observe.families import Families, Total
 from pilotfish.observe.labels import Tags
-from pilotfish.observe.reports import Pool, Step
+from pilotfish.observe.reports import Delta, Pool, Step
 from pilotfish.observe.requests import RequestRecord
 
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
@@ -41,8 +42,16 @@ class OwnMetrics:
             "pilotfish_requests_rejected", "Requests refused before a target saw them, by HTTP status.", "code"
         )
         self._model_name = model_name
-        self.progress = self._steps.progress
+        self._origins = families.counter_family(
+            "pilotfish_accepted_tokens", "Accepted nodes, by who guessed them.", "origin"
+        )
         self.pools = self._pools.set
+
+    def progress(self, step: Step, deltas: Sequence[Delta]) -> None:
+        self._steps.progress(step)
+        origins = Counter(origin for delta in deltas for verified in delta.verified for origin in verified.origins)
+        for origin, count in origins.items():
+            self._origins.labels(self._model_name, origin).inc(count)
 
     def started(self) -> None:
         self._in_flight.inc()
@@ -83,23 +92,34 @@ class Steps:
 
 
 class Pools:
-    """Load of the draft pools in the target's last status."""
+    """The draft pools in the target's last status: their load, and what was dropped of their messages."""
 
     def __init__(self, families: Families, model_name: str) -> None:
         self._gauges = {
             name: families.gauge_family(f"pilotfish_pool_{name}", documentation, "pool")
             for name, documentation in POOL_GAUGES.items()
         }
+        self._drops = families.counter_family(
+            "pilotfish_pool_drops", "What the target dropped of its messages.", "pool", "reason"
+        )
+        self._totals: dict[tuple[str, str], Total] = {}
         self._model_name = model_name
 
     def set(self, pools: Sequence[Pool]) -> None:
-        """Pools that are not there any more leave no sample."""
+        """Pools that are not there any more leave no gauge; what was counted stays."""
         for gauge in self._gauges.values():
             gauge.clear()
         for pool in pools:
             values = (pool.ready, pool.sessions, pool.free_slots, pool.step_ms / 1000, pool.queue_ms / 1000)
             for gauge, value in zip(self._gauges.values(), values, strict=True):
                 gauge.labels(self._model_name, pool.name).set(value)
+            for reason, count in pool.drops.items():
+                self._total(pool.name, reason).set(count)
+
+    def _total(self, pool: str, reason: str) -> Total:
+        if (pool, reason) not in self._totals:
+            self._totals[pool, reason] = Total(self._drops.labels(self._model_name, pool, reason))
+        return self._totals[pool, reason]
 
 
 class OwnRequests:

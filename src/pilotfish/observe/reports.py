@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
@@ -40,6 +40,9 @@ class Verified(Protocol):
     def nodes(self) -> int: ...
     @property
     def accepted(self) -> int: ...
+    @property
+    def origins(self) -> Sequence[str]:
+        """Who guessed the accepted nodes."""
 
 
 class Finish(Protocol):
@@ -84,6 +87,9 @@ class Pool(Protocol):
     def step_ms(self) -> float: ...
     @property
     def queue_ms(self) -> float: ...
+    @property
+    def drops(self) -> Mapping[str, int]:
+        """What the target dropped of its messages since it started, by reason."""
 
 
 class Status(Protocol):

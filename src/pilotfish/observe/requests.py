@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +41,7 @@ class RequestRecord:
     verify_steps: int  # of one output each, with a tree
     drafted: int  # nodes of these trees
     accepted: int  # of them
+    accepted_by_origin: dict[str, int]
 
     @property
     def latency(self) -> float:
@@ -99,6 +101,7 @@ class RequestMeter:
         self._steps: list[float | None] = [None] * facts.n  # of each output's newest tokens, on the target's clock
         self._reasons: set[str] = set()
         self._verify_steps = self._drafted = self._accepted = 0
+        self._origins: Counter[str] = Counter()
         sink.started()
 
     def update(self, index: int, delta: Delta, now: float) -> None:
@@ -129,6 +132,7 @@ class RequestMeter:
             verify_steps=self._verify_steps,
             drafted=self._drafted,
             accepted=self._accepted,
+            accepted_by_origin=dict(self._origins),
         )
         self._sink.finished(record)
         return record
@@ -144,6 +148,7 @@ class RequestMeter:
             self._verify_steps += 1
             self._drafted += verified.nodes
             self._accepted += verified.accepted
+            self._origins.update(verified.origins)
         if verified.tokens:
             before, self._steps[index] = self._steps[index], verified.at
             if before is not None:

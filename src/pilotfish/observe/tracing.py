@@ -138,6 +138,7 @@ def record_attributes(record: RequestRecord) -> Attributes:
         "pilotfish.verify_steps": record.verify_steps,
         "pilotfish.drafted": record.drafted,
         "pilotfish.accepted": record.accepted,
+        **{f"pilotfish.accepted.{origin}": count for origin, count in record.accepted_by_origin.items()},
     }
     times = {attribute: getattr(record, name) for name, attribute in LATENCIES.items()}
     return counts | {attribute: seconds for attribute, seconds in times.items() if seconds is not None}

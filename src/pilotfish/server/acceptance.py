@@ -1,4 +1,5 @@
-"""How the speculation of an output went: vLLM's `metrics.speculative_decoding`, and our `pilotfish` object."""
+"""How the speculation of an output went: vLLM's `metrics.speculative_decoding`, and beside it who guessed what; our
+`pilotfish` object."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ def metrics(plan: Plan, verified: Sequence[Verified]) -> Metrics | UnsetType:
     if plan.metrics == "none":
         return UNSET
     steps = [step for step in verified if step.nodes] if plan.outputs == 1 else []
-    return Metrics(acceptance(steps, plan.spec_tokens, detailed=plan.metrics == "detailed") if steps else None)
+    if not steps:
+        return Metrics(None)
+    origins = Counter(origin for step in steps for origin in step.origins)
+    return Metrics(
+        acceptance(steps, plan.spec_tokens, detailed=plan.metrics == "detailed"), dict(origins) if origins else UNSET
+    )
 
 
 def acceptance(steps: Sequence[Verified], spec_tokens: int, *, detailed: bool) -> Acceptance:

@@ -49,6 +49,7 @@ class Acceptance(Struct, frozen=True):
 
 class Metrics(Struct, frozen=True):
     speculative_decoding: Acceptance | None  # None: no speculation, or several outputs
+    accepted_by_origin: dict[str, int] | UnsetType = UNSET  # accepted nodes by who guessed them
 
 
 class PromptLogprob(Struct, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from starlette.exceptions import HTTPException
 
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
+from pilotfish.printable import one_line
 from pilotfish.server.answers import ErrorBody, ErrorDetail
 from pilotfish.server.rates import retry_after
 
@@ -33,7 +34,7 @@ class HttpError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(one_line(message))
+        super().__init__(shortened(message))
         self.status, self.kind, self.param, self.code = status, kind, param, code
         self.headers = dict(headers or {})
 
@@ -46,9 +47,9 @@ class ClientGone(Exception):  # noqa: N818  # not an error: an end
     """Nobody waits for the answer."""
 
 
-def one_line(message: str) -> str:
-    """Printable; of a long one its two ends, where the field and what is allowed stand."""
-    line = " ".join("".join(one if one.isprintable() else " " for one in message).split())
+def shortened(message: str) -> str:
+    """One line; of a long one its two ends, where the field and what is allowed stand."""
+    line = one_line(message)
     return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} … {line[-MAX_MESSAGE // 2 :]}"
 
 

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, TypeAlias
 
+from pilotfish.printable import OneLineFormatter
+
 LogFormat: TypeAlias = Literal["json", "text"]
 
 #: Characters of one prompt in a line.
@@ -133,17 +135,13 @@ class JsonFormatter(logging.Formatter):
         return as_json(line)
 
 
-class TextFormatter(logging.Formatter):
-    """`time LEVEL logger: message (field=value …)`; lines of a traceback begin with `  | `."""
+class TextFormatter(OneLineFormatter):
+    """`time LEVEL logger: message (field=value …)`."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        head = f"{moment(record)} {record.levelname} {record.name}: {printable(record.getMessage())}"
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        head = f"{moment(record)} {record.levelname} {record.name}: {record.message}"
         fields = " ".join(f"{name}={shown(value)}" for name, value in fields_of(record).items())
-        line = f"{head} ({fields})" if fields else head
-        if not record.exc_info:
-            return line
-        trace = self.formatException(record.exc_info).split("\n")
-        return "\n".join([line, *(f"  | {printable(part)}" for part in trace)])
+        return f"{head} ({fields})" if fields else head
 
 
 def moment(record: logging.LogRecord) -> str:
@@ -154,13 +152,6 @@ def moment(record: logging.LogRecord) -> str:
 def as_json(value: object) -> str:
     """JSON in printable ASCII; json.dumps alone leaves DEL as it is."""
     return json.dumps(value, default=str).replace("\x7f", "\\u007f")
-
-
-def printable(text: str) -> str:
-    """The text with every control character, line separator and lone surrogate escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shown(value: object) -> str:

@@ -12,16 +12,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.tree import TokenTree
 from pilotfish.core.tree_copy import Push, TreeCopy
 from pilotfish.errors import WireError
-from pilotfish.target.pools import Pool
+from pilotfish.target.pools import MAX_FAULTS, PAUSE, Pool
+from pilotfish.target.remote_session import Arrival, RemoteCounts, RemoteSession, push_of, sampling_of
 from pilotfish.wire.channel import Peer, Received
 from pilotfish.wire.messages import (
     CONNECTION,
@@ -33,7 +32,6 @@ from pilotfish.wire.messages import (
     Open,
     Refuse,
     Resync,
-    Sampling,
     ToDraft,
     Tree,
     decode_to_target,
@@ -41,51 +39,6 @@ from pilotfish.wire.messages import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class RemoteSession:
-    """A request as a pool was told of it."""
-
-    number: int
-    request: Request
-    copy: TreeCopy
-    pool: Pool | None = None  # None: to be opened at the next step
-    untold: int = 0  # of its tokens, those that the pool was not told of
-    told: float = 0.0  # when the pool was last told of any
-    asked: bool = False  # whether nodes of it were wanted since its last commit
-    lost: bool = False  # what the pool has of it cannot be followed: to be opened there anew
-    generation: int = 0
-    pushes: int = 0  # received of this generation
-    opened: float = 0.0
-    setbacks: int = 0  # one after the other, each soon after it was opened
-    not_before: float = 0.0  # when it may be opened again
-    refused_by: set[Peer] = field(default_factory=set)
-
-
-@dataclass
-class RemoteCounts:
-    """What came of all sessions."""
-
-    hits: int = 0  # commits that were in the tree
-    misses: int = 0
-    trees: int = 0  # frames attached
-    nodes: int = 0  # in them
-    dropped: int = 0  # nodes that broke the protocol
-    repeated: int = 0  # nodes that were there already
-    late: int = 0  # nodes that no longer were below the root
-    stale: int = 0  # frames of ended sessions and older generations
-    malformed: int = 0  # frames
-    opened: int = 0  # sessions, anew ones included
-    moved: int = 0  # sessions whose pool was lost
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A push that was attached."""
-
-    at: float  # seconds, on the target's clock
-    nodes: int
 
 
 @dataclass(frozen=True)
@@ -140,10 +93,10 @@ class RemoteDrafter:
             sessions = [self._session(request) for request in requests]
             for session in sessions:
                 session.asked = True
-                if session.untold and session.pool is not None and not session.lost:
-                    self._tell_commit(session, session.pool)  # it rested
+                if session.untold and session.followed_by is not None:
+                    self._tell_commit(session, session.followed_by)  # it rested, or was silent
                     session.asked = True
-            return [session.copy.nodes.tree(limits.nodes) for session in sessions]
+            return [session.tree(limits.nodes) for session in sessions]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         with self._lock:
@@ -154,8 +107,8 @@ class RemoteDrafter:
             self.counts.hits += hit
             self.counts.misses += not hit
             session.untold += len(tokens)
-            if session.pool is not None and not session.lost:
-                self._tell_commit(session, session.pool)
+            if session.followed_by is not None:
+                self._tell_commit(session, session.followed_by)
             return hit
 
     def _tell_commit(self, session: RemoteSession, pool: Pool) -> None:
@@ -190,9 +143,8 @@ class RemoteDrafter:
             session = RemoteSession(self._next_number, request, self._empty_copy(request))
             self._next_number += 1
             self._by_request[request.id] = self._by_number[session.number] = session
-        if session.pool is not None and not session.pool.ready:
-            self._leave_pool(session)
-            self.counts.moved += 1
+        if session.pool is not None and not self._keeps_sessions(session.pool):
+            self._abandon(session.pool)
         if (session.pool is None or session.lost) and self._clock() >= session.not_before:
             self._open(session)
         return session
@@ -202,7 +154,7 @@ class RemoteDrafter:
 
     def _open(self, session: RemoteSession) -> None:
         pool = session.pool or self._best_pool(session)
-        if pool is None:
+        if pool is None or not pool.ready:
             return
         request = session.request
         session.pool, session.lost, session.opened = pool, False, self._clock()
@@ -257,7 +209,7 @@ class RemoteDrafter:
         with self._lock:
             for pool in self.pools:
                 pool.tick(now)
-                if not pool.ready:
+                if not self._keeps_sessions(pool):
                     self._abandon(pool)
                 if pool.hello_due(now):
                     self._tell(pool, self._hello)
@@ -267,8 +219,14 @@ class RemoteDrafter:
         with self._lock:
             pool.lost(reason)
 
+    def _keeps_sessions(self, pool: Pool) -> bool:
+        alone = not any(other.ready for other in self.pools if other is not pool)
+        return pool.keeps_sessions(self._clock(), alone=alone)
+
     def _abandon(self, pool: Pool) -> None:
         """Its sessions are to be opened elsewhere, or there once it is back: it may have forgotten them."""
+        if pool.sessions:
+            pool.give_up()
         for number in list(pool.sessions):
             self._leave_pool(self._by_number[number])
             self.counts.moved += 1
@@ -284,78 +242,64 @@ class RemoteDrafter:
             with self._lock:
                 self._blame(pool, str(error))
             return
-        push = _push_of(message) if isinstance(message, Tree) else None
+        push = push_of(message) if isinstance(message, Tree) else None
         with self._lock:
             self._handle(pool, message, push)
 
     def _handle(self, pool: Pool, message: Tree | Resync | Refuse | Load, push: Push | None) -> None:
+        now = self._clock()
         if isinstance(message, Load):
-            pool.heard(message, self._clock())
+            pool.heard(message, now)
         elif isinstance(message, Refuse) and message.session == CONNECTION:
-            pool.refused(message.reason, self._clock())
+            pool.refused(message.reason, now)
         else:
+            pool.spoke(now)
             session = self._by_number.get(message.session)
             current = session is not None and session.pool is pool and not session.lost
             if session is None or not current or session.generation != message.generation:
-                self.counts.stale += 1
-            elif isinstance(message, Resync):
-                self._set_back(session)
-            elif isinstance(message, Refuse):
-                logger.warning("%s refused a session: %s", pool.name, message.reason)
-                session.refused_by.add(pool.peer)
-                self._leave_pool(session)
-                self._set_back(session, breach=len(session.refused_by) == len(self.pools))
+                pool.drops.add("stale_frames", 1, now)
+            elif isinstance(message, Tree):
+                assert push is not None  # made of it
+                self._attach(pool, session, message.sequence, push)
             else:
-                assert push is not None  # it is a Tree
-                self._attach(session, message.sequence, push)
+                self._give_back(pool, session, message)
 
-    def _attach(self, session: RemoteSession, sequence: int, push: Push) -> None:
+    def _give_back(self, pool: Pool, session: RemoteSession, message: Resync | Refuse) -> None:
+        """The pool cannot follow the session, or will not have it."""
+        if isinstance(message, Resync):
+            pool.drops.add("resyncs", 1, self._clock(), message.reason)
+            self._set_back(session)
+        else:
+            pool.drops.add("refusals", 1, self._clock(), message.reason)
+            session.refused_by.add(pool.peer)
+            self._leave_pool(session)
+            self._set_back(session, breach=len(session.refused_by) == len(self.pools))
+
+    def _attach(self, pool: Pool, session: RemoteSession, sequence: int, push: Push) -> None:
         if sequence < session.pushes:
-            self.counts.stale += 1  # it came twice
+            pool.drops.add("stale_frames", 1, self._clock())  # it came twice
             return
         if sequence > session.pushes:
-            self._set_back(session)  # one was lost
+            pool.drops.add("gaps", 1, self._clock())
+            self._set_back(session)
             return
         session.pushes += 1
         copy = session.copy
         dropped, late, repeated = copy.dropped, copy.late, copy.repeated
         copy.attach(push)
+        now = self._clock()
         self.counts.trees += 1
         self.counts.nodes += len(push)
-        self.arrivals.append(Arrival(self._clock(), len(push)))
-        self.counts.late += copy.late - late
-        self.counts.repeated += copy.repeated - repeated
-        self.counts.dropped += copy.dropped - dropped
+        self.arrivals.append(Arrival(now, len(push)))
+        pool.drops.add("late_nodes", copy.late - late, now)
+        pool.drops.add("repeated_nodes", copy.repeated - repeated, now)
+        pool.drops.add("dropped_nodes", copy.dropped - dropped, now, copy.breach)
         if copy.dropped > dropped:
             self._set_back(session, breach=True)
 
     def _blame(self, pool: Pool, reason: str) -> None:
-        self.counts.malformed += 1
-        if pool.fault(self._clock()):
-            logger.warning("%s is left alone for a while: %s", pool.name, reason)
-
-
-def _push_of(message: Tree) -> Push:
-    ids, parents, tokens = (np.array(x, np.int64) for x in (message.ids, message.parents, message.tokens))
-    return Push(message.base_len, ids, parents, tokens, np.array(message.scores, np.float64))
-
-
-def sampling_of(request: Request) -> Sampling:
-    """What a draft needs to know of a request's parameters."""
-    params = request.params
-    allowed = params.allowed_token_ids
-    return Sampling(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=dict(params.logit_bias),
-        allowed_token_ids=None if allowed is None else list(allowed),
-        bad_token_ids=list(params.bad_token_ids),
-        bad_sequences=[list(sequence) for sequence in request.bad_sequences],
-        stop_ids=sorted(request.stop_ids),
-        min_tokens=params.min_tokens,
-    )
+        now = self._clock()
+        pool.drops.add("malformed_frames", 1, now, reason)
+        if pool.fault(now):
+            reason = "%s is left alone for %g s: it sent %d frames that are no message"
+            logger.warning(reason, pool.name, PAUSE, MAX_FAULTS)

@@ -15,6 +15,8 @@ handled.
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
@@ -22,25 +24,46 @@ from msgspec import Meta, Struct
 
 from pilotfish.core.vocabulary import MAX_ADDED
 from pilotfish.errors import WireError
+from pilotfish.printable import printable
 
 PROTOCOL_VERSION = 1
 #: Bytes of one frame.
 MAX_FRAME = 1 << 24
 #: Nodes of one Tree.
 MAX_NODES = 1 << 14
+#: Characters of a text for people.
+MAX_TEXT = 1024
 #: The session that a Refuse names where it means the whole connection.
 CONNECTION = 0
 
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
-Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
+#: Finite, as all of a Tree's and a Load's numbers.
+Score: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=0.0)]
+Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
 #: As many as a request may name.
 TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
 
 
-class Hello(Struct, tag="hello", frozen=True):
+class Readable(Struct, frozen=True):
+    """Its fields of type Text are for people: control characters in them are escaped, whoever wrote them."""
+
+    def __post_init__(self) -> None:
+        for name in _texts(type(self)):
+            text = getattr(self, name)
+            if text is not None and not text.isprintable():
+                msgspec.structs.force_setattr(self, name, printable(text)[:MAX_TEXT])
+
+
+@cache
+def _texts(kind: type[Readable]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.type in (Text, Text | None))
+
+
+class Hello(Readable, tag="hello", frozen=True):
     """Who the target is. A draft of another version, or of another tokenizer, answers Refuse."""
 
     version: Index
@@ -112,10 +135,10 @@ class Tree(Struct, tag="tree", frozen=True):
     ids: Annotated[list[Id], Meta(max_length=MAX_NODES)]
     parents: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(max_length=MAX_NODES)]
     tokens: Annotated[list[Index], Meta(max_length=MAX_NODES)]
-    scores: Annotated[list[Annotated[float, Meta(le=0.0)]], Meta(max_length=MAX_NODES)]
+    scores: Annotated[list[Score], Meta(max_length=MAX_NODES)]
 
 
-class Resync(Struct, tag="resync", frozen=True):
+class Resync(Readable, tag="resync", frozen=True):
     """The draft cannot follow; the target opens the session anew, one generation up."""
 
     session: Id
@@ -123,7 +146,7 @@ class Resync(Struct, tag="resync", frozen=True):
     reason: Text
 
 
-class Refuse(Struct, tag="refuse", frozen=True):
+class Refuse(Readable, tag="refuse", frozen=True):
     """The draft will not serve this session, or (`CONNECTION`) this target."""
 
     session: Index
@@ -131,7 +154,7 @@ class Refuse(Struct, tag="refuse", frozen=True):
     reason: Text
 
 
-class Load(Struct, tag="load", frozen=True):
+class Load(Readable, tag="load", frozen=True):
     """How busy the draft is."""
 
     model: Text
@@ -139,8 +162,8 @@ class Load(Struct, tag="load", frozen=True):
     own_sessions: Index  # of the target that this goes to
     own_rows: Annotated[int, Meta(ge=0)]  # rows grown for it so far
     free_slots: Index
-    step_ms: float  # of a level, lately
-    queue_ms: float  # that committed tokens lately waited before a level took them
+    step_ms: Milliseconds  # of a level, lately
+    queue_ms: Milliseconds  # that committed tokens lately waited before a level took them
 
 
 ToDraft: TypeAlias = Hello | Open | Commit | Close

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.wire.messages import Id, Index, Length, Text, Tokens, decoded
+from pilotfish.wire.messages import Id, Index, Length, Readable, Text, Tokens, decoded
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -41,7 +41,7 @@ class Abort(Struct, tag="abort", frozen=True):
     id: Id
 
 
-class Identity(Struct, frozen=True):
+class Identity(Readable, frozen=True):
     """What a target serves."""
 
     model: Text
@@ -65,7 +65,7 @@ class Status(Struct, tag="status", frozen=True):
     pools: list[PoolLoad] = []
 
 
-class PoolLoad(Struct, frozen=True):
+class PoolLoad(Readable, frozen=True):
     """A draft pool as the target last heard of it."""
 
     name: Text
@@ -74,6 +74,7 @@ class PoolLoad(Struct, frozen=True):
     free_slots: Count
     step_ms: Seconds
     queue_ms: Seconds
+    drops: dict[str, Count] = msgspec.field(default_factory=dict)  # since the target started, by reason
 
 
 class StepReport(Struct, frozen=True):
@@ -102,16 +103,17 @@ class Push(Struct, frozen=True):
     nodes: Count
 
 
-class Verified(Struct, frozen=True):
+class Verified(Struct, frozen=True, omit_defaults=True):
     """One output's part of a step: `nodes` of its tree were verified, `accepted` of its `tokens` came from there."""
 
     at: float  # StepReport.at
     tokens: Count
     nodes: Count
     accepted: Count
+    origins: list[str] = []  # [accepted] who guessed them
 
 
-class Finish(Struct, frozen=True):
+class Finish(Readable, frozen=True):
     """How an output ended."""
 
     reason: Text  # stop, length or abort
@@ -142,7 +144,7 @@ class Progress(Struct, tag="progress", frozen=True):
     deltas: list[Delta]
 
 
-class Refusal(Struct, tag="refusal", frozen=True):
+class Refusal(Readable, tag="refusal", frozen=True):
     """The request cannot be served; nothing of it was."""
 
     id: Id
@@ -150,7 +152,7 @@ class Refusal(Struct, tag="refusal", frozen=True):
     field: Text | None = None  # the parameter to blame
 
 
-class Failure(Struct, tag="failure", frozen=True):
+class Failure(Readable, tag="failure", frozen=True):
     """A step broke; these requests ended with it."""
 
     ids: list[Id]

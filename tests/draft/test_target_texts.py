@@ -1,0 +1,43 @@
+"""Whatever texts a target sends, none of it reaches a draft's terminal or log raw, and none is sent back raw."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+from rig import HELLO, Rig, make_open
+from wire_samples import assert_nothing_raw, hostile_messages, kinds, mistyped_messages
+
+from pilotfish.wire.channel import Received
+from pilotfish.wire.messages import PROTOCOL_VERSION, ToDraft
+
+FRAMES = [
+    (f"{kind.__name__}.{place}", frame)
+    for kind in kinds(ToDraft)
+    for place, frame in (
+        *hostile_messages(kind),
+        *hostile_messages(kind, **({"version": PROTOCOL_VERSION} if kind.__name__ == "Hello" else {})),
+        *mistyped_messages(kind),
+    )
+]
+
+
+@pytest.mark.parametrize("greeted", [False, True])
+def test_texts(greeted: bool, llama: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    rig = Rig(llama)
+    answers = 0
+    for number, (_, frame) in enumerate(FRAMES):
+        peer = b"target %d" % number
+        if greeted:
+            rig.say(peer, HELLO, make_open([1, 2, 3]))
+        rig.channel.inbox.append(Received(peer, frame))
+        with caplog.at_level(logging.DEBUG):
+            rig.turns()
+        for answer in rig.channel.sent[peer]:
+            reason = msgspec.msgpack.decode(answer).get("reason", "")
+            assert reason.isprintable()
+            answers += bool(reason)
+    assert answers and (caplog.records or not greeted)
+    assert_nothing_raw(caplog.records, capfd.readouterr().err)

@@ -1,0 +1,96 @@
+"""Whatever texts a target and a server exchange, none of it reaches a terminal, a log or an error raw."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from support import make_engine
+from wire_samples import HOSTILE, assert_nothing_raw, hostile_messages, kinds, mistyped_messages
+
+from pilotfish import cli
+from pilotfish.config import EngineConfig
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.target_process import TargetService
+from pilotfish.wire.channel import Loopback, Received
+from pilotfish.wire.messages import WireError
+from pilotfish.wire.serving import Refusal, ToServer, ToTarget, decode_to_server
+
+ANSWERS = [
+    (f"{kind.__name__}.{place}", frame)
+    for kind in kinds(ToServer)
+    for place, frame in (*hostile_messages(kind), *mistyped_messages(kind))
+]
+REQUESTS = [
+    (f"{kind.__name__}.{place}", frame)
+    for kind in kinds(ToTarget)
+    for place, frame in (*hostile_messages(kind), *hostile_messages(kind, tokens=[5]), *mistyped_messages(kind))
+]
+
+
+def test_what_a_target_says(llama: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its messages end requests, whose errors are shown, and are what `health` tells."""
+    errors: list[str] = []
+
+    async def hear(frame: bytes) -> None:
+        engine = AsyncEngine(EngineConfig(target=llama))
+        engine._loop = asyncio.get_running_loop()
+        engine._peer = b"target"
+        stream = engine_stream(engine)
+        engine._receive(Received(b"target", frame))
+        await asyncio.sleep(0)
+        if not engine._streams:
+            try:
+                await anext(stream)
+            except StopAsyncIteration:
+                pass
+            except Exception as error:
+                errors.append(str(error))
+        errors.append(engine.health.reason)
+
+    with caplog.at_level(logging.DEBUG):
+        for _, frame in ANSWERS:
+            asyncio.run(hear(frame))
+    assert any("owned" in error for error in errors) and any("owned" in record.message for record in caplog.records)
+    for error in errors:
+        assert error.isprintable() and cli._fail(error, 1) == 1
+    records = [record for record in caplog.records if record.name != "asyncio"]
+    assert_nothing_raw(records, capfd.readouterr().err)
+
+
+def engine_stream(engine: AsyncEngine):  # type: ignore[no-untyped-def]
+    """Of request 1, which nobody is told of."""
+    engine._post = lambda _: None  # type: ignore[method-assign]
+    return engine.submit([5], SamplingParams())
+
+
+@pytest.fixture(scope="module")
+def engine(llama: Path) -> Engine:
+    return make_engine(llama)
+
+
+def test_what_a_server_says(
+    engine: Engine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What a target cannot serve it answers with a Refusal."""
+    channel, server = Loopback.pair(b"target")
+    service = TargetService(engine, channel)
+    with caplog.at_level(logging.DEBUG):
+        for _, frame in REQUESTS:
+            service._take(Received(b"0", frame))
+    for answer in server.receive(0.1):
+        message = decode_to_server(answer.frame)
+        assert not isinstance(message, Refusal) or message.message.isprintable()
+    assert any("owned" in record.message for record in caplog.records)
+    assert_nothing_raw(caplog.records, capfd.readouterr().err)
+    engine.abort_all()
+
+
+def test_an_error_of_a_frame_is_one_line() -> None:
+    with pytest.raises(WireError) as caught:
+        decode_to_server(b"\x81\xa4type\xa6" + HOSTILE.encode()[:6])
+    assert str(caught.value).isprintable()
