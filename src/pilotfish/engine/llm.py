@@ -8,13 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine, Prompt, Sample
 from pilotfish.errors import ParameterError
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class LLM:
         """Run all prompts, batched, to their end. `params`: one for all, or one for each prompt; None takes
         what the model's generation_config.json says.
 
-        A prompt is text or token ids. An input that cannot be served raises a ValueError subclass before
+        A prompt is text, or token ids as a list or a numpy array. An input that cannot be served raises a ValueError subclass before
         anything runs. An error in a step, or an interrupt, ends all requests of the call. The suffix drafter
         guesses from past outputs of calls with the same `cache_salt`; without one from none.
         """
@@ -93,7 +93,8 @@ def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     batch: list[Any] = list(prompts)
-    return [batch] if batch and all(isinstance(p, int) for p in batch) else batch
+    numbers = batch and all(isinstance(p, int | np.integer | np.bool_) for p in batch)
+    return [batch] if numbers else batch
 
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

@@ -47,7 +47,7 @@ def echoed_logprobs(
 
 def _starts(tokens: Sequence[int], tokenizer: Any) -> list[int]:
     """Characters before each token, as a TextStream writes them."""
-    text, starts = TextStream(tokenizer, ()), []
+    text, starts = TextStream(tokenizer), []
     for token in tokens:
         starts.append(len(text.text))
         text.add(token)
