@@ -71,9 +71,9 @@ class LLM:
         """Run all prompts, batched, to their end. `params`: one for all, or one for each prompt; None takes
         what the model's generation_config.json says.
 
-        A prompt is text, or token ids as a list or a numpy array. An input that cannot be served raises a ValueError subclass before
-        anything runs. An error in a step, or an interrupt, ends all requests of the call. The suffix drafter
-        guesses from past outputs of calls with the same `cache_salt`; without one from none.
+        A prompt is text, or token ids as a list or a numpy array. An input that cannot be served raises a
+        ValueError subclass before anything runs. An error in a step, or an interrupt, ends all requests of the call.
+        The suffix drafter guesses from past outputs of calls with the same `cache_salt`; without one from none.
         """
         batch = _prompt_list(prompts)
         each = _params_list(self.engine.sampling_params() if params is None else params, len(batch))

@@ -94,7 +94,9 @@ class TextChoice(Struct, frozen=True):
     finish_reason: str | None
     stop_reason: str | int | None  # the stop string or token that ended it
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    seed: int | UnsetType = UNSET  # of each output where there are several
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET  # of each output where there are several; text where the request's was one
 
 
 class ChatMessage(Struct, frozen=True):
@@ -108,7 +110,8 @@ class ChatChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
-    seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True):
@@ -122,7 +125,8 @@ class ChatChunkChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None = None
-    seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -134,7 +138,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[TextChoice]
-    seed: int | UnsetType = UNSET  # of the first output
+    seed: int | str | UnsetType = UNSET  # of the first output
     usage: Usage | UnsetType | None = UNSET
     metrics: Metrics | UnsetType = UNSET
     pilotfish: Any = UNSET
@@ -149,10 +153,11 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
-    seed: int | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET
     usage: Usage
     metrics: Metrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True, kw_only=True):
@@ -164,11 +169,12 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
-    seed: int | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     metrics: Metrics | UnsetType = UNSET
     pilotfish: Any = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Model(Struct, frozen=True):
