@@ -93,8 +93,7 @@ def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     batch: list[Any] = list(prompts)
-    numbers = batch and all(isinstance(p, int | np.integer | np.bool_) for p in batch)
-    return [batch] if numbers else batch
+    return [batch] if any(isinstance(p, int | float | np.number | np.bool_) for p in batch) else batch
 
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
