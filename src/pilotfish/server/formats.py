@@ -150,7 +150,7 @@ class TextFormat(_Shape):
         if not self.plan.echo or output.begun:
             return own
         echoed = self.outputs.prompt_logprobs(output)
-        return lp.joined(lp.echoed_logprobs(output.prompt.tokens, echoed, self.tokenizer, self.names), own)
+        return lp.joined(lp.echoed_logprobs(output.prompt, echoed, self.tokenizer, self.names), own)
 
 
 class ChatFormat(_Shape):

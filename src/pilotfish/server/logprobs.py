@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pilotfish.core.logprobs import TokenLogprobs
-from pilotfish.engine.text import TextStream
+from pilotfish.engine.text import TextRules, TextStream
 from pilotfish.server.answers import ChatLogprob, ChatLogprobs, PromptLogprob, PromptLogprobs, TextLogprobs, TopLogprob
 from pilotfish.server.pieces import TokenNames
+from pilotfish.server.prompts import Prompt
 
 LEAST = -9999.0  # stands for minus infinity, which JSON does not know
 
@@ -38,17 +39,17 @@ def joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
 
 
 def echoed_logprobs(
-    tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], tokenizer: Any, names: TokenNames
+    prompt: Prompt, logprobs: Sequence[TokenLogprobs], tokenizer: Any, names: TokenNames
 ) -> TextLogprobs:
     """Of a prompt that is repeated: nothing is said of its first token."""
-    first = TextLogprobs([names.of(tokens[0])[0]], [None], [None], [0])
-    return joined(first, text_logprobs(logprobs, _starts(tokens, tokenizer)[1 : len(logprobs) + 1], names))
+    first = TextLogprobs([names.of(prompt.tokens[0])[0]], [None], [None], [0])
+    return joined(first, text_logprobs(logprobs, _starts(prompt, tokenizer)[1 : len(logprobs) + 1], names))
 
 
-def _starts(tokens: Sequence[int], tokenizer: Any) -> list[int]:
-    """Characters before each token, as a TextStream writes them."""
-    text, starts = TextStream(tokenizer), []
-    for token in tokens:
+def _starts(prompt: Prompt, tokenizer: Any) -> list[int]:
+    """Characters before each token. A text lacks the special tokens that the tokenizer put around it."""
+    text, starts = TextStream(tokenizer, TextRules(skip_special=prompt.text is not None)), []
+    for token in prompt.tokens:
         starts.append(len(text.text))
         text.add(token)
     return starts
