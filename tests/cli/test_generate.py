@@ -148,7 +148,7 @@ def test_people_get_text_and_a_table(pilotfish, llama: Path) -> None:
         (["--temperature", "warm"], "--temperature"),
         (["--top-p", "0"], "top_p"),
         (["--top-p", "1.5"], "top_p"),
-        (["--top-k", "-1"], "top_k"),
+        (["--top-k", "-2"], "top_k"),
         (["--min-p", "2"], "min_p"),
         (["--seed", "-1"], "seed"),
         (["--seed", str(2**64)], "seed"),
