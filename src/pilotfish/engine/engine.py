@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -257,7 +257,7 @@ class Engine:
         check_token_ids(params, stop_ids, bad_sequences, self.model.shape.vocab_size)
         seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
         room = self.model.shape.context - len(tokens)
-        rules = text_rules(params, stop_ids)
+        rules = TextRules.of(params, stop_ids)
         samples = []
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
@@ -366,17 +366,6 @@ class Engine:
         sample.finish_reason = reason
         sample.ended = time.perf_counter()
         del self._samples[sample.request.id]
-
-
-def text_rules(params: SamplingParams, stop_ids: Collection[int]) -> TextRules:
-    """`stop_ids` end an output of `params`."""
-    return TextRules(
-        stops=params.stop,
-        min_tokens=params.min_tokens,
-        stop_ids=stop_ids,
-        show_stop=params.include_stop_str_in_output,
-        skip_special=params.skip_special_tokens,
-    )
 
 
 def load(config: EngineConfig, directory: Path) -> LoadedModel:

@@ -10,6 +10,8 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+from pilotfish.core.sampling_params import SamplingParams
+
 #: Tokens of a prompt after which a decoder is as if it had seen all of it.
 CONTEXT = 6
 
@@ -23,6 +25,12 @@ class TextRules:
     stop_ids: Collection[int] = ()  # tokens that end the output
     show_stop: bool = False  # the stop string, or the token of `stop_ids`, that ended it
     skip_special: bool = True
+
+    @classmethod
+    def of(cls, params: SamplingParams, stop_ids: Collection[int]) -> TextRules:
+        """Of an output that `stop_ids` end."""
+        shows = params.include_stop_str_in_output
+        return cls(params.stop, params.min_tokens, stop_ids, shows, params.skip_special_tokens)
 
 
 class TextStream:
