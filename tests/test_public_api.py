@@ -33,6 +33,8 @@ def test_sampling_parameters_and_their_defaults() -> None:
         "stop": (),
         "stop_token_ids": (),
         "ignore_eos": False,
+        "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
         "logprobs": None,
         "prompt_logprobs": None,
         "n": 1,

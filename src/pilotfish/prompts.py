@@ -94,12 +94,20 @@ def prompt_of(row: Row, tokenizer: Any, *, raw: bool) -> str | Sequence[int]:
     return chat_prompt([{"role": "user", "content": text} for text in row.texts], tokenizer)
 
 
-def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[int]:
-    """Tokens of the chat template around messages of {role, content}, up to where the answer begins. PromptError
-    when the template refuses them."""
+def chat_prompt(
+    messages: Sequence[Mapping[str, str]],
+    tokenizer: Any,
+    template: Mapping[str, Any] | None = None,
+    *,
+    special: bool = False,
+) -> list[int]:
+    """Tokens of the chat template around messages of {role, content}, up to where the answer begins. `template` holds
+    further arguments of the template; `special` adds the tokens that the tokenizer puts around a text. PromptError
+    when the template refuses the messages."""
+    arguments = {"add_generation_prompt": True, **(template or {})}
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
     except Exception as error:  # a template is a program: it may raise anything
         raise PromptError(f"messages: the chat template refuses them: {error}") from error
-    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=special)
     return tokens

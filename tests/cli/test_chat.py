@@ -102,6 +102,8 @@ def test_each_answer_has_a_seed_of_its_own(engine: Engine) -> None:
     talk = conversation(engine)
     seeds = [ask(talk, "same").request.seed for _ in range(3)]
     assert seeds == [5, sample_seed(5, 1), sample_seed(5, 2)]
+    drawn = [Conversation(engine, SamplingParams(), system=None, raw=True).seed for _ in range(8)]
+    assert len(set(drawn)) == 8 and max(drawn) < 2**53
 
 
 def test_speculation_changes_no_answer(engine: Engine, drafted: Engine) -> None:

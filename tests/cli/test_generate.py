@@ -200,7 +200,7 @@ def test_a_row_whose_logits_overflow_fails_alone(
         (["--temperature", "warm"], "--temperature"),
         (["--top-p", "0"], "top_p"),
         (["--top-p", "1.5"], "top_p"),
-        (["--top-k", "-1"], "top_k"),
+        (["--top-k", "-2"], "top_k"),
         (["--min-p", "2"], "min_p"),
         (["--seed", "-1"], "seed"),
         (["--seed", str(2**64)], "seed"),

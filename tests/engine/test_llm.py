@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import SNIPPETS, VOCAB, assert_idle
 
 from pilotfish import LLM, Completion, RequestOutput, SamplingParams
-from pilotfish.errors import EngineError
+from pilotfish.errors import EngineError, ParameterError
 
 P = SamplingParams(max_tokens=8, seed=3)
 
@@ -73,11 +75,48 @@ def test_several_samples_of_one_prompt(llm: LLM) -> None:
     assert output.outputs[0].token_ids == llm.generate(SNIPPETS[0], P)[0].outputs[0].token_ids
 
 
-def test_seeds_are_reported_and_reproduce(llm: LLM) -> None:
-    (first,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8))
-    seed = first.outputs[0].seed
-    (again,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, seed=seed))
-    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+def test_seeds_are_reported_and_reproduce_also_as_doubles(llm: LLM) -> None:
+    (first,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, n=16))
+    seeds = [json.loads(json.dumps(output.seed), parse_int=float) for output in first.outputs]
+    assert [int(seed) for seed in seeds] == [output.seed for output in first.outputs]
+    for output, seed in list(zip(first.outputs, seeds, strict=True))[::5]:
+        (again,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, seed=int(seed)))
+        assert again.outputs[0].token_ids == output.token_ids
+
+
+def test_numpys_ids_are_ids(llm: LLM) -> None:
+    expected = [o.outputs[0].token_ids for o in llm.generate([[1, 2, 3], [4, 5, 6]], P)]
+
+    def given(prompts: Any) -> list[list[int]]:
+        return [o.outputs[0].token_ids for o in llm.generate(prompts, P)]
+
+    assert given(np.array([1, 2, 3])) == expected[:1]
+    assert given([np.int64(1), np.uint8(2), 3]) == expected[:1]
+    assert given([np.array([1, 2, 3], np.int32), np.array([4, 5, 6])]) == expected
+    assert given(np.array([[1, 2, 3], [4, 5, 6]])) == expected
+    assert given([[np.int64(1), 2, 3], (4, 5, 6)]) == expected
+    (output,) = llm.generate(np.array([1, 2, 3], np.uint16), P)
+    assert output.prompt_token_ids == [1, 2, 3] and {type(token) for token in output.prompt_token_ids} == {int}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [[True, 2], [1, np.True_], [[1, True]], np.array([True, False]), np.array([1.0, 2.0]), [[1.0]], np.array([-1])],
+)
+def test_what_is_no_id_is_refused(llm: LLM, bad: Any) -> None:
+    with pytest.raises(ParameterError, match=r"^prompt: (True|1\.0|-1) is not allowed; expected token ids 0 to"):
+        llm.generate(bad, P)
+    assert_idle(llm.engine)
+
+
+def test_stops_and_top_k_as_others_write_them(llm: LLM) -> None:
+    (plain,) = llm.generate(SNIPPETS[0], P)
+    stop = plain.outputs[0].text[2]
+    expected = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, seed=3, stop=(stop,)))[0].outputs[0]
+    assert len(expected.token_ids) < 8 and stop not in expected.text
+    for stops in (stop, [stop], np.array([stop])):
+        asked = SamplingParams(max_tokens=np.int64(8), seed=np.uint64(3), stop=stops, top_k=-1)
+        assert llm.generate(SNIPPETS[0], asked)[0].outputs[0].token_ids == expected.token_ids
 
 
 @pytest.mark.parametrize("bad", ["", [VOCAB], [1] * 5000])

@@ -13,7 +13,7 @@ from support import SNIPPETS, VOCAB, write_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pilotfish.engine.text import TextStream
+from pilotfish.engine.text import TextRules, TextStream
 from pilotfish.model.tokenizer import load_tokenizer
 
 
@@ -24,9 +24,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_tokenizer(directory)
 
 
-def stream(tokenizer: Any, tokens: list[int], stops: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
+def stream(
+    tokenizer: Any, tokens: list[int], stops: tuple[str, ...] = (), **rules: Any
+) -> tuple[list[str], TextStream]:
     """The pieces taken after each token and at the end."""
-    text, pieces = TextStream(tokenizer, stops), list[str]()
+    text, pieces = TextStream(tokenizer, TextRules(stops, **rules)), list[str]()
     for token in tokens:
         stopped = text.add(token)
         pieces.append(text.take())
@@ -106,6 +108,67 @@ def test_no_piece_holds_part_of_a_stop_string(tokenizer: Any, text: str, stops: 
     assert "".join(pieces) == whole.text == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("one\n\ntwo", ("\n\n",), "one\n\n"),
+        ("one STO two", ("STOP",), "one STO two"),
+        ("aaab", ("aab",), "aaab"),
+        ("größe", ("ß",), "größ"),
+        ("x", ("x",), "x"),
+    ],
+)
+def test_a_stop_string_that_shows(tokenizer: Any, text: str, stops: tuple[str, ...], expected: str) -> None:
+    for tokens in (tokenizer.encode(text), byte_tokens(tokenizer, text)):
+        pieces, whole = stream(tokenizer, tokens, stops, show_stop=True)
+        assert "".join(pieces) == whole.text == expected
+        assert whole.stop == (stops[0] if stops[0] in text else None)
+
+
+@given(
+    text=st.text("ab\n", max_size=30), stops=st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3)
+)
+def test_a_stop_string_that_shows_ends_the_text_and_holds_nothing_back(
+    tokenizer: Any, text: str, stops: list[str]
+) -> None:
+    pieces, whole = stream(tokenizer, byte_tokens(tokenizer, text), tuple(stops), show_stop=True)
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    assert "".join(pieces) == whole.text == text[: min(ends, default=len(text))]
+    assert pieces[-1] == ""
+
+
+@pytest.mark.parametrize("show", [False, True])
+def test_the_token_that_ends_shows_where_a_stop_string_would(tokenizer: Any, show: bool) -> None:
+    tokens = tokenizer.encode("one;")
+    _, whole = stream(tokenizer, tokens, stop_ids={tokens[-1]}, show_stop=show)
+    assert whole.text == ("one;" if show else "one") and not whole.stop
+
+
+def test_special_tokens_that_show(tokenizer: Any) -> None:
+    eos = tokenizer.eos_token_id
+    tokens = [*tokenizer.encode("ab"), eos, eos, *byte_tokens(tokenizer, "é")[:1], eos, *tokenizer.encode("cd")]
+    pieces, whole = stream(tokenizer, tokens, skip_special=False)
+    assert "".join(pieces) == whole.text == tokenizer.decode(tokens)
+    assert whole.text.count(tokenizer.eos_token) == 3
+    _, ended = stream(tokenizer, [*tokenizer.encode("ab"), eos], skip_special=False, stop_ids={eos})
+    assert ended.text == "ab"
+
+
+def test_a_special_token_can_be_a_stop_string(tokenizer: Any) -> None:
+    tokens = [*tokenizer.encode("ab"), tokenizer.eos_token_id, *tokenizer.encode("cd")]
+    assert stream(tokenizer, tokens, (tokenizer.eos_token,), skip_special=False)[1].text == "ab"
+    assert stream(tokenizer, tokens, (tokenizer.eos_token,))[1].text == "abcd"
+
+
+def test_no_spaces_stand_between_special_tokens(tokenizer: Any, tmp_path: Path) -> None:
+    other = sentencepiece(tmp_path)
+    other.add_special_tokens({"additional_special_tokens": ["<a>", "<b>"]})
+    a, b, hello = (other.convert_tokens_to_ids(piece) for piece in ("<a>", "<b>", "▁hello"))
+    assert stream(other, [hello, a, b, a, hello], skip_special=False)[1].text == "hello<a><b><a> hello"
+    eos = tokenizer.eos_token_id
+    assert stream(tokenizer, [eos, eos], skip_special=False)[1].text == tokenizer.eos_token * 2
+
+
 def test_a_stop_string_in_what_the_end_flushes(tokenizer: Any) -> None:
     """Half a character becomes text only at the end; a stop string in it stops all the same."""
     tokens = [*byte_tokens(tokenizer, "ab"), *byte_tokens(tokenizer, "😀")[:2]]
@@ -131,7 +194,7 @@ def test_a_word_after_a_prompt_keeps_its_space(tmp_path: Path) -> None:
     tokenizer = sentencepiece(tmp_path)
     hello, world = (tokenizer.convert_tokens_to_ids(piece) for piece in ("▁hello", "▁world"))
     for prompt, expected in (([hello], " world world"), ([], "world world"), ([hello] * 20, " world world")):
-        text = TextStream(tokenizer, (), prompt=prompt)
+        text = TextStream(tokenizer, prompt=prompt)
         for token in (world, world):
             text.add(token)
         assert text.text == expected
@@ -140,7 +203,7 @@ def test_a_word_after_a_prompt_keeps_its_space(tmp_path: Path) -> None:
 
 def test_a_prompt_that_ends_within_a_character_says_nothing_of_itself(tokenizer: Any) -> None:
     prompt = [*tokenizer.encode("secret"), *byte_tokens(tokenizer, "☃")[:1]]
-    text = TextStream(tokenizer, (), prompt=prompt)
+    text = TextStream(tokenizer, prompt=prompt)
     for token in (*byte_tokens(tokenizer, "☃")[1:], *tokenizer.encode("x")):
         text.add(token)
     text.finish()
@@ -151,7 +214,7 @@ def test_a_prompt_that_ends_within_a_character_says_nothing_of_itself(tokenizer:
 def test_a_prompt_changes_no_byte_level_text(tokenizer: Any, seed: int, length: int) -> None:
     rng = np.random.default_rng(seed)
     prompt, tokens = rng.integers(1, VOCAB, length).tolist(), rng.integers(1, VOCAB, 8).tolist()
-    alone, after = TextStream(tokenizer, ()), TextStream(tokenizer, (), prompt=prompt)
+    alone, after = TextStream(tokenizer), TextStream(tokenizer, prompt=prompt)
     for token in tokens:
         alone.add(token)
         after.add(token)

@@ -111,7 +111,7 @@ def zip_longest(each: list[list[Delta]]) -> Iterable[list[Delta]]:
 
 def deltas(tokenizer: Any, index: int, text: str, submitted: Submitted, end: Finish, at_a_time: int) -> Iterable[Delta]:
     tokens, params = tokenizer.encode(text, add_special_tokens=False), submitted.params
-    stream = TextStream(tokenizer, ())
+    stream = TextStream(tokenizer)
     for start in range(0, len(tokens), at_a_time):
         part = tokens[start : start + at_a_time]
         ends = []

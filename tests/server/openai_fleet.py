@@ -21,7 +21,10 @@ from support import write_model
 from transformers import AutoTokenizer
 
 MODES = ("off", "sync", "async")
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+TEMPLATE = (
+    "{{ tone }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 EOS = '{"eos_token_id": 0}'
 SECRETS = {name: f"secret-of-{name}".ljust(24, ".") for name in ("main", "salted", "narrow", "rated")}
 LIMITS = {"main": "", "salted": 'cache_salt = "s"', "narrow": "max_concurrency = 1", "rated": "requests_per_minute = 1"}
@@ -41,10 +44,12 @@ class Choice:
     """One output, whole or put together from its chunks."""
 
     text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: Any = None
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    seed: int | None = None
+    seed: int | str | None = None
     prompt_logprobs: Any = None
 
     def add(self, part: Mapping[str, Any]) -> None:
@@ -52,7 +57,8 @@ class Choice:
         self.text += said.get("content") or ""
         for name, entries in (part["logprobs"] or {}).items():
             self.logprobs.setdefault(name, []).extend(entries or [])
-        for name in ("finish_reason", "stop_reason", "seed", "prompt_logprobs"):
+        self.token_ids += part.get("token_ids") or []
+        for name in ("finish_reason", "stop_reason", "seed", "prompt_logprobs", "prompt_token_ids"):
             _once(self, name, part.get(name))
 
 
@@ -62,8 +68,9 @@ class Answer:
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: Any = None
-    seed: int | None = None
+    seed: int | str | None = None
     prompt_logprobs: Any = None
+    prompt_token_ids: Any = None
     fingerprint: str | None = None
     drafts: Any = field(default=None, compare=False)
 
@@ -71,7 +78,7 @@ class Answer:
         """The whole, or the next chunk."""
         for part in body["choices"]:
             self.choices.setdefault(part["index"], Choice()).add(part)
-        for name in ("usage", "seed", "prompt_logprobs"):
+        for name in ("usage", "seed", "prompt_logprobs", "prompt_token_ids"):
             _once(self, name, body.get(name))
         assert self.fingerprint in (None, body["system_fingerprint"])
         self.fingerprint = body["system_fingerprint"]
@@ -196,7 +203,7 @@ def running(directory: Path) -> Iterator[Fleet]:
     entries = (f'[[key]]\nname = "{name}"\nsecret = "{SECRETS[name]}"\n{LIMITS[name]}\n' for name in SECRETS)
     keys.write_text("".join(entries))
     options = {"budget": "fixed", "served_model_name": MODEL, "api_keys": keys, "max_body_bytes": MAX_BODY}
-    options["per_request_spec_decode_metrics"] = "detailed"
+    options |= {"per_request_spec_decode_metrics": "detailed", "max_queued_requests": 1024}  # all cases at once
     drafts: dict[str, dict[str, Any]] = {"off": {}, "sync": {"draft": draft}, "async": {"draft": draft}}
     servers = {mode: LiveServer(target, mode=mode, **options, **drafts[mode]) for mode in MODES}
     with ExitStack() as stack:

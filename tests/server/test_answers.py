@@ -147,6 +147,12 @@ def test_echo_and_its_logprobs(client: Client) -> None:
         assert choice["text"][offset:].startswith(token)
 
 
+def test_offsets_of_an_echo_count_the_special_tokens_that_show(client: Client) -> None:
+    choice = client.post(COMPLETIONS, {"prompt": [0, 40, 41], "echo": True, "logprobs": 0}).json["choices"][0]
+    assert choice["text"] == "<eos>HIimport os"
+    assert choice["logprobs"]["text_offset"][:5] == [0, 5, 6, 7, 9]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_only_the_prompt(client: Client, engine: Engine, stream: bool) -> None:
     fields = {"prompt": [40, 41], "echo": True, "max_tokens": 0, "logprobs": 1, "stream": stream}

@@ -43,6 +43,32 @@ def test_a_chat_is_a_completion_of_the_template(fleet: Fleet, mode: str) -> None
     assert answer.usage == completion.usage and answer.fingerprint == completion.fingerprint
 
 
+def test_an_echo_begins_the_answer(fleet: Fleet, mode: str) -> None:
+    plain = fleet.whole(mode, chat("echo", echo=None)).choices[0].text
+    assert fleet.whole(mode, chat("echo")).choices[0].text == TURNS[2]["content"] + plain
+    continued = fleet.whole(mode, chat("continued")).choices[0].text
+    assert fleet.whole(mode, chat("continued-echo")).choices[0].text == TURNS[2]["content"] + continued
+
+
+def test_the_template_is_told_what_it_is_asked_for(fleet: Fleet, mode: str) -> None:
+    begun = "".join(f"<{turn['role']}>{turn['content']}\n" for turn in TURNS[:2])
+    for name, prompt in (
+        ("continued", f"{begun}<assistant>print('hello')"),
+        ("no-generation-prompt", f"<user>{HELLO['content']}\n"),
+        ("template-kwargs", f"Calm. <user>{HELLO['content']}\n<assistant>"),
+    ):
+        completion = fleet.whole(mode, Case(False, name, {**case("sampled").asked, "prompt": prompt}))
+        assert fleet.whole(mode, chat(name)).choices[0].text == completion.choices[0].text
+
+
+def test_token_ids_are_those_of_the_template_and_the_text(fleet: Fleet, mode: str) -> None:
+    answer = fleet.whole(mode, chat("token-ids"))
+    assert fleet.tokenizer.decode(answer.prompt_token_ids) == f"<user>{HELLO['content']}\n<assistant>"
+    assert fleet.tokenizer.decode(answer.choices[0].token_ids) == answer.choices[0].text
+    tokens = [entry["token"] for entry in fleet.whole(mode, chat("logprobs-by-id")).choices[0].logprobs["content"]]
+    assert tokens == [f"token_id:{token}" for token in answer.choices[0].token_ids]
+
+
 @pytest.mark.parametrize("name", ["n", "n-logprobs"])
 def test_the_first_of_several_choices_is_the_only_one(fleet: Fleet, mode: str, name: str) -> None:
     several, only = fleet.whole(mode, chat(name)), fleet.whole(mode, chat(name, n=1))

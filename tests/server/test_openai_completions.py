@@ -90,6 +90,28 @@ def test_echo_scores_the_prompt_as_the_model_does_in_an_output(fleet: Fleet, mod
     assert "".join(echoed["tokens"][: len(tokens)]) == SNIPPETS[0]
 
 
+def test_token_ids_are_those_of_prompt_and_text(fleet: Fleet, mode: str) -> None:
+    answer = fleet.whole(mode, case("token-ids-n"))
+    for i, choice in answer.choices.items():
+        assert choice.prompt_token_ids == fleet.tokenizer.encode(SNIPPETS[i // 2])
+        assert choice.text == fleet.tokenizer.decode(choice.token_ids, skip_special_tokens=True)
+    stopped = fleet.whole(mode, case("token-ids-stop"))
+    assert len(stopped.choices[0].token_ids) == stopped.usage["completion_tokens"] < 48
+    named = fleet.whole(mode, case("logprobs-by-id")).choices[0].logprobs["tokens"]
+    plain = fleet.whole(mode, variant("token-ids", return_token_ids=True)).choices[0].token_ids
+    assert named == [f"token_id:{token}" for token in plain]
+
+
+def test_a_truncated_prompt_is_its_end_or_its_beginning(fleet: Fleet, mode: str) -> None:
+    tokens = fleet.tokenizer.encode("".join(SNIPPETS))
+    ended = fleet.whole(mode, case("truncated"))
+    assert ended.choices[0].prompt_token_ids == tokens[-9:] and ended.usage["prompt_tokens"] == 9
+    given = fleet.whole(mode, variant("truncated", prompt=tokens[-9:], truncate_prompt_tokens=None))
+    assert given == ended
+    begun = fleet.whole(mode, case("truncated-echo"))
+    assert begun.choices[0].text.startswith(fleet.tokenizer.decode(tokens[:7]))
+
+
 # -- several outputs
 
 
@@ -108,6 +130,13 @@ def test_several_outputs_have_seeds_of_their_own(fleet: Fleet, mode: str) -> Non
         assert fleet.whole(mode, variant("sampled", seed=choice.seed)).choices[0].text == choice.text
 
 
+def test_a_seed_is_a_number_or_its_digits(fleet: Fleet, mode: str) -> None:
+    digits, number = fleet.whole(mode, case("seed-as-text")), fleet.whole(mode, variant("seed-largest", n=2))
+    assert [choice.text for choice in digits.choices.values()] == [choice.text for choice in number.choices.values()]
+    assert (digits.seed, number.seed) == (str(2**64 - 1), 2**64 - 1)
+    assert digits.choices[1].seed == str(number.choices[1].seed) and number.choices[1].seed < 2**53
+
+
 def test_a_drawn_seed_is_told_and_gives_the_same_again(fleet: Fleet, mode: str) -> None:
     create = fleet.client(mode).completions.create
     asked: dict[str, Any] = {"model": MODEL, "prompt": SNIPPETS[0], "max_tokens": 24}
@@ -115,7 +144,7 @@ def test_a_drawn_seed_is_told_and_gives_the_same_again(fleet: Fleet, mode: str) 
     again = create(**asked, seed=drawn.seed)
     assert drawn.seed != other.seed and drawn.choices[0].text != other.choices[0].text
     assert again.choices[0].text == drawn.choices[0].text
-    assert again.seed == drawn.seed
+    assert again.seed == drawn.seed and max(drawn.seed, other.seed) < 2**53
 
 
 # -- ends
@@ -128,6 +157,27 @@ def test_a_stop_string_ends_the_text_before_itself(fleet: Fleet, mode: str, name
     choice = fleet.whole(mode, case(name)).choices[0]
     assert choice.finish_reason == "stop" and choice.stop_reason in ([stop] if isinstance(stop, str) else stop)
     assert choice.text == whole[: whole.index(choice.stop_reason)] != ""
+
+
+@pytest.mark.parametrize("name", ["stop-shown", "stop-list-shown"])
+def test_a_stop_string_may_show(fleet: Fleet, mode: str, name: str) -> None:
+    hidden = fleet.whole(mode, variant(name, include_stop_str_in_output=None)).choices[0]
+    shown = fleet.whole(mode, case(name)).choices[0]
+    assert shown.stop_reason == hidden.stop_reason and shown.text == hidden.text + str(hidden.stop_reason)
+
+
+def test_a_stop_token_may_show(fleet: Fleet, mode: str) -> None:
+    hidden = fleet.whole(mode, case("stop-token")).choices[0]
+    shown = fleet.whole(mode, case("stop-token-shown")).choices[0]
+    assert shown.stop_reason == hidden.stop_reason
+    assert shown.text == hidden.text + fleet.tokenizer.decode([shown.stop_reason])
+
+
+def test_special_tokens_may_show(fleet: Fleet, mode: str) -> None:
+    shown, hidden = (fleet.whole(mode, case(name)).choices[0] for name in ("eos-shown", "eos"))
+    assert shown.text == hidden.text + "<eos>"
+    assert fleet.whole(mode, case("eos-special-hidden")).choices[0].text == hidden.text
+    assert "<eos>" in fleet.whole(mode, case("special-shown")).choices[0].text
 
 
 def test_the_stop_string_spans_tokens(fleet: Fleet, mode: str) -> None:
@@ -158,7 +208,9 @@ def test_the_end_of_sequence_ends_an_output_and_is_not_shown(fleet: Fleet, mode:
 
 # -- log-probabilities
 
-SCORED = [each for each in CASES if not each.chat and each.asked.get("logprobs") is not None]
+SCORED = [
+    each for each in CASES if not each.chat and each.asked.get("logprobs") is not None and each.name != "logprobs-by-id"
+]
 
 
 @pytest.mark.parametrize("scored", SCORED, ids=str)
@@ -167,7 +219,9 @@ def test_logprobs_are_of_the_text(fleet: Fleet, mode: str, scored: Case) -> None
         logprobs = choice.logprobs
         tokens, offsets = logprobs["tokens"], logprobs["text_offset"]
         assert len(tokens) == len(offsets) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) > 0
-        text = choice.text + str(choice.stop_reason or "")  # offsets are of the text before the stop was cut off
+        text = choice.text  # offsets are of the text before a stop string was cut off
+        if isinstance(choice.stop_reason, str) and not scored.asked.get("include_stop_str_in_output"):
+            text += choice.stop_reason
         assert offsets[0] == 0 and all(a <= b for a, b in pairwise(offsets)) and offsets[-1] <= len(text)
         for token, offset in zip(tokens, offsets, strict=True):
             shown = text[offset:].lstrip("\ufffd")  # what remained of half characters before it

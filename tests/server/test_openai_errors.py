@@ -33,7 +33,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "warm"}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
-    ({"top_k": -1}, "top_k"),
+    ({"top_k": -2}, "top_k"),
     ({"min_p": 2}, "min_p"),
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
@@ -51,7 +51,12 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**64}, "seed"),
     ({"stop": ""}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
+    ({"seed": "seven"}, "seed"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": [9] * 1025}, "stop_token_ids"),
+    ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
     ({"stop_token_ids": [100_000]}, "stop_token_ids"),
     ({"allowed_token_ids": [100_000]}, "allowed_token_ids"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
@@ -84,9 +89,13 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 2}, "logprobs"),
-    ({"max_completion_tokens": 0}, "max_tokens"),
+    ({"messages": [HELLO, {"role": "assistant", "content": None, "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+    ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+    ({"include_reasoning": False}, "include_reasoning"),
     ({"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens"),
-    ({"echo": True}, "echo"),
+    ({"echo": "yes"}, "echo"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
 ]
 REFUSED = [(False, *each) for each in COMPLETIONS] + [(True, *each) for each in CHATS]
@@ -142,6 +151,13 @@ def test_a_model_that_is_not_served(fleet: Fleet, mode: str) -> None:
         check(caught.value, 404, "invalid_request_error", "model", "model_not_found")
 
 
+def test_a_path_that_is_not_served(fleet: Fleet, mode: str) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        fleet.client(mode).responses.create(model=MODEL, input="x")
+    check(caught.value, 404, "invalid_request_error", None, "unknown_url")
+    assert "'/v1/responses' is not served" in caught.value.message
+
+
 @pytest.mark.parametrize("secret", ["secret-of-nobody........", SECRETS["main"][:-1]])
 def test_a_key_that_nobody_has(fleet: Fleet, mode: str, secret: str) -> None:
     with OpenAI(**fleet.options(mode, secret)) as client:
@@ -163,10 +179,11 @@ def test_a_key_with_a_salt_takes_no_other(fleet: Fleet, mode: str) -> None:
 
 def test_a_prompt_that_is_too_long(fleet: Fleet, mode: str) -> None:
     client = fleet.client(mode)
-    with pytest.raises(BadRequestError) as caught:
-        client.completions.create(model=MODEL, prompt=[9] * 2040, max_tokens=9)
-    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
-    assert "2040" in caught.value.message and "2048" in caught.value.message
+    for length, field in ((2040, "max_tokens"), (2048, "prompt")):
+        with pytest.raises(BadRequestError) as caught:
+            client.completions.create(model=MODEL, prompt=[9] * length, max_tokens=9)
+        assert (caught.value.param, caught.value.code) == (field, "context_length_exceeded")
+        assert str(length) in caught.value.message and "2048" in caught.value.message
     long = [{"role": "user", "content": "☃ " * 3000}]
     with pytest.raises(BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=long)

@@ -153,13 +153,21 @@ def test_the_request_carries_what_the_form_says(playground: Playground, stand_in
             "prompt": "Hi",
             "max_tokens": 8,
             "temperature": 0.5,
-            "seed": 3,
+            "seed": "3",
             "stream": True,
             "stream_options": {"include_usage": True},
             "speculation": {"mode": "off", "max_nodes": 4, "metrics": "summary", "detail": True},
         }
     ]
     assert stand_in.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_a_seed_keeps_its_digits(playground: Playground, stand_in: StandIn) -> None:
+    largest = str(2**64 - 1)
+    stand_in.pieces = greeting(seed=largest)
+    playground.run("Hi", seed=largest)
+    assert stand_in.bodies[0]["seed"] == largest
+    assert f" · seed {largest} · " in playground.shown("status")
 
 
 def test_chat_sends_a_message_and_leaves_out_what_is_empty(playground: Playground, stand_in: StandIn) -> None:

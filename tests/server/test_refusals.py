@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
-from http_double import Client, Engine
+from http_double import IDENTITY, STATUS, Client, Engine, Health
 
 from pilotfish.server.requests import UNSUPPORTED
 
@@ -19,13 +20,20 @@ BAD = [
     ("temperature", "hot", "temperature: 'hot' is not allowed; expected a number"),
     ("temperature", True, "expected a number"),
     ("top_p", 0, "top_p"),
-    ("top_k", -1, "top_k"),
+    ("top_k", -2, "top_k"),
     ("min_p", 2, "min_p"),
     ("repetition_penalty", 0, "repetition_penalty"),
     ("presence_penalty", 3, "presence_penalty"),
     ("frequency_penalty", -3, "frequency_penalty"),
     ("seed", -1, "seed"),
     ("seed", 1 << 64, "seed"),
+    ("seed", str(1 << 64), "seed: 18446744073709551616 is not allowed"),
+    ("seed", "-1", "seed: '-1' is not allowed; expected an integer 0 to 18446744073709551615, or its digits as text"),
+    ("seed", "7.0", "or its digits as text"),
+    ("seed", "٧", "or its digits as text"),
+    ("seed", "9" * 5000, "or its digits as text"),
+    ("seed", 7.5, "or its digits as text"),
+    ("seed", True, "or its digits as text"),
     ("n", 0, "expected an integer 1 to 16"),
     ("n", 17, "expected an integer 1 to 16"),
     ("n", 10**30, "n: 1"),
@@ -38,6 +46,17 @@ BAD = [
     ("stop", 3, "stop: 3 is not allowed; expected text or a list"),
     ("stop", "x" * 5000, "strings of 1 to 1024 characters"),
     ("stop_token_ids", [-1], "stop_token_ids"),
+    ("stop_token_ids", [True], "stop_token_ids[0]: True is not allowed; expected an integer"),
+    ("stop_token_ids", [5] * 1025, "stop_token_ids: 1025 entries are not allowed; expected at most 1024"),
+    ("allowed_token_ids", [True], "allowed_token_ids[0]: True"),
+    ("include_stop_str_in_output", 1, "include_stop_str_in_output: 1 is not allowed; expected true or false"),
+    ("skip_special_tokens", "no", "skip_special_tokens: 'no' is not allowed"),
+    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens: 0 is not allowed; expected -1, or an integer of at least 1"),
+    ("truncate_prompt_tokens", -2, "truncate_prompt_tokens: -2 is not allowed"),
+    ("truncation_side", "middle", "truncation_side: 'middle' is not allowed; expected left or right"),
+    ("request_id", "", "request_id: '' is not allowed; expected 1 to 128 printable ASCII characters"),
+    ("request_id", "é", "request_id"),
+    ("best_of", 2, "best_of: 2 is not allowed"),
     ("bad_words", ["a"] * 65, "bad_words"),
     ("allowed_token_ids", [0.5], "allowed_token_ids[0]: 0.5"),
     ("logit_bias", {"x": 1}, "logit_bias: 'x' is not allowed; expected token ids"),
@@ -64,9 +83,11 @@ BAD_COMPLETIONS = [
     ("prompt", [512], "prompt: 512 is not allowed; expected token ids 0 to"),
     ("prompt", [[-1]], "prompt: -1 is not allowed"),
     ("prompt", {"a": 1}, "prompt"),
+    ("prompt", [True, 1], "prompt[0]: True is not allowed"),
+    ("prompt", [[1, True]], "prompt[0][1]: True is not allowed"),
+    ("continue_final_message", True, "continue_final_message: there is no such parameter"),
     ("logprobs", 21, "logprobs"),
     ("logprobs", True, "logprobs: True is not allowed; expected an integer"),
-    ("best_of", 2, "best_of: 2 is not allowed"),
 ]
 BAD_CHATS = [
     ("messages", None, "messages: it is missing"),
@@ -76,12 +97,18 @@ BAD_CHATS = [
     ("messages", [{"role": "user", "content": None}], "messages[0].content"),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url' is not allowed"),
     ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type: it is missing"),
-    ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls: [{}] is not"),
+    ("messages", [{"role": "assistant", "content": None, "tool_calls": [{}]}], "messages[0].tool_calls: [{}] is not"),
+    ("messages", [*USER, {"role": "assistant", "tool_calls": [{}]}], "messages[1].tool_calls: [{}] is not allowed"),
     ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight: there is no such parameter"),
     ("messages", [{"role": "user", "content": "refuse"}], "messages: the chat template refuses them: no"),
     ("top_logprobs", 3, "logprobs: None is not allowed; expected true"),
-    ("max_completion_tokens", 0, "max_tokens: 0"),
-    ("best_of", 1, "best_of: 1 is not supported"),
+    ("max_completion_tokens", 0, "max_completion_tokens: 0"),
+    ("max_completion_tokens", 300, "max_completion_tokens: 300 is not allowed; expected at most"),
+    ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs: 'messages' is not allowed"),
+    ("chat_template_kwargs", {"tokenize": True}, "chat_template_kwargs: 'tokenize' is not allowed"),
+    ("chat_template_kwargs", {"add_generation_prompt": False}, "chat_template_kwargs: 'add_generation_prompt'"),
+    ("chat_template_kwargs", ["x"], "chat_template_kwargs: ['x'] is not allowed; expected an object"),
 ]
 
 
@@ -92,12 +119,11 @@ def asked(path: str, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize(("field", "value", "words"), BAD)
 def test_a_bad_value_is_named(client: Client, engine: Engine, path: str, field: str, value: Any, words: str) -> None:
-    if (path, field) == (CHAT, "min_tokens"):
-        value = 10_000
+    if (path, field) == (CHAT, "min_tokens"):  # more than the context has
+        value, words = 10_000, "min_tokens: 10000 is not allowed; expected at most"
     answer = client.post(path, asked(path, **{field: value}))
     assert answer.status == 400 and answer.error["type"] == "invalid_request_error"
-    if (path, field) != (CHAT, "min_tokens"):  # more than the context has
-        assert words in answer.error["message"] and (answer.error["param"] or "").startswith(field)
+    assert words in answer.error["message"] and (answer.error["param"] or "").startswith(field)
     assert len(answer.error["message"]) < 500 and not engine.submitted
 
 
@@ -124,8 +150,93 @@ def test_what_changes_nothing_is_accepted(client: Client, field: str) -> None:
 
 
 def test_bookkeeping_is_accepted(client: Client) -> None:
-    fields = {"user": "me", "metadata": {"a": "b"}, "parallel_tool_calls": True, "n": None, "stream_options": None}
-    assert client.post(CHAT, asked(CHAT, **fields)).status == 200
+    fields = {"user": "me", "metadata": {"a": "b"}, "session_id": "s", "prompt_cache_retention": "24h"}
+    nulls = {"n": None, "stream_options": None, "seed": None, "return_token_ids": None, "chat_template_kwargs": None}
+    assert client.post(CHAT, asked(CHAT, **fields, **nulls)).status == 200
+    assert client.post(CHAT, asked(CHAT, parallel_tool_calls=True, return_mm_kwargs=False)).status == 200
+
+
+#: vLLM's own values of all its parameters, as a client that spells them out sends them.
+VLLMS: dict[str, Any] = {
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+    "n": 1,
+    "best_of": 1,
+    "presence_penalty": 0.0,
+    "seed": None,
+    "stop": [],
+    "stream": False,
+    "stream_options": None,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "use_beam_search": False,
+    "stop_token_ids": [],
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "truncate_prompt_tokens": None,
+    "truncation_side": None,
+    "prompt_logprobs": None,
+    "logprob_token_ids": None,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "response_format": None,
+    "structured_outputs": None,
+    "priority": 0,
+    "request_id": "0123456789abcdef",
+    "session_id": None,
+    "return_tokens_as_token_ids": None,
+    "return_token_ids": None,
+    "routed_experts_prompt_start": 0,
+    "return_token_offsets": False,
+    "return_mm_kwargs": True,
+    "cache_salt": None,
+    "kv_transfer_params": None,
+    "ec_transfer_params": None,
+    "vllm_xargs": None,
+    "repetition_detection": None,
+    "thinking_token_budget": None,
+    "stream_interval": None,
+    "watermarking": None,
+    "user": None,
+    "echo": False,
+}
+OF_COMPLETIONS: dict[str, Any] = {"suffix": None, "logprobs": None, "prompt_embeds": None, "add_special_tokens": True}
+OF_CHATS: dict[str, Any] = {
+    "logprobs": False,
+    "top_logprobs": 0,
+    "max_completion_tokens": None,
+    "tools": None,
+    "tool_choice": "none",
+    "reasoning_effort": None,
+    "include_reasoning": True,
+    "parallel_tool_calls": True,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "add_special_tokens": False,
+    "documents": None,
+    "chat_template": None,
+    "chat_template_kwargs": None,
+    "media_io_kwargs": None,
+    "mm_processor_kwargs": None,
+    "return_prompt_text": None,
+}
+
+
+@pytest.mark.parametrize(("path", "own"), [(COMPLETIONS, OF_COMPLETIONS), (CHAT, OF_CHATS)])
+def test_vllms_own_values_change_nothing(client: Client, engine: Engine, path: str, own: dict[str, Any]) -> None:
+    plain, spelt = client.post(path, asked(path)), client.post(path, asked(path, **VLLMS, **own))
+    assert plain.status == spelt.status == 200
+    assert spelt.json["id"].endswith("cmpl-0123456789abcdef")
+    assert plain.json["choices"] == spelt.json["choices"]
+    assert engine.submitted[0].tokens == engine.submitted[1].tokens
+    assert engine.submitted[0].params == engine.submitted[1].params
 
 
 def test_a_limit_given_twice_must_be_one(client: Client, engine: Engine) -> None:
@@ -135,11 +246,31 @@ def test_a_limit_given_twice_must_be_one(client: Client, engine: Engine) -> None
     assert engine.submitted[-1].params.max_tokens == 5
 
 
-@pytest.mark.parametrize(("tokens", "limit"), [(200, 57), (256, 1), (300, None)])
-def test_more_than_the_context(client: Client, tokens: int, limit: int | None) -> None:
-    answer = client.post(COMPLETIONS, {"prompt": [5] * tokens, "max_tokens": limit})
-    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-    assert f"{tokens} tokens" in answer.error["message"] and "256" in answer.error["message"]
+@pytest.mark.parametrize(
+    ("tokens", "limits", "field"),
+    [
+        (200, {"max_tokens": 57}, "max_tokens"),
+        (200, {"max_tokens": 58, "min_tokens": 58}, "max_tokens"),
+        (200, {"max_tokens": 5, "min_tokens": 58}, "min_tokens"),
+        (256, {"max_tokens": 1}, "prompt"),
+        (300, {}, "prompt"),
+    ],
+)
+def test_more_than_the_context(client: Client, tokens: int, limits: dict[str, int], field: str) -> None:
+    answer = client.post(COMPLETIONS, {"prompt": [5] * tokens, **limits})
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "context_length_exceeded", field)
+    assert f"{tokens} tokens" in answer.error["message"] and "context" in answer.error["message"]
+    assert "256" in answer.error["message"] and answer.error["message"].startswith(f"{field}: ")
+
+
+def test_more_than_the_kv_pool(client: Client, engine: Engine) -> None:
+    identity = msgspec.structs.replace(IDENTITY, kv_slots=100)
+    engine.health = Health(status=msgspec.structs.replace(STATUS, identity=identity))
+    answer = client.post(COMPLETIONS, {"prompt": [5] * 60, "max_tokens": 41})
+    assert (answer.status, answer.error["param"]) == (400, "max_tokens")
+    assert "expected at most 40: the prompt has 60 tokens, the target's KV pool 100" in answer.error["message"]
+    assert client.post(COMPLETIONS, {"prompt": [5] * 100}).error["param"] == "prompt"
+    assert client.post(COMPLETIONS, {"prompt": [5] * 60, "max_tokens": 40}).status == 200
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize"])
@@ -191,9 +322,17 @@ def test_content_types(client: Client) -> None:
 
 
 def test_routes_that_are_not_there(client: Client) -> None:
-    assert client.get("/v1/nothing").status == 404 and client.get("/v1/nothing").error
+    for path in ("/v1/responses", "/v1/embeddings", "/nothing", "/v1/completions/"):
+        answer = client.post(path, {"model": "tiny", "input": "x"})
+        assert (answer.status, answer.error["type"], answer.error["code"]) == (
+            404,
+            "invalid_request_error",
+            "unknown_url",
+        )
+        assert answer.error["message"] == f"path: POST '{path}' is not served"
     wrong = client.get(COMPLETIONS)
-    assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+    assert (wrong.status, wrong.headers["allow"], wrong.error["code"]) == (405, "POST", "method_not_supported")
+    assert wrong.error["message"] == "path: GET '/v1/completions' is not allowed; expected POST"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pilotfish.core.noise import sample_seed
+from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Delta, Engine, Sample
 from pilotfish.errors import ModelError, PromptError
@@ -39,7 +39,7 @@ class Conversation:
         """`system` goes before all turns. `raw` joins all texts by newlines, without a chat template."""
         self.engine = engine
         self.params = params
-        self.seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
         self.turns: list[Turn] = []
         self._system = [] if system is None else [_message("system", system)]
         self._raw = raw

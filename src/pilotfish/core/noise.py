@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SEED_LIMIT = 1 << 64
+#: Bits of the seeds that are drawn or derived here: a JSON parser that reads numbers as doubles keeps them.
+DRAWN_SEED_BITS = 53
 #: The largest g that a 32-bit word can give: a token this far below the best can never win.
 MAX_NOISE = 22.9
 #: The smallest g, likewise.
@@ -75,7 +77,7 @@ def gumbel_of(seed: int, position: int, token: int) -> float:
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """H(seed, index), the seed of the index-th sample of a request. H(seed, 0) = seed.
+    """H(seed, index), the seed of the index-th sample of a request. H(seed, 0) = seed; others are below 2**53.
 
     Counters of derived seeds carry 1 in their last word, those of noise carry 0: they never meet.
     """
@@ -83,4 +85,4 @@ def sample_seed(seed: int, index: int) -> int:
         return seed
     counter = tuple(np.array([word], dtype=np.uint64) for word in (index & 0xFFFFFFFF, index >> 32, 0, 1))
     words = philox(seed, counter)  # type: ignore[arg-type]
-    return int(words[0][0]) | int(words[1][0]) << 32
+    return (int(words[0][0]) | int(words[1][0]) << 32) & ((1 << DRAWN_SEED_BITS) - 1)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from pilotfish.core.noise import SEED_LIMIT
+from pilotfish.core.plain_values import plain, plain_tuple
 from pilotfish.errors import ParameterError, refuse_unknown
 
 MIN_TOP_P = 1e-6
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 1024
 MAX_SAMPLES = 128
 MAX_TOKEN_IDS = 16384
 MAX_BAD_WORDS = 64
@@ -20,7 +22,8 @@ MAX_LOGPROBS = 20
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Parameters of one request. ParameterError names the first field that cannot be.
+    """Parameters of one request. ParameterError names the first field that cannot be. Lists and numpy arrays are kept
+    as tuples, numpy's numbers as Python's.
 
     A token's logits go, in vLLM's order, through `allowed_token_ids` (all others are excluded), `logit_bias`,
     `repetition_penalty` (of tokens in prompt or output: positive logits are divided, others multiplied),
@@ -29,10 +32,11 @@ class SamplingParams:
     until there are `min_tokens`, tokens that would end the output.
 
     The target's distribution is then softmax(logits / temperature), filtered by `min_p`, then `top_k`, then
-    `top_p` (of what is left); temperature 0 takes the arg max. `top_k` 0 keeps all. `seed` None draws
-    64 random bits, which the output reports. Generation ends at a stop id, at the model's end of
-    sequence (not with `ignore_eos`), at a stop string (which the text then lacks; those that are complete before
-    `min_tokens` do not count), or after `max_tokens`.
+    `top_p` (of what is left); temperature 0 takes the arg max. `top_k` 0 and -1 keep all. `seed` None draws
+    53 random bits, which the output reports. Generation ends at a stop id, at the model's end of
+    sequence (not with `ignore_eos`), at a stop string (one text or a list of them; those that are complete before
+    `min_tokens` do not count), or after `max_tokens`. The text lacks the stop string or the token that ended it,
+    unless `include_stop_str_in_output`, and special tokens, unless `skip_special_tokens` is false.
 
     `logprobs` n reports the log-probability of each output token, and of the n likeliest, under the model's own
     distribution (raw logits, temperature 1, no filters); `prompt_logprobs` n does so for the prompt's tokens.
@@ -46,20 +50,23 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    bad_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
     seed: int | None = None
     max_tokens: int = 128
     min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
 
     def __post_init__(self) -> None:
+        self._make_plain()
         for name, low, high in _NUMBERS:
             _require_number(name, getattr(self, name), low, high)
         for name, smallest, largest in _INTEGERS:
@@ -69,24 +76,37 @@ class SamplingParams:
                 _require_integer(name, getattr(self, name), 0, most)
         if self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
-        if not isinstance(self.ignore_eos, bool):
-            raise ParameterError("ignore_eos", self.ignore_eos, "true or false")
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(name, getattr(self, name), "true or false")
         self._check_texts()
         self._check_token_ids()
 
+    def _make_plain(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            object.__setattr__(self, item.name, plain_tuple(value) if item.name in _LISTS else plain(value))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if isinstance(self.logit_bias, Mapping):
+            bias = {plain(token): plain(value) for token, value in self.logit_bias.items()}
+            object.__setattr__(self, "logit_bias", bias)
+
     def _check_texts(self) -> None:
         for name, count in (("stop", MAX_STOPS), ("bad_words", MAX_BAD_WORDS)):
-            _require_tuple(name, getattr(self, name), count)
+            _require_list(name, getattr(self, name), count)
             for text in getattr(self, name):
                 if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH or not is_text(text):
                     raise ParameterError(name, text, f"strings of 1 to {MAX_STOP_LENGTH} characters")
 
     def _check_token_ids(self) -> None:
-        ids = {"stop_token_ids": MAX_STOPS, "bad_token_ids": MAX_TOKEN_IDS}
+        ids = {"stop_token_ids": MAX_STOP_TOKEN_IDS, "bad_token_ids": MAX_TOKEN_IDS}
         if self.allowed_token_ids is not None:
             ids["allowed_token_ids"] = MAX_TOKEN_IDS
         for name, count in ids.items():
-            _require_tuple(name, getattr(self, name), count)
+            _require_list(name, getattr(self, name), count)
             for token in getattr(self, name):
                 _require_integer(name, token, 0, 1 << 31)
         if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_TOKEN_IDS:
@@ -108,6 +128,8 @@ _NUMBERS = (
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
 )
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_LISTS = ("allowed_token_ids", "bad_token_ids", "bad_words", "stop", "stop_token_ids")
 _INTEGERS = (
     ("top_k", 0, 1 << 31),
     ("max_tokens", 1, 1 << 31),
@@ -136,6 +158,6 @@ def _require_integer(field: str, value: object, low: int, high: int) -> None:
         raise ParameterError(field, value, f"an integer {low} to {high}")
 
 
-def _require_tuple(field: str, value: object, most: int) -> None:
+def _require_list(field: str, value: object, most: int) -> None:
     if not isinstance(value, tuple) or len(value) > most:
-        raise ParameterError(field, value, f"a tuple of at most {most}")
+        raise ParameterError(field, value, f"a list of at most {most}")

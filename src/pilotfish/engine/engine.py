@@ -12,14 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pilotfish.config import DrafterKind, EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.logit_rules import check_token_ids
 from pilotfish.core.logprobs import TokenLogprobs
-from pilotfish.core.noise import sample_seed
+from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
+from pilotfish.core.plain_values import plain
 from pilotfish.core.request import FinishReason, Request, check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams, is_text
 from pilotfish.core.scheduler import Commit, Scheduler
@@ -34,7 +37,7 @@ from pilotfish.engine.costs import forward_seconds, step_costs
 from pilotfish.engine.draft_workers import DraftWorkers, start_draft_workers
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
-from pilotfish.engine.text import TextStream
+from pilotfish.engine.text import TextRules, TextStream
 from pilotfish.engine.vocabulary import added_tokens
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model
@@ -49,6 +52,8 @@ from pilotfish.target.remote import RemoteDrafter
 from pilotfish.target.worker import TargetWorker
 
 logger = logging.getLogger(__name__)
+
+Prompt = str | Sequence[int] | NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -258,7 +263,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         cache_salt: str | None = None,
         max_nodes: int | None = None,
@@ -273,8 +278,9 @@ class Engine:
         )
         bad_sequences = self._sequences_of(params.bad_words)
         check_token_ids(params, stop_ids, bad_sequences, self.model.shape.vocab_size)
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
         room = self.model.shape.context - len(tokens)
+        rules = TextRules.of(params, stop_ids)
         samples = []
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
@@ -291,7 +297,7 @@ class Engine:
             )
             self.worker.scheduler.add(request)
             self._next_id += 1
-            text = TextStream(self.tokenizer, params.stop, params.min_tokens, tokens)
+            text = TextStream(self.tokenizer, rules, tokens)
             samples.append(Sample(index, request, text, time.perf_counter()))
             self._samples[request.id] = samples[-1]
         return samples
@@ -301,18 +307,18 @@ class Engine:
         texts = (text for word in words for text in (word, f" {word}"))
         return [ids for text in texts if (ids := self.tokenizer.encode(text, add_special_tokens=False))]
 
-    def check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+    def check_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt that can be served; PromptError or ParameterError otherwise."""
         if isinstance(prompt, str) and not is_text(prompt):
             raise PromptError("prompt: it holds half a surrogate pair; text that UTF-8 can write is needed")
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens: list[Any] = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [plain(t) for t in prompt]
         if not tokens:
             raise PromptError("prompt: it is empty; at least one token is needed")
         context = self.model.shape.context
         if len(tokens) >= context:
             raise PromptError(f"prompt: {len(tokens)} tokens; the model's context allows {context - 1} and one to come")
         for token in tokens:
-            if not isinstance(token, int) or not 0 <= token < self.model.shape.vocab_size:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.model.shape.vocab_size:
                 raise ParameterError("prompt", token, f"token ids 0 to {self.model.shape.vocab_size - 1}")
         return tokens
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine, Prompt, Sample
 from pilotfish.errors import EngineError, ParameterError
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class LLM:
         """Run all prompts, batched, to their end. `params`: one for all, or one for each prompt; None takes
         what the model's generation_config.json says.
 
-        A prompt is text or token ids. An input that cannot be served raises a ValueError subclass before
-        anything runs. An error in a step, or an interrupt, ends all requests of the call. Where the logits of a
-        prompt are not finite EngineError names the first one, after the others have ended. The suffix drafter
-        guesses from past outputs of calls with the same `cache_salt`; without one from none.
+        A prompt is text, or token ids as a list or a numpy array. An input that cannot be served raises a
+        ValueError subclass before anything runs. An error in a step, or an interrupt, ends all requests of the call.
+        Where the logits of a prompt are not finite EngineError names the first one, after the others have ended.
+        The suffix drafter guesses from past outputs of calls with the same `cache_salt`; without one from none.
         """
         batch = _prompt_list(prompts)
         each = _params_list(self.engine.sampling_params() if params is None else params, len(batch))
@@ -102,7 +102,7 @@ def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     batch: list[Any] = list(prompts)
-    return [batch] if batch and all(isinstance(p, int) for p in batch) else batch
+    return [batch] if any(isinstance(p, int | float | np.number | np.bool_) for p in batch) else batch
 
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+from pilotfish.core.sampling_params import SamplingParams
+
 #: Tokens of a prompt after which a decoder is as if it had seen all of it.
 CONTEXT = 6
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """What an output's text shows, and which strings end it."""
+
+    stops: Sequence[str] = ()
+    min_tokens: int = 0  # a stop string that one of the first `min_tokens` tokens completes does not count
+    stop_ids: Collection[int] = ()  # tokens that end the output
+    show_stop: bool = False  # the stop string, or the token of `stop_ids`, that ended it
+    skip_special: bool = True
+
+    @classmethod
+    def of(cls, params: SamplingParams, stop_ids: Collection[int]) -> TextRules:
+        """Of an output that `stop_ids` end."""
+        shows = params.include_stop_str_in_output
+        return cls(params.stop, params.min_tokens, stop_ids, shows, params.skip_special_tokens)
 
 
 class TextStream:
@@ -18,21 +38,23 @@ class TextStream:
     safe     print("a")\\n               `take` gives it up to where a stop string may have begun
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], min_tokens: int = 0, prompt: Sequence[int] = ()) -> None:
-        """A stop string that one of the first `min_tokens` tokens completes does not count. What comes after `prompt`
-        is decoded as its continuation: some decoders drop the space before a text's first word."""
+    def __init__(self, tokenizer: Any, rules: TextRules | None = None, prompt: Sequence[int] = ()) -> None:
+        """The tokens that come after `prompt` are decoded as its continuation: some decoders drop the space before a
+        text's first word."""
+        self._rules = rules or TextRules()
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=_end_of(prompt, tokenizer), skip_special_tokens=True)
+        self._stream = DecodeStream(ids=self._end_of(prompt), skip_special_tokens=self._rules.skip_special)
         self._pending: list[int] = []  # ids whose bytes do not end on a character yet
-        self._stops = tuple(stops)
-        self._forced = min_tokens  # tokens to come that end nothing
+        self._forced = self._rules.min_tokens  # tokens to come that end nothing
         self._taken = 0
         self.text = ""
         self.stopped = False
         self.stop: str | None = None  # the stop string that ended it
 
     def add(self, token: int) -> bool:
-        """Decode one more token; True when that completes a stop string, which is cut off `text`."""
+        """Decode one more token; True when that completes a stop string, at which `text` is cut."""
+        if token in self._rules.stop_ids and not self._rules.show_stop:
+            return False
         piece = self._stream.step(self._tokenizer.backend_tokenizer, token)
         self._pending.append(token)
         self._forced -= 1
@@ -46,18 +68,19 @@ class TextStream:
         """End the text at the first stop string that was completed after its first `before` characters."""
         if self._forced >= 0:
             return False
-        starts = ((self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stops)
+        starts = ((self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._rules.stops)
         found = [(start, stop) for start, stop in starts if start >= 0]
         if found:
             start, self.stop = min(found)
-            self.text, self.stopped = self.text[:start], True
+            end = start + len(self.stop) if self._rules.show_stop else start
+            self.text, self.stopped = self.text[:end], True
         return self.stopped
 
     def finish(self) -> None:
         """No more tokens: bytes that never became a character show as the replacement character."""
         if not self.stopped and self._pending:
             before = len(self.text)
-            self.text += self._tokenizer.decode(self._pending, skip_special_tokens=True)
+            self.text += self._decode(self._pending)
             self._cut(before)
         self._pending.clear()
         self.stopped = True
@@ -72,15 +95,17 @@ class TextStream:
     def _held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
         longest = 0
-        for stop in self._stops:
+        for stop in () if self._rules.show_stop else self._rules.stops:
             for size in range(min(len(stop) - 1, len(self.text)), longest, -1):
                 if self.text.endswith(stop[:size]):
                     longest = size
                     break
         return longest
 
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """Its last tokens, for a decoder to go on from; none where they do not end on a character."""
+        end = list(prompt[-CONTEXT:])
+        return [] if self._decode(end).endswith("\ufffd") else end
 
-def _end_of(prompt: Sequence[int], tokenizer: Any) -> list[int]:
-    """Its last tokens, for a decoder to go on from; none where they do not end on a character."""
-    end = list(prompt[-CONTEXT:])
-    return [] if tokenizer.decode(end, skip_special_tokens=True).endswith("\ufffd") else end
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._rules.skip_special))

@@ -95,7 +95,9 @@ class TextChoice(Struct, frozen=True):
     finish_reason: str | None
     stop_reason: str | int | None  # the stop string or token that ended it
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    seed: int | UnsetType = UNSET  # of each output where there are several
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET  # of each output where there are several; text where the request's was one
 
 
 class ChatMessage(Struct, frozen=True):
@@ -109,7 +111,8 @@ class ChatChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
-    seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True):
@@ -123,7 +126,8 @@ class ChatChunkChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None = None
-    seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -135,7 +139,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[TextChoice]
-    seed: int | UnsetType = UNSET  # of the first output
+    seed: int | str | UnsetType = UNSET  # of the first output
     usage: Usage | UnsetType | None = UNSET
     metrics: Metrics | UnsetType = UNSET
     pilotfish: Any = UNSET
@@ -150,10 +154,11 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
-    seed: int | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET
     usage: Usage
     metrics: Metrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True, kw_only=True):
@@ -165,11 +170,12 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
-    seed: int | UnsetType = UNSET
+    seed: int | str | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     metrics: Metrics | UnsetType = UNSET
     pilotfish: Any = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Model(Struct, frozen=True):

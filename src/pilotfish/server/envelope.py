@@ -6,12 +6,13 @@ import secrets
 from typing import cast
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.server.answers import encode
-from pilotfish.server.failures import ClientGone, HttpError, http_error
+from pilotfish.server.failures import ClientGone, HttpError, http_error, no_route
 
 MAX_ID = 128
 _ERROR = "pilotfish.error"
@@ -47,8 +48,11 @@ class Envelope:
 
 
 def _id(given: str) -> str:
-    valid = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
-    return given if valid else secrets.token_hex(16)
+    return given if is_request_id(given) else secrets.token_hex(16)
+
+
+def is_request_id(given: str) -> bool:
+    return 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
 
 
 def request_id(scope: Scope) -> str:
@@ -70,4 +74,6 @@ def failure(error: Exception, scope: Scope) -> Response:
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of exceptions."""
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        error = no_route(request.method, request.url.path, error)
     return failure(error, request.scope)

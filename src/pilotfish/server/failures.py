@@ -68,6 +68,14 @@ def late(seconds: float) -> HttpError:
     return HttpError(504, f"timeout: the request took more than {seconds:g} s", "timeout", "timeout", "timeout")
 
 
+def no_route(method: str, path: str, error: HTTPException) -> HttpError:
+    """404 for a path that is not served, 405 for one that is by another method."""
+    if error.status_code == 405:
+        message = f"path: {method} {short(path)} is not allowed; expected {(error.headers or {}).get('Allow')}"
+        return HttpError(405, message, code="method_not_supported", headers=error.headers)
+    return HttpError(404, f"path: {method} {short(path)} is not served", code="unknown_url")
+
+
 def http_error(error: Exception) -> HttpError:
     """What to answer when a request ended with `error`. One that nobody foresaw is logged."""
     if isinstance(error, HttpError):

@@ -25,7 +25,7 @@ from pilotfish.server.answers import (
 )
 from pilotfish.server.job import Growth, Plan
 from pilotfish.server.outputs import Output, Outputs
-from pilotfish.server.pieces import Pieces
+from pilotfish.server.pieces import Pieces, TokenIdNames, TokenNames
 
 
 class Format(Protocol):
@@ -47,6 +47,7 @@ class _Shape:
 
     def __init__(self, plan: Plan, outputs: Outputs, tokenizer: Any, pieces: Pieces) -> None:
         self.plan, self.outputs, self.tokenizer, self.pieces = plan, outputs, tokenizer, pieces
+        self.names: TokenNames = TokenIdNames(pieces) if plan.tokens_as_ids else pieces
         self.head: dict[str, Any] = {
             "id": plan.id,
             "created": plan.created,
@@ -68,16 +69,25 @@ class _Shape:
         ended = output.finish is not None and all(each.finish for each in self.outputs.all)
         return self.metrics() if ended and not self.plan.usage else UNSET
 
-    def seed(self, output: Output) -> int | UnsetType:
-        return UNSET if output.seed is None or output.begun else output.seed
+    def seed(self, output: Output) -> int | str | UnsetType:
+        """As text where the client gave its seed so."""
+        if output.seed is None or output.begun:
+            return UNSET
+        return str(output.seed) if self.plan.seed_as_text else output.seed
 
-    def own_seed(self, output: Output) -> int | UnsetType:
+    def own_seed(self, output: Output) -> int | str | UnsetType:
         """In a choice: where there are several."""
         return self.seed(output) if self.plan.outputs > 1 else UNSET
 
-    def first_seed(self, output: Output) -> int | UnsetType:
+    def first_seed(self, output: Output) -> int | str | UnsetType:
         """In the answer: of the first output."""
         return self.seed(output) if output.index == 0 else UNSET
+
+    def token_ids(self, output: Output) -> list[int] | UnsetType:
+        return output.token_ids if self.plan.token_ids else UNSET
+
+    def prompt_token_ids(self, output: Output) -> list[int] | UnsetType:
+        return output.prompt.tokens if self.plan.token_ids and not output.begun else UNSET
 
     def prompt_logprobs(self, output: Output) -> PromptLogprobs | UnsetType:
         if not self.plan.prompt_logprobs or output.begun:
@@ -121,6 +131,8 @@ class TextFormat(_Shape):
             finish_reason=output.reason,
             stop_reason=output.stop,
             prompt_logprobs=self.prompt_logprobs(output),
+            prompt_token_ids=self.prompt_token_ids(output),
+            token_ids=self.token_ids(output),
             seed=self.own_seed(output),
         )
 
@@ -134,11 +146,11 @@ class TextFormat(_Shape):
         if self.plan.logprobs is None:
             return None
         start = len(self._echo(output))
-        own = lp.text_logprobs(output.logprobs, [start + offset for offset in output.offsets], self.pieces)
+        own = lp.text_logprobs(output.logprobs, [start + offset for offset in output.offsets], self.names)
         if not self.plan.echo or output.begun:
             return own
         echoed = self.outputs.prompt_logprobs(output)
-        return lp.joined(lp.echoed_logprobs(output.prompt.tokens, echoed, self.tokenizer, self.pieces), own)
+        return lp.joined(lp.echoed_logprobs(output.prompt, echoed, self.tokenizer, self.names), own)
 
 
 class ChatFormat(_Shape):
@@ -153,10 +165,11 @@ class ChatFormat(_Shape):
             usage=self.outputs.usage,
             metrics=self.metrics(),
             prompt_logprobs=self.prompt_logprobs(first),
+            prompt_token_ids=self.prompt_token_ids(first),
         )
 
     def chunks(self, output: Output, growth: Growth) -> list[Struct]:
-        """The first chunk of an output says who speaks."""
+        """The first chunk of an output says who speaks, and repeats what is echoed."""
         chunk = ChatChunk(
             **self.head,
             choices=[self._added(output)],
@@ -170,23 +183,30 @@ class ChatFormat(_Shape):
         return ChatChunk(**self.head, choices=[], usage=self.outputs.usage, metrics=self.metrics())
 
     def _opening(self, output: Output) -> ChatChunk:
-        delta = ChatDelta(role="assistant", content="")
+        delta = ChatDelta(role="assistant", content=self.plan.echoed)
         return ChatChunk(
             **self.head,
             choices=[ChatChunkChoice(output.index, delta, None, None, seed=self.own_seed(output))],
             seed=self.first_seed(output),
             usage=self.usage(),
             prompt_logprobs=self.prompt_logprobs(output),
+            prompt_token_ids=self.prompt_token_ids(output) if output.index == 0 else UNSET,
         )
 
     def _added(self, output: Output) -> ChatChunkChoice:
-        delta = ChatDelta(content="".join(output.text))
-        return ChatChunkChoice(output.index, delta, self._logprobs(output), output.reason, output.stop)
+        delta, ids = ChatDelta(content="".join(output.text)), self.token_ids(output)
+        return ChatChunkChoice(output.index, delta, self._logprobs(output), output.reason, output.stop, ids)
 
     def _choice(self, output: Output) -> ChatChoice:
-        message = ChatMessage("assistant", "".join(output.text))
-        seed = self.own_seed(output)
-        return ChatChoice(output.index, message, self._logprobs(output), output.reason, output.stop, seed)
+        return ChatChoice(
+            index=output.index,
+            message=ChatMessage("assistant", self.plan.echoed + "".join(output.text)),
+            logprobs=self._logprobs(output),
+            finish_reason=output.reason,
+            stop_reason=output.stop,
+            token_ids=self.token_ids(output),
+            seed=self.own_seed(output),
+        )
 
     def _logprobs(self, output: Output) -> ChatLogprobs | None:
-        return None if self.plan.logprobs is None else lp.chat_logprobs(output.logprobs, self.pieces)
+        return None if self.plan.logprobs is None else lp.chat_logprobs(output.logprobs, self.names)

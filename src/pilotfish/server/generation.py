@@ -5,20 +5,29 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from pilotfish.server.body import read
-from pilotfish.server.envelope import request_id
+from pilotfish.server.envelope import MAX_ID, is_request_id, request_id
 from pilotfish.server.failures import HttpError, bad
 from pilotfish.server.formats import ChatFormat, TextFormat
 from pilotfish.server.gate import Caller, Demand
 from pilotfish.server.job import Job, Plan
 from pilotfish.server.logs import log_prompt, prompts_are_logged
 from pilotfish.server.outputs import Outputs
-from pilotfish.server.params import Room, deadline, max_nodes, num_logprobs, only_echo, sampling_params
-from pilotfish.server.prompts import Prompt, chat_tokens, completion_prompts
+from pilotfish.server.params import (
+    Room,
+    deadline,
+    max_nodes,
+    num_logprobs,
+    only_echo,
+    reserved_tokens,
+    sampling_params,
+)
+from pilotfish.server.prompts import Prompt, chat_tokens, completion_prompts, truncated
 from pilotfish.server.requests import ChatRequest, CompletionRequest, GenerationRequest, Speculation, StreamOptions
 from pilotfish.server.service import Service
 from pilotfish.server.sse import JobResponse
@@ -44,7 +53,7 @@ def router(service: Service) -> APIRouter:
         asked = await read(request, ChatRequest, service.config)
         model = service.name(asked.model)
         service.refuse_long("messages", (message.text for message in asked.messages))
-        prompts = [Prompt(await chat_tokens(asked.messages, service.engine.tokenizer))]
+        prompts = [Prompt(await chat_tokens(asked, service.engine.tokenizer))]
         return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
 
     return routes
@@ -56,13 +65,15 @@ def plan_of(service: Service, caller: Caller, asked: GenerationRequest, model: s
     identity = service.identity
     speculation = asked.speculation or Speculation()
     options = _stream_options(asked)
-    room = Room(identity.context, identity.kv_slots, max(len(prompt.tokens) for prompt in prompts))
+    room = Room(identity.context, identity.kv_slots)
+    kept = tuple(truncated(prompt, asked, room.most - reserved_tokens(asked)) for prompt in prompts)
+    room = replace(room, prompt=max(len(prompt.tokens) for prompt in kept))
     return Plan(
-        id=("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(16),
+        id=("chatcmpl-" if chat else "cmpl-") + _own_id(asked),
         created=int(time.time()),
         model=model,
         fingerprint=service.fingerprint,
-        prompts=tuple(prompts),
+        prompts=kept,
         params=sampling_params(asked, service.engine.defaults, room, service.config),
         max_nodes=max_nodes(speculation, identity),
         cache_salt=_cache_salt(caller, asked),
@@ -71,8 +82,12 @@ def plan_of(service: Service, caller: Caller, asked: GenerationRequest, model: s
         spec_tokens=identity.max_nodes,
         logprobs=num_logprobs(asked),
         prompt_logprobs=asked.prompt_logprobs is not None,
-        echo=isinstance(asked, CompletionRequest) and bool(asked.echo),
+        echo=not chat and bool(asked.echo),
+        echoed=_echoed(asked),
         only_echo=only_echo(asked),
+        token_ids=bool(asked.return_token_ids),
+        tokens_as_ids=bool(asked.return_tokens_as_token_ids),
+        seed_as_text=isinstance(asked.seed, str),
         detail=bool(speculation.detail),
         usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
@@ -91,6 +106,20 @@ def respond(service: Service, request: Request, asked: GenerationRequest, plan: 
     job, outputs = Job(plan, service.engine, ticket), Outputs(plan)
     shape = (ChatFormat if chat else TextFormat)(plan, outputs, service.engine.tokenizer, service.pieces)
     return JobResponse(job, outputs, shape, stream=stream)
+
+
+def _own_id(asked: GenerationRequest) -> str:
+    given = asked.request_id
+    if given is not None and not is_request_id(given):
+        raise bad("request_id", given, f"1 to {MAX_ID} printable ASCII characters")
+    return secrets.token_hex(16) if given is None else given
+
+
+def _echoed(asked: GenerationRequest) -> str:
+    """What a chat's answer begins with: the last message, where the assistant speaks on."""
+    if not isinstance(asked, ChatRequest) or not asked.echo or asked.messages[-1].role != "assistant":
+        return ""
+    return asked.messages[-1].text
 
 
 def _tag(asked: GenerationRequest) -> Any:

@@ -41,7 +41,11 @@ class Plan:
     logprobs: int | None
     prompt_logprobs: bool  # asked for by that name
     echo: bool = False
+    echoed: str = ""  # what a chat's answer begins with
     only_echo: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False  # in log-probabilities
+    seed_as_text: bool = False
     detail: bool = False
     usage: bool = False  # with the stream's last event
     continuous_usage: bool = False
@@ -49,6 +53,11 @@ class Plan:
     @property
     def outputs(self) -> int:
         return len(self.prompts) * self.params.n
+
+    @property
+    def every_update(self) -> bool:
+        """Whether the stream tells of updates that add no text."""
+        return self.detail or self.continuous_usage or self.token_ids
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from pilotfish.wire.serving import Delta, Finish, Verified
 
 @dataclass
 class Output:
-    """One output of one prompt. `text`, `logprobs` and `offsets` are what the client has not been sent."""
+    """One output of one prompt. `text`, `token_ids`, `logprobs` and `offsets` are what the client has not been sent."""
 
     index: int
     prompt: Prompt
     text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)  # characters of the whole output's text before each token
     begun: bool = False  # the client has been sent something
@@ -31,6 +32,7 @@ class Output:
 
     def grow(self, delta: Delta) -> None:
         self.text.append(delta.text)
+        self.token_ids += delta.tokens
         self.logprobs += delta.logprobs
         if delta.ends:
             self.offsets += (self.end, *delta.ends[:-1])
@@ -44,6 +46,7 @@ class Output:
     def sent(self) -> None:
         self.begun = True
         self.text.clear()
+        self.token_ids.clear()
         self.logprobs.clear()
         self.offsets.clear()
 

@@ -10,12 +10,13 @@ from pilotfish.config import ServerConfig
 from pilotfish.core.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_TOKEN_IDS,
     SamplingParams,
 )
 from pilotfish.server.failures import HttpError, bad
-from pilotfish.server.requests import ChatRequest, CompletionRequest, GenerationRequest, Speculation
+from pilotfish.server.requests import ALLOWED, ChatRequest, CompletionRequest, GenerationRequest, Speculation
 from pilotfish.wire.serving import Identity
 
 #: OpenAI's, of a completion that gives no limit.
@@ -29,14 +30,15 @@ _SAME = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
-    "seed",
     "min_tokens",
     "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
     "n",
 )
 _LISTS = {
     "stop": MAX_STOPS,
-    "stop_token_ids": MAX_STOPS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "bad_words": MAX_BAD_WORDS,
     "allowed_token_ids": MAX_TOKEN_IDS,
 }
@@ -48,16 +50,22 @@ class Room:
 
     context: int
     kv_slots: int
-    prompt: int
+    prompt: int = 0
+
+    @property
+    def most(self) -> int:
+        """Of prompt and output together."""
+        return min(self.context, self.kv_slots)
 
     @property
     def left(self) -> int:
-        return self.context - self.prompt
+        """For an output."""
+        return self.most - self.prompt
 
     @property
-    def unasked(self) -> int:
-        """For an output that gives no limit."""
-        return max(1, min(self.left, self.kv_slots - self.prompt))
+    def bound(self) -> str:
+        """Whose limit `most` is."""
+        return "the model's context" if self.context <= self.kv_slots else "the target's KV pool"
 
 
 def sampling_params(
@@ -67,17 +75,26 @@ def sampling_params(
     values = dict(defaults)
     values.update({name: getattr(request, name) for name in _SAME if getattr(request, name) is not None})
     values.update(_lists(request))
+    values["seed"] = _seed(request.seed)
     values["logit_bias"] = _logit_bias(request.logit_bias or {})
     values["logprobs"] = logprobs = num_logprobs(request)
     values["prompt_logprobs"] = request.prompt_logprobs
-    if isinstance(request, CompletionRequest):
-        _check_best_of(request)
-        if request.echo and logprobs is not None:
-            values["prompt_logprobs"] = max(logprobs, request.prompt_logprobs or 0)
+    if isinstance(request, CompletionRequest) and request.echo and logprobs is not None:
+        values["prompt_logprobs"] = max(logprobs, request.prompt_logprobs or 0)
+    _check_best_of(request)
     if request.n is not None and not 1 <= request.n <= config.max_n:
         raise bad("n", request.n, f"an integer 1 to {config.max_n}")
     values["max_tokens"] = max_tokens(request, defaults.get("max_tokens"), room, config.default_max_tokens)
     return SamplingParams(**values)
+
+
+def _seed(given: int | str | None) -> int | None:
+    """Digits as text are for clients whose JSON knows no integers above 2**53."""
+    if not isinstance(given, str):
+        return given
+    if not (given.isascii() and given.isdecimal() and len(given) <= 20):
+        raise bad("seed", given, ALLOWED["seed"])
+    return int(given)
 
 
 def _lists(request: GenerationRequest) -> dict[str, tuple[Any, ...]]:
@@ -117,7 +134,7 @@ def num_logprobs(request: GenerationRequest) -> int | None:
     return (top or 0) if request.logprobs else None
 
 
-def _check_best_of(request: CompletionRequest) -> None:
+def _check_best_of(request: GenerationRequest) -> None:
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise bad("best_of", request.best_of, "n, as choosing among more outputs is not supported")
 
@@ -128,20 +145,41 @@ def only_echo(request: GenerationRequest) -> bool:
 
 
 def max_tokens(request: GenerationRequest, model_default: int | None, room: Room, config_default: int) -> int:
-    """Of one output. HttpError where the context leaves less than was asked for."""
+    """Of one output. HttpError where there is no room for what was asked for."""
     asked = _asked(request)
     if asked is not None and asked < 1 and not only_echo(request):
-        raise bad("max_tokens", asked, "an integer of at least 1" + _with_echo(request))
-    needed = max(asked or 1, request.min_tokens or 0)
-    if needed > room.left:
-        field = "prompt" if isinstance(request, CompletionRequest) else "messages"
-        lengths = f"{room.prompt} tokens, and {needed} of the output, are not allowed"
-        message = f"{field}: {lengths}; expected at most {room.context} together, the model's context"
-        raise HttpError(400, message, param=field, code="context_length_exceeded")
+        raise bad(_limit(request), asked, "an integer of at least 1" + _with_echo(request))
+    _check_room(request, room)
     if asked is not None:
         return max(asked, 1)
     completion = COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
-    return min(most for most in (completion, model_default, config_default, room.unasked) if most)
+    return min(most for most in (completion, model_default, config_default, room.left) if most)
+
+
+def _check_room(request: GenerationRequest, room: Room) -> None:
+    """HttpError names the prompt where it leaves no room for an output, else the limit that is too large."""
+    asked, least = _asked(request), request.min_tokens or 0
+    if room.left < 1:
+        field = "prompt" if isinstance(request, CompletionRequest) else "messages"
+        message = (
+            f"{room.prompt} tokens are not allowed; expected at most {room.most - 1}: {room.bound} has {room.most}"
+        )
+    elif max(asked or 0, least) > room.left:
+        field = _limit(request) if (asked or 0) >= least else "min_tokens"
+        message = (
+            f"{max(asked or 0, least)} is not allowed; expected at most {room.left}: the prompt has {room.prompt} "
+            f"tokens, {room.bound} {room.most}"
+        )
+    else:
+        return
+    raise HttpError(400, f"{field}: {message}", param=field, code="context_length_exceeded")
+
+
+def reserved_tokens(request: GenerationRequest) -> int:
+    """For an output, beside a prompt that is cut to what fits."""
+    plain = COMPLETION_TOKENS if isinstance(request, CompletionRequest) else 1
+    asked = _asked(request)
+    return max(plain if asked is None else asked, request.min_tokens or 0, 1)
 
 
 def _asked(request: GenerationRequest) -> int | None:
@@ -150,6 +188,12 @@ def _asked(request: GenerationRequest) -> int | None:
     if request.max_tokens not in (None, request.max_completion_tokens):
         raise bad("max_tokens", request.max_tokens, f"max_completion_tokens, {request.max_completion_tokens}")
     return request.max_completion_tokens
+
+
+def _limit(request: GenerationRequest) -> str:
+    """The field that gives the limit."""
+    newer = isinstance(request, ChatRequest) and request.max_completion_tokens is not None
+    return "max_completion_tokens" if newer else "max_tokens"
 
 
 def _with_echo(request: GenerationRequest) -> str:

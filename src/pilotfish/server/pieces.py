@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -22,8 +22,16 @@ def _byte_level() -> dict[str, int]:
     return own | dict(zip(moved, others, strict=True))
 
 
+class TokenNames(Protocol):
+    """How log-probabilities name a token."""
+
+    def of(self, token: int, /) -> tuple[str, list[int]]:
+        """Its name and its bytes."""
+        ...
+
+
 class Pieces:
-    """The bytes of a vocabulary's tokens."""
+    """Names tokens by their text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -46,3 +54,13 @@ class Pieces:
         if byte := _BYTE.fullmatch(piece):
             return bytes([int(byte[1], 16)])
         return piece.replace("▁", " ").encode()
+
+
+class TokenIdNames:
+    """Names tokens by their ids."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+
+    def of(self, token: int) -> tuple[str, list[int]]:
+        return f"token_id:{token}", self._pieces.of(token)[1]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, TypeVar, cast
 
 from pilotfish.errors import PromptError
 from pilotfish.prompts import chat_prompt
 from pilotfish.server.failures import HttpError, bad
-from pilotfish.server.requests import CompletionRequest, Message
+from pilotfish.server.requests import ChatRequest, CompletionRequest, GenerationRequest, Message, TokenizeRequest
 
 #: Characters or tokens up to which tokenizing is so fast that the event loop does it itself.
 SHORT = 2048
@@ -36,15 +37,33 @@ async def tokens_text(tokens: list[int], tokenizer: Any) -> str:
     return await _tokenize(len(tokens), lambda: cast(str, tokenizer.decode(tokens)))
 
 
-async def chat_tokens(messages: Sequence[Message], tokenizer: Any) -> list[int]:
-    """Of the chat template around messages. HttpError where it refuses them."""
+async def chat_tokens(request: ChatRequest | TokenizeRequest, tokenizer: Any) -> list[int]:
+    """Of the chat template around the messages. HttpError where it refuses them."""
+    messages = request.messages
     if not messages:
         raise bad("messages", [], "a list of at least one message")
-    plain = [_plain(message) for message in messages]
+    for i, message in enumerate(messages):
+        if message.content is None:
+            raise HttpError(400, f"messages[{i}].content: it is missing", param=f"messages[{i}].content")
+    plain, template = [_plain(message) for message in messages], _template(request, tokenizer)
+    special = request.add_special_tokens is True
     try:
-        return await _tokenize(sum(len(m["content"]) for m in plain), lambda: chat_prompt(plain, tokenizer))
+        size = sum(len(message["content"]) for message in plain)
+        return await _tokenize(size, lambda: chat_prompt(plain, tokenizer, template, special=special))
     except PromptError as error:
         raise HttpError(400, str(error), param="messages") from error
+
+
+def _template(request: ChatRequest | TokenizeRequest, tokenizer: Any) -> dict[str, Any]:
+    """Arguments of the chat template, beside the messages."""
+    own, goes_on = request.chat_template_kwargs or {}, bool(request.continue_final_message)
+    if goes_on and request.add_generation_prompt:
+        raise bad("add_generation_prompt", True, "false with continue_final_message")
+    reserved = {"messages", "conversations", *signature(tokenizer.apply_chat_template).parameters}
+    if taken := sorted(reserved & own.keys()):
+        raise bad("chat_template_kwargs", taken[0], "names that only the chat template gives a meaning to")
+    begins = not goes_on and request.add_generation_prompt is not False
+    return {**own, "add_generation_prompt": begins, "continue_final_message": goes_on}
 
 
 async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
@@ -58,6 +77,19 @@ def _plain(message: Message) -> dict[str, str]:
     role = "system" if message.role == "developer" else message.role
     named = {"name": message.name} if message.name is not None else {}
     return {"role": role, "content": message.text, **named}
+
+
+def truncated(prompt: Prompt, request: GenerationRequest, most: int) -> Prompt:
+    """The part of a prompt that the request keeps, of which at most `most` tokens fit beside the output."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    if keep < 1 and keep != -1:
+        raise bad("truncate_prompt_tokens", keep, "-1, or an integer of at least 1")
+    keep = max(1, most) if keep == -1 else keep
+    if len(prompt.tokens) <= keep:
+        return prompt
+    return Prompt(prompt.tokens[:keep] if request.truncation_side == "right" else prompt.tokens[-keep:])
 
 
 async def completion_prompts(request: CompletionRequest, tokenizer: Any, most: int) -> list[Prompt]:

@@ -3,62 +3,86 @@ but would have one there."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from pilotfish.config import MetricsLevel, Mode
+from pilotfish.core.noise import SEED_LIMIT
 
 #: Fields of OpenAI's and vLLM's APIs that are not supported, with the values of them that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
-    "use_beam_search": (None, False),
-    "beam_width": (None, 1),
-    "length_penalty": (None, 1.0),
-    "early_stopping": (None, False),
     "tools": (None, []),
     "tool_choice": (None, "none"),
     "functions": (None, []),
     "function_call": (None, "none"),
     "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
     "web_search_options": (None,),
     "reasoning_effort": (None,),
-    "verbosity": (None,),
+    "verbosity": (None, "medium"),
     "store": (None, False),
     "service_tier": (None, "auto", "default"),
-    "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
-    "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
+    "use_beam_search": (None, False),
+    "beam_width": (None, 1),
+    "length_penalty": (None, 1.0),
+    "early_stopping": (None, False),
+    "structured_outputs": (None,),
+    "structural_tag": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "guided_decoding_backend": (None,),
+    "guided_whitespace_pattern": (None,),
+    "include_reasoning": (None, True),
+    "thinking_token_budget": (None, -1),
+    "chat_template": (None,),  # a program of the client's
     "documents": (None, []),
-    "best_of": (None,),  # but of CompletionRequest, as is the next one
-    "add_special_tokens": (None, False),  # a chat template has its own
-    "include_stop_str_in_output": (None, False),
-    "skip_special_tokens": (None, True),
-    "spaces_between_special_tokens": (None, True),
-    "truncate_prompt_tokens": (None,),
+    "detokenize": (None, True),
+    "logits_processors": (None, []),
+    "logprob_token_ids": (None,),
+    "repetition_detection": (None,),
+    "watermarking": (None, False),
     "prompt_embeds": (None,),
-    "logits_processors": (None,),
-    "mm_processor_kwargs": (None,),
+    "mm_processor_kwargs": (None, {}),
+    "media_io_kwargs": (None, {}),
+    "kv_transfer_params": (None, {}),
+    "ec_transfer_params": (None, {}),
+    "vllm_xargs": (None, {}),
     "priority": (None, 0),
+    "stream_interval": (None, 1),
+    "routed_experts_prompt_start": (None, 0),
+    "return_token_offsets": (None, False),
+    "return_prompt_text": (None, False),
 }
 #: Fields that are about the client's bookkeeping, not about the output; whatever they hold.
-HARMLESS = {"user", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
+HARMLESS = {
+    "user",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "return_mm_kwargs",
+    "safety_identifier",
+    "session_id",
+}
 #: What may stand where msgspec does not say it.
 ALLOWED = {
     "role": "system, developer, user or assistant",
     "type": "text",
     "mode": "off, sync or async",
     "metrics": "none, summary or detailed",
+    "seed": f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text",
+    "truncation_side": "left or right",
+    "tool_calls": "an empty list or null",
+    "annotations": "an empty list or null",
 }
+
+
+Nothing = Annotated[list[Any], Meta(max_length=0)]
 
 
 class Speculation(Struct, forbid_unknown_fields=True):
@@ -73,6 +97,7 @@ class Speculation(Struct, forbid_unknown_fields=True):
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -81,6 +106,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     max_tokens: int | None = None
     n: int | None = None
+    best_of: int | None = None  # n
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -93,28 +119,38 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[str, float] | None = None  # by token id
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    seed: int | None = None
+    seed: int | str | None = None  # text: its decimal digits
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # there are none, whatever it says
+    echo: bool | None = None  # of a chat: the last message, where that is the assistant's
+    add_special_tokens: bool | None = None  # those that the tokenizer puts around a text; a chat template has its own
+    truncate_prompt_tokens: int | None = None  # that are kept; -1: as many as fit
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None  # seconds
+    request_id: str | None = None  # in the answer's id
     speculation: Speculation | None = None
     user: Any = None
     metadata: Any = None  # of it, `tag` labels metrics
     safety_identifier: Any = None
+    session_id: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
     parallel_tool_calls: Any = None
+    return_mm_kwargs: Any = None
 
 
 class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[str | int | list[int]]  # a text, tokens, or a list of either
     logprobs: int | None = None
-    echo: bool | None = None
-    best_of: int | None = None  # n
-    add_special_tokens: bool | None = None  # to a text, those that the tokenizer puts around one
 
     @property
     def texts(self) -> list[str]:
@@ -133,18 +169,20 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     """A turn. What an answer's message may carry beside its text is allowed as long as it is empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None  # needed; but what stands in its place is to blame first
     name: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[None] | None = None
-    annotations: list[None] | None = None
+    tool_calls: Nothing | None = None
+    annotations: Nothing | None = None
+    reasoning: None = None
+    reasoning_content: None = None
 
     @property
     def text(self) -> str:
         """All parts of it."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
 
 
 class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
@@ -152,6 +190,9 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None  # true unless continue_final_message
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -160,7 +201,10 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True  # of a prompt; a chat template has its own
+    add_special_tokens: bool | None = None  # true for a prompt; a chat template has its own
+    add_generation_prompt: bool | None = None  # this and the next two are of messages
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
 

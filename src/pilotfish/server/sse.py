@@ -80,7 +80,7 @@ class JobResponse(Response):
         plan = self._job.plan
         async for growth in self._job:
             output = self._outputs.grow(growth)
-            if output.started and (output.news or plan.detail or plan.continuous_usage):
+            if output.started and (output.news or plan.every_update):
                 yield b"".join(map(encoded, self._format.chunks(output, growth)))
                 output.sent()
         if plan.usage:

@@ -49,10 +49,10 @@ async def _tokens(asked: TokenizeRequest, service: Service) -> list[int]:
         raise HttpError(400, "prompt: exactly one of prompt and messages is needed", param="prompt")
     if asked.messages is not None:
         service.refuse_long("messages", (message.text for message in asked.messages))
-        return await chat_tokens(asked.messages, service.engine.tokenizer)
+        return await chat_tokens(asked, service.engine.tokenizer)
     assert asked.prompt is not None
     service.refuse_long("prompt", [asked.prompt])
-    return await text_tokens(asked.prompt, service.engine.tokenizer, special=asked.add_special_tokens)
+    return await text_tokens(asked.prompt, service.engine.tokenizer, special=asked.add_special_tokens is not False)
 
 
 def _check(tokens: Sequence[int], size: int) -> None:

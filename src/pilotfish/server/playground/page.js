@@ -38,7 +38,7 @@ function body() {
     ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
     [chat ? "max_completion_tokens" : "max_tokens"]: number("max-tokens"),
     temperature: number("temperature"),
-    seed: number("seed"),
+    seed: at("seed").value || undefined, // as text: a number would lose digits above 2^53
     stream: true,
     stream_options: { include_usage: true },
     speculation: {
