@@ -7,8 +7,9 @@ root ─┬─ def ─┬─ main      The root is the last committed token; it 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 ROOT = 0
 #: Origins: who guessed a node. Of drafts elsewhere it is the pool's name.
@@ -81,8 +82,8 @@ class TokenTree:
 
     def best(self, count: int) -> TokenTree:
         """The subtree of the `count` nodes of highest score, ties to the older node."""
-        chosen = heapq.nsmallest(count, self.nodes(), key=lambda node: (-self.scores[node], node))
-        return self.subtree(sorted(chosen))
+        order = np.argsort(-np.array(self.scores[1:]), kind="stable")
+        return self.subtree(np.sort(order[:count] + 1).tolist())
 
     def subtree(self, nodes: Sequence[int]) -> TokenTree:
         """The tree of `nodes`, ascending and closed under parents, renumbered in that order."""

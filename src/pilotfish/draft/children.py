@@ -23,6 +23,9 @@ class Children:
     tokens: NDArray[np.int64]  # [rows, k]
     log_chances: NDArray[np.float64]  # [rows, k], -inf where fewer than k tokens survive the filters
 
+    def of(self, rows: slice) -> Children:
+        return Children(self.tokens[rows], self.log_chances[rows])
+
 
 def likely_children(logits: torch.Tensor, rows: Sequence[RowSampling], k: int) -> Children:
     """The k tokens (or as many as there are) that the target most likely *samples* after each row.

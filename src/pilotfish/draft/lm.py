@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import LM, ROOT, TokenTree
 from pilotfish.core.vocabulary import readable
-from pilotfish.draft.children import likely_children
+from pilotfish.draft.children import Children, likely_children
 from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling
@@ -147,7 +146,7 @@ class LMDrafter:
             session = self._sessions[request.id]
             count = len(request.tokens) - len(session.slots)
             rows.append(self._committed_rows(request, session, count, kept=[count - 1]))
-        self._expand(requests, [[ROOT]] * len(requests), rows)
+        self._expand(requests, [[ROOT]] * len(requests), rows, limits.nodes)
         for _ in range(limits.levels - 1):
             floor = self._floor(requests, limits.total)
             leaves = [self._best_leaves(request, limits.nodes, floor) for request in requests]
@@ -157,7 +156,7 @@ class LMDrafter:
                 return
             began = self._clock()
             rows = [self._leaf_rows(r, nodes) for r, nodes in zip(requests, leaves, strict=True)]
-            self._expand(requests, leaves, rows)
+            self._expand(requests, leaves, rows, limits.nodes)
             self._level_seconds.observe(len(requests), self._clock() - began)
 
     def _promise(self, requests: Sequence[Request], leaves: Sequence[Sequence[int]]) -> float:
@@ -174,10 +173,12 @@ class LMDrafter:
         that a child (whose score is no higher) could be among the proposed and verified."""
         session = self._sessions[request.id]
         tree = session.tree
-        floor = max(floor, _nth_largest(tree.scores[1:], max_nodes))
-        open_nodes = (n for n in tree.nodes() if n not in session.node_slots and tree.scores[n] > floor)
-        leaves = [n for n in open_nodes if tree.depths[n] < request.num_remaining]
-        return sorted(heapq.nsmallest(self.shape.width, leaves, key=lambda n: (-tree.scores[n], n)))
+        scores = np.array(tree.scores)
+        floor = max(floor, _nth_largest(scores[1:], max_nodes))
+        scores[[ROOT, *session.node_slots]] = -math.inf
+        leaves = np.flatnonzero((scores > floor) & (np.array(tree.depths) < request.num_remaining))
+        best = leaves[np.argsort(-scores[leaves], kind="stable")[: self.shape.width]]
+        return np.sort(best).tolist()  # type: ignore[no-any-return]
 
     def _leaf_rows(self, request: Request, nodes: list[int]) -> SequenceRows:
         session = self._sessions[request.id]
@@ -187,25 +188,34 @@ class LMDrafter:
         )
 
     def _expand(
-        self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows]
+        self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows], max_nodes: int
     ) -> None:
-        """One forward; each expanded node gets its children."""
+        """One forward; each expanded node gets those of its children that may be among a tree's `max_nodes` best."""
         self.levels += 1
         with held(self.pacer, sum(one.num_rows for one in rows)):
-            self._add_children(requests, nodes, rows)
+            self._add_children(requests, nodes, rows, max_nodes)
 
     def _add_children(
-        self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows]
+        self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows], max_nodes: int
     ) -> None:
         logits = self.runner.forward(rows)[:, : self.vocab_size]
         targets = [(request, node) for request, expanded in zip(requests, nodes, strict=True) for node in expanded]
         children = likely_children(logits, [self._row_sampling(*target) for target in targets], self.shape.children)
-        tokens, log_chances = children.tokens.tolist(), children.log_chances.tolist()
-        for (request, node), node_tokens, chances in zip(targets, tokens, log_chances, strict=True):
-            tree = self._sessions[request.id].tree
-            for token, chance in zip(node_tokens, chances, strict=True):
-                if chance > -math.inf and token not in self.unshared:  # fewer than children may survive the filters
-                    tree.add(node, token, tree.scores[node] + chance, LM)
+        first = 0
+        for request, expanded in zip(requests, nodes, strict=True):
+            own = slice(first, first + len(expanded))
+            self._add_best(self._sessions[request.id].tree, expanded, children.of(own), max_nodes)
+            first = own.stop
+
+    def _add_best(self, tree: TokenTree, expanded: Sequence[int], children: Children, max_nodes: int) -> None:
+        """Where filters leave fewer tokens than there are children, the others' chance is -inf."""
+        before = np.array(tree.scores)
+        scores = before[list(expanded), None] + children.log_chances
+        floor = _nth_largest(np.concatenate((before[1:], scores.ravel())), max_nodes)
+        for row, column in np.argwhere((scores >= floor) & (scores > -math.inf)).tolist():
+            token = int(children.tokens[row, column])
+            if token not in self.unshared:
+                tree.add(expanded[row], token, float(scores[row, column]), LM)
 
     def _row_sampling(self, request: Request, node: int) -> RowSampling:
         """The target's own rules on the path to `node`: a draft that ignored them would guess what is never given."""
@@ -213,6 +223,6 @@ class LMDrafter:
         return RowSampling(request.params, request.seed, len(request.tokens) + len(path), request.edits(path))
 
 
-def _nth_largest(values: Sequence[float], n: int) -> float:
+def _nth_largest(values: Sequence[float] | NDArray[np.float64], n: int) -> float:
     """-infinity where there are fewer."""
-    return heapq.nlargest(n, values)[-1] if len(values) >= n else -math.inf
+    return float(np.partition(values, -n)[-n]) if len(values) >= n else -math.inf

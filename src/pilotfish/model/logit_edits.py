@@ -35,12 +35,15 @@ Present = Sequence[tuple[int, LogitEdits]]
 
 
 def _keep_allowed(scores: torch.Tensor, present: Present) -> None:
+    by_list: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}  # rows of one request share the very array
     for row, edit in present:
         if edit.allowed is not None:
-            _, tokens = _flat(scores, [(row, edit.allowed)])
-            kept = scores[row, tokens]
-            scores[row] = -torch.inf
-            scores[row, tokens] = kept
+            by_list.setdefault(id(edit.allowed), []).append((row, edit.allowed))
+    for places in by_list.values():
+        rows, tokens = _flat(scores, places)
+        kept = scores[rows, tokens]
+        scores[[row for row, _ in places]] = -torch.inf
+        scores[rows, tokens] = kept
 
 
 def _add_bias(scores: torch.Tensor, present: Present) -> None:
