@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -73,7 +74,12 @@ def test_streams_outlive_a_target_that_stands_still_for_a_while(server: LiveServ
     assert all(answer.whole for answer in answers) and [answer.text for answer in answers] == expected
     eventually(lambda: server.get("/ready")[0] == 200)
     assert server.metric("pilotfish_target_restarts_total") == restarts
-    assert all(line in server.log for line in ("not ready: target: silent for ", "ready again"))
+    lines = [json.loads(line) for line in server.log.splitlines()]  # of all processes; each is JSON
+    messages = [line["message"] for line in lines]
+    assert "ready again" in messages and any(m.startswith("not ready: target: silent for ") for m in messages)
+    first = lines[messages.index("ready")]
+    assert (first["mode"], first["dtype"], first["kv_slots"], first["max_requests"]) == ("async", "float32", 4096, 4)
+    assert first["model"] and first["version"]
     eventually(lambda: balanced(server))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from pilotfish.engine import launch
 from pilotfish.engine.launch import Delays, Supervisor, wait_until
-from pilotfish.engine.process import PARENT, Ending, WorkerSpec
+from pilotfish.engine.process import LOG_FORMAT, PARENT, Ending, WorkerSpec
 from pilotfish.errors import EngineError
 
 #: Seconds after which a test gives up.
@@ -333,6 +334,25 @@ def test_a_worker_whose_parent_is_gone_before_it_looks_ends(platform: str) -> No
 def test_a_process_that_nobody_supervises_lives_on() -> None:
     code = "from pilotfish.engine.process import die_with_parent; die_with_parent()"
     assert subprocess.run([sys.executable, "-c", code], timeout=LIMIT, check=False).returncode == 0
+
+
+def test_lines_that_are_no_json_become_messages_where_lines_are_json(
+    supervisor: Supervisor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.setenv(LOG_FORMAT, "json")
+    code = f"""
+import sys, time
+for line in ('{{"message": "mine", "long": "' + 9000 * "x" + '"}}', "", "Traceback of a \\x1b[31mlibrary"):
+    print(line, file=sys.stderr)
+{SLEEP}"""
+    supervisor.start([python(code)])
+    eventually(lambda: bool(caplog.records))
+    assert [record.message for record in caplog.records] == ["draft 0: Traceback of a \x1b[31mlibrary"]
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "mine"
 
 
 # -- what a worker finds

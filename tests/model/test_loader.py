@@ -252,3 +252,12 @@ def test_a_malformed_tokenizer(copy: Path, name: str, text: str, reason: str) ->
 def test_a_tokenizer_of_an_unknown_kind(copy: Path) -> None:
     (copy / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": [], "model": {"type": "Nope"}}')
     assert tokenizer_refusal(copy).startswith(f"tokenizer: {copy / 'tokenizer.json'} cannot be used: ")
+
+
+def test_a_tokenizer_says_nothing_of_lengths(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = json.loads((llama / "tokenizer_config.json").read_text())
+    directory = llama.parent / f"{llama.name}-short"
+    shutil.copytree(llama, directory)
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 8}))
+    assert len(load_tokenizer(directory).encode("a b c d e f g h i j k l m n o p")) > 8
+    assert capfd.readouterr().err == ""

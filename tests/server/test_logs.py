@@ -77,6 +77,16 @@ def test_requests_side_by_side_keep_their_ids() -> None:
     assert all(line["request_id"] == line["message"] for line in lines)
 
 
+def test_lines_of_a_worker_say_whose_they_are() -> None:
+    for form in ("json", "text"):
+        configure(form, stream=(out := io.StringIO()), process="draft 0")  # type: ignore[arg-type]
+        logging.getLogger("pilotfish.test").info("hello")
+        assert '"process": "draft 0"' in out.getvalue() or 'process="draft 0"' in out.getvalue()
+    configure("json", stream=(out := io.StringIO()))
+    logging.getLogger("pilotfish.test").info("hello")
+    assert "process" not in json_lines(out)[0]
+
+
 def test_the_access_line() -> None:
     configure("json", stream=(out := io.StringIO()))
     log_access(Access("POST", "/v1/completions", 200, 12.34567, 7, 3, "stop"))

@@ -26,7 +26,8 @@ from pilotfish.cli.options import (
     resolve_models,
 )
 from pilotfish.config import DraftConfig, DType, EngineConfig, Quantization
-from pilotfish.errors import InputError
+from pilotfish.engine.process import LOG_FORMAT
+from pilotfish.errors import InputError, ParameterError
 from pilotfish.printable import OneLineFormatter
 
 DEFAULT_PAIR = "pycode"
@@ -52,6 +53,9 @@ def draft(
     pace: PaceOption = EngineConfig.pace,
     trace: TraceOption = None,
     eager: EagerOption = False,
+    log_format: Annotated[
+        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM.
@@ -84,13 +88,27 @@ def draft(
     from pilotfish.model.serving_imports import import_for_serving
 
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
-    handler = logging.StreamHandler()
-    handler.setFormatter(OneLineFormatter(f"pilotfish {name.replace('%', '%%')}: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+    _configure_log(log_format, name, level)
     import_for_serving()
+    from pilotfish.model.quiet import log_through_root
+
+    log_through_root()
     from pilotfish.engine.draft_pool import run_pool
 
     run_pool(config, _tell if json else lambda _: None)
+
+
+def _configure_log(form: str | None, name: str, level: int) -> None:
+    if form not in (None, "json", "text"):
+        raise ParameterError("log_format", form, "json or text")
+    if form is not None:
+        from pilotfish.server.logs import LogFormat, configure
+
+        configure(cast(LogFormat, form), level=level, process=name)
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter(f"pilotfish {name.replace('%', '%%')}: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _tell(endpoint: str) -> None:

@@ -92,8 +92,10 @@ class _Model:
 def _read(directory: Path) -> _Model:
     """What is to be known of a model outside its target. Imports transformers, which takes a while."""
     from pilotfish.model.generation_config import read_generation_config
+    from pilotfish.model.quiet import log_through_root
     from pilotfish.model.tokenizer import load_tokenizer
 
+    log_through_root()
     return _Model(load_tokenizer(directory), read_generation_config(directory).defaults)
 
 
@@ -105,18 +107,15 @@ class AsyncEngine:
     def __init__(
         self,
         config: EngineConfig,
-        options: Sequence[str] = (),
         target_timeout: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The target's command line has further `options`."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
         self.defaults: dict[str, Any] = {}
         #: Called with every Progress.
         self.observe: Callable[[Progress], None] = lambda _: None
-        self._options = options
         self._clock = clock
         self._streams: dict[int, Stream] = {}
         self._next_id = 1
@@ -187,7 +186,7 @@ class AsyncEngine:
         channel = ListeningChannel(endpoint, high_water=0)
         self._courier = Courier(channel, self._receive, self._look, period=0.05)
         self._courier.start()
-        self._supervisor.start([WorkerSpec(TARGET, [*target_command(self.config, endpoint), *self._options])])
+        self._supervisor.start([WorkerSpec(TARGET, target_command(self.config, endpoint))])
         model = await asyncio.to_thread(_read, self.config.target)
         self.tokenizer, self.defaults = model.tokenizer, model.defaults
 

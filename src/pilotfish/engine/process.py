@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import logging
 import os
 import shutil
 import signal
@@ -19,14 +20,18 @@ from setproctitle import setproctitle
 
 from pilotfish.printable import printable, printable_output
 
+logger = logging.getLogger(__name__)
+
 #: In a worker's environment: the process id of its parent.
 PARENT = "PILOTFISH_PARENT"
 #: And the directory of its sockets.
 DIRECTORY = "PILOTFISH_DIRECTORY"
+#: And how a server's workers log, json or text.
+LOG_FORMAT = "PILOTFISH_LOG_FORMAT"
 #: What sizes the thread pools of torch and its libraries.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Characters; a longer line of a worker is passed on in pieces.
-LONGEST_LINE = 4096
+LONGEST_LINE = 1 << 16
 #: Seconds to read what an ended worker has written.
 LAST_WORDS = 1.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -75,7 +80,7 @@ class WorkerProcess:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        self._last_line = ""
+        self._name, self._last_line = spec.name, ""
         self._reader = threading.Thread(target=self._pass_on, name=f"stderr of {spec.name}", daemon=True)
         self._reader.start()
 
@@ -85,8 +90,16 @@ class WorkerProcess:
             for line in iter(partial(stream.readline, LONGEST_LINE), ""):
                 self._last_line = printable(line.strip()) or self._last_line
                 with suppress(OSError, ValueError):  # nobody reads, or it is closed: the worker must not block
-                    sys.stderr.write(_shown(line))
-                    sys.stderr.flush()
+                    self._show(line)
+
+    def _show(self, line: str) -> None:
+        """Where lines are JSON, one that is not, a library's or a traceback's, becomes the message of one that is."""
+        if os.environ.get(LOG_FORMAT) == "json" and not line.startswith("{"):
+            if line.strip():
+                logger.warning("%s: %s", self._name, line.strip())
+            return
+        sys.stderr.write(_shown(line))
+        sys.stderr.flush()
 
     @property
     def running(self) -> bool:

@@ -20,6 +20,12 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
 
 
+def log_through_root() -> None:
+    """transformers' lines go the way of all others, in place of a handler of its own on stderr."""
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+
+
 def one_line(error: BaseException) -> str:
     """The first line of what a library says, and the second where the first only announces it."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]

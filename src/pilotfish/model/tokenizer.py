@@ -14,6 +14,8 @@ from pilotfish.model.quiet import one_line, quiet
 #: Files of which any can hold a vocabulary; without one transformers makes tokenizers of nothing but special tokens.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 SETTINGS = "tokenizer_config.json"
+#: The tokenizer's own limit would be a warning on stderr. The engine holds prompts against the model's context.
+NO_LIMIT = 1 << 62
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -34,4 +36,5 @@ def load_tokenizer(directory: Path) -> Any:
         raise ModelError(f"tokenizer: {found[0]} cannot be used: {reason}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelError(f"tokenizer: {found[0]} is of a kind that is not supported; {VOCABULARIES[0]} is needed")
+    tokenizer.model_max_length = NO_LIMIT
     return tokenizer

@@ -56,6 +56,7 @@ class Access:
     error: str | None = None
 
 
+_process: str | None = None  # a worker's name
 _context: ContextVar[RequestContext | None] = ContextVar("request", default=None)
 
 
@@ -88,12 +89,19 @@ def log_prompt(text: str) -> None:
 
 
 def configure(
-    form: LogFormat | None = None, prompts: bool = False, level: int = logging.INFO, stream: TextIO | None = None
+    form: LogFormat | None = None,
+    prompts: bool = False,
+    level: int = logging.INFO,
+    stream: TextIO | None = None,
+    process: str | None = None,
 ) -> None:
-    """Send all lines of this process to `stream` (stderr), in place of what was configured before.
+    """Send all lines of this process to `stream` (stderr), in place of what was configured before. Those of a worker
+    say its name, `process`.
 
     Without a format it is text on a terminal and JSON elsewhere. uvicorn must be started with log_config=None.
     """
+    global _process
+    _process = process
     out = stream or sys.stderr
     handler = logging.StreamHandler(out)
     as_text = form == "text" or (form is None and out.isatty())
@@ -113,6 +121,8 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """What a line carries beside its message."""
     context = _context.get()
     own: dict[str, Any] = getattr(record, "fields", {})
+    if _process is not None:
+        own = {"process": _process, **own}
     if context is None:
         return own
     client = {} if context.client is None else {"client": context.client}

@@ -33,7 +33,6 @@ from pilotfish.server.admission import Admission, Limits
 from pilotfish.server.app import make_app
 from pilotfish.server.door import Door
 from pilotfish.server.keys import Keyring
-from pilotfish.server.logs import LogFormat
 from pilotfish.server.page import page_routes
 from pilotfish.server.protocol import Patience, protocol
 from pilotfish.server.tracing import start_tracing
@@ -57,7 +56,6 @@ class Setup:
     server: ServerConfig
     keys: Keyring
     limits: Limits
-    log_format: LogFormat
     otlp_traces_endpoint: str | None = None
 
 
@@ -105,8 +103,7 @@ class _Process:
         self._setup = setup
         self._listener = listener
         self._ready = ready
-        options = [f"--log-format={setup.log_format}"]
-        self._engine = AsyncEngine(setup.engine, options, setup.server.target_timeout)
+        self._engine = AsyncEngine(setup.engine, setup.server.target_timeout)
         self._admission = Admission(setup.limits)
         name = (setup.server.served_model_name or (self._engine.name,))[0]
         self._metrics = ServerMetrics(name)
@@ -172,6 +169,8 @@ class _Process:
         if health.ready == self._was_ready:
             return
         self._was_ready = health.ready
+        if self._admission.closed:  # which has been told
+            return
         if not health.ready:
             logger.warning("not ready: %s", health.reason)
         elif self._announced or health.status is None:
