@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
-from http_double import STATUS, Client, Engine, Health, saying, unready
+from http_double import IDENTITY, STATUS, Client, Engine, Health, saying, unready
 
 from pilotfish.wire.serving import Finish
 
@@ -54,6 +55,15 @@ def test_a_chat(client: Client, engine: Engine, tokenizer: Any) -> None:
     submitted = engine.submitted[0]
     assert tokenizer.decode(submitted.tokens) == "<system>Be brief.\n<user>a\nb\n<assistant>"
     assert submitted.params.max_tokens == 256 - len(submitted.tokens)
+
+
+def test_other_weights_have_another_fingerprint(client: Client, engine: Engine) -> None:
+    prints = set()
+    for change in ({}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"model": "other"}, {"mode": "off"}):
+        identity = msgspec.structs.replace(IDENTITY, **change)
+        engine.health = Health(status=msgspec.structs.replace(STATUS, identity=identity))
+        prints.add(client.post(COMPLETIONS, {"prompt": "def"}).json["system_fingerprint"])
+    assert len(prints) == 4  # the mode changes no output
 
 
 def test_parameters_reach_the_engine(client: Client, engine: Engine) -> None:
