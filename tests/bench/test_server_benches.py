@@ -16,7 +16,7 @@ from support import write_tokenizer
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from pilotfish.bench import app
+from pilotfish.bench import app, start
 from pilotfish.bench.exchange import Answer, Event, Part, Unread, post, read
 from pilotfish.bench.http import HttpReport, Served, delays_of, percentile, print_http, speed_of
 from pilotfish.bench.live import LiveServer, arguments, children, cpu_seconds, memory_bytes, sums
@@ -24,6 +24,8 @@ from pilotfish.bench.load import HELD, MEBIBYTE, Known, LoadReport, Tally, memor
 from pilotfish.bench.machine import Machine
 from pilotfish.bench.mix import KINDS, Asked, Output, agrees, joined, mixed, outputs
 from pilotfish.bench.offline import Outcome
+from pilotfish.bench.standstill import Standstill, StandstillReport, print_standstill
+from pilotfish.bench.start import print_start, run_start
 from pilotfish.bench.workload import Prompt
 from pilotfish.config import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
@@ -262,3 +264,49 @@ def test_reports_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     )
     shown = capsys.readouterr().out
     assert "1 {'chat': 1}" in shown and "12.5" in shown and "0.00%" in shown
+
+
+# -- a target that stands still, starts
+
+
+def test_standstill(llama: Path, draft: Path, prompt_file: Path) -> None:
+    report = invoke("standstill", llama, draft, prompt_file, "--streams", "3", "--stops", "1", "--max-tokens", "600")
+    (stop,) = report["stops"]
+    assert (stop["streams"], stop["unequal"], stop["broken"], stop["restarts"]) == (3, 0, 0, 0)
+
+
+def test_what_changes_below_the_limit_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad, killed = (
+        Standstill(1.0, 16, 0, 0, None, 0),
+        Standstill(5.0, 16, 0, 1, 2.1, 0),
+        Standstill(40.0, 16, 16, 16, 2.1, 1),
+    )
+    assert StandstillReport("t", "off", "float32", 30.0, [good, killed]).holds
+    report = StandstillReport("t", "off", "float32", 30.0, [good, bad])
+    assert not report.holds
+    print_standstill(report)
+    out = capsys.readouterr().out
+    assert "never" in out and "2.1 s" in out
+
+
+def test_starts_are_counted_by_role(llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    class Server:
+        def __init__(self, _: object) -> None:
+            self.url = "http://127.0.0.1:1"
+
+        def processes(self) -> dict[str, int]:
+            return {"api": os.getpid(), "target": os.getpid()}
+
+        def __enter__(self) -> Server:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing runs."""
+
+    monkeypatch.setattr(start, "LiveServer", Server)
+    done: list[str] = []
+    report = run_start(EngineConfig(target=llama), 3, done.append)
+    assert len(report.seconds) == len(done) == 3 and report.resident_mib.keys() == {"api", "target"}
+    assert all(size > 10 for size in report.resident_mib.values())
+    print_start(report)
+    assert "target, MiB" in capsys.readouterr().out

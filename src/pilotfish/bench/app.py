@@ -260,5 +260,5 @@ def _checked(field: str, value: str, kind: Any) -> str:
 
 for command in (pool_commands.network, pool_commands.sharing, pool_commands.stall):
     app.command()(command)
-for command in (server_commands.http, server_commands.load):
+for command in (server_commands.http, server_commands.load, server_commands.standstill, server_commands.start):
     app.command()(command)

@@ -144,7 +144,7 @@ def run_load(
     tokenizer, context = load_tokenizer(config.target), load_config(config.target).max_position_embeddings
     asked = mixed(load.prompts, tokenizer, context, load.requests, load.max_tokens)
     with LiveServer(config, QUEUE) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        known = runner.run(_alone(server.url, asked, done))
+        known = runner.run(alone(server.url, asked, done))
         before = server.metrics()[GENERATED]
         tally, memory, seconds = runner.run(_loaded(server, load, known, done))
         held = settled(server.metrics)
@@ -181,7 +181,8 @@ def num_ticks(load: Load) -> int:
     return load.requests + int(load.seconds)
 
 
-async def _alone(url: str, asked: Sequence[Asked], done: Callable[[str], None]) -> list[Known]:
+async def alone(url: str, asked: Sequence[Asked], done: Callable[[str], None]) -> list[Known]:
+    """Each request with what it is answered while no other runs."""
     known = []
     for one in asked:
         answer = await post(url, one.path, one.body)

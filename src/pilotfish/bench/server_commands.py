@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, cast
 
 import typer
 
-from pilotfish.bench.options import RepeatsOption, SecondsOption, Served, bar, show
+from pilotfish.bench.options import JsonOption, RepeatsOption, SecondsOption, Served, bar, show
 from pilotfish.command import taking
+from pilotfish.config import DType, EngineConfig, Mode
 
 
 @taking(Served)
@@ -51,3 +53,44 @@ def load(
         report = run_load(config, work, done=done)
     show(report, print_load, common.out, json=common.json)
     raise typer.Exit(int(not report.holds))
+
+
+@taking(Served)
+def standstill(
+    common: Served,
+    streams: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 16,
+    stops: Annotated[str, typer.Option(help="Seconds that the target is stopped for, separated by commas.")] = "1,5,13",
+    target_timeout: Annotated[float, typer.Option(min=1.0, help="Of the server.")] = 30.0,
+) -> None:
+    """Stop the target's process under open streams and let it go on. Exit 1 if an output changed or a stream broke off
+    below the target's timeout."""
+    from pilotfish.bench.standstill import print_standstill, run_standstill
+    from pilotfish.bench.workload import parse_numbers
+
+    seconds = [float(number) for number in parse_numbers("stops", stops)]
+    with bar(streams + len(seconds)) as done:
+        config, rows = common.engine_config(), common.rows()
+        report = run_standstill(config, rows, common.max_tokens, streams, seconds, target_timeout, done)
+    show(report, print_standstill, common.out, json=common.json)
+    raise typer.Exit(int(not report.holds))
+
+
+def start(
+    pair: Annotated[str | None, typer.Option(help="pycode, or pycode@<N>m.  [default: pycode]")] = None,
+    target: Annotated[Path | None, typer.Option(help="A target's directory, with --draft, instead of a pair.")] = None,
+    draft: Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")] = None,
+    mode: Annotated[str, typer.Option(help="off, sync or async.")] = "async",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    repeats: RepeatsOption = 5,
+    json: JsonOption = False,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None,
+) -> None:
+    """Seconds until a server serves, and what its processes take then."""
+    from pilotfish.bench.start import print_start, run_start
+    from pilotfish.bench.workload import choose_models
+
+    models = choose_models(pair, target, draft)
+    checked = EngineConfig(target=models.target, draft=models.draft, mode=cast(Mode, mode), dtype=cast(DType, dtype))
+    with bar(repeats) as done:
+        report = run_start(checked, repeats, done)
+    show(report, print_start, out, json=json)
