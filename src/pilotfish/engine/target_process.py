@@ -65,7 +65,7 @@ def run_target(config: EngineConfig, endpoint: str, workers: DraftWorkers | None
         with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, workers=workers) as engine:
             service = TargetService(engine, channel)
             heartbeat.step, signals.wake = service.step_seconds, channel.wake
-            service.run(signals.stopped.is_set)
+            service.run(signals.stopped)
     if signals.received == signal.SIGHUP:
         remove_directory()
 
