@@ -19,7 +19,7 @@ def heeded(numbers: Iterable[int]) -> list[int]:
 
 
 class Signals:
-    """SIGTERM, SIGINT, and SIGHUP, which tells that the parent is gone: once `wake` is set they call it, `stopped` being
+    """SIGTERM, SIGINT, and SIGHUP, which tells that the parent is gone: once `wake` is set they call it, with `stopped`
     true; before they raise Stopped. Where nobody supervises this process only those that are `heeded` do.
 
     They come while another one is handled too: a parent's end sends SIGHUP for each of its threads. So nothing here
