@@ -162,6 +162,20 @@ def test_a_restart_is_expected_to_take_as_long_as_the_last_start() -> None:
     assert start.left(203.0) == 7.0 and start.left(220.0) == 0.0
 
 
+def test_requests_of_a_target_that_is_gone_are_told_when_to_come_again(llama: Path) -> None:
+    now = [100.0]
+    engine = AsyncEngine(configured(llama), clock=lambda: now[0])
+    engine._worker = WorkerState("target", "running", pid=42)
+    now[0] = 121.0
+    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
+    stream = engine._streams[1] = Stream(1, lambda: None)
+    now[0] = 500.0
+    engine._watch(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
+    with pytest.raises(TargetUnavailable) as caught:
+        asyncio.run(output(stream))
+    assert caught.value.retry_after == 21.0  # what the start before took
+
+
 def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) -> None:
     killed: list[str] = []
 

@@ -249,7 +249,7 @@ class AsyncEngine:
         self._gone = self._peer or self._gone
         self._peer = None
         self._status = self._status if self._closed else None  # what it was, for those who still ask
-        self._end(list(self._streams), TargetUnavailable(reason))
+        self._end(list(self._streams), TargetUnavailable(reason, self.health.retry_after))
 
     def _end(self, requests: Sequence[int], error: Exception) -> None:
         for request in requests:
