@@ -224,7 +224,8 @@ class AsyncEngine:
         if state != self._worker:
             self._silence, self._step = Silence(), 0.0
             self._in_loop(lambda: self._watch(state))
-        silent, limit = self._silence.look(self._clock()), ENDLESS if self._peer is None else self._timeout
+        limit = ENDLESS if self._peer is None else self._timeout  # first: the silence of one that is ready is short
+        silent = self._silence.look(self._clock())
         if state.pid is not None and silent > limit:
             self._supervisor.kill(TARGET, f"was silent for {limit:g} s and is killed")
         elif state.pid is not None and self._step > ENDLESS:
@@ -261,9 +262,9 @@ class AsyncEngine:
             return
         if isinstance(message, Status) and peer != self._peer:
             self._lose("target: it was started anew")
+            self._silence.heard()
             self._peer, self._sequence = peer, 0
             self._start.end(self._clock())
-            self._silence.heard()
         if peer != self._peer:
             return
         if isinstance(message, Status):
