@@ -18,6 +18,8 @@ DType = Literal["float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
 MetricsLevel = Literal["none", "summary", "detailed"]
 GenerationDefaults = Literal["auto", "vllm"]
+#: Seconds of silence that a busy machine brings about by itself.
+MIN_TARGET_TIMEOUT = 2.0
 
 
 def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
@@ -256,6 +258,9 @@ class ServerConfig:
             value = getattr(self, field)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 86400:
                 raise ParameterError(field, value, "a number of seconds, more than 0 and at most 86400")
+        if self.target_timeout < MIN_TARGET_TIMEOUT:
+            allowed = f"at least {MIN_TARGET_TIMEOUT:g} seconds: a target is heard twice in each"
+            raise ParameterError("target_timeout", self.target_timeout, allowed)
         for field, kind in (("metrics", MetricsLevel), ("generation_config", GenerationDefaults)):
             if getattr(self, field) not in get_args(kind):
                 raise ParameterError(field, getattr(self, field), " or ".join(get_args(kind)))

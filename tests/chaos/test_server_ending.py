@@ -86,6 +86,20 @@ def test_a_server_that_is_killed_leaves_nothing(llama: Path, draft: Path, tmp_pa
         eventually(lambda: nothing_left(tmp_path, workers))
 
 
+def test_a_server_that_is_told_to_end_while_its_target_starts_leaves_nothing(
+    llama: Path, draft: Path, tmp_path: Path
+) -> None:
+    """The target has begun draft workers, and still imports what it needs itself."""
+    server = LiveServer(llama, draft=draft, mode="async")
+    try:
+        eventually(lambda: "listening at" in server.log and len(list(tmp_path.glob("pilotfish-*"))) == 2)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(LIMIT) == 0
+        assert nothing_left(tmp_path, [])
+    finally:
+        server.kill()
+
+
 def refused(target: Path, *options: str) -> str:
     """What a server that cannot begin says."""
     command = [sys.executable, "-m", "pilotfish", "serve", f"--target={target}", "--dtype=float32", *options]

@@ -40,12 +40,17 @@ def test_a_terminal_is_given_no_commands(monkeypatch: pytest.MonkeyPatch, capfd:
 def test_a_pipe_is_given_the_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     out = shown(capfd)
-    assert "one\x1b[2J" in out and "two \u202e日本語" in out
+    assert f"\n{TEXT}\n" in out
 
 
 def test_ids_of_rows_are_escaped_anywhere(capfd: pytest.CaptureFixture[str]) -> None:
     out = shown(capfd, row_id="\x1b]0;owned\x07")
     assert r"\x1b]0;owned\x07 · seed 7" in out and "\x1b]" not in out
+
+
+def test_ids_of_rows_are_no_markup(capfd: pytest.CaptureFixture[str]) -> None:
+    out = shown(capfd, row_id="[/x] [red]y")
+    assert out.count("[/x] [red]y") == 2  # above its text, and in the table
 
 
 def test_people_see_who_guessed_what_was_accepted(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from rig import HELLO, IDENTITY, SMALL, Rig, Told, make_open, prompt
 from support import CONTEXT, VOCAB, edit_tensors, write_model
 
 from pilotfish.draft import sessions, worker
-from pilotfish.draft.growth import WHOLE_CHUNK, LevelShape
+from pilotfish.draft.growth import WHOLE_CHUNK, Grown, Growth, LevelShape
 from pilotfish.draft.sessions import FORGOTTEN, IDLE
 from pilotfish.errors import ParameterError
 from pilotfish.wire import channel
@@ -544,6 +544,26 @@ def test_sessions_of_a_silent_target_are_dropped(rig: Rig, monkeypatch: pytest.M
     rig.say(TARGET, Commit(1, 1, 10, [5], 10))
     rig.turns()
     assert rig.heard(TARGET, Refuse)[-1].session == CONNECTION
+
+
+def test_a_sequence_is_not_forgotten_for_the_time_that_its_prompt_took(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its target hears nothing meanwhile, greets, and keeps its commits back."""
+    grow = rig.worker.grower.grow
+
+    def slow(level: list[Growth]) -> list[Grown]:
+        rig.now += FORGOTTEN + 5.0 if level[0].pending else 0.001
+        rig.say(TARGET, HELLO)
+        return grow(level)
+
+    monkeypatch.setattr(rig.worker.grower, "grow", slow)
+    told = Told(rig, make_open(prompt(10)))
+    rig.turns(3)
+    assert told.listen() and len(rig.table) == 1
+    told.commit([5])
+    rig.turns()
+    assert not rig.heard(TARGET, Resync)
 
 
 def test_a_forgotten_sequence_is_asked_for_when_it_goes_on(rig: Rig) -> None:

@@ -162,6 +162,20 @@ def test_a_restart_is_expected_to_take_as_long_as_the_last_start() -> None:
     assert start.left(203.0) == 7.0 and start.left(220.0) == 0.0
 
 
+def test_requests_of_a_target_that_is_gone_are_told_when_to_come_again(llama: Path) -> None:
+    now = [100.0]
+    engine = AsyncEngine(configured(llama), clock=lambda: now[0])
+    engine._worker = WorkerState("target", "running", pid=42)
+    now[0] = 121.0
+    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
+    stream = engine._streams[1] = Stream(1, lambda: None)
+    now[0] = 500.0
+    engine._watch(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
+    with pytest.raises(TargetUnavailable) as caught:
+        asyncio.run(output(stream))
+    assert caught.value.retry_after == 21.0  # what the start before took
+
+
 def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) -> None:
     killed: list[str] = []
 
@@ -182,6 +196,39 @@ def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) 
         assert engine.health.ready == ready
     assert engine.health.reason == "target: in one step for 301 s"
     assert killed == ["was in one step for 300 s and is killed"]
+
+
+def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(llama: Path) -> None:
+    killed: list[str] = []
+    status = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0)
+
+    class Crew:
+        def poll(self) -> tuple[WorkerState, ...]:
+            return (WorkerState("target", "running", pid=42),)
+
+        def kill(self, _: str, reason: str) -> None:
+            killed.append(reason)
+
+    class Loading(Silence):
+        """While the courier looks, the loop hears that the target is ready; while that is noted, the courier looks."""
+
+        def look(self, now: float) -> float:
+            silent = super().look(now)
+            if engine._peer is None:
+                engine._handle(b"first", status)
+            return silent
+
+        def heard(self) -> None:
+            if engine._peer is not None:
+                engine._look()
+            super().heard()
+
+    engine = AsyncEngine(configured(llama), clock=lambda: 0.0)
+    engine._supervisor, engine._worker = Crew(), *Crew().poll()  # type: ignore[assignment]
+    engine._silence = Loading()
+    engine._silence.seconds = 100.0
+    engine._look()
+    assert engine.health.ready and killed == []
 
 
 def test_the_last_word_of_a_target_that_is_gone_does_not_bring_it_back(llama: Path) -> None:

@@ -17,6 +17,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine import engine as engines
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError, PromptError
 from pilotfish.target import worker
@@ -417,6 +418,17 @@ def test_a_draft_of_a_shorter_context_rests_where_it_ends(llama: Path, tmp_path:
         engine.step()
     assert again.request.stats.draft_tokens > 0
     assert_idle(engine)
+
+
+def test_a_drafter_in_place_of_the_configured_one_needs_no_workers(
+    llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(make_engine(llama), SNIPPETS[:1], [params()])
+    started: list[EngineConfig] = []
+    monkeypatch.setattr(engines, "start_draft_workers", started.append)
+    with make_engine(llama, RandomDrafter(VOCAB), mode="async", draft=draft) as engine:
+        assert run(engine, SNIPPETS[:1], [params()]) == expected
+    assert started == []
 
 
 def test_costs_of_a_short_context_are_measured(tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -32,7 +36,7 @@ def test_a_pool_keeps_ignoring_what_it_was_started_to_ignore() -> None:
     with Signals() as signals:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGHUP)
-        assert not signals.stopped.is_set()
+        assert not signals.stopped()
         with pytest.raises(Stopped):
             signal.raise_signal(signal.SIGTERM)
 
@@ -42,6 +46,36 @@ def test_a_worker_hears_of_its_parents_end_all_the_same(monkeypatch: pytest.Monk
     with Signals() as signals, pytest.raises(Stopped):
         signal.raise_signal(signal.SIGHUP)
     assert signals.received == signal.SIGHUP
+
+
+#: A channel that signals wake, of which others come between any two lines of a handler.
+HANDLERS = """
+import signal, sys
+from types import FrameType
+from pilotfish.engine.signals import Signals
+from pilotfish.wire.dialing import DialingChannel
+
+def another(frame: FrameType, event: str, argument: object) -> object:
+    signal.raise_signal(signal.SIGHUP)
+    return another
+
+channel = DialingChannel((sys.argv[1],), b"1")
+with Signals() as signals:
+    signals.wake = channel.wake
+    sys.settrace(another)
+    signal.raise_signal(signal.SIGTERM)
+    channel.close()
+    sys.settrace(None)
+    print(signals.stopped(), signals.received == signal.SIGHUP)
+"""
+
+
+def test_signals_that_come_while_one_is_handled_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """As those do that tell of a parent's end: one for each of its threads."""
+    command = [sys.executable, "-c", HANDLERS, f"ipc://{tmp_path}/nobody"]
+    started = {**os.environ, PARENT: str(os.getpid())}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=started)
+    assert done.stdout == "True True\n", done.stderr
 
 
 def signals_that_end_a_server() -> list[int]:

@@ -56,6 +56,7 @@ def test_bodies_and_answers_are_described(client: Client) -> None:
         ("max_body_bytes", True),
         ("read_timeout", 0),
         ("write_timeout", 0),
+        ("target_timeout", 1.9),
         ("request_timeout", float("nan")),
         ("metrics", "all"),
         ("host", ""),

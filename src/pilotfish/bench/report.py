@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from pilotfish.errors import ParameterError
 from pilotfish.printable import one_line
@@ -35,7 +36,7 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[objec
     for index, name in enumerate(header):
         table.add_column(name, justify="right" if index else "left")
     for row in rows:
-        table.add_row(*(one_line(str(cell)) for cell in row))
+        table.add_row(*(Text(one_line(str(cell))) for cell in row))
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 

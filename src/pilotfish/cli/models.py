@@ -92,6 +92,7 @@ def _print(report: Report) -> None:
 
 def _table(role: str, facts: ModelFacts) -> object:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=role, title_justify="left", box=None, show_header=False, pad_edge=False)
     rows = {
@@ -107,5 +108,5 @@ def _table(role: str, facts: ModelFacts) -> object:
         "its own defaults": ", ".join(f"{k} {v}" for k, v in facts.sampling_defaults.items()) or "none",
     }
     for name, value in rows.items():
-        table.add_row(name, one_line(str(value)))
+        table.add_row(name, Text(one_line(str(value)), overflow="fold"))
     return table

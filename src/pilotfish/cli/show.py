@@ -29,7 +29,7 @@ SHOW_PROGRESS_AFTER = 2.0  # seconds
 def status(message: str) -> AbstractContextManager[Any]:
     """A spinner on stderr while something slow goes on; nothing where stderr is no terminal."""
     console = Console(stderr=True)
-    return console.status(one_line(message)) if console.is_terminal else nullcontext()
+    return console.status(Text(one_line(message))) if console.is_terminal else nullcontext()
 
 
 def report(row: BadRow) -> None:
@@ -94,8 +94,13 @@ class TextPrinter:
         for record in finished.records():
             self._records.append(record)
             self._console.print(Rule(Text(f"{_name(record)} · seed {record['seed']}"), align="left", style="dim"))
-            text = record["text"]
-            self._console.print(Text(printable_output(text) if self._console.is_terminal else text), soft_wrap=True)
+            self._text(record["text"])
+
+    def _text(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(Text(printable_output(text)), soft_wrap=True)
+        else:  # rich would drop and expand control characters
+            self._console.file.write(f"{text}\n")
 
     def end(self, pacing: Sequence[Pacing]) -> None:
         if self._records:
@@ -145,7 +150,7 @@ def _table(records: list[dict[str, Any]]) -> Table:
     for heading in ("prompt", "tokens", "end", "seconds", "tokens/s", "per step", "accepted"):
         table.add_column(heading, justify="right", no_wrap=True)
     for record in records:
-        table.add_row(*_cells(record))
+        table.add_row(*map(Text, _cells(record)))  # an id may look like rich's markup
     return table
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from pilotfish.config import EngineConfig
+    from pilotfish.engine.signals import Signals
 
 
 def target(
@@ -14,13 +20,25 @@ def target(
 ) -> None:
     """Run a target worker for a server. `pilotfish serve` does so itself."""
     from pilotfish.engine.async_engine import config_of
-    from pilotfish.engine.draft_workers import start_draft_workers
-    from pilotfish.engine.process import LOG_FORMAT
+    from pilotfish.engine.process import LOG_FORMAT, die_with_parent, name_process, remove_directory
+    from pilotfish.engine.signals import Signals, Stopped
     from pilotfish.server.logs import configure
 
     configure("json" if os.environ.get(LOG_FORMAT) == "json" else "text", process="target")
-    parsed = config_of(config)
-    workers = start_draft_workers(parsed)  # they load while this process imports torch
+    name_process("target")
+    signals = Signals()
+    with suppress(Stopped), signals:  # from here on there are processes to end
+        die_with_parent(signal.SIGHUP)
+        _run(config_of(config), connect, signals)
+    if signals.received == signal.SIGHUP:
+        remove_directory()
+
+
+def _run(config: EngineConfig, endpoint: str, signals: Signals) -> None:
+    """Draft workers load while this process imports torch."""
+    from pilotfish.engine.draft_workers import start_draft_workers
+
+    workers = start_draft_workers(config)
     from pilotfish.model.serving_imports import import_for_serving
 
     import_for_serving()
@@ -28,4 +46,4 @@ def target(
     from pilotfish.model.quiet import log_through_root
 
     log_through_root()
-    run_target(parsed, connect, workers)
+    run_target(config, endpoint, signals, workers)

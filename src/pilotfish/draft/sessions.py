@@ -53,6 +53,7 @@ class Session:
     rules: LogitRules | None
     wanted: int
     touched: float  # when it was last opened or committed to
+    read: float = 0.0  # when a level last read tokens of it
     unshared: Unshared = field(default_factory=Unshared)
     slots: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     tree: Lookahead = field(default_factory=Lookahead)
@@ -213,8 +214,9 @@ class SessionTable:
             self.evict(session)
 
     def forget_idle(self, now: float) -> None:
-        """Close what was not heard of for long."""
-        for session in [s for s in self if now - s.touched > FORGOTTEN]:
+        """Close what was not heard of for long. A target keeps its commits back while a long prompt is read: the time
+        until then does not count."""
+        for session in [s for s in self if now - max(s.touched, s.read) > FORGOTTEN]:
             self.close(session)
 
     def check(self) -> None:

@@ -133,9 +133,11 @@ class DraftWorker:
             if growth.pending:
                 self._queue_seconds.observe(1, began - growth.session.touched)
         grown = self.grower.grow(level)
-        self._level_seconds.observe(1, self._clock() - began)
+        ended = self._clock()
+        self._level_seconds.observe(1, ended - began)
         self.counts.levels += 1
         for growth in level:
+            growth.session.read = ended if growth.pending else growth.session.read
             self.counts.rows += growth.rows
             self._targets[growth.session.key.target].rows += growth.rows
         self.counts.nodes += sum(len(g.message.ids) for g in grown)

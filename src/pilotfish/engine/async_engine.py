@@ -223,7 +223,8 @@ class AsyncEngine:
         if state != self._worker:
             self._silence, self._step = Silence(), 0.0
             self._in_loop(lambda: self._watch(state))
-        silent, limit = self._silence.look(self._clock()), ENDLESS if self._peer is None else self._timeout
+        limit = ENDLESS if self._peer is None else self._timeout  # first: the silence of one that is ready is short
+        silent = self._silence.look(self._clock())
         if state.pid is not None and silent > limit:
             self._supervisor.kill(TARGET, f"was silent for {limit:g} s and is killed")
         elif state.pid is not None and self._step > ENDLESS:
@@ -248,7 +249,7 @@ class AsyncEngine:
         self._gone = self._peer or self._gone
         self._peer = None
         self._status = self._status if self._closed else None  # what it was, for those who still ask
-        self._end(list(self._streams), TargetUnavailable(reason))
+        self._end(list(self._streams), TargetUnavailable(reason, self.health.retry_after))
 
     def _end(self, requests: Sequence[int], error: Exception) -> None:
         for request in requests:
@@ -260,9 +261,9 @@ class AsyncEngine:
             return
         if isinstance(message, Status) and peer != self._peer:
             self._lose("target: it was started anew")
+            self._silence.heard()
             self._peer, self._sequence = peer, 0
             self._start.end(self._clock())
-            self._silence.heard()
         if peer != self._peer:
             return
         if isinstance(message, Status):

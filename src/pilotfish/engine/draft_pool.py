@@ -45,7 +45,7 @@ def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None)
             ready(channel.endpoint)
             with _traced(worker, config):
                 signals.wake = channel.wake
-                worker.run(signals.stopped.is_set)
+                worker.run(signals.stopped)
             if worker.grower.pacer is not None:
                 _report_pacing(worker.grower.pacer.pacing())
     if signals.received == signal.SIGHUP:

@@ -145,6 +145,8 @@ class Engine:
         self._next_id = 0
         self._cores_before = os.sched_getaffinity(0)
         try:
+            if drafter is None:
+                self._workers = workers or start_draft_workers(config)
             self._load(self._place(), drafter)
         except BaseException:
             self.close()
@@ -170,9 +172,8 @@ class Engine:
             self.worker.observe = self._timeline.step
 
     def _place(self) -> frozenset[int]:
-        """Start the draft workers, which load while the target does, and pin this process, where a configuration or
-        they ask for that, until `close`; the cores."""
-        self._workers = self._workers or start_draft_workers(self.config)
+        """Pin this process, where a configuration or the draft workers, which load while the target does, ask for that,
+        until `close`; the cores."""
         cores = self.config.core_set if self._workers is None else self._workers.placement.target
         if cores:
             os.sched_setaffinity(0, cores)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterable
 
 from pilotfish.engine.process import supervised
@@ -20,13 +19,20 @@ def heeded(numbers: Iterable[int]) -> list[int]:
 
 
 class Signals:
-    """SIGTERM, SIGINT, and SIGHUP, which tells that the parent is gone: once `wake` is set they set `stopped` and call
-    it; before they raise Stopped. Where nobody supervises this process only those that are `heeded` do."""
+    """SIGTERM, SIGINT, and SIGHUP, which tells that the parent is gone: once `wake` is set they call it, with `stopped`
+    true; before they raise Stopped. Where nobody supervises this process only those that are `heeded` do.
+
+    They come while another one is handled too: a parent's end sends SIGHUP for each of its threads. So nothing here
+    waits for a lock that the interrupted handler may hold."""
 
     def __init__(self) -> None:
-        self.stopped = threading.Event()
+        self._stopped = False
         self.received = 0
         self.wake: Callable[[], None] | None = None
+
+    def stopped(self) -> bool:
+        """Whether one has come."""
+        return self._stopped
 
     def __enter__(self) -> Signals:
         all_three = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -39,8 +45,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _stop(self, number: int, _: object) -> None:
-        first, self.received = not self.stopped.is_set(), number
-        self.stopped.set()
+        first, self._stopped, self.received = not self._stopped, True, number
         if self.wake is not None:
             self.wake()
         elif first:

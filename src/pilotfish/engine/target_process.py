@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -16,8 +15,7 @@ from pilotfish.engine import engine as engines
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.engine.heartbeat import Heartbeat
-from pilotfish.engine.process import die_with_parent, name_process, remove_directory
-from pilotfish.engine.signals import Signals, Stopped
+from pilotfish.engine.signals import Signals
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
 from pilotfish.target.pools import Pool
@@ -54,20 +52,14 @@ MAX_FAILURES = 3
 LONGEST_TEXT = 1000
 
 
-def run_target(config: EngineConfig, endpoint: str, workers: DraftWorkers | None = None) -> None:
-    """Serve the server that listens at `endpoint` until SIGTERM or SIGINT, with draft workers that have been started
-    already, where there are some. An InputError for a model that cannot be served."""
-    name_process("target")
-    signals = Signals()
-    with suppress(Stopped), signals:
-        die_with_parent(signal.SIGHUP)
-        channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
-        with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, workers=workers) as engine:
-            service = TargetService(engine, channel)
-            heartbeat.step, signals.wake = service.step_seconds, channel.wake
-            service.run(signals.stopped.is_set)
-    if signals.received == signal.SIGHUP:
-        remove_directory()
+def run_target(config: EngineConfig, endpoint: str, signals: Signals, workers: DraftWorkers | None = None) -> None:
+    """Serve the server that listens at `endpoint` until one of `signals` comes, with draft workers that have been
+    started already, where there are some. An InputError for a model that cannot be served."""
+    channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
+    with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, workers=workers) as engine:
+        service = TargetService(engine, channel)
+        heartbeat.step, signals.wake = service.step_seconds, channel.wake
+        service.run(signals.stopped)
 
 
 class TargetService:

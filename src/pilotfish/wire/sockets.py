@@ -53,7 +53,8 @@ class SocketChannel:
         self._handlers: dict[Socket | int, Handler] = {}
         self._woken = False
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._waker_lock = threading.Lock()  # a number that `close` has freed may name another file
+        # A number that `close` has freed may name another file. Signal handlers wake, in the midst of anything.
+        self._waker_lock = threading.RLock()
         self._watch(self._waker, self._on_wake)
 
     def receive(self, timeout: float) -> list[Received]:
