@@ -103,6 +103,7 @@ def test_dtypes_by_other_names(configured: Configured, refused: Callable[..., st
         ["MODEL", "--served-model-name", "a", "--served-model-name", "b"],
         ["MODEL", "--served_model_name=a", "--served-model-name=b"],
         ["--served-model-name", "a", "b", "--model", "MODEL"],
+        ["--port", "0", "--json", "MODEL", "--served-model-name", "a", "b"],
         ["--served-model-name", "a", "--served-model-name", "b", "MODEL"],
     ],
 )
@@ -112,8 +113,9 @@ def test_several_names(configured: Configured, llama: Path, arguments: list[str]
 
 
 def test_a_model_behind_a_name_is_no_name(configured: Configured, llama: Path) -> None:
-    setup = configured("--served-model-name", "a", llama)
-    assert setup.engine.target == llama and setup.server.served_model_name == ("a",)
+    for before in ([], ["--port", 0], ["--host", "localhost", "--json"]):
+        setup = configured(*before, "--served-model-name", "a", llama)
+        assert setup.engine.target == llama and setup.server.served_model_name == ("a",)
 
 
 def test_several_keys(configured: Configured, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
