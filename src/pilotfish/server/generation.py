@@ -27,7 +27,7 @@ from pilotfish.server.params import (
     reserved_tokens,
     sampling_params,
 )
-from pilotfish.server.prompts import Prompt, chat_tokens, completion_prompts, truncated
+from pilotfish.server.prompts import Prompt, chat_prompt_of, completion_prompts, truncated
 from pilotfish.server.requests import ChatRequest, CompletionRequest, GenerationRequest, Speculation, StreamOptions
 from pilotfish.server.service import Service
 from pilotfish.server.sse import JobResponse
@@ -53,7 +53,7 @@ def router(service: Service) -> APIRouter:
         asked = await read(request, ChatRequest, service.config)
         model = service.name(asked.model)
         service.refuse_long("messages", (message.text for message in asked.messages))
-        prompts = [Prompt(await chat_tokens(asked, service.engine.tokenizer))]
+        prompts = [await chat_prompt_of(asked, service.engine.tokenizer)]
         return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
 
     return routes

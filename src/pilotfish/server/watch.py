@@ -67,7 +67,8 @@ class Watch:
 
 
 def _error_fields(scope: Scope) -> dict[str, Any]:
-    """The field to blame and the message of the error that was answered. A prompt is named, never quoted."""
+    """The field to blame and the message of the error that was answered, also where a stream had begun. A prompt is
+    named, never quoted."""
     error = failed_with(scope)
     if error is None:
         return {}
