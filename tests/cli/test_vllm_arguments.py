@@ -201,6 +201,7 @@ def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Callab
         (["--swap-space", "-1"], "--swap-space '-1': nothing is swapped"),
         (["--enable-prefix-caching"], "--enable-prefix-caching: there is no prefix cache yet"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always"),
+        (["--enable-chunked-prefill=False"], "--enable-chunked-prefill: it takes no value, but was given 'False': "),
         (["-O3"], "--optimization-level '3': --eager switches"),
         (["--speculative-config.method", "ngram"], "--speculative-config.method: keys are not given one by one"),
         (["--enable-prefix-cachin"], "No such option: --enable-prefix-cachin"),

@@ -99,6 +99,8 @@ def _values(rest: deque[str]) -> list[str]:
 def _check(option: _Option, flag: Flag, rest: deque[str]) -> None:
     """InputError unless it changes nothing."""
     if flag.switch:
+        if option.value is not None:
+            raise InputError(f"{option.name}: it takes no value, but was given {option.value!r}: {flag.why}")
         if option.switched.value not in flag.accepted:
             raise InputError(f"{option.name}: {flag.why}")
         return
