@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from http_double import STATUS, Client, Engine, Health, saying, unready
-from msgspec.structs import replace
 
 from pilotfish.wire.serving import Finish
 
@@ -34,16 +33,6 @@ def test_a_completion(client: Client, engine: Engine) -> None:
         },
     }
     assert engine.submitted[0].params.max_tokens == 16 and engine.submitted[0].aborted  # nothing is left running
-
-
-def test_a_fingerprint_names_what_outputs_depend_on(client: Client, engine: Engine) -> None:
-    def fingerprint(**identity: Any) -> str:
-        engine.health = Health(status=replace(STATUS, identity=replace(STATUS.identity, **identity)))
-        return str(client.post(COMPLETIONS, {"prompt": "def"}).json["system_fingerprint"])
-
-    others = [{}, {"model": "big"}, {"dtype": "bfloat16"}, {"quantization": "int8"}]
-    assert len({fingerprint(**other) for other in others}) == len(others)
-    assert fingerprint(mode="off", max_nodes=0, kv_slots=9, max_requests=1) == fingerprint()
 
 
 def test_a_chat(client: Client, engine: Engine, tokenizer: Any) -> None:

@@ -270,7 +270,6 @@ def identity_of(engine: Engine) -> Identity:
         kv_slots=engine.memory.slots,
         max_requests=engine.worker.scheduler.max_requests,
         max_nodes=0 if config.mode == "off" else config.nodes,
-        quantization=config.quantization,
     )
 
 

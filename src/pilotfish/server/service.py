@@ -71,7 +71,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal model, version, dtype and quantization, on which outputs depend."""
+        """Equal for equal model, version and dtype, on which outputs depend."""
         identity = self.identity
-        text = f"{identity.model}\n{identity.dtype}\n{identity.quantization}\n{self.version}"
+        text = f"{identity.model}\n{identity.dtype}\n{self.version}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -52,7 +52,6 @@ class Identity(Readable, frozen=True):
     kv_slots: Length
     max_requests: Length  # sequences that run at a time
     max_nodes: Index  # of a sequence's tree; 0 in mode off
-    quantization: Text = "none"
 
 
 class Status(Struct, tag="status", frozen=True):
