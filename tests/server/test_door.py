@@ -122,6 +122,17 @@ def test_the_access_line_of_a_refusal_says_why(server: Server, lines: Callable[[
     assert chat["param"].startswith("messages") and "secret" not in str((prompt, chat)) and "error" not in prompt
 
 
+@pytest.mark.parametrize(
+    "body", ['"secret"', '{"suffix": "secret", "prompt": "x"}', '{"prediction": {"content": "secret"}, "prompt": "x"}']
+)
+def test_the_access_line_of_a_refusal_quotes_no_prompt(
+    server: Server, lines: Callable[[], list[dict[str, Any]]], body: str
+) -> None:
+    answer = server.client.post(COMPLETIONS, raw=body.encode())
+    (line,) = lines()
+    assert answer.status == 400 and line["param"] == answer.error["param"] and "secret" not in str(line)
+
+
 def test_the_access_line_of_a_stream_that_broke_says_why(
     server: Server, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
