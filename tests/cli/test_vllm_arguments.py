@@ -103,6 +103,7 @@ def test_dtypes_by_other_names(configured: Configured, refused: Callable[..., st
         ["MODEL", "--served-model-name", "a", "--served-model-name", "b"],
         ["MODEL", "--served_model_name=a", "--served-model-name=b"],
         ["--served-model-name", "a", "b", "--model", "MODEL"],
+        ["--port", "0", "--json", "MODEL", "--served-model-name", "a", "b"],
         ["--served-model-name", "a", "--served-model-name", "b", "MODEL"],
     ],
 )
@@ -112,8 +113,9 @@ def test_several_names(configured: Configured, llama: Path, arguments: list[str]
 
 
 def test_a_model_behind_a_name_is_no_name(configured: Configured, llama: Path) -> None:
-    setup = configured("--served-model-name", "a", llama)
-    assert setup.engine.target == llama and setup.server.served_model_name == ("a",)
+    for before in ([], ["--port", 0], ["--host", "localhost", "--json"]):
+        setup = configured(*before, "--served-model-name", "a", llama)
+        assert setup.engine.target == llama and setup.server.served_model_name == ("a",)
 
 
 def test_several_keys(configured: Configured, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +201,7 @@ def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Callab
         (["--swap-space", "-1"], "--swap-space '-1': nothing is swapped"),
         (["--enable-prefix-caching"], "--enable-prefix-caching: there is no prefix cache yet"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always"),
+        (["--enable-chunked-prefill=False"], "--enable-chunked-prefill: it takes no value, but was given 'False': "),
         (["-O3"], "--optimization-level '3': --eager switches"),
         (["--speculative-config.method", "ngram"], "--speculative-config.method: keys are not given one by one"),
         (["--enable-prefix-cachin"], "No such option: --enable-prefix-cachin"),

@@ -140,6 +140,20 @@ def test_the_last_line_is_waited_for(supervisor: Supervisor, monkeypatch: pytest
     assert supervisor.problems() == ("draft 0: exited with code 2: last",)
 
 
+@pytest.mark.parametrize(
+    ("code", "last_line", "says"),
+    [
+        (1, "no", "exited with code 1: no"),
+        (0, "no", "exited with code 0"),
+        (1, '{"message": "a record"}', "exited with code 1"),
+        (-signal.SIGABRT, "a product of nothing", "was ended by signal 6 (Aborted): a product of nothing"),
+        (-signal.SIGTERM, "no", "was ended by signal 15 (Terminated)"),
+    ],
+)
+def test_what_an_ending_says(code: int, last_line: str, says: str) -> None:
+    assert str(Ending(code, last_line)) == says
+
+
 def test_a_crash_is_followed_by_another_start(supervisor: Supervisor, tmp_path: Path) -> None:
     code = f"""
 import os, sys

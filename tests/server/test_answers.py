@@ -36,6 +36,13 @@ def test_a_completion(client: Client, engine: Engine) -> None:
     assert engine.submitted[0].params.max_tokens == 16 and engine.submitted[0].aborted  # nothing is left running
 
 
+def test_an_answer_has_the_id_of_its_request(client: Client) -> None:
+    for path, fields, kind in ((COMPLETIONS, {"prompt": "x"}, "cmpl"), (CHAT, {"messages": USER}, "chatcmpl")):
+        for given in ({}, {"x_request_id": "r-1"}):
+            answer = client.post(path, fields, **given)
+            assert answer.json["id"] == f"{kind}-{answer.headers['x-request-id']}"
+
+
 def test_a_chat(client: Client, engine: Engine, tokenizer: Any) -> None:
     turns = [
         {"role": "developer", "content": "Be brief."},

@@ -12,7 +12,7 @@ from http_double import Client, Engine, saying, unready
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pilotfish.config import ServerConfig
-from pilotfish.errors import EngineError
+from pilotfish.errors import EngineError, TargetUnavailable
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.tracing import Tracer
 from pilotfish.server.admission import Admission, Limits
@@ -120,6 +120,27 @@ def test_the_access_line_of_a_refusal_says_why(server: Server, lines: Callable[[
     assert temperature["error"].startswith("temperature: -1")
     assert (prompt["status"], prompt["param"], chat["status"]) == (400, "prompt", 400)
     assert chat["param"].startswith("messages") and "secret" not in str((prompt, chat)) and "error" not in prompt
+
+
+@pytest.mark.parametrize(
+    "body", ['"secret"', '{"suffix": "secret", "prompt": "x"}', '{"prediction": {"content": "secret"}, "prompt": "x"}']
+)
+def test_the_access_line_of_a_refusal_quotes_no_prompt(
+    server: Server, lines: Callable[[], list[dict[str, Any]]], body: str
+) -> None:
+    answer = server.client.post(COMPLETIONS, raw=body.encode())
+    (line,) = lines()
+    assert answer.status == 400 and line["param"] == answer.error["param"] and "secret" not in str(line)
+
+
+def test_the_access_line_of_a_stream_that_broke_says_why(
+    server: Server, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    said = server.engine.script
+    server.engine.script = lambda submitted: [next(iter(said(submitted))), TargetUnavailable("target: it ended", 1.0)]
+    server.client.post(COMPLETIONS, {"prompt": "x", "stream": True})
+    (line,) = lines()
+    assert (line["status"], line["finish_reason"], line["error"]) == (200, "error", "target: it ended")
 
 
 def test_a_closed_door(server: Server) -> None:

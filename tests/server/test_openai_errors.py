@@ -47,7 +47,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"min_tokens": 99}, "min_tokens"),
-    ({"seed": -1}, "seed"),
+    ({"seed": -2}, "seed"),
     ({"seed": 2**64}, "seed"),
     ({"stop": ""}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),

@@ -25,7 +25,7 @@ BAD = [
     ("repetition_penalty", 0, "repetition_penalty"),
     ("presence_penalty", 3, "presence_penalty"),
     ("frequency_penalty", -3, "frequency_penalty"),
-    ("seed", -1, "seed"),
+    ("seed", -2, "seed: -2 is not allowed"),
     ("seed", 1 << 64, "seed"),
     ("seed", str(1 << 64), "seed: 18446744073709551616 is not allowed"),
     ("seed", "-1", "seed: '-1' is not allowed; expected an integer 0 to 18446744073709551615, or its digits as text"),
@@ -65,6 +65,7 @@ BAD = [
     ("prompt_logprobs", 21, "prompt_logprobs"),
     ("timeout", 0, "timeout"),
     ("stream_options", {"include_usage": True}, "without stream"),
+    ("stream_options", {"include_obfuscation": True}, "include_obfuscation: True is not allowed; expected false"),
     ("stream_options", {"more": True}, "stream_options.more: there is no such parameter"),
     ("speculation", {"mode": "async"}, "speculation.mode: 'async' is not allowed; expected off or sync"),
     ("speculation", {"mode": "turbo"}, "expected off, sync or async"),
@@ -105,6 +106,7 @@ BAD_CHATS = [
     ("top_logprobs", 3, "logprobs: None is not allowed; expected true"),
     ("max_completion_tokens", 0, "max_completion_tokens: 0"),
     ("max_completion_tokens", 300, "max_completion_tokens: 300 is not allowed; expected at most"),
+    ("max_completion_tokens", 300, "tokens, the context 256"),
     ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs: 'messages' is not allowed"),
     ("chat_template_kwargs", {"tokenize": True}, "chat_template_kwargs: 'tokenize' is not allowed"),
     ("chat_template_kwargs", {"add_generation_prompt": False}, "chat_template_kwargs: 'add_generation_prompt'"),
@@ -134,6 +136,12 @@ def test_a_bad_value_is_named(client: Client, engine: Engine, path: str, field: 
 def test_a_bad_value_of_one_api_is_named(client: Client, path: str, field: str, value: Any, words: str) -> None:
     answer = client.post(path, asked(path, **{field: value}))
     assert answer.status == 400 and words in answer.error["message"]
+
+
+def test_messages_that_come_to_nothing(client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ messages[0].content }}")
+    answer = client.post(CHAT, {"messages": [{"role": "user", "content": ""}]})
+    assert (answer.status, answer.error["param"]) == (400, "messages") and not engine.submitted
 
 
 @pytest.mark.parametrize("field", UNSUPPORTED)

@@ -44,6 +44,11 @@ def test_a_seed_is_answered_as_it_was_given(client: Client, engine: Engine, path
         assert client.post(path, {**fields, "stream": True}).events[0]["seed"] == given
 
 
+def test_a_seed_of_minus_one_is_none(client: Client, engine: Engine) -> None:
+    assert client.post(COMPLETIONS, {"prompt": "x", "seed": -1}).json["seed"] == 100
+    assert engine.submitted[-1].params.seed is None
+
+
 def test_seeds_of_several_outputs_are_text_too(client: Client) -> None:
     body = client.post(COMPLETIONS, {"prompt": "x", "n": 2, "seed": "5"}).json
     assert (body["seed"], [choice["seed"] for choice in body["choices"]]) == ("5", ["5", "6"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from pilotfish.cli.vllm_flags import FLAGS, OFF, ON, SHORT, Flag
 from pilotfish.errors import InputError
@@ -23,7 +23,9 @@ class ServeCommand(TyperCommand):
     """Takes the arguments of `vllm serve` too."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        return super().parse_args(ctx, translated(args))
+        options = [option for option in self.get_params(ctx) if isinstance(option, TyperOption)]
+        switches = {name for option in options if option.is_flag for name in (*option.opts, *option.secondary_opts)}
+        return super().parse_args(ctx, translated(args, switches))
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,22 @@ class _Option:
         return self.name if self.value is None else f"{self.name}={self.value}"
 
 
-def translated(arguments: Sequence[str]) -> list[str]:
-    """As our options: names with hyphens, a value for each, nothing that changes nothing. InputError for a flag
-    that asks for what is not done here.
+def translated(arguments: Sequence[str], switches: Collection[str] = ()) -> list[str]:
+    """As our options: names with hyphens, a value for each but for `switches`, nothing that changes nothing. InputError
+    for a flag that asks for what is not done here.
 
     Where MODEL comes after --served-model-name or --api-key, these take one value each."""
     words, ours = deque(arguments), list[str]()
-    several = bool(words) and (not _is_option(words[0]) or any(_Option.of(word).name in MODEL for word in words))
+    several = any(_is_option(word) and _Option.of(word).name in MODEL for word in words)
     while words:
         word = words.popleft()
         if word == "--":
             return [*ours, word, *words]
-        ours += _translated_option(_Option.of(word), words, several=several) if _is_option(word) else [word]
+        if _is_option(word):
+            ours += _translated_option(_Option.of(word), words, switches, several=several)
+        else:
+            ours.append(word)
+            several = True  # it is MODEL
     return ours
 
 
@@ -67,7 +73,7 @@ def _is_option(word: str) -> bool:
     return re.match(r"-[^\d]", word) is not None
 
 
-def _translated_option(option: _Option, rest: deque[str], *, several: bool) -> list[str]:
+def _translated_option(option: _Option, rest: deque[str], switches: Collection[str], *, several: bool) -> list[str]:
     flag = FLAGS.get(option.name[2:]) or FLAGS.get(option.switched.name[2:])
     if flag is not None:
         _check(option, flag, rest)
@@ -77,6 +83,8 @@ def _translated_option(option: _Option, rest: deque[str], *, several: bool) -> l
         raise InputError(f"{option.name}: keys are not given one by one; give {whole} a whole JSON object")
     if several and option.name in SEVERAL and option.value is None:
         return [part for value in _values(rest) for part in (option.name, value)] or [option.name]
+    if option.value is None and option.name not in switches and rest:
+        return [option.name, rest.popleft()]
     return [str(option)]
 
 
@@ -91,6 +99,8 @@ def _values(rest: deque[str]) -> list[str]:
 def _check(option: _Option, flag: Flag, rest: deque[str]) -> None:
     """InputError unless it changes nothing."""
     if flag.switch:
+        if option.value is not None:
+            raise InputError(f"{option.name}: it takes no value, but was given {option.value!r}: {flag.why}")
         if option.switched.value not in flag.accepted:
             raise InputError(f"{option.name}: {flag.why}")
         return

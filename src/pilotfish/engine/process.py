@@ -55,10 +55,12 @@ class Ending:
     last_line: str  # of its stderr; "" where it wrote none
 
     def __str__(self) -> str:
-        """One line. What it last wrote tells nothing of an end that others have brought about."""
+        """One line. Omits the last line of stderr where it explains nothing: after an end that was asked for, or where
+        it is a JSON record of the log."""
         by_signal = f"was ended by signal {-self.code} ({signal.strsignal(-self.code)})" if self.code < 0 else ""
         how = by_signal or f"exited with code {self.code}"
-        explained = self.last_line and -self.code not in (signal.SIGKILL, signal.SIGTERM)
+        failed = self.code not in (0, -signal.SIGKILL, -signal.SIGTERM)
+        explained = failed and self.last_line and not self.last_line.startswith("{")
         return f"{how}: {self.last_line}" if explained else how
 
 

@@ -85,7 +85,7 @@ def _object(body: bytes) -> dict[str, Any]:
             400, f"body: it is not JSON in UTF-8, without NaN, infinity and lone surrogates: {error}"
         ) from error
     if not isinstance(fields, dict):
-        raise HttpError(400, f"body: {short(fields)} is not allowed; expected an object")
+        raise bad("body", fields, "an object")
     return fields
 
 

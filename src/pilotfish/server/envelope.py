@@ -60,15 +60,21 @@ def request_id(scope: Scope) -> str:
 
 
 def failed_with(scope: Scope) -> HttpError | None:
-    """What a request was answered that was no success."""
+    """The error that a request was answered, or that its stream ended with."""
     return cast("HttpError | None", scope.get(_ERROR))
+
+
+def failed(error: Exception, scope: Scope) -> HttpError:
+    """What to answer to a request that ended with `error`; kept for `failed_with`."""
+    known = scope[_ERROR] = http_error(error)
+    return known
 
 
 def failure(error: Exception, scope: Scope) -> Response:
     """The response to a request that ended with `error`."""
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_GONE)
-    known = scope[_ERROR] = http_error(error)
+    known = failed(error, scope)
     return Response(encode(known.body), known.status, known.headers, media_type="application/json")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from pilotfish.server.params import (
     reserved_tokens,
     sampling_params,
 )
-from pilotfish.server.prompts import Prompt, chat_tokens, completion_prompts, truncated
+from pilotfish.server.prompts import Prompt, chat_prompt_of, completion_prompts, truncated
 from pilotfish.server.requests import ChatRequest, CompletionRequest, GenerationRequest, Speculation, StreamOptions
 from pilotfish.server.service import Service
 from pilotfish.server.sse import JobResponse
@@ -44,7 +43,7 @@ def router(service: Service) -> APIRouter:
         model = service.name(asked.model)
         service.refuse_long("prompt", asked.texts)
         prompts = await completion_prompts(asked, service.engine.tokenizer, service.config.max_prompts)
-        return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
+        return respond(service, request, asked, plan_of(service, request, caller, asked, model, prompts), caller)
 
     @routes.post("/v1/chat/completions", operation_id="chat_completions")
     async def chat_completions(request: Request) -> Response:
@@ -53,13 +52,15 @@ def router(service: Service) -> APIRouter:
         asked = await read(request, ChatRequest, service.config)
         model = service.name(asked.model)
         service.refuse_long("messages", (message.text for message in asked.messages))
-        prompts = [Prompt(await chat_tokens(asked, service.engine.tokenizer))]
-        return respond(service, request, asked, plan_of(service, caller, asked, model, prompts), caller)
+        prompts = [await chat_prompt_of(asked, service.engine.tokenizer)]
+        return respond(service, request, asked, plan_of(service, request, caller, asked, model, prompts), caller)
 
     return routes
 
 
-def plan_of(service: Service, caller: Caller, asked: GenerationRequest, model: str, prompts: Sequence[Prompt]) -> Plan:
+def plan_of(
+    service: Service, request: Request, caller: Caller, asked: GenerationRequest, model: str, prompts: Sequence[Prompt]
+) -> Plan:
     """HttpError or ParameterError names the first field that cannot be."""
     chat = isinstance(asked, ChatRequest)
     identity = service.identity
@@ -69,7 +70,7 @@ def plan_of(service: Service, caller: Caller, asked: GenerationRequest, model: s
     kept = tuple(truncated(prompt, asked, room.most - reserved_tokens(asked)) for prompt in prompts)
     room = replace(room, prompt=max(len(prompt.tokens) for prompt in kept))
     return Plan(
-        id=("chatcmpl-" if chat else "cmpl-") + _own_id(asked),
+        id=("chatcmpl-" if chat else "cmpl-") + _own_id(request, asked),
         created=int(time.time()),
         model=model,
         fingerprint=service.fingerprint,
@@ -108,11 +109,12 @@ def respond(service: Service, request: Request, asked: GenerationRequest, plan: 
     return JobResponse(job, outputs, shape, stream=stream)
 
 
-def _own_id(asked: GenerationRequest) -> str:
+def _own_id(request: Request, asked: GenerationRequest) -> str:
+    """That of the log's lines, unless the body gives one."""
     given = asked.request_id
     if given is not None and not is_request_id(given):
         raise bad("request_id", given, f"1 to {MAX_ID} printable ASCII characters")
-    return secrets.token_hex(16) if given is None else given
+    return request_id(request.scope) if given is None else given
 
 
 def _echoed(asked: GenerationRequest) -> str:

@@ -65,7 +65,7 @@ class Room:
     @property
     def bound(self) -> str:
         """Whose limit `most` is."""
-        return "the model's context" if self.context <= self.kv_slots else "the target's KV pool"
+        return "the context" if self.context <= self.kv_slots else "the target's KV pool"
 
 
 def sampling_params(
@@ -89,9 +89,9 @@ def sampling_params(
 
 
 def _seed(given: int | str | None) -> int | None:
-    """Digits as text are for clients whose JSON knows no integers above 2**53."""
+    """Digits as text are for clients whose JSON knows no integers above 2**53. -1 is none, as vLLM has it."""
     if not isinstance(given, str):
-        return given
+        return None if given == -1 else given
     if not (given.isascii() and given.isdecimal() and len(given) <= 20):
         raise bad("seed", given, ALLOWED["seed"])
     return int(given)

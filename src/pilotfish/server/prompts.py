@@ -54,6 +54,15 @@ async def chat_tokens(request: ChatRequest | TokenizeRequest, tokenizer: Any) ->
         raise HttpError(400, str(error), param="messages") from error
 
 
+async def chat_prompt_of(request: ChatRequest, tokenizer: Any) -> Prompt:
+    """HttpError names `messages` where nothing comes of them."""
+    tokens = await chat_tokens(request, tokenizer)
+    if not tokens:
+        message = "messages: the chat template makes nothing of them; at least one token is needed"
+        raise HttpError(400, message, param="messages")
+    return Prompt(tokens)
+
+
 def _template(request: ChatRequest | TokenizeRequest, tokenizer: Any) -> dict[str, Any]:
     """Arguments of the chat template, beside the messages."""
     own, goes_on = request.chat_template_kwargs or {}, bool(request.continue_final_message)

@@ -79,6 +79,7 @@ ALLOWED = {
     "truncation_side": "left or right",
     "tool_calls": "an empty list or null",
     "annotations": "an empty list or null",
+    "include_obfuscation": "false",
 }
 
 
@@ -119,7 +120,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[str, float] | None = None  # by token id
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    seed: int | str | None = None  # text: its decimal digits
+    seed: int | str | None = None  # -1: none; text: its decimal digits
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None

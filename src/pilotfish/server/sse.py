@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pilotfish.server.answers import encode
-from pilotfish.server.failures import ClientGone, http_error
+from pilotfish.server.envelope import failed
+from pilotfish.server.failures import ClientGone
 from pilotfish.server.formats import Format
 from pilotfish.server.job import Job, while_connected
 from pilotfish.server.outputs import Outputs
@@ -71,7 +72,7 @@ class JobResponse(Response):
                 await self._write(send, event)
         except Exception as error:
             broken = error
-            await self._write(send, encoded(http_error(error).body))
+            await self._write(send, encoded(failed(error, scope).body))
         await self._write(send, DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return broken

@@ -18,6 +18,8 @@ from pilotfish.server.logs import Access, log_access, request_context
 
 #: Asked every few seconds by machines: logged only where they fail.
 PROBES = frozenset({"/health", "/ready", "/metrics"})
+#: Fields that hold parts of a prompt; a body that is no object may be one.
+PROMPTS = frozenset({"prompt", "messages", "suffix", "prediction", "documents", "body"})
 #: Routes whose requests are for a target.
 GENERATION = frozenset({"/v1/completions", "/v1/chat/completions"})
 
@@ -67,11 +69,12 @@ class Watch:
 
 
 def _error_fields(scope: Scope) -> dict[str, Any]:
-    """The field to blame and the message of the error that was answered. A prompt is named, never quoted."""
+    """The field to blame and the message of the error that was answered, also where a stream had begun. A prompt is
+    named, never quoted."""
     error = failed_with(scope)
     if error is None:
         return {}
-    quotes_prompt = (error.param or "").split(".")[0].split("[")[0] in ("prompt", "messages")
+    quotes_prompt = (error.param or "").split(".")[0].split("[")[0] in PROMPTS
     return {"param": error.param, "code": error.code, "error": None if quotes_prompt else str(error)}
 
 
