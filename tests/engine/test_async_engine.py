@@ -17,9 +17,9 @@ from support import SNIPPETS, make_engine, run
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine, StartTime, config_of, config_text
+from pilotfish.engine.async_engine import AsyncEngine, config_of, config_text
 from pilotfish.engine.launch import WorkerState
-from pilotfish.engine.silence import Silence
+from pilotfish.engine.liveness import Silence, StartTime
 from pilotfish.engine.stream import Stream, joined
 from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
 from pilotfish.wire.channel import Received

@@ -351,18 +351,14 @@ def test_a_process_that_nobody_supervises_lives_on() -> None:
 
 
 def test_lines_that_are_no_json_become_messages_where_lines_are_json(
-    supervisor: Supervisor,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture,
+    supervisor: Supervisor, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(LOG_FORMAT, "json")
     code = f"""
 import sys, time
 for line in ('{{"message": "mine", "long": "' + 9000 * "x" + '"}}', "", "Traceback of a \\x1b[31mlibrary"):
     print(line, file=sys.stderr)
 {SLEEP}"""
-    supervisor.start([python(code)])
+    supervisor.start([python(code, environment={LOG_FORMAT: "json"})])
     eventually(lambda: bool(caplog.records))
     assert [record.message for record in caplog.records] == ["draft 0: Traceback of a \x1b[31mlibrary"]
     (line,) = capfd.readouterr().err.splitlines()

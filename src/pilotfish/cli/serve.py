@@ -49,13 +49,11 @@ def serve(
     if server.otlp_traces_endpoint is not None:
         traces_url(server.otlp_traces_endpoint)
     _leave_out_torch()
-    from pilotfish.engine.process import LOG_FORMAT
     from pilotfish.server.run import Setup, run_server
 
     form = cast(LogFormat, server.log_format or ("text" if sys.stderr.isatty() else "json"))
     configure(form, prompts=server.log_prompts)
-    os.environ[LOG_FORMAT] = form  # its workers' as well
-    setup = Setup(config, listening, keys, limits, server.otlp_traces_endpoint)
+    setup = Setup(config, listening, keys, limits, form, server.otlp_traces_endpoint)
     run_server(setup, _tell if json else lambda _: None)
 
 

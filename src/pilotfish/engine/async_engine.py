@@ -6,10 +6,11 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -17,8 +18,8 @@ import msgspec
 from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.launch import Delays, Supervisor, WorkerState
+from pilotfish.engine.liveness import Silence, StartTime
 from pilotfish.engine.process import WorkerSpec
-from pilotfish.engine.silence import Silence
 from pilotfish.engine.stream import Stream, Update
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError, TargetUnavailable, WireError
 from pilotfish.wire.channel import Peer, Received
@@ -64,25 +65,6 @@ class Health:
     status: Status | None
 
 
-class StartTime:
-    """How long a target takes from its process's start until it is ready."""
-
-    def __init__(self, now: float) -> None:
-        self._began = now
-        self._last: float | None = None  # seconds that the last one took
-
-    def begin(self, now: float) -> None:
-        self._began = now
-
-    def end(self, now: float) -> None:
-        self._last = now - self._began
-
-    def left(self, now: float) -> float:
-        """Seconds, if it takes as long as the last one; of the first as long again as it has taken."""
-        passed = now - self._began
-        return passed if self._last is None else max(self._last - passed, 0.0)
-
-
 @dataclass(frozen=True)
 class _Model:
     tokenizer: Any
@@ -108,8 +90,10 @@ class AsyncEngine:
         self,
         config: EngineConfig,
         target_timeout: float = 30.0,
+        environment: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`environment` is added to that of the target's process, and of those that it starts."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
@@ -125,6 +109,7 @@ class AsyncEngine:
         self._silence = Silence()
         self._step = 0.0  # seconds that its step had lasted at the last Beat
         self._timeout = target_timeout
+        self._environment = environment
         self._sequence = 0  # of its next Progress
         self._worker = WorkerState(TARGET)
         self._start = StartTime(clock())
@@ -186,7 +171,8 @@ class AsyncEngine:
         channel = ListeningChannel(endpoint, high_water=0)
         self._courier = Courier(channel, self._receive, self._look, period=0.05)
         self._courier.start()
-        self._supervisor.start([WorkerSpec(TARGET, target_command(self.config, endpoint))])
+        command = target_command(self.config, endpoint)
+        self._supervisor.start([WorkerSpec(TARGET, command, environment=self._environment)])
         model = await asyncio.to_thread(_read, self.config.target)
         self.tokenizer, self.defaults = model.tokenizer, model.defaults
 

@@ -72,10 +72,11 @@ class WorkerProcess:
 
     def __init__(self, spec: WorkerSpec) -> None:
         """OSError where it cannot be started."""
+        environment = worker_environment(spec)
         with on_cores(spec.cores):
             self._process = subprocess.Popen(
                 list(spec.command),
-                env=worker_environment(spec),
+                env=environment,
                 stdin=subprocess.PIPE,  # nothing is written: where there is no prctl, its end tells that of the parent
                 stdout=2,  # that of the parent is for its own results
                 stderr=subprocess.PIPE,
@@ -83,6 +84,7 @@ class WorkerProcess:
             )
         self.pid = self._process.pid
         self._name, self._last_line = spec.name, ""
+        self._logs_json = environment.get(LOG_FORMAT) == "json"
         self._reader = threading.Thread(target=self._pass_on, name=f"stderr of {spec.name}", daemon=True)
         self._reader.start()
 
@@ -96,7 +98,7 @@ class WorkerProcess:
 
     def _show(self, line: str) -> None:
         """Where lines are JSON, one that is not, a library's or a traceback's, becomes the message of one that is."""
-        if os.environ.get(LOG_FORMAT) == "json" and not line.startswith("{"):
+        if self._logs_json and not line.startswith("{"):
             if line.strip():
                 logger.warning("%s: %s", self._name, line.strip())
             return

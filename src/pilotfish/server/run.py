@@ -25,7 +25,7 @@ import uvloop
 
 from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine, Health
-from pilotfish.engine.process import die_with_parent, name_process
+from pilotfish.engine.process import LOG_FORMAT, die_with_parent, name_process
 from pilotfish.engine.signals import heeded
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.observe.metrics import ServerMetrics
@@ -33,6 +33,7 @@ from pilotfish.server.admission import Admission, Limits
 from pilotfish.server.app import make_app
 from pilotfish.server.door import Door
 from pilotfish.server.keys import Keyring
+from pilotfish.server.logs import LogFormat
 from pilotfish.server.page import page_routes
 from pilotfish.server.protocol import Patience, protocol
 from pilotfish.server.tracing import start_tracing
@@ -56,6 +57,7 @@ class Setup:
     server: ServerConfig
     keys: Keyring
     limits: Limits
+    log_format: LogFormat
     otlp_traces_endpoint: str | None = None
 
 
@@ -103,7 +105,7 @@ class _Process:
         self._setup = setup
         self._listener = listener
         self._ready = ready
-        self._engine = AsyncEngine(setup.engine, setup.server.target_timeout)
+        self._engine = AsyncEngine(setup.engine, setup.server.target_timeout, {LOG_FORMAT: setup.log_format})
         self._admission = Admission(setup.limits)
         name = (setup.server.served_model_name or (self._engine.name,))[0]
         self._metrics = ServerMetrics(name)
