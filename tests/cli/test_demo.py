@@ -182,12 +182,13 @@ def test_the_command_fails_where_outputs_are_unequal(
 @pytest.mark.parametrize(
     ("target", "draft", "pace"),
     [
-        ([1.0] * 500, [0.5] * 500, "target=10.4ms,draft=2.6ms"),  # far quicker than is wanted
-        ([1.0] * 500, [4.0] * 500, "target=18.72ms,draft=4.68ms"),  # 4 / 2.6 times 1.15, rounded up
-        ([30.0] * 500, [0.5] * 500, "target=35.36ms,draft=8.84ms"),
-        ([1.0] * 500, [0.5] * 499 + [50.0], "target=10.4ms,draft=2.6ms"),  # one late level in 500 may be
-        ([1.0] * 500, [0.5] * 490 + [4.0] * 10, "target=18.72ms,draft=4.68ms"),
-        ([1.0] * 500, [], "target=10.4ms,draft=2.6ms"),
+        ([10.4] * 500, [2.6] * 500, "target=10.4ms,draft=2.6ms"),
+        ([10.5] * 500, [2.7] * 500, "target=10.4ms,draft=2.6ms"),  # woken late
+        ([10.4] * 500, [4.0] * 500, "target=20.8ms,draft=5.2ms"),  # 4 / 2.6 times 1.25, rounded up
+        ([30.0] * 500, [2.6] * 500, "target=38.48ms,draft=9.62ms"),
+        ([10.4] * 500, [2.6] * 499 + [50.0], "target=10.4ms,draft=2.6ms"),  # one late level in 500 may be
+        ([10.4] * 500, [2.6] * 490 + [4.0] * 10, "target=20.8ms,draft=5.2ms"),
+        ([10.4] * 500, [], "target=10.4ms,draft=2.6ms"),
     ],
 )
 def test_the_pace_is_one_that_was_held(target: list[float], draft: list[float], pace: str) -> None:
@@ -198,8 +199,8 @@ def test_the_pace_is_one_that_was_held(target: list[float], draft: list[float], 
 def test_forwards_are_read_off_a_real_timeline(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_pace, "SECONDS", 0.5)
     found = measure(config, demo_run.PROMPTS, PARAMS)
-    assert len(found.target) >= len(demo_run.PROMPTS) * PARAMS.max_tokens / 3 and found.draft
-    assert all(0 < time < 60_000 for time in (*found.target, *found.draft))
+    assert len(found.target) >= len(demo_run.PROMPTS) and found.draft
+    assert min(found.target) >= demo_pace.TARGET_MS and min(found.draft) >= demo_pace.DRAFT_MS  # they were held
 
 
 @pytest.mark.usefixtures("drafts")
@@ -207,12 +208,12 @@ def test_the_command_takes_a_pace_that_the_machine_holds(
     pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
-    monkeypatch.setattr(demo_run, "measure", lambda *_: Forwards([1.0], [3.9]))
+    monkeypatch.setattr(demo_run, "measure", lambda *_: Forwards([10.4], [3.9]))
     shown: list[Scene] = []
     monkeypatch.setattr(demo_run, "run_demo", lambda scenes, *_, **__: shown.extend(scenes) or True)
     assert pilotfish("demo").code == 0
-    assert [scene.config.pace for scene in shown] == ["target=18.72ms,draft=4.68ms", ""]
-    assert "1.8 times slower" in shown[0].title
+    assert [scene.config.pace for scene in shown] == ["target=19.76ms,draft=4.94ms", ""]
+    assert "1.9 times slower" in shown[0].title
 
 
 @pytest.mark.usefixtures("drafts")

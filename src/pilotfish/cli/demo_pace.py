@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,9 +23,11 @@ from pilotfish.engine.engine import Engine
 TARGET_MS, DRAFT_MS = 10.4, 2.6
 #: Seconds of the measurement.
 SECONDS = 3.0
-#: The share of forwards that must be in time while they are measured, and what is added to their time: of a run at most
-#: one in a hundred may be late.
-IN_TIME, MARGIN = 0.996, 1.15
+#: The share of forwards that must be in time while they are measured (of a run at most one in a hundred may be late),
+#: and what is added to their time where they are not.
+IN_TIME, MARGIN = 0.996, 1.25
+#: A forward that is in time returns this little late: a sleeper is not woken at once.
+WAKING = 1.08
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,16 @@ class HeldPace:
 
 @dataclass(frozen=True)
 class Forwards:
-    """What forwards took on this machine, sampling included. Milliseconds."""
+    """What forwards took on this machine at TARGET_MS and DRAFT_MS, sampling included: the pace, or longer. ms."""
 
     target: Sequence[float]
-    draft: Sequence[float]  # levels
+    draft: Sequence[float]  # levels, prompts included
 
     @property
     def held(self) -> HeldPace:
         """The fastest pace at which all but a few of them would have been in time."""
         ratio = max(_late(self.target) / TARGET_MS, _late(self.draft) / DRAFT_MS)
-        return HeldPace(max(1.0, math.ceil(10 * MARGIN * ratio) / 10))
+        return HeldPace(1.0 if ratio <= WAKING else math.ceil(10 * MARGIN * ratio) / 10)
 
 
 def _late(times: Sequence[float]) -> float:
@@ -61,17 +65,26 @@ def _late(times: Sequence[float]) -> float:
 
 
 def measure(config: EngineConfig, prompts: Sequence[str], params: SamplingParams) -> Forwards:
-    """Run `config`, of mode async, as fast as it goes: both processes compute without a pause, so they have their cores
-    to themselves less than when they are paced."""
+    """Run `config`, of mode async, at TARGET_MS and DRAFT_MS: with the pauses that cool caches, as the demo will."""
     with tempfile.TemporaryDirectory() as directory:
         trace = Path(directory, "timeline.json")
-        with Engine(replace(config, trace=trace)) as engine:
+        with _quietly_closed(Engine(replace(config, trace=trace, pace=HeldPace(1.0).text))) as engine:
             run_pass(engine, prompts[:1], params)  # whatever happens once
             began = time.perf_counter()
             while time.perf_counter() < began + SECONDS:
                 run_pass(engine, prompts, params)
         events = msgspec.json.decode(trace.read_bytes())["traceEvents"]
     return forwards_in([event for event in events if event.get("ts", 0.0) >= 1e6 * began])
+
+
+@contextmanager
+def _quietly_closed(engine: Engine) -> Iterator[Engine]:
+    """A draft worker that ends warns of a pace that it did not keep, which here is what is to be found out."""
+    try:
+        yield engine
+    finally:
+        with redirect_stderr(io.StringIO()):
+            engine.close()
 
 
 def forwards_in(events: Sequence[dict[str, object]]) -> Forwards:
