@@ -34,6 +34,36 @@ class LogitEdits:
     excluded: Ids  # may repeat
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """The tokens of a history and how often each occurs, shared by the rows of a tree."""
+
+    tokens: Ids
+    counts: Ids
+    places: Mapping[int, int]  # of the tokens
+
+    @classmethod
+    def of(cls, counts: Mapping[int, int]) -> _Seen:
+        tokens, times = _int_arrays(counts)
+        return cls(tokens, times, {token: place for place, token in enumerate(counts)})
+
+    def with_path(self, path: Sequence[int]) -> tuple[Ids, Ids]:
+        """Tokens and counts of the history and then `path`."""
+        if not path:
+            return self.tokens, self.counts
+        counts, new = self.counts.copy(), dict[int, int]()
+        for token in path:
+            place = self.places.get(token)
+            if place is None:
+                new[token] = new.get(token, 0) + 1
+            else:
+                counts[place] += 1
+        if not new:
+            return self.tokens, counts
+        tokens, times = _int_arrays(new)
+        return np.concatenate((self.tokens, tokens)), np.concatenate((counts, times))
+
+
 class LogitRules:
     """The rules of one request and the history that they depend on, which grows with `extend`."""
 
@@ -53,6 +83,7 @@ class LogitRules:
         single = [s[0] for s in bad_sequences if len(s) == 1]
         self._bad = np.array([*params.bad_token_ids, *single], np.int64)
         self._counts: dict[int, int] | None = dict.fromkeys(prompt, 0) if _penalizes(params) else None
+        self._seen: _Seen | None = None  # of those counts, until they change
 
     @classmethod
     def of(
@@ -72,6 +103,7 @@ class LogitRules:
         self._history.extend(tokens)
         if self._counts is not None:
             _count(self._counts, tokens)
+            self._seen = None
 
     def edits(self, path: Sequence[int]) -> LogitEdits:
         """For the row that follows the history and then `path`."""
@@ -81,11 +113,9 @@ class LogitRules:
     def _penalized(self, path: Sequence[int]) -> tuple[Ids, Ids]:
         if self._counts is None:
             return _NONE, _NONE
-        counts = self._counts
-        if path:
-            counts = counts.copy()
-            _count(counts, path)
-        return np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
+        if self._seen is None:
+            self._seen = _Seen.of(self._counts)
+        return self._seen.with_path(path)
 
     def _excluded(self, path: Sequence[int]) -> Ids:
         stops = self._stop_ids if len(self._history) + len(path) < self._last_forced else _NONE
@@ -106,6 +136,10 @@ def _penalizes(params: SamplingParams) -> bool:
 def _count(counts: dict[int, int], tokens: Sequence[int]) -> None:
     for token in tokens:
         counts[token] = counts.get(token, 0) + 1
+
+
+def _int_arrays(counts: Mapping[int, int]) -> tuple[Ids, Ids]:
+    return np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
 
 
 def _bias_arrays(bias: Mapping[int, float]) -> tuple[Ids, NDArray[np.float64]]:

@@ -219,8 +219,9 @@ class LMDrafter:
 
     def _row_sampling(self, request: Request, node: int) -> RowSampling:
         """The target's own rules on the path to `node`: a draft that ignored them would guess what is never given."""
-        path = self._sessions[request.id].tree.path_tokens(node)
-        return RowSampling(request.params, request.seed, len(request.tokens) + len(path), request.edits(path))
+        tree = self._sessions[request.id].tree
+        edits = None if request.rules is None else request.edits(tree.path_tokens(node))
+        return RowSampling(request.params, request.seed, len(request.tokens) + tree.depths[node], edits)
 
 
 def _nth_largest(values: Sequence[float] | NDArray[np.float64], n: int) -> float:

@@ -28,12 +28,17 @@ class NodeRows:
     @classmethod
     def of(cls, tree: TokenTree, slots: Mapping[int, int], nodes: Sequence[int] | None = None) -> NodeRows:
         """`nodes` of `tree`, each after its ancestors, or all; `slots` of every node on a path to one of them."""
-        nodes = list(tree.nodes()) if nodes is None else nodes
-        depths = [tree.depths[node] for node in nodes]
-        deepest = max(depths, default=0)
-        paths = [[slots[n] for n in tree.path(node)] + [0] * (deepest - tree.depths[node]) for node in nodes]
-        tokens = np.array([tree.tokens[node] for node in nodes], np.int64)
-        return cls(tokens, np.array(depths, np.int64), np.array(paths, np.int32).reshape(len(nodes), deepest))
+        nodes = list(tree.nodes()) if nodes is None else list(nodes)
+        depths = np.array(tree.depths)[nodes]
+        paths = np.zeros((len(nodes), int(depths.max(initial=0))), np.int32)
+        parents, own = np.array(tree.parents), np.zeros(len(tree) + 1, np.int32)
+        own[list(slots)] = list(slots.values())
+        at = np.array(nodes, np.int64)
+        for depth in range(paths.shape[1], 0, -1):  # from the deepest level up, all paths that reach it together
+            reaching = depths >= depth
+            paths[reaching, depth - 1] = own[at[reaching]]
+            at[reaching] = parents[at[reaching]]
+        return cls(np.array(tree.tokens, np.int64)[nodes], depths.astype(np.int64), paths)
 
     def __len__(self) -> int:
         return len(self.tokens)
