@@ -24,12 +24,20 @@ def chunks(fleet: Fleet, mode: str, name: str, *, chat: bool = False, **options:
 # -- chunks
 
 
+#: Streams until one of several chunks: on a busy machine a reader may get all steps at once.
+ATTEMPTS = 20
+
+
 @pytest.mark.parametrize("name", ["bytes", "unicode-prompt", "greedy-long"])
 def test_no_chunk_ends_within_a_character(fleet: Fleet, mode: str, name: str) -> None:
-    texts = [chunk.choices[0].text for chunk in chunks(fleet, mode, name)]
-    whole = fleet.whole("off", case(name)).choices[0].text
-    assert "".join(texts) == whole
-    assert sum(text.count("\ufffd") for text in texts) == whole.count("\ufffd")
+    whole, texts = fleet.whole("off", case(name)).choices[0].text, list[str]()
+    for _ in range(ATTEMPTS):
+        texts = [chunk.choices[0].text for chunk in chunks(fleet, mode, name)]
+        assert "".join(texts) == whole
+        assert sum(text.count("\ufffd") for text in texts) == whole.count("\ufffd")
+        if len(texts) > 2:
+            break
+    assert len(texts) > 2
 
 
 def test_a_stream_is_one_answer(fleet: Fleet, mode: str) -> None:
