@@ -23,7 +23,7 @@ from pilotfish.cli.conversation import Conversation
 from pilotfish.cli.origin import OriginStream
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Delta, Engine, Sample
+from pilotfish.engine.engine import Engine, Sample, SampleDelta
 from pilotfish.printable import printable_output
 
 TEMPLATE = (
@@ -309,11 +309,11 @@ def test_lines_that_are_no_text_are_dropped(engine: Engine, typed: Type, capfd: 
     assert [turn.question for turn in talk.turns] == ["a\nb"] and "turn dropped" in capfd.readouterr().out
 
 
-def after(steps: int, presses: int, step: Callable[[], list[Delta]]) -> Callable[[], list[Delta]]:
+def after(steps: int, presses: int, step: Callable[[], list[SampleDelta]]) -> Callable[[], list[SampleDelta]]:
     """A step after which, once, Ctrl-C is pressed so often."""
     count = iter(range(10**6))
 
-    def stepping() -> list[Delta]:
+    def stepping() -> list[SampleDelta]:
         deltas = step()
         if next(count) == steps:
             for _ in range(presses):

@@ -20,6 +20,21 @@ def test_tokens_after_a_stop_id_are_not_committed() -> None:
     assert r.finish_reason is FinishReason.STOP
 
 
+def test_tokens_after_the_one_that_completes_a_stop_string_are_not_committed() -> None:
+    class Detector:
+        def __init__(self) -> None:
+            self.given: list[int] = []
+
+        def add(self, token: int) -> bool:
+            self.given.append(token)
+            return token == 9
+
+    detector = Detector()
+    r = Request(0, [1, 2, 3], SamplingParams(max_tokens=2), 0, frozenset(), 100, stop_detector=detector)
+    assert r.extend([5, 9, 6]) == r.output == detector.given == [5, 9]
+    assert r.finish_reason is FinishReason.STOP  # at the limit too
+
+
 def test_tokens_beyond_the_limit_are_not_committed() -> None:
     r = request(max_tokens=2)
     assert r.extend([5]) == [5]

@@ -20,6 +20,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import engine as engines
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError, PromptError
+from pilotfish.observe.records import StepRecord
 from pilotfish.target import worker
 
 SYNC = {"mode": "sync", "nodes": 8, "levels": 3, "width": 3}
@@ -52,11 +53,11 @@ def test_deltas_add_up(engine: Engine) -> None:
     deltas = []
     while engine.busy:
         deltas += engine.step()
-    assert [token for delta in deltas for token in delta.tokens] == sample.token_ids
+    assert [token for delta in deltas for token in delta.commit.tokens] == sample.token_ids
     assert "".join(delta.text for delta in deltas) + sample.stream.take() == sample.text
-    assert all(delta.accepted <= len(delta.tokens) for delta in deltas)
-    assert sum(delta.accepted for delta in deltas) == sample.stats()["accepted_tokens"]
-    origins = Counter(origin for delta in deltas for origin in delta.origins)
+    assert all(delta.commit.accepted <= len(delta.commit.tokens) for delta in deltas)
+    assert sum(delta.commit.accepted for delta in deltas) == sample.stats()["accepted_tokens"]
+    origins = Counter(origin for delta in deltas for origin in delta.commit.origins)
     assert origins == sample.stats()["accepted_by_origin"] and origins.keys() <= {"lm", "ngram"}
     assert sample.stats()["verify_steps"] == len(deltas)
     assert sample.finish_reason is FinishReason.LENGTH
@@ -105,6 +106,30 @@ def test_a_stop_string_over_tokens_ends_it_alike(off: Engine, sync: Engine) -> N
         assert results[0][2] is FinishReason.STOP
         found += 1
     assert found
+
+
+def test_nobody_sees_tokens_after_a_stop_string(off: Engine, sync: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics, request and drafter agree on what was committed, wherever in an accepted path the output ends."""
+    records: list[StepRecord] = []
+    monkeypatch.setattr(sync.worker, "observe", records.append)
+    accepted = 0
+    for snippet in SNIPPETS:
+        (plain,) = run(off, [snippet], [params(24)])
+        text = off.tokenizer.decode(plain)
+        for stop in {text[i : i + 1] for i in range(4, len(text), 5)} - {"\ufffd"}:
+            records.clear()
+            (sample,) = sync.submit(snippet, params(24, stop=(stop,)))
+            deltas = []
+            while sync.busy:
+                deltas += sync.step()
+            assert sample.request.output == sample.token_ids == plain[: len(sample.token_ids)]
+            assert sum(len(delta.commit.tokens) for delta in deltas) == len(sample.token_ids)
+            assert sum(record.committed for record in records) == len(sample.token_ids)
+            counts = {sum(r.accepted for r in records), sum(d.commit.accepted for d in deltas)}
+            assert counts == {sample.stats()["accepted_tokens"]}
+            accepted += sample.stats()["accepted_tokens"]
+            assert_idle(sync)
+    assert accepted
 
 
 def test_the_context_ends_it(engine: Engine) -> None:

@@ -45,7 +45,7 @@ class Streams:
 
     def step(self) -> list[int]:
         """One step of the target; how many tokens it gave each stream."""
-        given = {id(delta.sample): len(delta.tokens) for delta in self._engine.step()}
+        given = {id(delta.sample): len(delta.commit.tokens) for delta in self._engine.step()}
         check_drafter(self._engine)
         tokens = [given.get(id(sample), 0) for sample in self._samples]
         self._samples = [sample if sample.finish_reason is None else self._next() for sample in self._samples]

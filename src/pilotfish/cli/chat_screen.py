@@ -15,7 +15,7 @@ from rich.text import Text
 from pilotfish.cli.conversation import Conversation
 from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
 from pilotfish.core.request import FinishReason
-from pilotfish.engine.engine import Delta, Sample
+from pilotfish.engine.engine import Sample, SampleDelta
 from pilotfish.errors import PromptError
 from pilotfish.printable import one_line, printable_output
 
@@ -33,7 +33,7 @@ class Screen(Protocol):
     def answering(self, sample: Sample) -> AbstractContextManager[Event]:
         """Around the pieces of one answer, which shall end when the event is set."""
 
-    def piece(self, delta: Delta) -> None: ...
+    def piece(self, delta: SampleDelta) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -74,7 +74,7 @@ class PlainScreen:
         sys.stdout.write("" if sample.text.endswith("\n") else "\n")
         sys.stdout.flush()
 
-    def piece(self, delta: Delta) -> None:
+    def piece(self, delta: SampleDelta) -> None:
         sys.stdout.write(delta.text)
         sys.stdout.flush()
 
@@ -132,7 +132,7 @@ class TerminalScreen:
         self._print(Text("" if sample.text.endswith("\n") else "\n"), end="")
         self.note(figures(sample))
 
-    def piece(self, delta: Delta) -> None:
+    def piece(self, delta: SampleDelta) -> None:
         self._print(self._origins.coloured(delta) if self._origins else Text(printable_output(delta.text)), end="")
 
     def note(self, text: str) -> None:

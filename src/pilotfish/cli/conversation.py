@@ -9,7 +9,7 @@ from typing import Any
 
 from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Delta, Engine, Sample
+from pilotfish.engine.engine import Engine, Sample, SampleDelta
 from pilotfish.errors import ModelError, PromptError
 from pilotfish.prompts import chat_prompt
 
@@ -79,7 +79,7 @@ class Conversation:
         tokens: list[int] = self.engine.tokenizer.encode("\n".join(message["content"] for message in messages))
         return tokens
 
-    def stream(self, sample: Sample) -> Iterator[Delta]:
+    def stream(self, sample: Sample) -> Iterator[SampleDelta]:
         """What each step adds to the answer, up to its end, or until it is aborted. EngineError where its logits are
         not finite."""
         while sample.finish_reason is None:

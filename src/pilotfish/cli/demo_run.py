@@ -21,7 +21,7 @@ from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
 from pilotfish.cli.show import paced, status, warn_of_overruns
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Delta, Engine
+from pilotfish.engine.engine import Engine, SampleDelta
 from pilotfish.model.pacer import Pacing
 from pilotfish.printable import printable_output
 
@@ -168,7 +168,7 @@ def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bo
             yield origins.coloured(delta) if coloured else _bracketed(delta, origins.drafted(delta))
 
 
-def _bracketed(delta: Delta, end: int) -> Text:
+def _bracketed(delta: SampleDelta, end: int) -> Text:
     drafted, own = printable_output(delta.text[:end]), printable_output(delta.text[end:])
     return Text((f"{OPENING}{drafted}{CLOSING}" if drafted else "") + own)
 

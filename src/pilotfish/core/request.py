@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,13 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"  # its logits are not finite: there is nothing to sample from
+
+
+class StopDetector(Protocol):
+    """Finds stop strings in the text of a request's output."""
+
+    def add(self, token: int) -> bool:
+        """Whether the output's next token completes a stop string."""
 
 
 @dataclass
@@ -78,11 +86,12 @@ class Request:
         bad_sequences: Sequence[Sequence[int]] = (),
         cache_salt: str | None = None,
         max_nodes: int | None = None,
+        stop_detector: StopDetector | None = None,
     ) -> None:
         """`room` is what the model's context leaves for output; it may be less than `max_tokens`. `bad_sequences`
         are the token ids of `params.bad_words`. `cache_salt` is the tenant's name: what is remembered of a request
         serves requests of the same salt, and none without one. A step verifies at most `max_nodes` nodes of its
-        tree, or what the drafter gives; 0 asks for no speculation."""
+        tree, or what the drafter gives; 0 asks for no speculation. `stop_detector` is given each committed token."""
         self.id = request_id
         self.params = params
         self.seed = seed
@@ -91,6 +100,7 @@ class Request:
         self.bad_sequences = bad_sequences
         self.cache_salt = cache_salt
         self.max_nodes = max_nodes
+        self._stop_detector = stop_detector
         self.num_prompt_tokens = len(prompt)
         #: Tokens that it can reach, prompt included.
         self.max_length = len(prompt) + min(params.max_tokens, room)
@@ -142,7 +152,8 @@ class Request:
         return range(first, max(first, min(self.num_computed + count, self.num_prompt_tokens - 1)))
 
     def _reason_to_finish(self, token: int) -> FinishReason | None:
-        if token in self.stop_ids:
+        completes_stop = self._stop_detector is not None and self._stop_detector.add(token)
+        if completes_stop or token in self.stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.num_remaining == 0 else None
 

@@ -57,21 +57,13 @@ Prompt = str | Sequence[int] | NDArray[np.integer]
 
 
 @dataclass(frozen=True)
-class Delta:
-    """What one step added to one sample."""
+class SampleDelta:
+    """A step's commit to one sample, and the text of it."""
 
     sample: Sample
-    tokens: list[int]
-    origins: list[str]  # who guessed the first ones of `tokens`
-    nodes: int  # of its tree, that were verified
+    commit: Commit
     text: str
     ends: list[int]  # [tokens] characters of the sample's whole text after each token
-    logprobs: Sequence[TokenLogprobs]  # of `tokens`, where the request asks for them
-    prompt_logprobs: Sequence[TokenLogprobs]  # of the next tokens of the prompt, where the request asks for them
-
-    @property
-    def accepted(self) -> int:
-        return len(self.origins)
 
 
 class Sample:
@@ -285,6 +277,7 @@ class Engine:
         samples = []
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
+            text = TextStream(self.tokenizer, rules, tokens)
             request = Request(
                 self._next_id,
                 tokens,
@@ -295,10 +288,10 @@ class Engine:
                 bad_sequences,
                 cache_salt,
                 max_nodes,
+                text,
             )
             self.worker.scheduler.add(request)
             self._next_id += 1
-            text = TextStream(self.tokenizer, rules, tokens)
             samples.append(Sample(index, request, text, time.perf_counter()))
             self._samples[request.id] = samples[-1]
         return samples
@@ -338,7 +331,7 @@ class Engine:
     def busy(self) -> bool:
         return self.worker.scheduler.busy
 
-    def step(self) -> list[Delta]:
+    def step(self) -> list[SampleDelta]:
         """One forward; what it added to each sample. EngineError when it fails: the samples that were in
         it end as aborted, those still waiting stay. An interrupt in the forward does the same. A sample whose logits
         are not finite ends alone, with its `error`."""
@@ -360,31 +353,15 @@ class Engine:
         sample = self._samples[request.id]
         sample.scheduled = began if sample.scheduled is None else sample.scheduled
 
-    def _deliver(self, commit: Commit, began: float) -> Delta:
-        """Text, token by token: a stop string ends the sample at the token that completes it."""
+    def _deliver(self, commit: Commit, began: float) -> SampleDelta:
         self._note_scheduled(commit.request, began)
         sample = self._samples[commit.request.id]
-        tokens: list[int] = []
-        ends: list[int] = []
-        reason = commit.request.finish_reason
-        for token in commit.tokens:
-            tokens.append(token)
-            stopped = sample.stream.add(token)
-            ends.append(len(sample.text))
-            if stopped:
-                reason = FinishReason.STOP
-                self.worker.abort(commit.request, reason)
-                break
-        sample.token_ids.extend(tokens)
-        logprobs = commit.logprobs[: len(tokens)]
-        sample.logprobs.extend(logprobs)
+        sample.token_ids.extend(commit.tokens)
+        sample.logprobs.extend(commit.logprobs)
         sample.prompt_logprobs.extend(commit.prompt_logprobs)
-        if reason is not None:
-            self._finish(sample, reason)
-            if ends:
-                ends[-1] = len(sample.text)  # with what never became a character
-        text, origins = sample.stream.take(), commit.origins[: len(tokens)]
-        return Delta(sample, tokens, origins, commit.nodes, text, ends, logprobs, commit.prompt_logprobs)
+        if commit.request.finish_reason is not None:
+            self._finish(sample, commit.request.finish_reason)
+        return SampleDelta(sample, commit, sample.stream.take(), sample.stream.take_ends())
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.stream.finish()

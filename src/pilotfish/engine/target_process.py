@@ -11,9 +11,8 @@ from contextlib import closing, suppress
 import msgspec
 
 from pilotfish.config import EngineConfig, model_name
-from pilotfish.engine import engine as engines
 from pilotfish.engine.draft_workers import DraftWorkers
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine, Sample, SampleDelta
 from pilotfish.engine.heartbeat import Heartbeat
 from pilotfish.engine.signals import Signals
 from pilotfish.errors import EngineError, InputError, WireError
@@ -183,8 +182,8 @@ class TargetService:
         if self._failures >= MAX_FAILURES:
             raise error
 
-    def _delta(self, delta: engines.Delta, at: float) -> Delta:
-        sample, tokens = delta.sample, delta.tokens
+    def _delta(self, delta: SampleDelta, at: float) -> Delta:
+        sample, commit, tokens = delta.sample, delta.commit, delta.commit.tokens
         first = len(sample.token_ids) == len(tokens)
         finished = sample.finish_reason is not None
         return Delta(
@@ -193,9 +192,9 @@ class TargetService:
             tokens=tokens,
             text=delta.text,
             ends=delta.ends,
-            verified=[Verified(at, len(tokens), delta.nodes, delta.accepted, delta.origins)] if tokens else [],
-            logprobs=list(delta.logprobs),
-            prompt_logprobs=list(delta.prompt_logprobs),
+            verified=[Verified(at, len(tokens), commit.nodes, commit.accepted, commit.origins)] if tokens else [],
+            logprobs=list(commit.logprobs),
+            prompt_logprobs=list(commit.prompt_logprobs),
             seed=sample.request.seed if first else None,
             queued=(sample.scheduled or sample.started) - sample.started if first else None,
             finish=Finish(str(sample.finish_reason), sample.stop) if finished else None,

@@ -47,12 +47,18 @@ class TextStream:
         self._pending: list[int] = []  # ids whose bytes do not end on a character yet
         self._forced = self._rules.min_tokens  # tokens to come that end nothing
         self._taken = 0
+        self._ends: list[int] = []  # [tokens not yet taken] characters of `text` after each token
         self.text = ""
         self.stopped = False
         self.stop: str | None = None  # the stop string that ended it
 
     def add(self, token: int) -> bool:
-        """Decode one more token; True when that completes a stop string, at which `text` is cut."""
+        """Decode the next token; True if it completes a stop string, at which `text` is cut."""
+        completes_stop = self._append(token)
+        self._ends.append(len(self.text))
+        return completes_stop
+
+    def _append(self, token: int) -> bool:
         if token in self._rules.stop_ids and not self._rules.show_stop:
             return False
         piece = self._stream.step(self._tokenizer.backend_tokenizer, token)
@@ -82,6 +88,8 @@ class TextStream:
             before = len(self.text)
             self.text += self._decode(self._pending)
             self._cut(before)
+            if self._ends:
+                self._ends[-1] = len(self.text)
         self._pending.clear()
         self.stopped = True
 
@@ -91,6 +99,11 @@ class TextStream:
         piece = self.text[self._taken : end]
         self._taken += len(piece)
         return piece
+
+    def take_ends(self) -> list[int]:
+        """For each token since the last call, the length of the whole text after it."""
+        ends, self._ends = self._ends, []
+        return ends
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
