@@ -33,7 +33,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: What core may use beside the standard library.
-CORE_ALLOWED = {"numpy", "pilotfish"}
+CORE_ALLOWED = {"msgspec", "numpy", "pilotfish"}
 #: What core may not use even of the standard library: clocks, I/O, threads.
 CORE_FORBIDDEN = {"time", "datetime", "asyncio", "socket", "threading", "multiprocessing", "subprocess", "random", "os"}
 

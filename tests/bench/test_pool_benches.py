@@ -26,11 +26,11 @@ from pilotfish.bench.streams import Streams, Window
 from pilotfish.bench.weights import Reading, sharing_of
 from pilotfish.bench.workload import Prompt, parse_milliseconds
 from pilotfish.config import EngineConfig
+from pilotfish.core.messages import Load
 from pilotfish.core.request import RequestStats
 from pilotfish.engine.engine import Sample
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.observe.records import StepRecord
-from pilotfish.wire.messages import Load
 
 MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
 

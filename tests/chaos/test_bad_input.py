@@ -18,9 +18,10 @@ from support import write_tokenizer
 from workers import LOAD, Start, endpoint_in
 
 from pilotfish.cli import main
+from pilotfish.core.messages import PROTOCOL_VERSION, Refuse
 from pilotfish.engine import remote_drafts
-from pilotfish.wire.keys import Identity, load_identity
-from pilotfish.wire.messages import PROTOCOL_VERSION, Refuse, encode
+from pilotfish.wire.codec import encode
+from pilotfish.wire.curve_keys import KeyPair, load_key_pair
 
 Refused = Callable[..., str]
 Generate = Callable[..., tuple[int, str]]
@@ -56,7 +57,7 @@ def refused(generate: Generate) -> Refused:
 
 
 @contextmanager
-def answering(endpoint: str, answer: bytes, own: Identity | None = None) -> Iterator[None]:
+def answering(endpoint: str, answer: bytes, own: KeyPair | None = None) -> Iterator[None]:
     """A pool that says one thing only."""
     stopped = threading.Event()
 
@@ -138,8 +139,8 @@ def test_a_draft_with_another_tokenizer(refused: Refused, draft: Path, tmp_path:
 
 
 def test_keys_that_do_not_fit(refused: Refused, keys: Callable[[str], Path], tmp_path: Path) -> None:
-    own, pool = keys("own"), load_identity("key", keys("pool"))
-    other = load_identity("key", keys("other"))
+    own, pool = keys("own"), load_key_pair("key", keys("pool"))
+    other = load_key_pair("key", keys("other"))
     where = endpoint_in(tmp_path)
     with answering(where, LOAD, pool):
         assert refused("--draft-pool", where) == f"draft_pool: {where} broke off: it wants a key, or is no draft pool"

@@ -11,9 +11,10 @@ import pytest
 from support import assert_idle, run
 from workers import PARAMS, PROMPTS, engine_over, eventually, threaded_pool
 
+from pilotfish.core.messages import Peer
 from pilotfish.draft import sessions
 from pilotfish.target import pools
-from pilotfish.wire.channel import Channel, Loopback, Peer, Received
+from pilotfish.wire.channel import Channel, Loopback, Received
 
 
 class BadChannel:

@@ -15,6 +15,7 @@ from support import SNIPPETS, VOCAB, make_engine
 
 from pilotfish.cli import main
 from pilotfish.config import DraftConfig, EngineConfig
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Load
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.draft_pool import make_worker
@@ -25,9 +26,8 @@ from pilotfish.engine.vocabulary import tokenizer_digest
 from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter, RemoteOptions
-from pilotfish.wire.channel import Channel
-from pilotfish.wire.courier import Courier
-from pilotfish.wire.messages import PROTOCOL_VERSION, Hello, Load, encode
+from pilotfish.wire.channel import Channel, ChannelThread
+from pilotfish.wire.codec import encode
 
 #: Prompts and parameters of 100 streams, greedy and not.
 PROMPTS = [SNIPPETS[i % len(SNIPPETS)] for i in range(100)]
@@ -128,13 +128,13 @@ def threaded_pool(draft: Path, channel: Channel) -> Iterator[DraftWorker]:
 def engine_over(target: Path, channel: Channel, **config: object) -> Iterator[Engine]:
     """An engine whose draft is at the other end of a channel."""
     hello = Hello(PROTOCOL_VERSION, tokenizer_digest(load_tokenizer(target)), VOCAB, "target")
-    courier: Courier
-    drafter = RemoteDrafter(hello, [Pool("the pool", b"0")], lambda *p: courier.post(*p), RemoteOptions(256))
-    courier = Courier(channel, drafter.receive, drafter.tick)
-    courier.start()
+    channel_thread: ChannelThread
+    drafter = RemoteDrafter(hello, [Pool("the pool", b"0")], lambda *p: channel_thread.post(*p), RemoteOptions(256))
+    channel_thread = ChannelThread(channel, drafter.receive, drafter.tick)
+    channel_thread.start()
     with make_engine(target, drafter, **config) as engine:
         try:
             yield engine
         finally:
             engine.close()
-            courier.close()
+            channel_thread.close()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from pilotfish.server.keys import Client, load_keyring
-from pilotfish.wire.keys import load_allowlist, load_identity, public_key
+from pilotfish.server.keys import PoolClient, load_keyring
+from pilotfish.wire.curve_keys import load_allowlist, load_key_pair, public_key
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_new_key_and_how_to_use_it(pilotfish: Run, tmp_path: Path) -> None:
     made = pilotfish("keys", "new", "target")
-    identity = load_identity("key", Path("target.key"))
+    identity = load_key_pair("key", Path("target.key"))
     assert (made.code, made.stderr) == (0, "") and identity.secret not in made.stdout
     assert (tmp_path / "target.key").stat().st_mode & 0o777 == 0o600
     shown = pilotfish("keys", "show", "target.key")
@@ -62,4 +62,4 @@ def test_a_clients_key_and_its_entry(pilotfish: Run) -> None:
     file = Path("keys.toml")
     file.write_text(made.stdout[made.stdout.index("    [[key]]") :])
     file.chmod(0o600)
-    assert load_keyring(file=file).client(f"Bearer {secret}") == Client("search")
+    assert load_keyring(file=file).client(f"Bearer {secret}") == PoolClient("search")

@@ -15,31 +15,31 @@ from support import CONTEXT, VOCAB, native_model
 
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.lookahead import Lookahead
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.slots import SlotPool
-from pilotfish.draft.children import likely_children
-from pilotfish.draft.growth import Grower, LevelShape
-from pilotfish.draft.sessions import Session, SessionTable
-from pilotfish.draft.worker import DraftWorker, Identity
-from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
-from pilotfish.model.sampling import RowSampling
-from pilotfish.wire.channel import Peer, Received
-from pilotfish.wire.messages import (
+from pilotfish.core.messages import (
     PROTOCOL_VERSION,
     Close,
     Commit,
     Hello,
     Open,
+    Peer,
     Sampling,
     ToDraft,
     ToTarget,
     Tree,
-    decode_to_target,
-    encode,
 )
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.slots import SlotPool
+from pilotfish.draft.children import likely_children
+from pilotfish.draft.growth import Grower, LevelShape
+from pilotfish.draft.sessions import Session, SessionTable
+from pilotfish.draft.worker import DraftIdentity, DraftWorker
+from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
+from pilotfish.model.sampling import RowSampling
+from pilotfish.wire.channel import Received
+from pilotfish.wire.codec import decode_to_target, encode
 
 SMALL = LevelShape(leaves=4, children=3)
-IDENTITY = Identity("draft", "digest", {})
+IDENTITY = DraftIdentity("draft", "digest", {})
 HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
 ANSWER = TypeVar("ANSWER", bound=ToTarget)
 

@@ -11,8 +11,8 @@ import pytest
 from rig import HELLO, Rig, make_open
 from wire_samples import assert_nothing_raw, hostile_messages, kinds, mistyped_messages
 
+from pilotfish.core.messages import PROTOCOL_VERSION, ToDraft
 from pilotfish.wire.channel import Received
-from pilotfish.wire.messages import PROTOCOL_VERSION, ToDraft
 
 #: Of a Hello, so that what comes after is looked at.
 KNOWN: tuple[dict[str, Any], ...] = (

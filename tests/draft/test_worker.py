@@ -12,13 +12,7 @@ import pytest
 from rig import HELLO, IDENTITY, SMALL, Rig, Told, make_open, prompt
 from support import CONTEXT, VOCAB, edit_tensors, write_model
 
-from pilotfish.draft import sessions, worker
-from pilotfish.draft.growth import WHOLE_CHUNK, Grown, Growth, LevelShape
-from pilotfish.draft.sessions import FORGOTTEN, IDLE
-from pilotfish.errors import ParameterError
-from pilotfish.wire import channel
-from pilotfish.wire.channel import Loopback, Received
-from pilotfish.wire.messages import (
+from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
     PROTOCOL_VERSION,
@@ -31,9 +25,14 @@ from pilotfish.wire.messages import (
     Resync,
     Sampling,
     Tree,
-    decode_to_target,
-    encode,
 )
+from pilotfish.draft import sessions, worker
+from pilotfish.draft.growth import WHOLE_CHUNK, Grown, Growth, LevelShape
+from pilotfish.draft.sessions import FORGOTTEN, IDLE
+from pilotfish.errors import ParameterError
+from pilotfish.wire import channel
+from pilotfish.wire.channel import Loopback, Received
+from pilotfish.wire.codec import decode_to_target, encode
 
 TARGET = b"target"
 SAMPLINGS = {

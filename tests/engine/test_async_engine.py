@@ -210,7 +210,7 @@ def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(l
             killed.append(reason)
 
     class Loading(Silence):
-        """While the courier looks, the loop hears that the target is ready; while that is noted, the courier looks."""
+        """While the thread looks, the loop hears that the target is ready; while that is noted, the thread looks."""
 
         def look(self, now: float) -> float:
             silent = super().look(now)

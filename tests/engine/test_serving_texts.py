@@ -17,7 +17,7 @@ from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.target_process import TargetService
 from pilotfish.wire.channel import Loopback, Received
-from pilotfish.wire.messages import WireError
+from pilotfish.wire.codec import WireError
 from pilotfish.wire.serving import Refusal, ToServer, ToTarget, decode_to_server
 
 ANSWERS = [

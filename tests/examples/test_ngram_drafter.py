@@ -19,10 +19,7 @@ import numpy as np
 import pytest
 import zmq
 
-from pilotfish.core.noise import gumbel_of
-from pilotfish.core.tree_copy import Push, TreeCopy
-from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.messages import (
+from pilotfish.core.messages import (
     CONNECTION,
     PROTOCOL_VERSION,
     Close,
@@ -35,10 +32,11 @@ from pilotfish.wire.messages import (
     Sampling,
     ToDraft,
     Tree,
-    decode_to_draft,
-    decode_to_target,
-    encode,
 )
+from pilotfish.core.noise import gumbel_of
+from pilotfish.core.tree_copy import Push, TreeCopy
+from pilotfish.wire.codec import decode_to_draft, decode_to_target, encode
+from pilotfish.wire.dialing import DialingChannel
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ngram_drafter.py"

@@ -6,23 +6,14 @@ from typing import TypeVar
 
 from support import limits
 
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Load, Open, Peer, ToDraft, ToTarget, Tree
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import TokenTree
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter, RemoteOptions
-from pilotfish.wire.channel import Peer, Received
-from pilotfish.wire.messages import (
-    PROTOCOL_VERSION,
-    Hello,
-    Load,
-    Open,
-    ToDraft,
-    ToTarget,
-    Tree,
-    decode_to_draft,
-    encode,
-)
+from pilotfish.wire.channel import Received
+from pilotfish.wire.codec import decode_to_draft, encode
 
 VOCAB = 100
 HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")

@@ -14,18 +14,17 @@ import pytest
 from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, native_model
 from test_lossless import LENGTH, MIXED, alone, generate, params
 
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.growth import Grower, LevelShape
 from pilotfish.draft.sessions import FORGOTTEN, SessionTable
-from pilotfish.draft.worker import DraftWorker, Identity
+from pilotfish.draft.worker import DraftIdentity, DraftWorker
 from pilotfish.engine.engine import Engine
 from pilotfish.model.runner import Runner
 from pilotfish.target import pools
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter, RemoteOptions
-from pilotfish.wire.channel import Channel, Loopback, Peer, Received
-from pilotfish.wire.courier import Courier
-from pilotfish.wire.messages import PROTOCOL_VERSION, Hello
+from pilotfish.wire.channel import Channel, ChannelThread, Loopback, Received
 
 POOL, TARGET = b"0", b"target"
 
@@ -101,22 +100,22 @@ def drafting(
         here, there = Loopback.pair(TARGET)
         ends = BadLine(here, seed), BadLine(there, seed + 1)
     grower = Grower(Runner(native_model(draft), slots), SessionTable(SlotPool(slots)), LevelShape(8, 4), VOCAB)
-    worker = DraftWorker(grower, ends[1], Identity("draft", "digest", {}))
+    worker = DraftWorker(grower, ends[1], DraftIdentity("draft", "digest", {}))
     hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
     pool = Pool("loopback", POOL)
     options = RemoteOptions(wanted=100, quarantine=0.0)
-    drafter = RemoteDrafter(hello, [pool], lambda peer, frame: courier.post(peer, frame), options)
-    courier = Courier(ends[0], drafter.receive, drafter.tick, period=0.01)
+    drafter = RemoteDrafter(hello, [pool], lambda peer, frame: channel_thread.post(peer, frame), options)
+    channel_thread = ChannelThread(ends[0], drafter.receive, drafter.tick, period=0.01)
     stopped = threading.Event()
     thread = threading.Thread(target=worker.run, args=(stopped.is_set,))
     thread.start()
-    courier.start()
+    channel_thread.start()
     try:
         while not pool.ready:
             time.sleep(0.001)
         yield Drafting(make_engine(target, drafter, nodes=16, **config), drafter, worker)
     finally:
-        courier.close()
+        channel_thread.close()
         stopped.set()
         ends[1].wake()
         thread.join()

@@ -7,9 +7,9 @@ import logging
 import pytest
 from side import NODES, VOCAB, Side, load, make_request, tree
 
+from pilotfish.core.messages import CONNECTION, Open, Refuse, Resync
 from pilotfish.target.drops import FAULTS, FIRST_PAUSE, REASONS, Drops
 from pilotfish.wire.channel import Received
-from pilotfish.wire.messages import CONNECTION, Open, Refuse, Resync
 
 
 def test_each_reason_is_counted_for_its_pool() -> None:

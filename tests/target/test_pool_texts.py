@@ -12,11 +12,11 @@ from side import Side, load, make_request
 from wire_samples import HOSTILE, assert_nothing_raw, hostile_messages, kinds, mistyped_messages
 
 from pilotfish import cli
+from pilotfish.core.messages import Refuse, ToTarget
 from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.errors import ModelError
 from pilotfish.target.pools import MAX_FAULTS, Pool
 from pilotfish.wire.channel import Received
-from pilotfish.wire.messages import Refuse, ToTarget
 
 #: As whom a message about a session can come: of the first one opened, and of the whole connection.
 ABOUT = ({}, {"session": 1, "generation": 1}, {"session": 0, "generation": 0})

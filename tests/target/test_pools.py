@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from pilotfish.core.messages import Load
 from pilotfish.target.pools import FIRST_GREETING, GREETING, MAX_FAULTS, PAUSE, SILENCE, Pool
-from pilotfish.wire.messages import Load
 
 
 def load(sessions: int = 0, own: int = 0) -> Load:

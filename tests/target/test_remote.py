@@ -10,20 +10,12 @@ import pytest
 from side import LIMITS, NODES, VOCAB, Side, load, make_request, tree
 from support import limits
 
+from pilotfish.core.messages import CONNECTION, Close, Commit, Hello, Open, Peer, Refuse, Resync
 from pilotfish.core.request import Request
 from pilotfish.target.pools import MAX_FAULTS, PAUSE, SILENCE
 from pilotfish.target.remote import RESTING, RESTING_PERIOD
-from pilotfish.wire.channel import Peer, Received
-from pilotfish.wire.messages import (
-    CONNECTION,
-    Close,
-    Commit,
-    Hello,
-    Open,
-    Refuse,
-    Resync,
-    encode,
-)
+from pilotfish.wire.channel import Received
+from pilotfish.wire.codec import encode
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ from itertools import pairwise
 import pytest
 from side import Side, load, make_request, tree
 
+from pilotfish.core.messages import Close, Commit, Hello, Open, Peer, ToDraft
 from pilotfish.core.request import Request
 from pilotfish.target.pools import BACK, MAX_DOUBLINGS, PATIENCE_ALONE, SILENCE
-from pilotfish.wire.channel import Peer
-from pilotfish.wire.messages import Close, Commit, Hello, Open, ToDraft
 
 #: Seconds of a step of the target.
 STEP = 0.05

@@ -10,25 +10,25 @@ from typing import Any
 import pytest
 import zmq
 
+from pilotfish.wire.curve_keys import KeyPair, PoolClient, PoolKeys, TargetKeys, new_key_pair
 from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.keys import Client, Identity, PoolKeys, TargetKeys, new_identity
 from pilotfish.wire.listening import ListeningChannel
 
 
 @pytest.fixture(scope="session")
-def identities() -> dict[str, Identity]:
-    return {name: new_identity() for name in ("pool", "a", "b", "stranger")}
+def identities() -> dict[str, KeyPair]:
+    return {name: new_key_pair() for name in ("pool", "a", "b", "stranger")}
 
 
 @pytest.fixture(scope="session")
-def pool_keys(identities: dict[str, Identity]) -> PoolKeys:
+def pool_keys(identities: dict[str, KeyPair]) -> PoolKeys:
     """The pool's, for which a and b may come."""
-    allowed = {identities["a"].public: Client("search", 3.0), identities["b"].public: Client("chat", 1.0)}
+    allowed = {identities["a"].public: PoolClient("search", 3.0), identities["b"].public: PoolClient("chat", 1.0)}
     return PoolKeys(identities["pool"], allowed)
 
 
 @pytest.fixture(scope="session")
-def target_keys(identities: dict[str, Identity]) -> dict[str, TargetKeys]:
+def target_keys(identities: dict[str, KeyPair]) -> dict[str, TargetKeys]:
     return {name: TargetKeys(own, identities["pool"].public) for name, own in identities.items()}
 
 

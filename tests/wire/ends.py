@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pilotfish.wire.channel import Channel, Peer, Received
+from pilotfish.core.messages import Peer
+from pilotfish.wire.channel import Channel, Received
 from pilotfish.wire.dialing import DialingChannel
 from pilotfish.wire.listening import ListeningChannel
 

@@ -10,13 +10,13 @@ import zmq
 from ends import connect, exactly, introduce, silent, until
 
 from pilotfish.wire import dialing as dialing_module
+from pilotfish.wire.curve_keys import KeyPair, PoolClient, PoolKeys, TargetKeys
 from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.keys import Client, Identity, PoolKeys, TargetKeys
 from pilotfish.wire.listening import ListeningChannel
 
 Listen = Callable[..., ListeningChannel]
 Dial = Callable[..., DialingChannel]
-Identities = dict[str, Identity]
+Identities = dict[str, KeyPair]
 AllTargets = dict[str, TargetKeys]
 ANY_PORT = "tcp://127.0.0.1:0"
 
@@ -92,7 +92,7 @@ def test_a_key_that_is_allowed_later(
     dialing = dial(strict.endpoint, b"run", [target_keys["stranger"]])
     refused(dialing, strict)
     strict.close()
-    tolerant = listen(strict.endpoint, PoolKeys(pool_keys.own, {own.public: Client("late", 0.5)}))
+    tolerant = listen(strict.endpoint, PoolKeys(pool_keys.own, {own.public: PoolClient("late", 0.5)}))
     assert introduce(dialing, tolerant).tenant == "late"
 
 

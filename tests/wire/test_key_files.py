@@ -8,19 +8,19 @@ import pytest
 import zmq
 
 from pilotfish.errors import InputError, ParameterError
-from pilotfish.wire.keys import (
-    Client,
-    Identity,
+from pilotfish.wire.curve_keys import (
+    KeyPair,
+    PoolClient,
     TargetKeys,
     load_allowlist,
-    load_identity,
+    load_key_pair,
     load_pool_keys,
     load_target_keys,
-    new_identity,
-    write_identity,
+    new_key_pair,
+    write_key_pair,
 )
 
-ONE, TWO = new_identity(), new_identity()
+ONE, TWO = new_key_pair(), new_key_pair()
 
 
 def key_file(path: Path, text: str) -> Path:
@@ -31,25 +31,25 @@ def key_file(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    write_identity(ONE, tmp_path / "own.key")
+    write_key_pair(ONE, tmp_path / "own.key")
     return tmp_path / "own.key"
 
 
 def test_a_key_is_read_as_written_and_only_by_its_owner(own: Path) -> None:
-    assert load_identity("key", own) == ONE
+    assert load_key_pair("key", own) == ONE
     assert own.stat().st_mode & 0o777 == 0o600
     assert ONE.secret not in repr(ONE) and ONE.secret not in repr(TargetKeys(ONE, TWO.public))
 
 
 def test_no_key_is_written_over(own: Path) -> None:
     with pytest.raises(ParameterError, match=r"name: .*own\.key' is not allowed; expected a file that does not exist"):
-        write_identity(TWO, own)
-    assert load_identity("key", own) == ONE
+        write_key_pair(TWO, own)
+    assert load_key_pair("key", own) == ONE
 
 
 def test_new_keys_can_stand_in_files_and_after_options() -> None:
     for _ in range(100):
-        key = new_identity()
+        key = new_key_pair()
         assert key.public[0].isalnum() and key.secret[0].isalnum()
         assert zmq.curve_public(key.secret.encode()).decode() == key.public
 
@@ -75,7 +75,7 @@ BOTH = f"public {ONE.public}\nsecret {ONE.secret}\n"
 )
 def test_what_is_no_key(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        load_identity("draft_key", key_file(tmp_path / "k", text))
+        load_key_pair("draft_key", key_file(tmp_path / "k", text))
     line = str(caught.value)
     assert line.startswith(f"draft_key: {tmp_path}/k") and message in line and "\n" not in line
     assert ONE.secret not in line and TWO.secret not in line
@@ -84,7 +84,7 @@ def test_what_is_no_key(text: str, message: str, tmp_path: Path) -> None:
 def test_a_key_that_everyone_can_read_is_refused(own: Path) -> None:
     own.chmod(0o644)
     with pytest.raises(InputError, match="can be read or written by everyone"):
-        load_identity("key", own)
+        load_key_pair("key", own)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(b"#" * ((1 << 20) + 1))
     for path, message in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(InputError, match=f"^key: .*cannot be read .{message}"):
-            load_identity("key", path)
+            load_key_pair("key", path)
     with pytest.raises(InputError, match="no text file"):
         load_allowlist(tmp_path / "bytes")
     with pytest.raises(InputError, match="longer than"):
@@ -103,7 +103,11 @@ def test_an_allowlist(tmp_path: Path) -> None:
     hashed = "a#b" + ONE.public[3:]
     text = f"# clients\n\n{ONE.public} search 3  # the index\n  {TWO.public}\tchat\n#{ONE.public} gone\n{hashed} x .5\n"
     clients = load_allowlist(key_file(tmp_path / "allow", text))
-    assert clients == {ONE.public: Client("search", 3.0), TWO.public: Client("chat", 1.0), hashed: Client("x", 0.5)}
+    assert clients == {
+        ONE.public: PoolClient("search", 3.0),
+        TWO.public: PoolClient("chat", 1.0),
+        hashed: PoolClient("x", 0.5),
+    }
 
 
 @pytest.mark.parametrize(
@@ -131,7 +135,7 @@ def test_a_pool_s_keys(own: Path, tmp_path: Path) -> None:
     allow = key_file(tmp_path / "allow", f"{TWO.public} chat\n")
     assert load_pool_keys(None, None) is None
     keys = load_pool_keys(own, allow)
-    assert keys is not None and keys.own == ONE and keys.allowed == {TWO.public: Client("chat", 1.0)}
+    assert keys is not None and keys.own == ONE and keys.allowed == {TWO.public: PoolClient("chat", 1.0)}
     with pytest.raises(ParameterError, match="allow: None is not allowed; expected an allowlist"):
         load_pool_keys(own, None)
     with pytest.raises(ParameterError, match="key: None is not allowed; expected a key file"):
@@ -152,4 +156,4 @@ def test_a_target_s_keys(own: Path) -> None:
 
 
 def test_identities_compare_by_both_halves() -> None:
-    assert Identity(ONE.public, ONE.secret) == ONE != TWO
+    assert KeyPair(ONE.public, ONE.secret) == ONE != TWO

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pilotfish.errors import WireError
-from pilotfish.wire.messages import (
+from pilotfish.core.messages import (
     MAX_FRAME,
     MAX_NODES,
     Close,
@@ -25,10 +24,9 @@ from pilotfish.wire.messages import (
     ToDraft,
     ToTarget,
     Tree,
-    decode_to_draft,
-    decode_to_target,
-    encode,
 )
+from pilotfish.errors import WireError
+from pilotfish.wire.codec import decode_to_draft, decode_to_target, encode
 
 indices = st.integers(0, (1 << 31) - 1)
 ids = st.integers(1, (1 << 53) - 1)

@@ -13,12 +13,12 @@ import pytest
 import zmq
 from ends import LONG, connect, exactly, introduce, silent, until
 
+from pilotfish.core.messages import MAX_FRAME
 from pilotfish.wire import dialing as dialing_module
 from pilotfish.wire import listening as listening_module
 from pilotfish.wire.channel import HIGH_WATER, Channel
 from pilotfish.wire.dialing import DialingChannel
 from pilotfish.wire.listening import ListeningChannel
-from pilotfish.wire.messages import MAX_FRAME
 
 Both = tuple[ListeningChannel, DialingChannel]
 Listen = Callable[..., ListeningChannel]

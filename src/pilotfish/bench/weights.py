@@ -15,10 +15,10 @@ from pilotfish.bench.budget import Workload
 from pilotfish.bench.compare import Spread
 from pilotfish.bench.streams import Streams
 from pilotfish.config import EngineConfig
+from pilotfish.core.messages import Load
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError
-from pilotfish.wire.keys import Identity, new_identity, write_identity
-from pilotfish.wire.messages import Load
+from pilotfish.wire.curve_keys import KeyPair, new_key_pair, write_key_pair
 
 #: Seconds within which every target is to hear of its pool's load.
 PATIENCE = 10.0
@@ -30,19 +30,19 @@ _LOADING = threading.Lock()
 class Keys:
     """A pool's key and allowlist, and the keys of its clients, as files of a directory."""
 
-    pool: Identity
+    pool: KeyPair
     directory: Path
     weights: list[int]
 
     @classmethod
     def write(cls, directory: Path, weights: list[int]) -> Keys:
         """Fresh ones, a tenant for each weight."""
-        keys = cls(new_identity(), directory, weights)
-        write_identity(keys.pool, directory / "pool.key")
+        keys = cls(new_key_pair(), directory, weights)
+        write_key_pair(keys.pool, directory / "pool.key")
         lines = []
         for i, weight in enumerate(weights):
-            own = new_identity()
-            write_identity(own, keys.client(i))
+            own = new_key_pair()
+            write_key_pair(own, keys.client(i))
             lines.append(f"{own.public} tenant-{i} {weight}\n")
         (directory / "allow").write_text("".join(lines))
         return keys

@@ -44,19 +44,19 @@ def new(name: Annotated[str, typer.Argument(help="The key goes into NAME.key.")]
     """Make a key; print its public half and how to use it."""
     if not Path(name).name:
         raise ParameterError("name", name, "the name of a file, without .key")
-    from pilotfish.wire.keys import new_identity, write_identity
+    from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 
-    identity, path = new_identity(), Path(f"{name}.key")
-    write_identity(identity, path)
-    sys.stdout.write(USE.format(path=path, public=identity.public, quoted=shlex.quote(identity.public)))
+    pair, path = new_key_pair(), Path(f"{name}.key")
+    write_key_pair(pair, path)
+    sys.stdout.write(USE.format(path=path, public=pair.public, quoted=shlex.quote(pair.public)))
 
 
 @app.command()
 def show(file: Annotated[Path, typer.Argument(help="A key file.")]) -> None:
     """Print the public half of a key."""
-    from pilotfish.wire.keys import load_identity
+    from pilotfish.wire.curve_keys import load_key_pair
 
-    sys.stdout.write(load_identity("file", file).public + "\n")
+    sys.stdout.write(load_key_pair("file", file).public + "\n")
 
 
 @app.command()

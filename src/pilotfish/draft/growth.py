@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pilotfish.core.lookahead import Ints, Nodes
+from pilotfish.core.messages import MAX_NODES, Tree
 from pilotfish.core.sharing import FairShare
 from pilotfish.core.vocabulary import readable
 from pilotfish.draft.children import likely_children
@@ -16,7 +17,6 @@ from pilotfish.draft.sessions import Session, SessionTable
 from pilotfish.errors import ParameterError
 from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
-from pilotfish.wire.messages import MAX_NODES, Tree
 
 #: Rows of prompts that a level takes beside leaves, and without any.
 CHUNK, WHOLE_CHUNK = 64, 256

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.lookahead import NO_SLOT, Lookahead, Rerooted
+from pilotfish.core.messages import MAX_NODES, Commit, Open, Peer, Sampling
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import Unshared
 from pilotfish.model.sampling import RowSampling
-from pilotfish.wire.channel import Peer
-from pilotfish.wire.messages import MAX_NODES, Commit, Open, Sampling
 
 #: Seconds without a commit after which a sequence's KV may go to another.
 IDLE = 0.5

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pilotfish.core.calibration import SecondsBySize
-from pilotfish.core.vocabulary import Unshared, clash
-from pilotfish.draft.growth import Grower, Grown, Growth
-from pilotfish.draft.sessions import MAX_SESSIONS, Key, Session, SessionTable, session_of
-from pilotfish.errors import InputError, WireError
-from pilotfish.observe.records import LevelRecord, ObserveLevel
-from pilotfish.wire.channel import Channel, Peer, Received
-from pilotfish.wire.messages import (
+from pilotfish.core.messages import (
     CONNECTION,
     PROTOCOL_VERSION,
     Close,
@@ -25,12 +19,18 @@ from pilotfish.wire.messages import (
     Hello,
     Load,
     Open,
+    Peer,
     Refuse,
     Resync,
     ToTarget,
-    decode_to_draft,
-    encode,
 )
+from pilotfish.core.vocabulary import Unshared, clash
+from pilotfish.draft.growth import Grower, Grown, Growth
+from pilotfish.draft.sessions import MAX_SESSIONS, Key, Session, SessionTable, session_of
+from pilotfish.errors import InputError, WireError
+from pilotfish.observe.records import LevelRecord, ObserveLevel
+from pilotfish.wire.channel import Channel, Received
+from pilotfish.wire.codec import decode_to_draft, encode
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ FRAME_BASE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Identity:
+class DraftIdentity:
     """What this draft is."""
 
     model: str
@@ -92,7 +92,7 @@ class DraftWorker:
     """Grows trees for the sequences of all targets that connect."""
 
     def __init__(
-        self, grower: Grower, channel: Channel, identity: Identity, clock: Callable[[], float] = time.perf_counter
+        self, grower: Grower, channel: Channel, identity: DraftIdentity, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.grower = grower
         self.table: SessionTable = grower.table

@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 from pilotfish.config import EngineConfig, model_name
+from pilotfish.core.messages import Peer
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.launch import Delays, Supervisor, WorkerState
 from pilotfish.engine.liveness import Silence, StartTime
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream, Update
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError, TargetUnavailable, WireError
-from pilotfish.wire.channel import Peer, Received
-from pilotfish.wire.courier import Courier
+from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.listening import ListeningChannel
 from pilotfish.wire.serving import (
     Abort,
@@ -152,7 +152,7 @@ class AsyncEngine:
 
     def _post(self, message: ToTarget) -> None:
         if self._peer is not None:
-            self._courier.post(self._peer, msgspec.msgpack.encode(message))
+            self._channel_thread.post(self._peer, msgspec.msgpack.encode(message))
 
     def _absence(self) -> str:
         failed, problem = self._worker.status == "failed", self._worker.problem
@@ -169,8 +169,8 @@ class AsyncEngine:
         self._supervisor = Supervisor(Delays(grace=GRACE))
         endpoint = f"ipc://{self._supervisor.directory}/server"
         channel = ListeningChannel(endpoint, high_water=0)
-        self._courier = Courier(channel, self._receive, self._look, period=0.05)
-        self._courier.start()
+        self._channel_thread = ChannelThread(channel, self._receive, self._look, period=0.05)
+        self._channel_thread.start()
         command = target_command(self.config, endpoint)
         self._supervisor.start([WorkerSpec(TARGET, command, environment=self._environment)])
         model = await asyncio.to_thread(_read, self.config.target)
@@ -183,9 +183,9 @@ class AsyncEngine:
         self._closed = True
         self._lose(CLOSED)
         await asyncio.to_thread(self._supervisor.close)
-        await asyncio.to_thread(self._courier.close)
+        await asyncio.to_thread(self._channel_thread.close)
 
-    # -- the courier's thread
+    # -- the channel's thread
 
     def _receive(self, received: Received) -> None:
         try:

@@ -14,7 +14,7 @@ from pilotfish.config import DraftConfig, model_name
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.growth import Grower, LevelShape
 from pilotfish.draft.sessions import SessionTable
-from pilotfish.draft.worker import DraftWorker, Identity
+from pilotfish.draft.worker import DraftIdentity, DraftWorker
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import die_with_parent, name_process, remove_directory
 from pilotfish.engine.signals import Signals, Stopped
@@ -25,7 +25,7 @@ from pilotfish.model.runner import Runner
 from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.observe.timeline import Timeline, part_of
 from pilotfish.wire.channel import Channel
-from pilotfish.wire.keys import load_pool_keys
+from pilotfish.wire.curve_keys import load_pool_keys
 from pilotfish.wire.listening import ListeningChannel
 
 logger = logging.getLogger(__name__)
@@ -88,5 +88,5 @@ def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:
     runner = Runner(loaded, memory.slots)
     table = SessionTable(SlotPool(memory.slots))
     grower = Grower(runner, table, LevelShape(config.leaves, config.children), len(tokenizer), pacer)
-    identity = Identity(model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer))
+    identity = DraftIdentity(model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer))
     return DraftWorker(grower, channel, identity)

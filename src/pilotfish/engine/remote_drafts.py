@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotfish.config import EngineConfig, model_name
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.launch import WorkerState, wait_until
 from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.errors import EngineError, ModelError
 from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter, RemoteOptions
-from pilotfish.wire.courier import Courier
+from pilotfish.wire.channel import ChannelThread
+from pilotfish.wire.curve_keys import load_target_keys
 from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.keys import load_target_keys
-from pilotfish.wire.messages import PROTOCOL_VERSION, Hello
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ LOADING, ANSWER = 600.0, 5.0
 #: Starts again after which a worker that never served is given up.
 MAX_RESTARTS = 3
 #: Seconds after which a thread that holds the interpreter gives way: between two forwards the step loop must not wait
-#: for the courier as long as Python's own 5 ms.
+#: for the thread that owns the channel as long as Python's own 5 ms.
 SWITCH_INTERVAL = 0.0002
 
 
@@ -64,10 +64,10 @@ class RemoteDrafts:
         self.pools = [Pool(name, str(i).encode()) for i, name in enumerate(names)]
         hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model, identity.added_tokens)
         self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
-        self._courier = Courier(self._channel, self.drafter.receive, self._tick)
+        self._channel_thread = ChannelThread(self._channel, self.drafter.receive, self._tick)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        self._courier.start()
+        self._channel_thread.start()
         try:
             self._wait_for_pools()
         except BaseException:
@@ -76,11 +76,11 @@ class RemoteDrafts:
 
     def close(self) -> None:
         """Leave the pools. Idempotent."""
-        self._courier.close()
+        self._channel_thread.close()
         sys.setswitchinterval(self._interval)
 
     def _post(self, peer: bytes, frame: bytes) -> None:
-        self._courier.post(peer, frame)
+        self._channel_thread.post(peer, frame)
 
     def _tick(self) -> None:
         for pool in self.pools:

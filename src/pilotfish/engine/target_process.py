@@ -266,7 +266,7 @@ def identity_of(engine: Engine) -> Identity:
 
 
 def _taken(drafter: RemoteDrafter) -> list[Push]:
-    """All arrivals so far; the courier's thread may append meanwhile."""
+    """All arrivals so far; the channel's thread may append meanwhile."""
     pushes = []
     with suppress(IndexError):
         while True:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from pilotfish.core.messages import Load, Peer
 from pilotfish.target.drops import Drops
-from pilotfish.wire.channel import Peer
-from pilotfish.wire.messages import Load
 
 logger = logging.getLogger(__name__)
 

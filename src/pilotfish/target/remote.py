@@ -15,14 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.request import Request
-from pilotfish.core.tree import TokenTree
-from pilotfish.core.tree_copy import Push, TreeCopy
-from pilotfish.errors import WireError
-from pilotfish.target.pools import MAX_FAULTS, PAUSE, Pool
-from pilotfish.target.remote_session import Arrival, RemoteCounts, RemoteSession, push_of, sampling_of
-from pilotfish.wire.channel import Peer, Received
-from pilotfish.wire.messages import (
+from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
     Close,
@@ -30,13 +23,20 @@ from pilotfish.wire.messages import (
     Hello,
     Load,
     Open,
+    Peer,
     Refuse,
     Resync,
     ToDraft,
     Tree,
-    decode_to_target,
-    encode,
 )
+from pilotfish.core.request import Request
+from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree_copy import Push, TreeCopy
+from pilotfish.errors import WireError
+from pilotfish.target.pools import MAX_FAULTS, PAUSE, Pool
+from pilotfish.target.remote_session import Arrival, RemoteCounts, RemoteSession, push_of, sampling_of
+from pilotfish.wire.channel import Received
+from pilotfish.wire.codec import decode_to_target, encode
 
 logger = logging.getLogger(__name__)
 

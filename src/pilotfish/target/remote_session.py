@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pilotfish.core.messages import Peer, Sampling, Tree
 from pilotfish.core.request import Request
 from pilotfish.core.tree import OTHER, TokenTree
 from pilotfish.core.tree_copy import Push, TreeCopy
 from pilotfish.target.pools import Pool
-from pilotfish.wire.channel import Peer
-from pilotfish.wire.messages import Sampling, Tree
 
 
 @dataclass

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-#: A peer's address on a channel: for a draft the identity of a target, for a target the number of a pool.
-Peer = bytes
+from pilotfish.core.messages import Peer
+
+logger = logging.getLogger(__name__)
+
 #: Frames that wait for a peer which does not take them. More are lost, which both sides notice and mend.
 HIGH_WATER = 1024
 
@@ -85,3 +89,57 @@ class Loopback:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class ChannelThread:
+    """The thread that owns a channel: hands over the frames that arrive, and sends those that others post."""
+
+    def __init__(
+        self, channel: Channel, handle: Callable[[Received], None], tick: Callable[[], None], period: float = 0.1
+    ) -> None:
+        """On its thread: `handle` is called with every frame, `tick` about every `period` seconds or more often."""
+        self._channel = channel
+        self._handle = handle
+        self._tick = tick
+        self._period = period
+        self._outbox: deque[tuple[Peer, bytes]] = deque()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="channel", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, peer: Peer, frame: bytes) -> None:
+        """Send soon, in order; from any thread. It may be lost."""
+        self._outbox.append((peer, frame))
+        self._channel.wake()
+
+    def close(self) -> None:
+        """Send what was posted, then end. Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
+            if self._thread.ident is not None:
+                self._channel.wake()
+                self._thread.join()
+            self._channel.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._safely(self._tick)
+            for received in self._channel.receive(self._period):
+                self._send_posted()
+                self._safely(lambda received=received: self._handle(received))  # type: ignore[misc]
+            self._send_posted()
+        self._send_posted()
+
+    def _send_posted(self) -> None:
+        while self._outbox:
+            self._channel.send(*self._outbox.popleft())
+
+    @staticmethod
+    def _safely(call: Callable[[], None]) -> None:
+        """A frame that breaks its handler must not end the thread for all others."""
+        try:
+            call()
+        except Exception:
+            logger.exception("a frame could not be handled")

@@ -10,11 +10,11 @@ from contextlib import suppress
 
 import zmq
 
+from pilotfish.core.messages import MAX_FRAME, Peer
 from pilotfish.errors import ParameterError
-from pilotfish.wire.channel import HIGH_WATER, Peer, Received
+from pilotfish.wire.channel import HIGH_WATER, Received
+from pilotfish.wire.curve_keys import TargetKeys
 from pilotfish.wire.endpoints import dialled_endpoint
-from pilotfish.wire.keys import TargetKeys
-from pilotfish.wire.messages import MAX_FRAME
 from pilotfish.wire.sockets import MAX_FRAMES, MAX_INCARNATION, Socket, SocketChannel, check_private
 
 #: Seconds until a pool is dialled again that hung up, and one that refused.

@@ -18,11 +18,11 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from pilotfish.core.messages import MAX_FRAME, Peer
 from pilotfish.errors import ParameterError
-from pilotfish.wire.channel import HIGH_WATER, Peer, Received
+from pilotfish.wire.channel import HIGH_WATER, Received
+from pilotfish.wire.curve_keys import KEY_LENGTH, PoolKeys
 from pilotfish.wire.endpoints import Endpoint, listening_endpoint
-from pilotfish.wire.keys import KEY_LENGTH, PoolKeys
-from pilotfish.wire.messages import MAX_FRAME
 from pilotfish.wire.sockets import MAX_FRAMES, MAX_INCARNATION, SocketChannel, check_private
 
 #: Peers of one key that a pool can answer. Beyond them the one longest silent is forgotten.

@@ -18,8 +18,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.wire.messages import Id, Index, Length, Readable, Text, Tokens, decoded
+from pilotfish.wire.codec import decoded
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]

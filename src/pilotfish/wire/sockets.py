@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 import zmq
 
+from pilotfish.core.messages import MAX_FRAME
 from pilotfish.errors import ParameterError
 from pilotfish.wire.channel import HIGH_WATER, Received
 from pilotfish.wire.endpoints import Endpoint
-from pilotfish.wire.messages import MAX_FRAME
 
 #: Frames that one socket hands over at a time.
 MAX_FRAMES = 256

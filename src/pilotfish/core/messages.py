@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.core.vocabulary import MAX_ADDED
-from pilotfish.errors import WireError
 from pilotfish.printable import printable
 
 PROTOCOL_VERSION = 1
@@ -33,6 +32,8 @@ MAX_FRAME = 1 << 24
 MAX_NODES = 1 << 14
 #: Characters of a text for people.
 MAX_TEXT = 1024
+#: A peer's address: for a draft a target's incarnation and key, for a target the number of a pool.
+Peer: TypeAlias = bytes
 #: The session that a Refuse names where it means the whole connection.
 CONNECTION = 0
 
@@ -168,38 +169,3 @@ class Load(Readable, tag="load", frozen=True):
 
 ToDraft: TypeAlias = Hello | Open | Commit | Close
 ToTarget: TypeAlias = Tree | Resync | Refuse | Load
-Message = TypeVar("Message")
-
-_encoder = msgspec.msgpack.Encoder()
-_to_draft: msgspec.msgpack.Decoder[ToDraft] = msgspec.msgpack.Decoder(ToDraft)
-_to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
-
-
-def encode(message: ToDraft | ToTarget) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_to_draft(frame: bytes) -> ToDraft:
-    """WireError for what is no such message."""
-    return decoded(_to_draft, frame)
-
-
-def decode_to_target(frame: bytes) -> ToTarget:
-    """WireError for what is no such message, and for a Tree whose lists differ in length."""
-    message = decoded(_to_target, frame)
-    if (
-        isinstance(message, Tree)
-        and len({len(x) for x in (message.ids, message.parents, message.tokens, message.scores)}) > 1
-    ):
-        raise WireError("tree: ids, parents, tokens and scores differ in length")
-    return message
-
-
-def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: bytes) -> Message:
-    """WireError for what the decoder does not know."""
-    if len(frame) > MAX_FRAME:
-        raise WireError(f"frame: {len(frame)} bytes; at most {MAX_FRAME} are allowed")
-    try:
-        return decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"frame: {error}") from error

@@ -1,4 +1,4 @@
-"""The courier: order, threads, handlers that raise, an end that sends what was posted."""
+"""The thread of a channel: order, threads, handlers that raise, an end that sends what was posted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from pilotfish.wire.channel import Loopback, Received
-from pilotfish.wire.courier import Courier
+from pilotfish.wire.channel import ChannelThread, Loopback, Received
 
 POOL = b"0"
 
@@ -26,12 +25,12 @@ def nothing(*_: object) -> None:
 
 def test_frames_leave_in_order_from_several_threads() -> None:
     here, there = Loopback.pair(b"target")
-    courier = Courier(here, nothing, nothing)
-    courier.start()
+    owner = ChannelThread(here, nothing, nothing)
+    owner.start()
 
     def post(name: int) -> None:
         for number in range(100):
-            courier.post(POOL, bytes([name, number]))
+            owner.post(POOL, bytes([name, number]))
 
     threads = [threading.Thread(target=post, args=(name,)) for name in range(4)]
     for thread in threads:
@@ -39,7 +38,7 @@ def test_frames_leave_in_order_from_several_threads() -> None:
     frames = received(there, 400)
     for thread in threads:
         thread.join()
-    courier.close()
+    owner.close()
     for name in range(4):
         assert [frame[1] for frame in frames if frame[0] == name] == list(range(100))
     assert len(frames) == 400
@@ -59,25 +58,25 @@ def test_frames_arrive_in_order_and_a_handler_that_raises_loses_only_its_own(
         if frame.frame == b"3":
             done.set()
 
-    courier = Courier(here, handle, nothing)
+    owner = ChannelThread(here, handle, nothing)
     with caplog.at_level(logging.ERROR):
-        courier.start()
+        owner.start()
         for number in range(4):
             there.send(b"target", b"%d" % number)
         assert done.wait(5.0)
-        courier.close()
+        owner.close()
     assert heard == [b"0", b"2", b"3"]
     assert "could not be handled" in caplog.text
 
 
 def test_what_is_posted_while_a_frame_is_handled_goes_out() -> None:
     here, there = Loopback.pair(b"target")
-    courier = Courier(here, lambda frame: courier.post(frame.peer, b"re: " + frame.frame), nothing)
-    courier.start()
+    owner = ChannelThread(here, lambda frame: owner.post(frame.peer, b"re: " + frame.frame), nothing)
+    owner.start()
     for number in range(3):
         there.send(b"target", b"%d" % number)
     assert received(there, 3) == [b"re: 0", b"re: 1", b"re: 2"]
-    courier.close()
+    owner.close()
 
 
 def test_it_ticks_while_nothing_comes_and_survives_a_tick_that_raises(caplog: pytest.LogCaptureFixture) -> None:
@@ -88,21 +87,21 @@ def test_it_ticks_while_nothing_comes_and_survives_a_tick_that_raises(caplog: py
         ticks.release()
         raise RuntimeError("no time")
 
-    courier = Courier(here, nothing, tick, period=0.001)
+    owner = ChannelThread(here, nothing, tick, period=0.001)
     with caplog.at_level(logging.CRITICAL):
-        courier.start()
+        owner.start()
         assert all(ticks.acquire(timeout=5.0) for _ in range(3))
-        courier.close()
+        owner.close()
 
 
 def test_close_sends_what_was_posted() -> None:
     """Closing twice is fine, and closing what never began."""
     here, there = Loopback.pair(b"target")
-    courier = Courier(here, nothing, nothing, period=10.0)
-    courier.start()
+    owner = ChannelThread(here, nothing, nothing, period=10.0)
+    owner.start()
     for number in range(50):
-        courier.post(POOL, bytes([number]))
-    courier.close()
+        owner.post(POOL, bytes([number]))
+    owner.close()
     assert [x.frame[0] for x in there.receive(0.0)] == list(range(50))
-    courier.close()
-    Courier(here, nothing, nothing).close()
+    owner.close()
+    ChannelThread(here, nothing, nothing).close()

@@ -11,7 +11,7 @@ An allowlist names the clients of a pool, one a line; a weight is the share of a
     <40 characters>                           search   3
     <40 characters>                           chat
 
-A word that begins with # begins a comment, so `new_identity` makes no key that does.
+A word that begins with # begins a comment, so `new_key_pair` makes no key that does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TENANT = re.compile(r"[\w.@:/+-]{1,64}")
 
 
 @dataclass(frozen=True)
-class Identity:
+class KeyPair:
     """Both halves of a key."""
 
     public: str
@@ -47,7 +47,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Client:
+class PoolClient:
     """Whose key it is, and which share of a saturated pool that gives."""
 
     tenant: str
@@ -58,15 +58,15 @@ class Client:
 class PoolKeys:
     """What a pool needs: its own key, and who may come, by public half."""
 
-    own: Identity
-    allowed: Mapping[str, Client]
+    own: KeyPair
+    allowed: Mapping[str, PoolClient]
 
 
 @dataclass(frozen=True)
 class TargetKeys:
     """What a target needs for a pool: its own key, and the public half of the pool's."""
 
-    own: Identity
+    own: KeyPair
     pool: str
 
 
@@ -78,7 +78,7 @@ def load_pool_keys(key: Path | None, allow: Path | None) -> PoolKeys | None:
         raise ParameterError("key", None, "a key file, with --allow")
     if allow is None:
         raise ParameterError("allow", None, "an allowlist, with --key: without one nobody could come")
-    return PoolKeys(load_identity("key", key), load_allowlist(allow))
+    return PoolKeys(load_key_pair("key", key), load_allowlist(allow))
 
 
 def load_target_keys(key: Path | None, pool_keys: Sequence[str], pools: int) -> list[TargetKeys | None]:
@@ -89,19 +89,19 @@ def load_target_keys(key: Path | None, pool_keys: Sequence[str], pools: int) -> 
         raise ParameterError("draft_key", None, "a key file, with --draft-pool-key")
     if len(pool_keys) != pools:
         raise ParameterError("draft_pool_key", list(pool_keys), f"one public key for each of {pools} pools")
-    own = load_identity("draft_key", key)
+    own = load_key_pair("draft_key", key)
     return [TargetKeys(own, public_key("draft_pool_key", text)) for text in pool_keys]
 
 
-def new_identity() -> Identity:
+def new_key_pair() -> KeyPair:
     """A fresh key, whose public half can stand in an allowlist and after an option."""
     while True:
         public, secret = (half.decode() for half in zmq.curve_keypair())
         if _PLAIN_START.match(public) and _PLAIN_START.match(secret):
-            return Identity(public, secret)
+            return KeyPair(public, secret)
 
 
-def write_identity(identity: Identity, path: Path) -> None:
+def write_key_pair(pair: KeyPair, path: Path) -> None:
     """Into a new file that only its owner reads. ParameterError where there is one already."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -111,10 +111,10 @@ def write_identity(identity: Identity, path: Path) -> None:
         raise ParameterError("name", str(path), f"a file that can be written ({error.strerror})") from error
     with os.fdopen(descriptor, "w") as file:
         file.write("# A key of Pilotfish. The secret half is for nobody else; give out the public one.\n")
-        file.write(f"public {identity.public}\nsecret {identity.secret}\n")
+        file.write(f"public {pair.public}\nsecret {pair.secret}\n")
 
 
-def load_identity(name: str, path: Path) -> Identity:
+def load_key_pair(name: str, path: Path) -> KeyPair:
     """The key in a file; `name` is the option that named the file. InputError with the line of what is wrong."""
     halves: dict[str, str] = {}
     for number, words in _lines(name, path):
@@ -125,12 +125,12 @@ def load_identity(name: str, path: Path) -> Identity:
         raise InputError(f"{name}: {path}: expected the two halves of one key, as `pilotfish keys new` writes them")
     if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
         raise InputError(f"{name}: {path} can be read or written by everyone; expected mode 0600, as from `chmod 600`")
-    return Identity(**halves)
+    return KeyPair(**halves)
 
 
-def load_allowlist(path: Path) -> dict[str, Client]:
+def load_allowlist(path: Path) -> dict[str, PoolClient]:
     """The clients in a file, by public half. InputError with the line of what is wrong, and for none at all."""
-    clients: dict[str, Client] = {}
+    clients: dict[str, PoolClient] = {}
     for number, words in _lines("allow", path):
         where = f"allow: {path}, line {number}"
         if not 2 <= len(words) <= 3:
@@ -141,7 +141,7 @@ def load_allowlist(path: Path) -> dict[str, Client]:
             raise InputError(f"{where}: {words[0]!r} is listed twice")
         if not _TENANT.fullmatch(words[1]):
             raise InputError(f"{where}: tenant {words[1]!r}; expected up to 64 letters, digits or any of _.@:/+-")
-        clients[words[0]] = Client(words[1], _weight(where, words[2]) if len(words) == 3 else 1.0)
+        clients[words[0]] = PoolClient(words[1], _weight(where, words[2]) if len(words) == 3 else 1.0)
     if not clients:
         raise InputError(f"allow: {path} lists nobody; expected at least one client's public key and tenant")
     return clients
