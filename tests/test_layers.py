@@ -28,6 +28,7 @@ LAYERS = (
     ("core",),
     ("observe",),
     ("prompts", "command", "openmp"),
+    ("options",),
     ("errors",),
     ("printable",),
 )

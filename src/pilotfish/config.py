@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pilotfish.core.sampling_params import MAX_SAMPLES
-from pilotfish.errors import ParameterError, refuse_unknown
+from pilotfish.errors import ParameterError
+from pilotfish.options import refuse_unknown
 from pilotfish.plan.pace import Paces
 
 Mode = Literal["off", "sync", "async"]

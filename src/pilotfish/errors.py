@@ -16,14 +16,9 @@ characters are escaped.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Sequence
-from typing import Any, TypeVar
 
 from pilotfish.printable import one_line
-
-Options = TypeVar("Options")
 
 
 class PilotfishError(Exception):
@@ -82,19 +77,3 @@ class TargetUnavailable(EngineError):  # noqa: N818  # a state, not a mistake
     def __init__(self, reason: str, retry_after: float = 1.0) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
-
-
-def refuse_unknown(cls: type[Options]) -> type[Options]:
-    """A dataclass of options that answers an unknown keyword with UnknownOptionError."""
-    names = sorted(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
-    init: Any = cls.__init__
-
-    @functools.wraps(init)
-    def checked(self: Options, *args: Any, **options: Any) -> None:
-        for name in options:
-            if name not in names:
-                raise UnknownOptionError(name, names)
-        init(self, *args, **options)
-
-    setattr(cls, "__init__", checked)  # noqa: B010  # mypy knows no assignment to it
-    return cls

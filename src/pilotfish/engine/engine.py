@@ -24,7 +24,7 @@ from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.plain_values import plain
 from pilotfish.core.request import FinishReason, Request, check_cache_salt
-from pilotfish.core.sampling_params import SamplingParams, is_text
+from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Commit, Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.combined import CombinedDrafter, drafters_of
@@ -46,6 +46,7 @@ from pilotfish.model.runner import Runner
 from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.observe.timeline import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
+from pilotfish.options import is_text
 from pilotfish.plan.pace import Pace
 from pilotfish.target.guard import GuardedDrafter
 from pilotfish.target.remote import RemoteDrafter

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 
-from pilotfish.errors import ParameterError, PilotfishError, refuse_unknown
+from pilotfish.errors import ParameterError, PilotfishError
+from pilotfish.options import refuse_unknown
 from pilotfish.server.keys import Client
 from pilotfish.server.rates import Bucket, Completions, retry_after
 

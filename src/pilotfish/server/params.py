@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotfish.config import ServerConfig
-from pilotfish.core.sampling_params import (
-    MAX_BAD_WORDS,
-    MAX_LOGPROBS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_STOPS,
-    MAX_TOKEN_IDS,
-    SamplingParams,
-)
+from pilotfish.core.sampling_params import MAX_LOGPROBS, MAX_TOKEN_IDS, SAMPLING_OPTIONS, SamplingParams
 from pilotfish.server.failures import HttpError, bad
 from pilotfish.server.requests import ALLOWED, ChatRequest, CompletionRequest, GenerationRequest, Speculation
 from pilotfish.wire.serving import Identity
@@ -36,12 +29,7 @@ _SAME = (
     "skip_special_tokens",
     "n",
 )
-_LISTS = {
-    "stop": MAX_STOPS,
-    "stop_token_ids": MAX_STOP_TOKEN_IDS,
-    "bad_words": MAX_BAD_WORDS,
-    "allowed_token_ids": MAX_TOKEN_IDS,
-}
+_LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
 
 
 @dataclass(frozen=True)
@@ -99,12 +87,12 @@ def _seed(given: int | str | None) -> int | None:
 
 def _lists(request: GenerationRequest) -> dict[str, tuple[Any, ...]]:
     found = {}
-    for name, most in _LISTS.items():
-        value = getattr(request, name)
+    for name in _LISTS:
+        value, most = getattr(request, name), SAMPLING_OPTIONS[name].high
         if value is None:
             continue
         entries = (value,) if isinstance(value, str) else tuple(value)
-        if len(entries) > most:
+        if most is not None and len(entries) > most:
             message = f"{name}: {len(entries)} entries are not allowed; expected at most {most}"
             raise HttpError(400, message, param=name)
         found[name] = entries

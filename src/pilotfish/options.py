@@ -1,0 +1,184 @@
+"""Options declared once: the annotation of a dataclass's field holds its type, bounds and help text. Checks, command
+lines (`pilotfish.command`) and schemas are derived from it.
+
+>>> @refuse_unknown
+... @dataclass(frozen=True, kw_only=True)
+... class Tree:
+...     nodes: Annotated[int, option("Nodes of a token tree, at most.", 1, 1024)] = 8
+...
+...     def __post_init__(self) -> None:
+...         check_options(self)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Meta
+
+from pilotfish.errors import ParameterError, UnknownOptionError
+
+Options = TypeVar("Options")
+
+#: Bounds beyond it are no part of a msgspec schema.
+INT64_MAX = (1 << 63) - 1
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list", dict: "a mapping"}
+
+
+def option(
+    help: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: float | None = None,
+    most: int | None = None,
+    **extra: Any,
+) -> Meta:
+    """Annotates a field with its help text and bounds: `low` to `high` of a number, both allowed; `above`: a lower
+    bound that is not; `most`: entries of a list or mapping.
+
+    `extra`: `or_zero` allows 0 below `low`, `unit` is that of a number. The others are for `pilotfish.command`.
+    """
+    if isinstance(high, int) and high > INT64_MAX:
+        extra["high"], high = high, None
+    if "or_zero" in extra:
+        extra["low"], low = low, 0
+    bounds: Any = {"ge": low, "le": high, "gt": above, "max_length": most}
+    return Meta(description=help or None, **bounds, extra=extra)
+
+
+def text(low: int, high: int) -> Meta:
+    """Annotates a text of `low` to `high` characters."""
+    return Meta(min_length=low, max_length=high)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A declared field, or an entry of one."""
+
+    name: str
+    kind: Any  # a key of KINDS, Literal, or another type, of which any value is taken; None apart, see `optional`
+    default: Any = MISSING  # MISSING: it must be given
+    help: str = ""
+    low: float | None = None  # of a number, or of the length of a text, list or mapping
+    high: float | None = None
+    above: float | None = None  # as `low`, but not allowed itself
+    optional: bool = False  # whether None is allowed
+    choices: tuple[Any, ...] = ()  # of a Literal
+    entries: tuple[Option, ...] = ()  # of a list: its items; of a mapping: its keys, its values
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def allowed(self) -> str:
+        """The values that are taken, in words."""
+        if self.kind is Literal:
+            return " or ".join(self.choices)
+        words = KINDS[self.kind] + (f" of {self.extra['unit']}" if "unit" in self.extra else "")
+        if self.above is not None:
+            return f"{words}, more than {self.above:g} and at most {self.high:g}"
+        if self.high is None:
+            return words
+        if self.kind in (tuple, dict):
+            return f"{words} of at most {self.high}"
+        low, high = (f"{bound:g}" if self.kind is float else str(bound) for bound in (self.low, self.high))
+        zero = "0, or " if "or_zero" in self.extra else ""
+        return f"text of {low} to {high} characters" if self.kind is str else f"{zero}{words} {low} to {high}"
+
+    def check(self, value: Any) -> None:
+        """ParameterError unless `value` is taken."""
+        if self.optional and value is None:
+            return
+        if not self._takes(value):
+            raise ParameterError(self.name, value, self.allowed)
+        parts = (value.keys(), value.values()) if self.kind is dict else (value,)
+        for entry, part in zip(self.entries, parts, strict=False):
+            for each in part:
+                entry.check(each)
+
+    def _takes(self, value: Any) -> bool:
+        if self.kind is Literal:
+            return value in self.choices
+        if self.kind in (int, float):
+            types = int | float if self.kind is float else int
+            return isinstance(value, types) and not isinstance(value, bool) and self._within(value)
+        if self.kind is str:
+            return isinstance(value, str) and self._within(len(value)) and (self.high is None or is_text(value))
+        if self.kind in (tuple, dict):
+            return isinstance(value, tuple if self.kind is tuple else Mapping) and self._within(len(value))
+        return self.kind is not bool or isinstance(value, bool)
+
+    def _within(self, number: float) -> bool:
+        if number == 0 and "or_zero" in self.extra:
+            return True
+        inside = (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
+        return inside and (self.above is None or number > self.above)
+
+
+@functools.cache
+def options_of(cls: type) -> Mapping[str, Option]:
+    """The fields of a dataclass of options by name, in their order."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {item.name: _declared(item.name, hints[item.name], _default(item)) for item in dataclasses.fields(cls)}
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def _declared(name: str, hint: Any, default: Any = MISSING) -> Option:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        (one,) = (argument for argument in arguments if argument is not NoneType)
+        return replace(_declared(name, one, default), optional=True)
+    if origin is Annotated:
+        return _described(_declared(name, arguments[0], default), hint.__metadata__[0])
+    if origin is Literal:
+        return Option(name, Literal, default, choices=arguments)
+    if origin is None:
+        return Option(name, hint, default)
+    kind = dict if issubclass(origin, Mapping) else tuple
+    entries = tuple(_declared(name, argument) for argument in arguments if argument is not ...)
+    return Option(name, kind, default, entries=entries)
+
+
+def _described(plain: Option, meta: Meta) -> Option:
+    extra = meta.extra or {}
+    low = extra.get("low", meta.min_length if meta.ge is None else meta.ge)
+    high = extra.get("high", meta.max_length if meta.le is None else meta.le)
+    return replace(plain, help=meta.description or "", low=low, high=high, above=meta.gt, extra=extra)
+
+
+def check_options(options: Any) -> None:
+    """ParameterError, naming the first field whose value is not taken."""
+    for name, declared in options_of(type(options)).items():
+        declared.check(getattr(options, name))
+
+
+def refuse_unknown(cls: type[Options]) -> type[Options]:
+    """A dataclass of options that answers an unknown keyword with UnknownOptionError."""
+    names = sorted(item.name for item in dataclasses.fields(cls))  # type: ignore[arg-type]
+    init: Any = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self: Options, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in names:
+                raise UnknownOptionError(name, names)
+        init(self, *args, **given)
+
+    setattr(cls, "__init__", checked)  # noqa: B010  # mypy knows no assignment to it
+    return cls
+
+
+def is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: half a surrogate pair, which JSON can spell, cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
