@@ -87,7 +87,7 @@ class Option:
             return f"{words} of at most {self.high}"
         low, high = (f"{bound:g}" if self.kind is float else str(bound) for bound in (self.low, self.high))
         zero = "0, or " if "or_zero" in self.extra else ""
-        return f"text of {low} to {high} characters" if self.kind is str else f"{zero}{words} {low} to {high}"
+        return f"strings of {low} to {high} characters" if self.kind is str else f"{zero}{words} {low} to {high}"
 
     def check(self, value: Any) -> None:
         """ParameterError unless `value` is taken."""
@@ -155,7 +155,8 @@ def _described(plain: Option, meta: Meta) -> Option:
 
 def check_options(options: Any) -> None:
     """ParameterError, naming the first field whose value is not taken."""
-    for name, declared in options_of(type(options)).items():
+    cls: type = type(options)
+    for name, declared in options_of(cls).items():
         declared.check(getattr(options, name))
 
 
