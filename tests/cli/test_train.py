@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.train import pair as pair_module
 from pilotfish.train.evaluate import Evaluation
-from pilotfish.train.models import ModelShape
+from pilotfish.train.models import LlamaSize
 from pilotfish.train.recipe import PairRecipe
 
 RESULT = Evaluation(*(0.5 for _ in Evaluation.__annotations__))
@@ -39,7 +39,7 @@ def test_options_given_reach_the_recipe(pilotfish, calls: list[Any], tmp_path: P
     options = ("--source", tmp_path, "--source", "b", "--held-out", "c", "--target-shape", "1,64,2,1,64", "--seed", 3)
     result = pilotfish("train", "pair", "--out", "o", "--run", "r", "--device", "cpu", "--threads", 1, *options)
     assert result.code == 0 and "target loss" in result.stdout
-    recipe = PairRecipe(sources=(tmp_path, Path("b")), held_out=("c",), target=ModelShape(1, 64, 2, 1, 64), seed=3)
+    recipe = PairRecipe(sources=(tmp_path, Path("b")), held_out=("c",), target=LlamaSize(1, 64, 2, 1, 64), seed=3)
     assert calls == [(recipe, Path("o"), Path("r"), "cpu")]
 
 

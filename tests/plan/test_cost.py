@@ -7,9 +7,8 @@ from statistics import mean
 
 import pytest
 
+from pilotfish.plan.catalog import DEVICES, MODELS, DenseModel
 from pilotfish.plan.cost import SSD_ENGINE, TENSORRT_LLM, Overheads, devices_needed, step_seconds
-from pilotfish.plan.devices import DEVICES
-from pilotfish.plan.models import MODELS, DenseModel
 
 FP8 = 1.0
 #: As published, billions.

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from pilotfish.config import EngineConfig
 from pilotfish.errors import ParameterError
+from pilotfish.plan.catalog import DEVICES, MODELS
 from pilotfish.plan.cost import step_seconds
-from pilotfish.plan.devices import DEVICES
-from pilotfish.plan.models import MODELS
 from pilotfish.plan.pace import FLAT_ROWS, MAX_ROWS, Pace, Paces
 
 

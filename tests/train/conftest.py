@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.train.models import ModelShape
+from pilotfish.train.models import LlamaSize
 from pilotfish.train.recipe import PairRecipe
 
-TINY = ModelShape(layers=1, hidden=64, heads=2, kv_heads=1, ffn=64)
+TINY = LlamaSize(layers=1, hidden=64, heads=2, kv_heads=1, ffn=64)
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pilotfish.errors import ParameterError
 from pilotfish.train.evaluate import Evaluation
-from pilotfish.train.loop import Trainer
 from pilotfish.train.pair import train_pair
 from pilotfish.train.recipe import PairRecipe
+from pilotfish.train.trainer import Trainer
 
 
 def _train(recipe: PairRecipe, folder: Path) -> Evaluation:

@@ -16,7 +16,7 @@ from pilotfish.errors import ParameterError
 
 if TYPE_CHECKING:
     from pilotfish.train.evaluate import Evaluation
-    from pilotfish.train.models import ModelShape
+    from pilotfish.train.models import LlamaSize
     from pilotfish.train.recipe import PairRecipe
 
 app = typer.Typer(help="Train models.")
@@ -80,14 +80,14 @@ def make_recipe(**given: Any) -> PairRecipe:
     return PairRecipe(**{field: value for field, value in given.items() if value is not None})
 
 
-def parse_shape(field: str, text: str | None) -> ModelShape | None:
-    """`6,512,8,2,1536` as a model's shape."""
-    from pilotfish.train.models import ModelShape
+def parse_shape(field: str, text: str | None) -> LlamaSize | None:
+    """`6,512,8,2,1536` as layers, widths and heads."""
+    from pilotfish.train.models import LlamaSize
 
     if text is None:
         return None
     try:
-        return ModelShape(*map(int, text.split(",")))
+        return LlamaSize(*map(int, text.split(",")))
     except (TypeError, ValueError) as error:
         raise ParameterError(field, text, f"five integers {SHAPE_HELP}") from error
 

@@ -1,1 +1,1 @@
-"""Devices and models by their public figures, what forwards cost on them, and paces made of that. No torch."""
+"""Public devices and models, the cost of forwards on them, and paces made of that. No torch."""

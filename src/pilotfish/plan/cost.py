@@ -1,4 +1,4 @@
-"""What a forward costs on a device: a roofline of weights, products and KV, and a fixed cost a layer.
+"""The time of a forward on a device: a roofline of weights, products and KV, and a fixed cost a layer.
 
     seconds =   weight bytes / (bandwidth * 0.85)  +  2 * weights * rows / (peak * 0.6)
               + KV bytes / (bandwidth * 0.6)  +  layers * (layer + 2 all-reduces)
@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pilotfish.plan.devices import Device
-from pilotfish.plan.models import DenseModel
+from pilotfish.plan.catalog import DenseModel, Device
 
 #: Shares of the peak that are reached: streaming weights, reading KV, multiplying.
 WEIGHTS_SHARE, KV_SHARE, PRODUCTS_SHARE = 0.85, 0.6, 0.6
@@ -24,7 +23,7 @@ BFLOAT16 = 2.0  # bytes
 
 @dataclass(frozen=True)
 class Overheads:
-    """Seconds that a serving system needs beside the roofline."""
+    """Seconds of a serving system beside the roofline."""
 
     layer: float  # launches, attention, sampling and the host's part, all laid on layers
     all_reduce: float  # one of a layer's two, where several devices share it
@@ -47,8 +46,8 @@ def step_seconds(
     weight_bytes: float = BFLOAT16,
     overheads: Overheads = TENSORRT_LLM,
 ) -> float:
-    """Seconds of one forward of `rows` rows over `count` devices, of `sequences` sequences that have `context` tokens
-    each. `weight_bytes` is that of a weight of the layers, 1 for FP8; output embedding and KV are bfloat16."""
+    """Seconds of one forward of `rows` rows on `count` devices. Each of `sequences` sequences has `context` tokens. A
+    weight of the layers takes `weight_bytes`, 1 in FP8; output embedding and KV are bfloat16."""
     peak = device.fp8 if weight_bytes <= 1 and device.fp8 else device.bf16
     weights = stored_bytes(model, weight_bytes) / (device.bandwidth * WEIGHTS_SHARE)
     products = 2 * (model.body + model.head) * rows / (peak * PRODUCTS_SHARE)
@@ -63,5 +62,5 @@ def stored_bytes(model: DenseModel, weight_bytes: float = BFLOAT16) -> float:
 
 
 def devices_needed(model: DenseModel, device: Device) -> int:
-    """How many devices hold the bfloat16 weights."""
+    """Number of devices that hold the bfloat16 weights."""
     return math.ceil(model.parameters * BFLOAT16 / device.memory)

@@ -1,4 +1,4 @@
-"""How long forwards of an emulated device take, as text: `target=10.4ms,draft=llama-3.2-1b@h200`."""
+"""Paces: the times of forwards on an emulated device, as text: `target=10.4ms,draft=llama-3.2-1b@h200`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 from pilotfish.errors import ParameterError
+from pilotfish.plan.catalog import DEVICES, MODELS
 from pilotfish.plan.cost import devices_needed, step_seconds
-from pilotfish.plan.devices import DEVICES
-from pilotfish.plan.models import MODELS
 
-#: A time without rows is that of forwards of up to so many: as long as weights, not products, bound them.
+#: A time without rows holds for forwards of up to this many: those are bound by weights, not products.
 FLAT_ROWS = 64
 MAX_ROWS = 1 << 16
 
@@ -26,22 +25,20 @@ _DEVICES = re.compile(r"(.*?)(?:x([1-9][0-9]{0,3}))?", re.DOTALL)  # matches wha
 
 @dataclass(frozen=True)
 class Knot:
-    """Forwards of `rows` rows take `seconds`."""
-
     rows: int
-    seconds: float
+    seconds: float  # of a forward of so many rows
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a forward by its rows: straight lines between knots, level before the first, beyond the last in
-    proportion to the rows."""
+    """Seconds of a forward by its rows: interpolated between knots, constant below the first, proportional to the rows
+    above the last."""
 
-    text: str  # what it was parsed from
+    text: str  # before it was parsed
     knots: tuple[Knot, ...]  # one at least, rows ascending
 
     def seconds(self, rows: int) -> float:
-        """Of a forward of `rows` rows, 1 at least."""
+        """`rows`: at least 1."""
         first, last = self.knots[0], self.knots[-1]
         if rows >= last.rows:
             return last.seconds * rows / last.rows
@@ -53,7 +50,7 @@ class Pace:
 
     @classmethod
     def parse(cls, text: str) -> Pace:
-        """Of `10.4ms`, which holds up to 64 rows; of `1:10.4ms/256:20ms`; of `model@device` or `model@devicex4`.
+        """`10.4ms`, which holds for up to 64 rows, `1:10.4ms/256:20ms`, `model@device` or `model@devicex4`.
         ParameterError naming `pace`."""
         if "@" in text:
             return cls(text, _device_knots(text))
@@ -67,14 +64,12 @@ class Pace:
 
 @dataclass(frozen=True)
 class Paces:
-    """The paces of target and draft; None: at the speed of the device itself."""
-
-    target: Pace | None = None
+    target: Pace | None = None  # None: as fast as the device itself
     draft: Pace | None = None
 
     @classmethod
     def parse(cls, text: str) -> Paces:
-        """Of `target=PACE`, `draft=PACE` or both, joined by a comma, or of nothing. ParameterError naming `pace`."""
+        """`target=PACE`, `draft=PACE`, both joined by a comma, or "". ParameterError naming `pace`."""
         if text == "":
             return cls()
         parts = [part.partition("=") for part in text.split(",")] if isinstance(text, str) else []
@@ -99,7 +94,7 @@ def _seconds(text: str) -> float:
 
 
 def _device_knots(text: str) -> tuple[Knot, ...]:
-    """Two of them say all: the cost model is linear in rows."""
+    """Two knots, because the cost model is linear in rows."""
     model_name, _, devices = text.partition("@")
     model = _named(MODELS, "models", model_name)
     match = _DEVICES.fullmatch(devices)

@@ -1,4 +1,4 @@
-"""How good a pair is on held-out text: losses, how close the draft is, how often it would be accepted."""
+"""Held-out figures of a pair: losses, divergence of the draft, acceptance of its tokens."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,9 @@ from rich.progress import Progress
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from pilotfish.train.corpus import Tokens
-from pilotfish.train.models import for_training, logits
+from pilotfish.train.data import Tokens
+from pilotfish.train.models import PROMPT, continue_prompts, logits, use_training_attention
 from pilotfish.train.recipe import PairRecipe
-from pilotfish.train.sample import PROMPT, continue_prompts
 
 ROWS = 128  # held-out rows scored, spread evenly over the held-out text
 ROWS_AT_ONCE = 8
@@ -32,51 +31,26 @@ class Evaluation:
     sampled_acceptance: float  # mean overlap of both distributions on text sampled at temperature 1
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """Per position [rows, length]: losses, divergence, same likeliest token, overlap of distributions."""
-
-    target_loss: Tensor
-    draft_loss: Tensor
-    divergence: Tensor
-    agreement: Tensor
-    overlap: Tensor
-
-
 @torch.no_grad()
 def evaluate(
-    target: LlamaForCausalLM,
-    draft: LlamaForCausalLM,
-    held_out: Tokens,
-    recipe: PairRecipe,
-    progress: Progress,
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, held_out: Tokens, recipe: PairRecipe, progress: Progress
 ) -> Evaluation:
     """Score both models on rows of held-out text and on the target's continuations of held-out prompts."""
     bar = progress.add_task("evaluation", total=3)
-    text = _score(target, draft, _rows(held_out, recipe.sequence_length + 1, ROWS))
+    scores = _score(target, draft, _rows(held_out, recipe.sequence_length + 1, ROWS))
+    figures = {name: scores[name].mean().item() for name in ("target_loss", "draft_loss", "divergence", "agreement")}
     progress.advance(bar)
-    behind = slice(PROMPT - 1, None)  # the scores of continued tokens alone
-    overlaps = []
-    for temperature in (0.0, 1.0):
+    for name, temperature, score in (("greedy_acceptance", 0.0, "agreement"), ("sampled_acceptance", 1.0, "overlap")):
         torch.manual_seed(recipe.seed)
         scores = _score(target, draft, _continuations(target, held_out, recipe, temperature))
-        overlaps.append(scores.overlap if temperature else scores.agreement)
+        figures[name] = scores[score][:, PROMPT - 1 :].mean().item()  # of continued tokens alone
         progress.advance(bar)
-    return Evaluation(
-        target_loss=text.target_loss.mean().item(),
-        draft_loss=text.draft_loss.mean().item(),
-        divergence=text.divergence.mean().item(),
-        agreement=text.agreement.mean().item(),
-        greedy_acceptance=overlaps[0][:, behind].mean().item(),
-        sampled_acceptance=overlaps[1][:, behind].mean().item(),
-    )
+    return Evaluation(**figures)
 
 
 def _continuations(target: LlamaForCausalLM, held_out: Tokens, recipe: PairRecipe, temperature: float) -> Tokens:
-    prompts = torch.from_numpy(_rows(held_out, PROMPT, PROMPTS).astype(np.int64))
-    target.set_attn_implementation("sdpa")
     count = min(CONTINUED, recipe.context - PROMPT)
-    return continue_prompts(target, prompts, count, temperature)
+    return continue_prompts(target, _rows(held_out, PROMPT, PROMPTS), count, temperature)
 
 
 def _rows(tokens: Tokens, length: int, count: int) -> Tokens:
@@ -85,22 +59,23 @@ def _rows(tokens: Tokens, length: int, count: int) -> Tokens:
     return np.stack([tokens[start : start + length] for start in starts])
 
 
-def _score(target: LlamaForCausalLM, draft: LlamaForCausalLM, rows: Tokens) -> _Scores:
+def _score(target: LlamaForCausalLM, draft: LlamaForCausalLM, rows: Tokens) -> dict[str, Tensor]:
+    """Figures of each position, [rows, length]."""
     for model in (target, draft):
-        for_training(model, model.device).eval()
+        use_training_attention(model).eval()
     tokens = torch.from_numpy(rows.astype(np.int64)).to(target.device)
     parts = [_score_batch(target, draft, part) for part in torch.split(tokens, ROWS_AT_ONCE)]
-    return _Scores(*(torch.cat([getattr(part, name) for part in parts]) for name in _Scores.__annotations__))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _score_batch(target: LlamaForCausalLM, draft: LlamaForCausalLM, tokens: Tensor) -> _Scores:
-    inputs, wanted = tokens[:, :-1], tokens[:, 1:]
+def _score_batch(target: LlamaForCausalLM, draft: LlamaForCausalLM, tokens: Tensor) -> dict[str, Tensor]:
+    inputs, targets = tokens[:, :-1], tokens[:, 1:, None]
     positions = torch.arange(inputs.shape[1], device=tokens.device).expand_as(inputs)
     first, second = (F.log_softmax(logits(model, inputs, positions), -1) for model in (target, draft))
-    return _Scores(
-        target_loss=-first.gather(-1, wanted[..., None])[..., 0],
-        draft_loss=-second.gather(-1, wanted[..., None])[..., 0],
-        divergence=(first.exp() * (first - second)).sum(-1),
-        agreement=(first.argmax(-1) == second.argmax(-1)).float(),
-        overlap=torch.minimum(first.exp(), second.exp()).sum(-1),
-    )
+    return {
+        "target_loss": -first.gather(-1, targets)[..., 0],
+        "draft_loss": -second.gather(-1, targets)[..., 0],
+        "divergence": (first.exp() * (first - second)).sum(-1),
+        "agreement": (first.argmax(-1) == second.argmax(-1)).float(),
+        "overlap": torch.minimum(first.exp(), second.exp()).sum(-1),
+    }

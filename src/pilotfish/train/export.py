@@ -1,5 +1,6 @@
 """The finished pair as two Hugging Face model directories: weights, configuration, tokenizer, model card."""
 
+import copy
 import dataclasses
 import json
 import platform
@@ -7,14 +8,13 @@ import shutil
 from pathlib import Path
 from string import Template
 
-import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pilotfish.train.corpus import FALLBACK_HELD_OUT
+from pilotfish.train.data import FALLBACK_HELD_OUT
 from pilotfish.train.evaluate import Evaluation
 from pilotfish.train.recipe import PairRecipe
 
-SHARD_SIZE = "15MB"
+SHARD_SIZE = "15MB"  # files stay under 16 MiB
 
 CARD = Template("""\
 ---
@@ -61,6 +61,10 @@ Acceptance is per token, for one proposed token, on continuations of held-out pr
 
 It continues Python source text. It follows no instructions, and what it writes need not be correct.
 """)
+PURPOSES = {
+    "target": "The model whose output counts. Its draft, beside it, guesses what it will say next.",
+    "draft": "A small model that guesses what the target beside it will say next.",
+}
 
 
 def export_pair(
@@ -81,40 +85,27 @@ def export_pair(
 
 
 def _save_model(model: LlamaForCausalLM, directory: Path) -> None:
-    """Bfloat16 shards under 16 MiB."""
-    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    copy = LlamaForCausalLM(model.config).to(torch.bfloat16)
-    copy.load_state_dict(model.state_dict())
-    copy.generation_config = model.generation_config
-    copy.save_pretrained(directory, max_shard_size=SHARD_SIZE)
+    stored = copy.deepcopy(model).bfloat16()
+    stored.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    stored.save_pretrained(directory, max_shard_size=SHARD_SIZE)
     for path in directory.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes files for their owner alone
 
 
 def _card(role: str, model: LlamaForCausalLM, recipe: PairRecipe, result: Evaluation) -> str:
+    fields = json.loads(recipe.to_json())
+    del fields["sources"]  # paths on someone's machine are not for a model card
     figures = {name: f"{value:.3f}" for name, value in dataclasses.asdict(result).items()}
-    shape = recipe.target if role == "target" else recipe.draft
     return CARD.substitute(
-        figures,
+        fields | fields[role] | figures,
         role=role,
-        purpose=_purpose(role),
+        purpose=PURPOSES[role],
         method=_method(role, recipe),
         data=_data(recipe),
         rate=recipe.learning_rate if role == "target" else recipe.draft_learning_rate,
         parameters=f"{model.num_parameters():,}",
-        recipe=_shown(recipe),
-        seed=recipe.seed,
-        vocab_size=recipe.vocab_size,
-        context=recipe.context,
-        sequence_length=recipe.sequence_length,
-        **dataclasses.asdict(shape),
+        recipe=json.dumps(fields, indent=2),
     )
-
-
-def _purpose(role: str) -> str:
-    if role == "target":
-        return "The model whose output counts. Its draft, beside it, guesses what it will say next."
-    return "A small model that guesses what the target beside it will say next."
 
 
 def _data(recipe: PairRecipe) -> str:
@@ -138,8 +129,3 @@ def _method(role: str, recipe: PairRecipe) -> str:
         f"Started from {start}, then taught the target's whole distribution (forward KL, temperature 1) on "
         f"{recipe.draft_tokens:,} tokens, half of them out of {recipe.sampled_tokens:,} the target wrote."
     )
-
-
-def _shown(recipe: PairRecipe) -> str:
-    """The recipe without its sources: paths on someone's machine are not for a model card."""
-    return json.dumps({k: v for k, v in json.loads(recipe.to_json()).items() if k != "sources"}, indent=2)

@@ -9,30 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from rich.progress import Progress
+from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pilotfish.errors import ParameterError
-from pilotfish.train.batches import Windows
-from pilotfish.train.corpus import Document, Tokens, collect, encode, split
-from pilotfish.train.distill import distill
+from pilotfish.train.data import TokenBatch, Tokens, Windows, collect, encode, joined, split, train_tokenizer
 from pilotfish.train.evaluate import Evaluation, evaluate
 from pilotfish.train.export import export_pair
-from pilotfish.train.loop import Plan
-from pilotfish.train.models import build_model, start_from_target
-from pilotfish.train.pretrain import pretrain
+from pilotfish.train.models import build_model, logits, sample_text, start_from_target, use_training_attention
 from pilotfish.train.recipe import PairRecipe
-from pilotfish.train.sample import sample_text
-from pilotfish.train.tokenizer import encode_texts, load_tokenizer, train_tokenizer
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The encoded text: training and held-out tokens, and the tokenizer that made them."""
-
-    tokenizer: PreTrainedTokenizerFast
-    training: Tokens
-    held_out: Tokens
+from pilotfish.train.trainer import Trainer, TrainingSchedule
 
 
 def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: Progress, device: str = "auto") -> Evaluation:
@@ -40,78 +28,106 @@ def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: Progress, dev
 
     `device` is one of PyTorch's, or `auto`: a CUDA device where there is one, else the CPU.
     """
-    place = _device(device)
+    training = PairTraining(recipe, run, _device(device), progress)
     _claim(run, recipe)
-    corpus = prepare_corpus(recipe, run)
-    target = train_target(recipe, corpus, run, place, progress)
-    draft = train_draft(recipe, corpus, target, run, place, progress)
+    corpus = training.prepare_corpus()
+    target = training.train_target(corpus)
+    draft = training.train_draft(corpus, target)
     result = evaluate(target, draft, corpus.held_out, recipe, progress)
     export_pair(out, recipe, corpus.tokenizer, target, draft, result)
     return result
 
 
-def prepare_corpus(recipe: PairRecipe, run: Path) -> Corpus:
-    """Collect, split and encode; tokenizer and token rows are kept in `run`."""
-    documents = split(collect(recipe.sources), recipe.held_out)
-    folder = run / "tokenizer"
-    if not folder.exists():
-        texts = (document.text for document in documents.training)
-        partial = run / "tokenizer.partial"
-        train_tokenizer(texts, recipe.vocab_size, recipe.context).save_pretrained(partial)
-        partial.rename(folder)
-    tokenizer = load_tokenizer(folder)
+@dataclass(frozen=True)
+class Corpus:
+    """The encoded text, and the tokenizer that encoded it."""
 
-    def encoded(part: tuple[Document, ...]) -> Tokens:
-        return encode(part, lambda texts: encode_texts(tokenizer, texts), tokenizer.eos_token_id)
-
-    training = _cached(run / "training.npy", lambda: encoded(documents.training))
-    held_out = _cached(run / "held_out.npy", lambda: encoded(documents.held_out))
-    return Corpus(tokenizer, training, held_out)
+    tokenizer: PreTrainedTokenizerFast
+    training: Tokens
+    held_out: Tokens
 
 
-def train_target(
-    recipe: PairRecipe, corpus: Corpus, run: Path, device: torch.device, progress: Progress
-) -> LlamaForCausalLM:
-    """The target, trained or restored."""
-    target = build_model(recipe.target, recipe.vocab_size, recipe.context, recipe.seed).to(device)
-    windows = _windows(recipe, corpus.training, recipe.batch_rows)
-    plan = _plan(recipe, recipe.target_tokens, recipe.learning_rate)
-    pretrain(target, windows, plan, run / "target", progress)
-    return target
+@dataclass(frozen=True)
+class PairTraining:
+    """The stages of a recipe; tokenizer, token rows and checkpoints are kept in `run`."""
+
+    recipe: PairRecipe
+    run: Path
+    device: torch.device
+    progress: Progress
+
+    def prepare_corpus(self) -> Corpus:
+        documents = split(collect(self.recipe.sources), self.recipe.held_out)
+        folder = self.run / "tokenizer"
+        if not folder.exists():
+            texts = (document.text for document in documents.training)
+            partial = self.run / "tokenizer.partial"
+            train_tokenizer(texts, self.recipe.vocab_size, self.recipe.context).save_pretrained(partial)
+            partial.rename(folder)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        training = _cached(self.run / "training.npy", lambda: encode(documents.training, tokenizer))
+        held_out = _cached(self.run / "held_out.npy", lambda: encode(documents.held_out, tokenizer))
+        return Corpus(tokenizer, training, held_out)
+
+    def train_target(self, corpus: Corpus) -> LlamaForCausalLM:
+        """The target, by next-token prediction on the corpus."""
+        recipe = self.recipe
+        target = build_model(recipe.target, recipe.vocab_size, recipe.context, recipe.seed).to(self.device)
+        use_training_attention(target).train()
+
+        def loss_of(batch: TokenBatch) -> Tensor:
+            predicted = logits(target, batch.inputs, batch.positions)
+            return F.cross_entropy(predicted.flatten(0, 1), batch.targets.flatten())
+
+        batch_at = self._windows(corpus.training, recipe.batch_rows).batch
+        trainer = Trainer(target, self._schedule(recipe.target_tokens, recipe.learning_rate), self.run / "target")
+        trainer.run(batch_at, loss_of, self.progress, "target")
+        return target
+
+    def train_draft(self, corpus: Corpus, target: LlamaForCausalLM) -> LlamaForCausalLM:
+        """The draft, taught the target's whole distribution.
+
+        A draft is asked to continue what the target wrote, so half of each batch is text sampled from the target; the
+        rest is corpus text, which keeps the contexts as varied as prompts are.
+        """
+        recipe, length = self.recipe, self.recipe.sequence_length
+        sampled = _cached(
+            self.run / "sampled.npy",
+            lambda: sample_text(target, corpus.training, length, recipe.sampled_tokens, recipe.seed, self.progress),
+        )
+        draft = build_model(recipe.draft, recipe.vocab_size, recipe.context, recipe.seed + 1).to(self.device)
+        if recipe.shares_width:
+            start_from_target(draft, target)
+        use_training_attention(draft).train()
+        use_training_attention(target).eval()
+        own = recipe.batch_rows // 2
+        sources = self._windows(corpus.training, recipe.batch_rows - own), self._windows(sampled, own)
+
+        def loss_of(batch: TokenBatch) -> Tensor:
+            with torch.no_grad():
+                taught = logits(target, batch.inputs, batch.positions)
+            return divergence(taught, logits(draft, batch.inputs, batch.positions))
+
+        trainer = Trainer(draft, self._schedule(recipe.draft_tokens, recipe.draft_learning_rate), self.run / "draft")
+        trainer.run(lambda step: joined(*(w.batch(step) for w in sources)), loss_of, self.progress, "draft")
+        return draft
+
+    def _windows(self, tokens: Tokens, rows: int) -> Windows:
+        length = self.recipe.sequence_length
+        if len(tokens) < 2 * length:
+            raise ParameterError("source", f"{len(tokens)} tokens", f"{2 * length} or more")
+        return Windows(tokens, rows, length, self.recipe.context, self.recipe.seed)
+
+    def _schedule(self, tokens: int, rate: float) -> TrainingSchedule:
+        per_step = self.recipe.tokens_per_step
+        return TrainingSchedule(tokens // per_step, per_step, rate, self.recipe.checkpoint_every)
 
 
-def train_draft(
-    recipe: PairRecipe,
-    corpus: Corpus,
-    target: LlamaForCausalLM,
-    run: Path,
-    device: torch.device,
-    progress: Progress,
-) -> LlamaForCausalLM:
-    """The draft, distilled from the target or restored."""
-    length = recipe.sequence_length
-    sampled = _cached(
-        run / "sampled.npy",
-        lambda: sample_text(target, corpus.training, length, recipe.sampled_tokens, recipe.seed, progress),
-    )
-    draft = build_model(recipe.draft, recipe.vocab_size, recipe.context, recipe.seed + 1).to(device)
-    if recipe.shares_width:
-        start_from_target(draft, target)
-    own = recipe.batch_rows // 2
-    sources = (_windows(recipe, corpus.training, recipe.batch_rows - own), _windows(recipe, sampled, own))
-    plan = _plan(recipe, recipe.draft_tokens, recipe.draft_learning_rate)
-    distill(draft, target, sources, plan, run / "draft", progress)
-    return draft
-
-
-def _windows(recipe: PairRecipe, tokens: Tokens, rows: int) -> Windows:
-    if len(tokens) < 2 * recipe.sequence_length:
-        raise ParameterError("source", f"{len(tokens)} tokens", f"{2 * recipe.sequence_length} or more")
-    return Windows(tokens, rows, recipe.sequence_length, recipe.context, recipe.seed)
-
-
-def _plan(recipe: PairRecipe, tokens: int, rate: float) -> Plan:
-    return Plan(tokens // recipe.tokens_per_step, recipe.tokens_per_step, rate, recipe.checkpoint_every)
+def divergence(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
+    """Mean KL(target ‖ draft) in nats a token, of logits [..., vocabulary]."""
+    target_log_probs = F.log_softmax(target_logits, -1).flatten(0, -2)
+    draft_log_probs = F.log_softmax(draft_logits, -1).flatten(0, -2)
+    return F.kl_div(draft_log_probs, target_log_probs, reduction="batchmean", log_target=True)
 
 
 def _device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""What `pilotfish train pair` does, as one value: data, sizes, budgets, rates, seed."""
+"""The recipe of `pilotfish train pair`: data, sizes, budgets, rates, seed."""
 
 import dataclasses
 import json
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.errors import ParameterError
-from pilotfish.train.models import HEAD_DIM, ModelShape
+from pilotfish.train.models import HEAD_DIM, LlamaSize
 
 BYTES_AND_END = 257  # the smallest byte-level vocabulary: every byte, and the end of a text
-TARGET = ModelShape(layers=4, hidden=256, heads=4, kv_heads=2, ffn=768)
-DRAFT = ModelShape(layers=2, hidden=256, heads=4, kv_heads=2, ffn=768)
+TARGET = LlamaSize(layers=4, hidden=256, heads=4, kv_heads=2, ffn=768)
+DRAFT = LlamaSize(layers=2, hidden=256, heads=4, kv_heads=2, ffn=768)
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class PairRecipe:
     seed: int = 0
     vocab_size: int = 4096
     context: int = 8192  # tokens that the models may attend to
-    target: ModelShape = TARGET
-    draft: ModelShape = DRAFT
+    target: LlamaSize = TARGET
+    draft: LlamaSize = DRAFT
     sequence_length: int = 512  # tokens of a training row
     batch_rows: int = 8  # rows of an optimizer step
     target_tokens: int = 3_891_200
@@ -45,8 +45,8 @@ class PairRecipe:
         for field in ("learning_rate", "draft_learning_rate"):
             if not 0 < getattr(self, field) < 1:
                 raise ParameterError(field, getattr(self, field), "a number between 0 and 1")
-        _require_shape("target", self.target)
-        _require_shape("draft", self.draft)
+        _require_size("target", self.target)
+        _require_size("draft", self.draft)
 
     @property
     def tokens_per_step(self) -> int:
@@ -67,6 +67,6 @@ def _require(field: str, value: int, low: int, high: int) -> None:
         raise ParameterError(field, value, f"{low} to {high}")
 
 
-def _require_shape(field: str, shape: ModelShape) -> None:
-    if min(dataclasses.astuple(shape)) < 1 or shape.heads % shape.kv_heads:
-        raise ParameterError(field, shape, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
+def _require_size(field: str, size: LlamaSize) -> None:
+    if min(dataclasses.astuple(size)) < 1 or size.heads % size.kv_heads:
+        raise ParameterError(field, size, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pilotfish.train.muon import Muon, orthogonalise
+from pilotfish.train.trainer import Muon, orthogonalise
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (8, 32), (32, 8)])

@@ -1,0 +1,209 @@
+"""Training text: source files are collected, split with whole packages held out, tokenized and cut into batches.
+
+A document is one `.py` file, named by its path below the source it came from (`asyncio/tasks.py`).
+Tests and generated tables of the standard library are left out: they would teach the models
+assertions and code pages instead of code.
+"""
+
+import hashlib
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from pilotfish.errors import ParameterError
+
+Tokens = npt.NDArray[np.uint16]  # [tokens], or [rows, tokens]
+
+STDLIB_EXCLUDED = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "turtledemo"}
+)
+FALLBACK_HELD_OUT = 20  # one document in this many, where no named package is among the sources
+
+END_OF_TEXT = "<|endoftext|>"  # id 0: begins, ends and pads
+#: A word keeps the one space or mark before it (` return`, `_name`), marks keep the line break behind them (`):\n`).
+#: The rest of an indentation is one piece, so that it costs one token and a prompt that ends in a line break ends on a
+#: token boundary.
+PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+#: The models only continue text: a conversation is its messages' text, one after the other.
+CHAT_TEMPLATE = "{{ messages | map(attribute='content') | join('\\n') }}"
+
+JUMPING_SHARE = 0.25  # of a batch's rows
+
+
+@dataclass(frozen=True)
+class Document:
+    name: str  # path below its source
+    text: str
+
+
+@dataclass(frozen=True)
+class Split:
+    training: tuple[Document, ...]
+    held_out: tuple[Document, ...]  # never trained on
+
+
+def collect(sources: Sequence[Path]) -> list[Document]:
+    """Every readable, distinct `.py` document of the sources, sorted. Without sources: of the standard library."""
+    if not sources:
+        root = Path(sysconfig.get_path("stdlib"))
+        return _distinct(_documents(root, lambda name: STDLIB_EXCLUDED.isdisjoint(name.parts)))
+    return _distinct(document for source in sources for document in _documents(source, lambda _: True))
+
+
+def split(documents: Iterable[Document], held_out: Sequence[str]) -> Split:
+    """Hold out the named packages, or a twentieth of the documents where none of them is there."""
+    documents = tuple(documents)
+    chosen = {document.name for document in documents if _belongs(document, held_out)}
+    if not chosen:
+        ranked = sorted(documents, key=lambda document: _digest(document.name))
+        chosen = {document.name for document in ranked[: -(-len(ranked) // FALLBACK_HELD_OUT)]}
+    training = tuple(document for document in documents if document.name not in chosen)
+    if not training:
+        raise ParameterError("source", f"{len(documents)} documents", "two or more distinct .py files")
+    return Split(training, tuple(document for document in documents if document.name in chosen))
+
+
+def _documents(source: Path, wanted: Callable[[PurePosixPath], bool]) -> Iterable[Document]:
+    if not source.exists():
+        raise ParameterError("source", str(source), "an existing file or directory")
+    paths = sorted(source.rglob("*.py")) if source.is_dir() else [source]
+    root = source if source.is_dir() else source.parent
+    for path in paths:
+        name = PurePosixPath(path.relative_to(root).as_posix())
+        text = _text(path) if wanted(name) else None
+        if text is not None:
+            yield Document(str(name), text)
+
+
+def _text(path: Path) -> str | None:
+    """The file's text; None for a file that is empty, binary or not UTF-8."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text.replace("\r\n", "\n") if text.strip() and "\0" not in text else None
+
+
+def _distinct(documents: Iterable[Document]) -> list[Document]:
+    by_digest: dict[str, Document] = {}
+    for document in documents:
+        by_digest.setdefault(_digest(document.text), document)
+    return sorted(by_digest.values(), key=lambda document: document.name)
+
+
+def _belongs(document: Document, packages: Sequence[str]) -> bool:
+    """Whether the document is part of a package, or tests it: `test_email.py` belongs to `email`."""
+    parts = PurePosixPath(document.name).with_suffix("").parts
+    return any(part == name or part.startswith(f"test_{name}") for part in parts for name in packages)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of `vocab_size` tokens: 1 special, 256 bytes, the rest merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Tokens:
+    """All documents' token ids in one row [tokens], the end token after each."""
+    texts = [document.text for document in documents]
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    return np.concatenate([np.array([*row.ids, tokenizer.eos_token_id], dtype=np.uint16) for row in encodings])
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    tokens: Tensor  # int64 [rows, length + 1]: inputs and, one further, targets
+    positions: Tensor  # int64 [rows, length]
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.tokens[:, :-1]
+
+    @property
+    def targets(self) -> Tensor:
+        return self.tokens[:, 1:]
+
+    def to(self, device: torch.device) -> "TokenBatch":
+        return TokenBatch(self.tokens.to(device), self.positions.to(device))
+
+
+def joined(*batches: TokenBatch) -> TokenBatch:
+    """The rows of all batches."""
+    return TokenBatch(torch.cat([batch.tokens for batch in batches]), torch.cat([batch.positions for batch in batches]))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Batches of `rows` windows of `length` tokens, each a function of seed and step: a resumed run continues exactly.
+
+    Every epoch shifts the cut between windows and shuffles them. In a share of the rows the positions jump once, so
+    that attention learns distances up to the context length:
+
+        token      t0  t1  t2  t3  t4  t5        cut = 3, jump = 900
+        position    0   1   2 903 904 905
+    """
+
+    tokens: Tokens
+    rows: int
+    length: int
+    context: int
+    seed: int
+
+    def batch(self, step: int) -> TokenBatch:
+        starts = [self._start(step * self.rows + row) for row in range(self.rows)]
+        windows = np.stack([self.tokens[start : start + self.length + 1] for start in starts])
+        return TokenBatch(torch.from_numpy(windows.astype(np.int64)), self._positions(step))
+
+    def _start(self, index: int) -> int:
+        """First token of the index-th window of the whole run."""
+        epoch, place = divmod(index, self._per_epoch)
+        generator = np.random.default_rng((self.seed, 0, epoch))
+        shift = int(generator.integers(self.length))
+        return shift + self.length * int(generator.permutation(self._per_epoch)[place])
+
+    @property
+    def _per_epoch(self) -> int:
+        """Windows per epoch, whatever the shift: the last one still has its target token."""
+        return (len(self.tokens) - self.length) // self.length
+
+    def _positions(self, step: int) -> Tensor:
+        generator = np.random.default_rng((self.seed, 1, step))
+        jumping = generator.random((self.rows, 1)) < JUMPING_SHARE
+        cut = generator.integers(1, self.length, (self.rows, 1))
+        jump = generator.integers(self.context - self.length + 1, size=(self.rows, 1))
+        place = np.arange(self.length)
+        return torch.from_numpy(place + jumping * jump * (place >= cut))

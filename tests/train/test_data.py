@@ -1,0 +1,148 @@
+"""Training text: documents, the tokenizer, batches."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from pilotfish.errors import ParameterError
+from pilotfish.train.data import (
+    END_OF_TEXT,
+    STDLIB_EXCLUDED,
+    Document,
+    Windows,
+    collect,
+    encode,
+    split,
+    train_tokenizer,
+)
+
+
+def test_held_out_packages_and_their_tests_are_absent_from_training(sources: Path) -> None:
+    parts = split(collect([sources]), ("beta",))
+    assert not any("beta" in document.name or "beta" in document.text for document in parts.training)
+    assert {document.name for document in parts.held_out} >= {"beta/m0.py", "test_beta.py"}
+    assert {document.name for document in parts.training} >= {"alpha/m0.py", "gamma.py"}
+
+
+def test_standard_library_is_the_default_source() -> None:
+    documents = collect(())
+    parts = split(documents, ("asyncio", "email", "http", "unittest"))
+    assert {"asyncio/tasks.py", "email/message.py"} <= {document.name for document in parts.held_out}
+    assert {"argparse.py", "json/decoder.py"} <= {document.name for document in parts.training}
+    names = {part for document in documents for part in Path(document.name).parts}
+    assert not names & STDLIB_EXCLUDED
+    assert not any(document.name.startswith("asyncio/") for document in parts.training)
+
+
+def test_without_a_named_package_a_twentieth_is_held_out() -> None:
+    documents = [Document(f"{number}.py", str(number)) for number in range(40)]
+    parts = split(documents, ("absent",))
+    assert len(parts.held_out) == 2
+    assert parts == split(documents, ("absent",))
+
+
+def test_unreadable_and_repeated_files_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "b.py").write_text("x = 1\n")
+    (tmp_path / "c.py").write_bytes(b"\xff\xfe")
+    (tmp_path / "d.py").write_text("\n")
+    (tmp_path / "e.txt").write_text("x = 2\n")
+    assert [document.name for document in collect([tmp_path])] == ["a.py"]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_documents_are_refused(count: int) -> None:
+    with pytest.raises(ParameterError, match="source"):
+        split([Document("a.py", "x")] * count, ())
+
+
+def test_missing_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="source"):
+        collect([tmp_path / "absent"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(sources: Path) -> PreTrainedTokenizerFast:
+    return train_tokenizer((document.text for document in collect([sources])), 320, 256)
+
+
+def _ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Without the end token, which `encode` adds."""
+    *ids, end = encode([Document("a", text)], tokenizer).tolist()
+    assert end == 0
+    return ids
+
+
+def test_every_document_ends_in_the_end_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    row = encode([Document("a", "x = 1"), Document("b", "y")], tokenizer)
+    assert row.dtype == np.uint16
+    assert row.tolist() == [*_ids(tokenizer, "x = 1"), 0, *_ids(tokenizer, "y"), 0]
+
+
+@pytest.mark.parametrize("text", ["def f(x):\n        return x\n", "tab\té 漢字 🐟\r\n", "  a  b ", ""])
+def test_any_text_survives_the_round_trip(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    assert tokenizer.decode(_ids(tokenizer, text)) == text
+
+
+def test_end_of_text_is_token_0_and_nothing_is_added(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.convert_tokens_to_ids(END_OF_TEXT) == 0
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id == tokenizer.pad_token_id == 0
+    assert tokenizer("def")["input_ids"] == _ids(tokenizer, "def")
+    assert 257 < len(tokenizer) <= 320
+
+
+def test_a_prompt_that_ends_in_a_line_break_ends_on_a_token_boundary(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    prompt, rest = "def f(x):\n", "    return x\n"
+    whole, first, second = (_ids(tokenizer, text) for text in (prompt + rest, prompt, rest))
+    assert whole == first + second
+
+
+def test_saved_tokenizer_loads_and_renders_messages(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    messages = [{"role": "user", "content": "a = 1"}, {"role": "assistant", "content": "b = 2"}]
+    for loaded in (PreTrainedTokenizerFast.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)):
+        assert loaded.apply_chat_template(messages, tokenize=False) == "a = 1\nb = 2"
+        assert loaded("x = a + 1\n")["input_ids"] == tokenizer("x = a + 1\n")["input_ids"]
+
+
+def _windows(tokens: int = 1000, seed: int = 3) -> Windows:
+    return Windows(np.arange(tokens, dtype=np.uint16), rows=2, length=10, context=500, seed=seed)
+
+
+def test_a_batch_is_a_function_of_seed_and_step() -> None:
+    first, again, other = _windows().batch(7), _windows().batch(7), _windows(seed=4).batch(7)
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.positions, again.positions)
+    assert not torch.equal(first.tokens, other.tokens)
+
+
+def test_targets_are_the_inputs_one_further() -> None:
+    batch = _windows().batch(0)
+    assert batch.inputs.shape == batch.targets.shape == batch.positions.shape == (2, 10)
+    assert torch.equal(batch.targets, batch.inputs + 1)
+
+
+def test_an_epoch_visits_every_window_once() -> None:
+    windows = _windows(tokens=110)  # ten windows: five steps
+    starts = [int(row[0]) for step in range(5) for row in windows.batch(step).tokens]
+    assert len({start // 10 for start in starts}) == 10
+    assert len({start % 10 for start in starts}) == 1
+
+
+def test_shortest_text_has_a_window() -> None:
+    for step in range(50):
+        assert _windows(tokens=20).batch(step).tokens.shape == (2, 11)
+
+
+def test_some_rows_jump_once_and_stay_within_the_context() -> None:
+    jumps = []
+    for step in range(200):
+        positions = _windows().batch(step).positions
+        assert positions[:, 0].eq(0).all() and positions.max() < 500
+        jumps += ((positions.diff(dim=1) != 1).sum(1)).tolist()
+    assert set(jumps) == {0, 1}
+    assert 0.15 < np.mean(jumps) < 0.35
