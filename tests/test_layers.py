@@ -22,11 +22,11 @@ LAYERS = (
     ("kv",),
     ("pairs",),
     ("model",),
+    ("observe",),
     ("wire",),
     ("config",),  # a configuration is checked when it is made, paces of named devices included
     ("plan",),
     ("core",),
-    ("observe",),
     ("prompts", "command", "openmp"),
     ("options",),
     ("errors",),

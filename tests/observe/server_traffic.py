@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pilotfish.core.request import FinishReason
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestMeter
 from pilotfish.wire.serving import Delta, Finish, Identity, PoolLoad, Progress, Status, StepReport, Verified
@@ -34,7 +35,7 @@ def step(rows: int = 20, nodes: int = 14, accepted: int = 5, hits: int = 1) -> S
 
 
 def delta(tokens: int, nodes: int, accepted: int, at: float = 1.0, index: int = 0, reason: str | None = None) -> Delta:
-    finish = None if reason is None else Finish(reason, None)
+    finish = None if reason is None else Finish(FinishReason(reason), None)
     verified = [Verified(at, tokens, nodes, accepted, ["pool 0"] * (accepted - 1) + ["ngram"] * (accepted > 0))]
     return Delta("r", index, [0] * tokens, "", [0] * tokens, verified, queued=0.25, finish=finish)
 

@@ -10,8 +10,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 from server_traffic import POOL, delta, everything, facts, progress, serve_one, status, step
 
+from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
-from pilotfish.observe.labels import MAX_TAGS, checked_tag
+from pilotfish.observe.families import MAX_TAGS, checked_tag
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestMeter
 
@@ -158,7 +159,7 @@ def test_a_request_is_counted_when_it_ends(metrics: ServerMetrics) -> None:
 def test_a_request_that_never_began_has_no_times(metrics: ServerMetrics) -> None:
     meter = RequestMeter(metrics, facts(), now=1.0)
     assert value(metrics, "pilotfish_requests_in_flight") == 1
-    meter.finish(now=1.5, reason="error")
+    meter.finish(now=1.5, reason=FinishReason.ERROR)
     assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
     assert value(metrics, "vllm:request_prefill_time_seconds_count") == 0
     assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 1

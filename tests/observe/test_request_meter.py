@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pilotfish.core.request import FinishReason
 from pilotfish.observe.requests import RequestFacts, RequestMeter, RequestRecord
 from pilotfish.wire.serving import Delta, Finish, Verified
 
@@ -38,7 +39,7 @@ def delta(
 ) -> Delta:
     parts = [Verified(*part) for part in verified]
     tokens = [0] * sum(part.tokens for part in parts)
-    finish = None if reason is None else Finish(reason, None)
+    finish = None if reason is None else Finish(FinishReason(reason), None)
     return Delta("r", index, tokens, "", [0] * len(tokens), parts, queued=queued, finish=finish)
 
 

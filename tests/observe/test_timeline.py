@@ -11,9 +11,8 @@ from support import SNIPPETS, make_engine, run
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError
-from pilotfish.observe import timeline
-from pilotfish.observe.records import LevelRecord, StepRecord
-from pilotfish.observe.timeline import Timeline, merge, part_of
+from pilotfish.observe import records
+from pilotfish.observe.records import LevelRecord, StepRecord, Timeline, merge, part_of
 
 STEP = StepRecord(1, 2, 3, 5, 6, 8, 18, 20, 21, 3, 40, 30, 4, 50, 7, 10, 2)
 LEVEL = LevelRecord(4.0, 6.5, sessions=2, leaves=16, prompt_rows=0, nodes=64, used=3, wasted=9)
@@ -56,7 +55,7 @@ def test_processes_stand_side_by_side_and_a_killed_one_leaves_what_it_had(tmp_pa
 
 
 def test_a_part_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "MAX_EVENTS", 3)  # the process's name is one
+    monkeypatch.setattr(records, "MAX_EVENTS", 3)  # the process's name is one
     one = Timeline(tmp_path / "part", "draft")
     for _ in range(10):
         one.level(LEVEL)

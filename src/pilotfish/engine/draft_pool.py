@@ -23,7 +23,7 @@ from pilotfish.model.loader import DTYPES, load_model
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
 from pilotfish.model.tokenizer import load_tokenizer
-from pilotfish.observe.timeline import Timeline, part_of
+from pilotfish.observe.records import Timeline, part_of
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.curve_keys import load_pool_keys
 from pilotfish.wire.listening import ListeningChannel

@@ -44,7 +44,7 @@ from pilotfish.model.loader import DTYPES, LoadedModel, load_model
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
 from pilotfish.model.tokenizer import load_tokenizer
-from pilotfish.observe.timeline import Timeline, merge, part_of
+from pilotfish.observe.records import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
 from pilotfish.options import is_text
 from pilotfish.plan.pace import Pace

@@ -185,7 +185,6 @@ class TargetService:
     def _delta(self, delta: SampleDelta, at: float) -> Delta:
         sample, commit, tokens = delta.sample, delta.commit, delta.commit.tokens
         first = len(sample.token_ids) == len(tokens)
-        finished = sample.finish_reason is not None
         return Delta(
             id=self._ids[sample.request.id],
             index=sample.index,
@@ -197,7 +196,7 @@ class TargetService:
             prompt_logprobs=list(commit.prompt_logprobs),
             seed=sample.request.seed if first else None,
             queued=(sample.scheduled or sample.started) - sample.started if first else None,
-            finish=Finish(str(sample.finish_reason), sample.stop) if finished else None,
+            finish=None if sample.finish_reason is None else Finish(sample.finish_reason, sample.stop),
         )
 
     def _arrivals(self) -> Sequence[Push]:

@@ -1,1 +1,1 @@
-"""What steps, levels and requests report of themselves; metrics and traces of it."""
+"""Records of steps, levels and requests; metrics, timelines and traces of them."""

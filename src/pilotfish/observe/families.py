@@ -1,14 +1,27 @@
-"""Metric families of one registry: nothing here is global, so that one process can hold several servers."""
+"""Metric families of one registry, so that a process can hold several servers, and labels with a bounded number of
+values, whatever clients send."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pilotfish.errors import ParameterError
+
+#: Distinct tags of one server; requests with further ones count as OTHER.
+MAX_TAGS = 32
+NO_TAG = "none"
+OTHER = "other"
+
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
+
 
 class Families:
-    """Makes families whose samples all carry the same first labels."""
+    """Makes families whose samples all carry the same first labels. `counters` and `histograms` give a function from
+    the values of the further labels to a metric."""
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
         self._registry = registry
@@ -16,45 +29,27 @@ class Families:
         self.values = tuple(labels.values())
 
     def counter(self, name: str, documentation: str) -> Counter:
-        return Counter(name, documentation, self._names, registry=self._registry).labels(*self.values)
+        return self.counters(name, documentation)()
 
-    def counters(self, name: str, documentation: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
-        """One for each value of a label; all of them exist from the start, at 0."""
-        family = self.counter_family(name, documentation, label)
-        return {value: family.labels(*self.values, value) for value in values}
-
-    def counter_family(self, name: str, documentation: str, *labels: str) -> Counter:
-        return Counter(name, documentation, (*self._names, *labels), registry=self._registry)
+    def counters(self, name: str, documentation: str, *labels: str) -> Callable[..., Counter]:
+        family = Counter(name, documentation, (*self._names, *labels), registry=self._registry)
+        return partial(family.labels, *self.values)
 
     def gauge(self, name: str, documentation: str) -> Gauge:
-        return Gauge(name, documentation, self._names, registry=self._registry).labels(*self.values)
+        return self.gauge_family(name, documentation).labels(*self.values)
 
     def gauge_family(self, name: str, documentation: str, *labels: str) -> Gauge:
         return Gauge(name, documentation, (*self._names, *labels), registry=self._registry)
 
     def histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
-        return self.histogram_family(name, documentation, buckets).labels(*self.values)
+        return self.histograms(name, documentation, buckets)()
 
-    def histogram_family(self, name: str, documentation: str, buckets: Sequence[float], *labels: str) -> Histogram:
+    def histograms(
+        self, name: str, documentation: str, buckets: Sequence[float], *labels: str
+    ) -> Callable[..., Histogram]:
         names = (*self._names, *labels)
-        return Histogram(name, documentation, names, registry=self._registry, buckets=buckets)
-
-    def info(self, name: str, documentation: str, *labels: str) -> Info:
-        return Info(self.gauge_family(name, documentation, *labels), self.values)
-
-
-class Info:
-    """A gauge of constant 1 whose labels tell something that rarely changes."""
-
-    def __init__(self, family: Gauge, labels: tuple[str, ...]) -> None:
-        self._family, self._labels = family, labels
-        self._told: tuple[str, ...] | None = None
-
-    def set(self, *told: str) -> None:
-        if told != self._told:
-            self._family.clear()
-            self._family.labels(*self._labels, *told).set(1)
-            self._told = told
+        family = Histogram(name, documentation, names, registry=self._registry, buckets=buckets)
+        return partial(family.labels, *self.values)
 
 
 class Total:
@@ -69,7 +64,28 @@ class Total:
         self._last = total
 
 
-def one_two_five(limit: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50 … up to `limit`."""
-    steps = [digit * 10**power for power in range(len(str(limit))) for digit in (1, 2, 5)]
-    return [float(step) for step in steps if step <= limit]
+class Tags:
+    """The first MAX_TAGS tags are labels of their own."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def label(self, tag: str | None) -> str:
+        if tag is None:
+            return NO_TAG
+        if len(self._known) < MAX_TAGS:
+            self._known.add(tag)
+        return tag if tag in self._known else OTHER
+
+
+def checked_tag(value: object, field: str = "metadata.tag") -> str:
+    """The tag of a request; `field` is where it came from, for the error's message."""
+    if isinstance(value, str) and _TAG.fullmatch(value):
+        return value
+    shown = value[:80] if isinstance(value, str) else value
+    raise ParameterError(field, shown, "1 to 64 letters, digits and _ . : / -, a letter or digit first")
+
+
+def status_label(status: int) -> str:
+    """`2xx` of 200, as vLLM labels its http_requests_total."""
+    return f"{status // 100}xx"

@@ -1,9 +1,22 @@
-"""One record for each step of a target and each level of a draft. Times are seconds of one host's monotonic clock."""
+"""Records of a target's steps and a draft's levels. Times are seconds of one host's monotonic clock.
+
+Timelines of them are JSON in the Trace Event Format (Google, 2016), which Perfetto opens. A process streams its events
+into a part, a line each, so that a killed process leaves all events so far. Parts of one host are merged at the end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+#: Events of one part. About 150 bytes each.
+MAX_EVENTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class StepRecord:
             *(self.prepared, self.computed, self.verified, self.ended),
         )
         names = ("waiting", "plan", "draft", "schedule", "rows", "forward", "verify", "send")
-        return {name: (moments[i], moments[i + 1]) for i, name in enumerate(names)}
+        return dict(zip(names, pairwise(moments), strict=True))
 
 
 @dataclass(frozen=True)
@@ -63,3 +76,64 @@ class LevelRecord:
 
 ObserveStep = Callable[[StepRecord], None]
 ObserveLevel = Callable[[LevelRecord], None]
+
+
+class Timeline:
+    """One process's part."""
+
+    def __init__(self, path: Path, process: str) -> None:
+        self._file = path.open("wb")
+        self._pid = os.getpid()
+        self._encoder = msgspec.json.Encoder()
+        self._left = MAX_EVENTS
+        self._put({"name": "process_name", "ph": "M", "args": {"name": process}})
+
+    def step(self, record: StepRecord) -> None:
+        """A span for the step and one for each of its parts."""
+        counts = {
+            name: getattr(record, name)
+            for name in ("sequences", "rows", "nodes", "depth", "offered", "accepted", "committed", "hits", "misses")
+        }
+        self._span("step", record.began, record.ended, counts)
+        for name, (began, ended) in record.parts.items():
+            if name != "waiting":
+                self._span(name, began, ended, {})
+
+    def level(self, record: LevelRecord) -> None:
+        """A span for the level."""
+        names = ("sessions", "leaves", "prompt_rows", "nodes", "used", "wasted")
+        self._span("level", record.began, record.ended, {name: getattr(record, name) for name in names})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _span(self, name: str, began: float, ended: float, counts: dict[str, int]) -> None:
+        self._put({"name": name, "ph": "X", "ts": 1e6 * began, "dur": 1e6 * (ended - began), "args": counts})
+
+    def _put(self, event: dict[str, Any]) -> None:
+        if self._left > 0 and not self._file.closed:
+            self._left -= 1
+            self._file.write(self._encoder.encode({**event, "pid": self._pid, "tid": self._pid}) + b"\n")
+
+
+def part_of(path: Path, process: str) -> Path:
+    """Where a process streams its part of the timeline at `path`."""
+    return path.with_name(f"{path.name}.{process.replace(' ', '-')}.part")
+
+
+def merge(parts: Sequence[Path], path: Path) -> None:
+    """Write one timeline of all parts that there are, and remove them."""
+    found = [part for part in parts if part.is_file()]
+    with path.open("wb") as file:
+        file.write(b'{"traceEvents":[\n')
+        for i, line in enumerate(_lines(found)):
+            file.write(b",\n" + line if i else line)
+        file.write(b"\n]}\n")
+    for part in found:
+        part.unlink()
+
+
+def _lines(parts: Iterable[Path]) -> Iterable[bytes]:
+    for part in parts:
+        with part.open("rb") as file:
+            yield from (line.rstrip() for line in file if line.endswith(b"}\n"))  # the last one may be cut off

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
-from pilotfish.observe.labels import FinishReason, Mode, Output
-from pilotfish.observe.reports import Delta, Verified
+from pilotfish.config import Mode
+from pilotfish.core.request import FinishReason
+from pilotfish.wire.serving import Delta, Verified
+
+#: The API that a request came by.
+OutputKind: TypeAlias = Literal["completion", "chat"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class RequestFacts:
     max_tokens: int | None
     mode: Mode  # of its speculation
     streaming: bool
-    output: Output = "completion"
+    output: OutputKind = "completion"
     tag: str | None = None
     client: str | None = None  # the name of its key
     cached_tokens: int | None = None  # of the prompt; None: no cache was asked
@@ -99,7 +103,7 @@ class RequestMeter:
         self._last: float | None = None
         self._tokens = [0] * facts.n
         self._steps: list[float | None] = [None] * facts.n  # of each output's newest tokens, on the target's clock
-        self._reasons: set[str] = set()
+        self._reasons: set[FinishReason] = set()
         self._verify_steps = self._drafted = self._accepted = 0
         self._origins: Counter[str] = Counter()
         sink.started()
@@ -156,6 +160,6 @@ class RequestMeter:
 
     def _reason(self) -> FinishReason:
         """The worst of the outputs' reasons; outputs that never said how they ended were aborted."""
-        if "length" in self._reasons and "abort" not in self._reasons:
-            return "length"
-        return "stop" if self._reasons == {"stop"} else "abort"
+        if FinishReason.LENGTH in self._reasons and FinishReason.ABORT not in self._reasons:
+            return FinishReason.LENGTH
+        return FinishReason.STOP if self._reasons == {FinishReason.STOP} else FinishReason.ABORT

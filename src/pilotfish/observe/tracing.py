@@ -16,8 +16,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pilotfish.observe.reports import Delta, Verified
+from pilotfish.core.request import FinishReason
 from pilotfish.observe.requests import RequestFacts, RequestRecord
+from pilotfish.wire.serving import Delta, Verified
 
 Operation: TypeAlias = Literal["chat", "text_completion"]
 Attributes: TypeAlias = dict[str, str | bool | int | float]
@@ -92,8 +93,8 @@ class RequestSpan:
         if record is not None:
             self._span.set_attributes(facts_attributes(record.facts))
             self._span.set_attributes(record_attributes(record))
-            self._span.set_attribute("gen_ai.response.finish_reasons", (record.reason,))
-        if status >= 500 or (record is not None and record.reason == "error"):
+            self._span.set_attribute("gen_ai.response.finish_reasons", (str(record.reason),))
+        if status >= 500 or (record is not None and record.reason is FinishReason.ERROR):
             self._span.set_status(StatusCode.ERROR)
         self._span.end()
 

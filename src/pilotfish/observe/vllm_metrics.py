@@ -6,28 +6,26 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter
 
-from pilotfish.observe.families import Families, Total, one_two_five
-from pilotfish.observe.labels import FINISH_REASONS
-from pilotfish.observe.reports import Delta, Status, Step
+from pilotfish.core.request import FinishReason
+from pilotfish.observe.families import Families, Total
 from pilotfish.observe.requests import RequestRecord
+from pilotfish.wire.serving import Delta, Status, StepReport
 
 #: Seconds. vLLM's buckets, with finer ones below for small models.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
 LATENCY = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-TOKENS = one_two_five(1_000_000)
+#: 1, 2, 5, 10, 20, 50 … up to a million.
+TOKENS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)] + [1_000_000]
 ENGINE = "0"
 
 
 class VllmMetrics:
-    """What a server feeds in; `registry` renders it."""
-
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         families = Families(registry, {"model_name": model_name, "engine": ENGINE})
-        self._state = TargetState(families)
-        self._speculation = Speculation(families)
-        self._requests = Requests(families)
+        self._target = TargetMetrics(families)
+        self._speculation = SpeculationMetrics(families)
         self._prompt = families.counter("vllm:prompt_tokens", "Prompt tokens of requests that got a first token.")
         self._generation = families.counter("vllm:generation_tokens", "Tokens generated.")
         self._step_tokens = families.histogram(
@@ -39,11 +37,11 @@ class VllmMetrics:
         self._inter_token = families.histogram(
             "vllm:inter_token_latency_seconds", "Time between the steps that gave one output its tokens.", PER_TOKEN
         )
-        self.finished = self._requests.finished
-        self.status = self._state.status
-        self.gone = self._state.gone
+        self.finished = VllmRequestMetrics(families).finished
+        self.status = self._target.status
+        self.gone = self._target.gone
 
-    def progress(self, step: Step, deltas: Sequence[Delta]) -> None:
+    def progress(self, step: StepReport, deltas: Sequence[Delta]) -> None:
         self._generation.inc(sum(len(delta.tokens) for delta in deltas))
         if tokens := step.rows - step.nodes + step.accepted:
             self._step_tokens.observe(tokens)
@@ -57,17 +55,18 @@ class VllmMetrics:
         self._inter_token.observe(seconds)
 
 
-class TargetState:
-    """A target as its last status told."""
+class TargetMetrics:
+    """The target as of its last status."""
 
     def __init__(self, families: Families) -> None:
         self._running = families.gauge("vllm:num_requests_running", "Sequences that run.")
         self._waiting = families.gauge("vllm:num_requests_waiting", "Sequences that wait for KV slots or a place.")
         self._usage = families.gauge("vllm:kv_cache_usage_perc", "Used share of the KV slots; 1 means all.")
         self._preemptions = Total(families.counter("vllm:num_preemptions", "Sequences that lost their KV."))
-        self._config = families.info(
+        self._config = families.gauge_family(
             "vllm:cache_config_info", "The KV pool; a block is one slot.", "block_size", "num_gpu_blocks", "cache_dtype"
         )
+        self._labels = families.values
 
     def status(self, status: Status) -> None:
         slots = status.identity.kv_slots
@@ -75,7 +74,8 @@ class TargetState:
         self._waiting.set(status.waiting)
         self._usage.set(1 - status.free_slots / slots)
         self._preemptions.set(status.preemptions)
-        self._config.set("1", str(slots), status.identity.dtype)
+        self._config.clear()
+        self._config.labels(*self._labels, "1", str(slots), status.identity.dtype).set(1)
 
     def gone(self) -> None:
         """The target has ended, and what it held with it."""
@@ -83,17 +83,16 @@ class TargetState:
             gauge.set(0)
 
 
-class Speculation:
+class SpeculationMetrics:
     """The four counters of speculative decoding. A draft is one sequence's tree in one step."""
 
     def __init__(self, families: Families) -> None:
         self._drafts = families.counter("vllm:spec_decode_num_drafts", "Trees verified.")
         self._nodes = families.counter("vllm:spec_decode_num_draft_tokens", "Nodes of these trees.")
         self._accepted = families.counter("vllm:spec_decode_num_accepted_tokens", "Nodes accepted.")
-        self._per_position = families.counter_family(
+        self._per_position = families.counters(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Nodes accepted at each depth, from 0.", "position"
         )
-        self._labels = families.values
         self._positions: list[Counter] = []  # as many as the deepest acceptance so far, which the tree's size bounds
 
     def verified(self, deltas: Sequence[Delta]) -> None:
@@ -108,17 +107,16 @@ class Speculation:
     def _count_positions(self, accepted: list[int]) -> None:
         for position in range(max(accepted)):
             if position == len(self._positions):
-                self._positions.append(self._per_position.labels(*self._labels, str(position)))
+                self._positions.append(self._per_position(str(position)))
             self._positions[position].inc(sum(length > position for length in accepted))
 
 
-class Requests:
-    """What requests were and took, counted when they end."""
+class VllmRequestMetrics:
+    """Sizes, parameters and times of requests, counted when they end."""
 
     def __init__(self, families: Families) -> None:
-        self._success = families.counters(
-            "vllm:request_success", "Requests that ended, by how.", "finished_reason", FINISH_REASONS
-        )
+        success = families.counters("vllm:request_success", "Requests that ended, by how.", "finished_reason")
+        self._success = {reason: success(reason) for reason in FinishReason}  # all exist from the start, at 0
         self._queries = families.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in a prefix cache.")
         self._hits = families.counter("vllm:prefix_cache_hits", "Prompt tokens found in a prefix cache.")
         # By the property of a RequestRecord that each one observes.
@@ -152,9 +150,6 @@ class Requests:
         self._prompt.observe(record.facts.prompt_tokens)
         self._generation.observe(record.generation_tokens)
         self._longest.observe(record.longest)
-        self._asked(record)
-
-    def _asked(self, record: RequestRecord) -> None:
         self._n.observe(record.facts.n)
         if record.facts.max_tokens is not None:
             self._max_tokens.observe(record.facts.max_tokens)

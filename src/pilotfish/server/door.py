@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from pilotfish.config import Mode
+from pilotfish.core.request import FinishReason
 from pilotfish.errors import TargetUnavailable
-from pilotfish.observe.labels import FinishReason, Mode, checked_tag
+from pilotfish.observe.families import checked_tag
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestMeter, RequestRecord
 from pilotfish.observe.tracing import RequestSpan, Tracer
@@ -135,7 +137,7 @@ class Visit:
 def _reason(error: Exception | None) -> FinishReason | None:
     if error is None:
         return None
-    return "abort" if isinstance(error, ClientGone) else "error"
+    return FinishReason.ABORT if isinstance(error, ClientGone) else FinishReason.ERROR
 
 
 def _status(error: Exception | None) -> int:

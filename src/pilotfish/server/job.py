@@ -12,6 +12,7 @@ import msgspec
 from starlette.types import Receive
 
 from pilotfish.config import MetricsLevel
+from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.server.engine import Engine, Stream, Update
 from pilotfish.server.failures import ClientGone, late
@@ -122,7 +123,7 @@ class Job:
 
 def _nothing(delta: Delta) -> Delta:
     """The delta of an output of which only the prompt is wanted: one token is generated, and dropped."""
-    finish = delta.finish and Finish("length", None)
+    finish = delta.finish and Finish(FinishReason.LENGTH, None)
     return msgspec.structs.replace(delta, tokens=[], text="", ends=[], verified=[], logprobs=[], finish=finish)
 
 

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
+from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.wire.codec import decoded
 
@@ -115,10 +116,10 @@ class Verified(Struct, frozen=True, omit_defaults=True):
     origins: list[str] = []  # [accepted] who guessed them
 
 
-class Finish(Readable, frozen=True):
+class Finish(Struct, frozen=True):
     """How an output ended."""
 
-    reason: Text  # stop, length or abort
+    reason: FinishReason
     stop: str | int | None  # the stop string or token that ended it; None for the end of sequence
 
 
