@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from pilotfish.engine.process import PARENT
-from pilotfish.engine.signals import Signals, Stopped
+from pilotfish.engine.process import PARENT, Signals, Stopped
 from pilotfish.server import run
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -52,7 +51,7 @@ def test_a_worker_hears_of_its_parents_end_all_the_same(monkeypatch: pytest.Monk
 HANDLERS = """
 import signal, sys
 from types import FrameType
-from pilotfish.engine.signals import Signals
+from pilotfish.engine.process import Signals
 from pilotfish.wire.dialing import DialingChannel
 
 def another(frame: FrameType, event: str, argument: object) -> object:

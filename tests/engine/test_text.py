@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from support import SNIPPETS, VOCAB, write_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pilotfish.engine.text import TextRules, TextStream
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.text import TextStream
 from pilotfish.model.tokenizer import load_tokenizer
 
 
@@ -25,10 +27,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def stream(
-    tokenizer: Any, tokens: list[int], stops: tuple[str, ...] = (), **rules: Any
+    tokenizer: Any, tokens: list[int], stops: tuple[str, ...] = (), stop_ids: Collection[int] = (), **params: Any
 ) -> tuple[list[str], TextStream]:
     """The pieces taken after each token and at the end."""
-    text, pieces = TextStream(tokenizer, TextRules(stops, **rules)), list[str]()
+    text, pieces = TextStream(tokenizer, SamplingParams(stop=stops, **params), stop_ids), list[str]()
     for token in tokens:
         stopped = text.add(token)
         pieces.append(text.take())
@@ -120,7 +122,7 @@ def test_no_piece_holds_part_of_a_stop_string(tokenizer: Any, text: str, stops: 
 )
 def test_a_stop_string_that_shows(tokenizer: Any, text: str, stops: tuple[str, ...], expected: str) -> None:
     for tokens in (tokenizer.encode(text), byte_tokens(tokenizer, text)):
-        pieces, whole = stream(tokenizer, tokens, stops, show_stop=True)
+        pieces, whole = stream(tokenizer, tokens, stops, include_stop_str_in_output=True)
         assert "".join(pieces) == whole.text == expected
         assert whole.stop == (stops[0] if stops[0] in text else None)
 
@@ -131,7 +133,7 @@ def test_a_stop_string_that_shows(tokenizer: Any, text: str, stops: tuple[str, .
 def test_a_stop_string_that_shows_ends_the_text_and_holds_nothing_back(
     tokenizer: Any, text: str, stops: list[str]
 ) -> None:
-    pieces, whole = stream(tokenizer, byte_tokens(tokenizer, text), tuple(stops), show_stop=True)
+    pieces, whole = stream(tokenizer, byte_tokens(tokenizer, text), tuple(stops), include_stop_str_in_output=True)
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     assert "".join(pieces) == whole.text == text[: min(ends, default=len(text))]
     assert pieces[-1] == ""
@@ -140,23 +142,23 @@ def test_a_stop_string_that_shows_ends_the_text_and_holds_nothing_back(
 @pytest.mark.parametrize("show", [False, True])
 def test_the_token_that_ends_shows_where_a_stop_string_would(tokenizer: Any, show: bool) -> None:
     tokens = tokenizer.encode("one;")
-    _, whole = stream(tokenizer, tokens, stop_ids={tokens[-1]}, show_stop=show)
+    _, whole = stream(tokenizer, tokens, stop_ids={tokens[-1]}, include_stop_str_in_output=show)
     assert whole.text == ("one;" if show else "one") and not whole.stop
 
 
 def test_special_tokens_that_show(tokenizer: Any) -> None:
     eos = tokenizer.eos_token_id
     tokens = [*tokenizer.encode("ab"), eos, eos, *byte_tokens(tokenizer, "é")[:1], eos, *tokenizer.encode("cd")]
-    pieces, whole = stream(tokenizer, tokens, skip_special=False)
+    pieces, whole = stream(tokenizer, tokens, skip_special_tokens=False)
     assert "".join(pieces) == whole.text == tokenizer.decode(tokens)
     assert whole.text.count(tokenizer.eos_token) == 3
-    _, ended = stream(tokenizer, [*tokenizer.encode("ab"), eos], skip_special=False, stop_ids={eos})
+    _, ended = stream(tokenizer, [*tokenizer.encode("ab"), eos], skip_special_tokens=False, stop_ids={eos})
     assert ended.text == "ab"
 
 
 def test_a_special_token_can_be_a_stop_string(tokenizer: Any) -> None:
     tokens = [*tokenizer.encode("ab"), tokenizer.eos_token_id, *tokenizer.encode("cd")]
-    assert stream(tokenizer, tokens, (tokenizer.eos_token,), skip_special=False)[1].text == "ab"
+    assert stream(tokenizer, tokens, (tokenizer.eos_token,), skip_special_tokens=False)[1].text == "ab"
     assert stream(tokenizer, tokens, (tokenizer.eos_token,))[1].text == "abcd"
 
 
@@ -164,9 +166,9 @@ def test_no_spaces_stand_between_special_tokens(tokenizer: Any, tmp_path: Path) 
     other = sentencepiece(tmp_path)
     other.add_special_tokens({"additional_special_tokens": ["<a>", "<b>"]})
     a, b, hello = (other.convert_tokens_to_ids(piece) for piece in ("<a>", "<b>", "▁hello"))
-    assert stream(other, [hello, a, b, a, hello], skip_special=False)[1].text == "hello<a><b><a> hello"
+    assert stream(other, [hello, a, b, a, hello], skip_special_tokens=False)[1].text == "hello<a><b><a> hello"
     eos = tokenizer.eos_token_id
-    assert stream(tokenizer, [eos, eos], skip_special=False)[1].text == tokenizer.eos_token * 2
+    assert stream(tokenizer, [eos, eos], skip_special_tokens=False)[1].text == tokenizer.eos_token * 2
 
 
 def test_a_stop_string_in_what_the_end_flushes(tokenizer: Any) -> None:

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from pilotfish.config import EngineConfig
-    from pilotfish.engine.signals import Signals
+    from pilotfish.engine.process import Signals
 
 
 def target(
@@ -20,8 +20,7 @@ def target(
 ) -> None:
     """Run a target worker for a server. `pilotfish serve` does so itself."""
     from pilotfish.engine.async_engine import config_of
-    from pilotfish.engine.process import LOG_FORMAT, die_with_parent, name_process, remove_directory
-    from pilotfish.engine.signals import Signals, Stopped
+    from pilotfish.engine.process import LOG_FORMAT, Signals, Stopped, die_with_parent, name_process, remove_directory
     from pilotfish.server.logs import configure
 
     configure("json" if os.environ.get(LOG_FORMAT) == "json" else "text", process="target")

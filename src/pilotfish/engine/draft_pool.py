@@ -16,8 +16,7 @@ from pilotfish.draft.growth import Grower, LevelShape
 from pilotfish.draft.sessions import SessionTable
 from pilotfish.draft.worker import DraftIdentity, DraftWorker
 from pilotfish.engine.memory import device_of, plan_memory
-from pilotfish.engine.process import die_with_parent, name_process, remove_directory
-from pilotfish.engine.signals import Signals, Stopped
+from pilotfish.engine.process import Signals, Stopped, die_with_parent, name_process, remove_directory
 from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model
 from pilotfish.model.pacer import Pacer, Pacing

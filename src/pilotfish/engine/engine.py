@@ -37,7 +37,7 @@ from pilotfish.engine.costs import forward_seconds, step_costs
 from pilotfish.engine.draft_workers import DraftWorkers, start_draft_workers
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
-from pilotfish.engine.text import TextRules, TextStream
+from pilotfish.engine.text import TextStream
 from pilotfish.engine.vocabulary import added_tokens
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model
@@ -274,11 +274,10 @@ class Engine:
         check_token_ids(params, stop_ids, bad_sequences, self.model.shape.vocab_size)
         seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
         room = self.model.shape.context - len(tokens)
-        rules = TextRules.of(params, stop_ids)
         samples = []
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
-            text = TextStream(self.tokenizer, rules, tokens)
+            text = TextStream(self.tokenizer, params, stop_ids, tokens)
             request = Request(
                 self._next_id,
                 tokens,

@@ -13,8 +13,8 @@ import msgspec
 from pilotfish.config import EngineConfig, model_name
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine, Sample, SampleDelta
-from pilotfish.engine.heartbeat import Heartbeat
-from pilotfish.engine.signals import Signals
+from pilotfish.engine.liveness import Heartbeat
+from pilotfish.engine.process import Signals
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
 from pilotfish.target.pools import Pool
@@ -22,6 +22,7 @@ from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, Received
 from pilotfish.wire.dialing import DialingChannel
 from pilotfish.wire.serving import (
+    SERVER,
     Abort,
     Delta,
     Failure,
@@ -41,8 +42,6 @@ from pilotfish.wire.serving import (
 
 logger = logging.getLogger(__name__)
 
-#: The server's peer name on the dialling channel.
-SERVER = b"0"
 #: Seconds between two Status messages; until the first one has left, between two attempts.
 STATUS, FIRST_STATUS = 1.0, 0.02
 #: Broken steps, one after the other, after which the process gives up: another one may do better.

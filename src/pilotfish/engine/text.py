@@ -3,53 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
 from pilotfish.core.sampling_params import SamplingParams
 
-#: Tokens of a prompt after which a decoder is as if it had seen all of it.
+#: Last tokens of a prompt that a decoder needs to continue its text.
 CONTEXT = 6
-
-
-@dataclass(frozen=True)
-class TextRules:
-    """What an output's text shows, and which strings end it."""
-
-    stops: Sequence[str] = ()
-    min_tokens: int = 0  # a stop string that one of the first `min_tokens` tokens completes does not count
-    stop_ids: Collection[int] = ()  # tokens that end the output
-    show_stop: bool = False  # the stop string, or the token of `stop_ids`, that ended it
-    skip_special: bool = True
-
-    @classmethod
-    def of(cls, params: SamplingParams, stop_ids: Collection[int]) -> TextRules:
-        """Of an output that `stop_ids` end."""
-        shows = params.include_stop_str_in_output
-        return cls(params.stop, params.min_tokens, stop_ids, shows, params.skip_special_tokens)
+DEFAULTS = SamplingParams()
 
 
 class TextStream:
-    """The text of one growing output.
+    """The text of one growing output; the `StopDetector` of its request.
 
     text     print("a")\\nif __na        `text` holds what was decoded so far,
     safe     print("a")\\n               `take` gives it up to where a stop string may have begun
     """
 
-    def __init__(self, tokenizer: Any, rules: TextRules | None = None, prompt: Sequence[int] = ()) -> None:
-        """The tokens that come after `prompt` are decoded as its continuation: some decoders drop the space before a
-        text's first word."""
-        self._rules = rules or TextRules()
+    def __init__(
+        self,
+        tokenizer: Any,
+        params: SamplingParams = DEFAULTS,
+        stop_ids: Collection[int] = (),
+        prompt: Sequence[int] = (),
+    ) -> None:
+        """Tokens of `stop_ids` end the output. `prompt` comes before it: some decoders drop the space before a text's
+        first word."""
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=self._end_of(prompt), skip_special_tokens=self._rules.skip_special)
+        self._params = params
+        self._stop_ids = stop_ids
+        self._shows_stop = params.include_stop_str_in_output
+        self._stream = DecodeStream(ids=self._end_of(prompt), skip_special_tokens=params.skip_special_tokens)
         self._pending: list[int] = []  # ids whose bytes do not end on a character yet
-        self._forced = self._rules.min_tokens  # tokens to come that end nothing
+        self._forced = params.min_tokens  # tokens to come that end nothing
         self._taken = 0
         self._ends: list[int] = []  # [tokens not yet taken] characters of `text` after each token
         self.text = ""
-        self.stopped = False
+        self.ended = False
         self.stop: str | None = None  # the stop string that ended it
 
     def add(self, token: int) -> bool:
@@ -59,7 +50,7 @@ class TextStream:
         return completes_stop
 
     def _append(self, token: int) -> bool:
-        if token in self._rules.stop_ids and not self._rules.show_stop:
+        if token in self._stop_ids and not self._shows_stop:
             return False
         piece = self._stream.step(self._tokenizer.backend_tokenizer, token)
         self._pending.append(token)
@@ -74,28 +65,28 @@ class TextStream:
         """End the text at the first stop string that was completed after its first `before` characters."""
         if self._forced >= 0:
             return False
-        starts = ((self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._rules.stops)
+        starts = ((self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._params.stop)
         found = [(start, stop) for start, stop in starts if start >= 0]
         if found:
             start, self.stop = min(found)
-            end = start + len(self.stop) if self._rules.show_stop else start
-            self.text, self.stopped = self.text[:end], True
-        return self.stopped
+            end = start + len(self.stop) if self._shows_stop else start
+            self.text, self.ended = self.text[:end], True
+        return self.ended
 
     def finish(self) -> None:
         """No more tokens: bytes that never became a character show as the replacement character."""
-        if not self.stopped and self._pending:
+        if not self.ended and self._pending:
             before = len(self.text)
             self.text += self._decode(self._pending)
             self._cut(before)
             if self._ends:
                 self._ends[-1] = len(self.text)
         self._pending.clear()
-        self.stopped = True
+        self.ended = True
 
     def take(self) -> str:
         """The text not yet taken that no stop string can still swallow."""
-        end = len(self.text) if self.stopped else len(self.text) - self._held_back()
+        end = len(self.text) if self.ended else len(self.text) - self._held_back()
         piece = self.text[self._taken : end]
         self._taken += len(piece)
         return piece
@@ -108,7 +99,7 @@ class TextStream:
     def _held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
         longest = 0
-        for stop in () if self._rules.show_stop else self._rules.stops:
+        for stop in () if self._shows_stop else self._params.stop:
             for size in range(min(len(stop) - 1, len(self.text)), longest, -1):
                 if self.text.endswith(stop[:size]):
                     longest = size
@@ -116,9 +107,9 @@ class TextStream:
         return longest
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """Its last tokens, for a decoder to go on from; none where they do not end on a character."""
+        """The prompt's last tokens, from which a decoder can go on; none if they do not end on a character."""
         end = list(prompt[-CONTEXT:])
         return [] if self._decode(end).endswith("\ufffd") else end
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._rules.skip_special))
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._params.skip_special_tokens))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pilotfish.core.logprobs import TokenLogprobs
-from pilotfish.engine.text import TextRules, TextStream
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.text import TextStream
 from pilotfish.server.answers import ChatLogprob, ChatLogprobs, PromptLogprob, PromptLogprobs, TextLogprobs, TopLogprob
 from pilotfish.server.pieces import TokenNames
 from pilotfish.server.prompts import Prompt
@@ -48,7 +49,7 @@ def echoed_logprobs(
 
 def _starts(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Characters before each token. A text lacks the special tokens that the tokenizer put around it."""
-    text, starts = TextStream(tokenizer, TextRules(skip_special=prompt.text is not None)), []
+    text, starts = TextStream(tokenizer, SamplingParams(skip_special_tokens=prompt.text is not None)), []
     for token in prompt.tokens:
         starts.append(len(text.text))
         text.add(token)

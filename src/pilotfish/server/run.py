@@ -25,8 +25,7 @@ import uvloop
 
 from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine, Health
-from pilotfish.engine.process import LOG_FORMAT, die_with_parent, name_process
-from pilotfish.engine.signals import heeded
+from pilotfish.engine.process import LOG_FORMAT, die_with_parent, heeded, name_process
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.admission import Admission, Limits

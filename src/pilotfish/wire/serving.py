@@ -23,6 +23,8 @@ from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.wire.codec import decoded
 
+#: The server's peer name on a target's channel.
+SERVER = b"0"
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
