@@ -13,9 +13,9 @@ from live import LiveServer
 from support import make_engine, run
 from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
 
+from pilotfish.core import pools
 from pilotfish.engine import draft_workers, launch
 from pilotfish.engine.launch import Delays, Supervisor
-from pilotfish.target import pools
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,8 @@ import pytest
 from support import assert_idle, run
 from workers import PARAMS, PROMPTS, engine_over, eventually, threaded_pool
 
+from pilotfish.core import draft_sessions, pools
 from pilotfish.core.messages import Peer
-from pilotfish.draft import sessions
-from pilotfish.target import pools
 from pilotfish.wire.channel import Channel, Loopback, Received
 
 
@@ -92,18 +91,20 @@ def test_a_bad_network_changes_no_output(
     with threaded_pool(draft, ends[1]) as worker, engine_over(llama, ends[0]) as engine:
         drafter = engine.drafter
         assert run(engine, PROMPTS[:50], PARAMS[:50]) == expected[:50]
-        while worker.counts.levels < 20 or drafter.counts.trees < 20:  # a target this fast may be through before
+        while (
+            worker.machine.counts.levels < 20 or drafter.machine.counts.trees < 20
+        ):  # a target this fast may be through before
             assert run(engine, PROMPTS[:10], PARAMS[:10]) == expected[:10]
         for fault in FAULTS[kind]:
             assert ends[0].counts[fault] > 0 and ends[1].counts[fault] > 0
         assert engine.worker.drafter.drafter is drafter  # it has never raised
         for end in ends:
             end.bad = False
-        trees = drafter.counts.trees
-        while drafter.counts.trees < trees + 100:
+        trees = drafter.machine.counts.trees
+        while drafter.machine.counts.trees < trees + 100:
             assert run(engine, PROMPTS[:10], PARAMS[:10]) == expected[:10]
         assert_idle(engine)
-        monkeypatch.setattr(sessions, "FORGOTTEN", 0.0)  # those whose Close was lost
-        eventually(lambda: len(worker.table) == 0)
-    worker.table.check()
-    assert worker.table.pool.num_free == worker.table.pool.capacity
+        monkeypatch.setattr(draft_sessions, "FORGOTTEN", 0.0)  # those whose Close was lost
+        eventually(lambda: len(worker.machine.table) == 0)
+    worker.machine.table.check()
+    assert worker.machine.table.pool.num_free == worker.machine.table.pool.capacity

@@ -145,9 +145,9 @@ def test_nothing_that_a_pool_sends_harms(name: str, evil: Pool, engine: Engine, 
     assert engine.worker.drafter.drafter is drafter  # it has never raised
     assert_idle(engine)
     evil.attack = Honest()
-    hits = drafter.counts.hits
-    while drafter.counts.hits == hits:
-        eventually(lambda: drafter.pools[0].ready)
+    hits = drafter.machine.counts.hits
+    while drafter.machine.counts.hits == hits:
+        eventually(lambda: drafter.machine.pools[0].ready)
         engine.submit(PROMPTS[0], PARAMS[0])
         while engine.busy:
             engine.step()

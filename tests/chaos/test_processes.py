@@ -33,13 +33,13 @@ def accepted(samples: list[Sample]) -> int:
 
 def step_until_drafted(engine: Engine, drafter: RemoteDrafter) -> None:
     """Step until trees come from a pool that serves; a few steps, however long it takes."""
-    before = drafter.counts.trees
-    while drafter.counts.trees == before:
-        eventually(lambda: drafter.pools[0].ready)
+    before = drafter.machine.counts.trees
+    while drafter.machine.counts.trees == before:
+        eventually(lambda: drafter.machine.pools[0].ready)
         assert engine.busy
         engine.step()  # opens the sessions
         for _ in range(50):
-            if drafter.counts.trees == before:
+            if drafter.machine.counts.trees == before:
                 sleep(0.01)
 
 
@@ -79,11 +79,11 @@ def test_a_stopped_worker_goes_on(pool: Start, llama: Path, draft: Path, expecte
         samples = submit_all(engine)
         step_until_drafted(engine, drafter)
         worker.stop()
-        eventually(lambda: not drafter.pools[0].ready)  # of silence: the connection stays
-        trees, finished = drafter.counts.trees, len(PROMPTS) - len(engine._samples)
+        eventually(lambda: not drafter.machine.pools[0].ready)  # of silence: the connection stays
+        trees, finished = drafter.machine.counts.trees, len(PROMPTS) - len(engine._samples)
         while len(PROMPTS) - len(engine._samples) < finished + 20:
             engine.step()
-        assert drafter.counts.trees == trees
+        assert drafter.machine.counts.trees == trees
         worker.go_on()
         step_until_drafted(engine, drafter)
         step_until_accepted(engine, samples)
@@ -111,9 +111,9 @@ def test_a_pool_comes_back_with_another_model(
         pool(foreign)
         eventually(lambda: seen.refusal is not None)
         assert "tokenizer" in seen.refusal and "foreign" in seen.refusal
-        trees = drafter.counts.trees
+        trees = drafter.machine.counts.trees
         assert finish(engine, samples) == expected
-        assert drafter.counts.trees == trees and not seen.ready
+        assert drafter.machine.counts.trees == trees and not seen.ready
 
 
 def test_requests_aborted_at_random_leave_nothing(pool: Start, llama: Path, draft: Path, tmp_path: Path) -> None:
@@ -132,8 +132,12 @@ def test_requests_aborted_at_random_leave_nothing(pool: Start, llama: Path, draf
                 engine.step()
             while len(running) > 16 or rng.random() < 0.4:
                 engine.abort(running.pop(rng.randrange(len(running))) if running else sample)
-        assert engine.remote.drafter.counts.trees > 0
+        assert engine.remote.drafter.machine.counts.trees > 0
         engine.abort_all()
         assert_idle(engine)
-        assert not engine.remote.drafter._by_request and not engine.remote.drafter._by_number and not seen.sessions
+        assert (
+            not engine.remote.drafter.machine._by_request
+            and not engine.remote.drafter.machine.sessions
+            and not seen.sessions
+        )
         eventually(lambda: (seen.load.sessions, seen.load.own_sessions, seen.load.free_slots) == (0, 0, capacity))

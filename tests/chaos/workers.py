@@ -16,7 +16,9 @@ from support import SNIPPETS, VOCAB, make_engine
 from pilotfish.cli import main
 from pilotfish.config import DraftConfig, EngineConfig
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Load
+from pilotfish.core.pools import DraftPool
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.draft_pool import make_worker
 from pilotfish.engine.engine import Engine
@@ -24,8 +26,7 @@ from pilotfish.engine.launch import wait_until
 from pilotfish.engine.process import Ending, WorkerSpec
 from pilotfish.engine.vocabulary import tokenizer_digest
 from pilotfish.model.tokenizer import load_tokenizer
-from pilotfish.target.pools import Pool
-from pilotfish.target.remote import RemoteDrafter, RemoteOptions
+from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, ChannelThread
 from pilotfish.wire.codec import encode
 
@@ -129,7 +130,9 @@ def engine_over(target: Path, channel: Channel, **config: object) -> Iterator[En
     """An engine whose draft is at the other end of a channel."""
     hello = Hello(PROTOCOL_VERSION, tokenizer_digest(load_tokenizer(target)), VOCAB, "target")
     channel_thread: ChannelThread
-    drafter = RemoteDrafter(hello, [Pool("the pool", b"0")], lambda *p: channel_thread.post(*p), RemoteOptions(256))
+    drafter = RemoteDrafter(
+        hello, [DraftPool("the pool", b"0")], lambda *p: channel_thread.post(*p), RemoteOptions(256)
+    )
     channel_thread = ChannelThread(channel, drafter.receive, drafter.tick)
     channel_thread.start()
     with make_engine(target, drafter, **config) as engine:

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from trees import check_tree
 
 from pilotfish.core.lookahead import Lookahead, Nodes
-from pilotfish.core.tree_copy import LEAST, Push, TreeCopy
+from pilotfish.core.tree_copy import LEAST, PushedNodes, TreeCopy
 
 VOCAB = 8
 
 
-def make_push(base_len: int, *nodes: tuple[int, int, int, float]) -> Push:
+def make_push(base_len: int, *nodes: tuple[int, int, int, float]) -> PushedNodes:
     """Of (id, parent, token, score)."""
     ids, parents, tokens, scores = zip(*nodes, strict=True) if nodes else ((), (), (), ())
     integers = (np.array(x, np.int64) for x in (ids, parents, tokens))
-    return Push(base_len, *integers, np.array(scores, np.float64))
+    return PushedNodes(1, 1, 0, base_len, *integers, np.array(scores, np.float64))
 
 
 def paths(nodes: Nodes) -> dict[tuple[int, ...], float]:
@@ -39,7 +39,7 @@ class Draft:
     def __init__(self, length: int) -> None:
         self.tree, self.length, self.rooted = Lookahead(), length, False
 
-    def grow(self, data: st.DataObject) -> Push | None:
+    def grow(self, data: st.DataObject) -> PushedNodes | None:
         """One level."""
         leaves = self.tree.leaves(data.draw(st.integers(1, 3)), 50) if self.rooted else np.array([-1])
         if not len(leaves):
@@ -56,7 +56,7 @@ class Draft:
         nodes = self.tree.nodes
         above = np.append(nodes.scores, 0.0)[added.parents]
         ids = np.append(nodes.ids, 0)[added.parents]
-        return Push(self.length, added.ids, ids, added.tokens, added.scores - above)
+        return PushedNodes(1, 1, 0, self.length, added.ids, ids, added.tokens, added.scores - above)
 
     def commit(self, tokens: list[int]) -> None:
         path = self.tree.nodes.follow(tokens)
@@ -76,7 +76,7 @@ def some_tokens(data: st.DataObject, tree: Lookahead) -> list[int]:
 def test_when_all_is_delivered_the_copy_is_the_drafts_tree(data: st.DataObject) -> None:
     """Pushes wait while the target commits, and commits while the draft pushes; both in order."""
     draft, copy = Draft(5), TreeCopy(5, VOCAB, 10_000)
-    pushes: deque[Push] = deque()
+    pushes: deque[PushedNodes] = deque()
     commits: deque[list[int]] = deque()
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["grow", "grow", "deliver", "deliver", "commit", "hear"]))
@@ -231,7 +231,7 @@ def test_a_draft_that_lost_its_tree_pushes_the_same_again() -> None:
     ],
     ids=["ahead", "ancient", "token", "negative", "score", "falling", "zero"],
 )
-def test_what_no_draft_may_send_is_dropped_and_counted(push: Push) -> None:
+def test_what_no_draft_may_send_is_dropped_and_counted(push: PushedNodes) -> None:
     copy = TreeCopy(5, VOCAB, 20)
     copy.attach(push)
     assert len(copy.nodes) == 0 and copy.dropped == len(push)
@@ -277,7 +277,7 @@ def test_a_long_chain_and_a_wide_repeat_of_the_largest_push() -> None:
     """As many nodes as a frame may hold, each below the one before; then all of them again."""
     count = 1 << 14
     ids = np.arange(1, count + 1)
-    chain = Push(5, ids, ids - 1, ids % VOCAB, np.full(count, -0.001))
+    chain = PushedNodes(1, 1, 0, 5, ids, ids - 1, ids % VOCAB, np.full(count, -0.001))
     copy = TreeCopy(5, VOCAB, 2 * count)
     copy.attach(chain)
     again = replace(chain, ids=ids + count, parents=np.where(ids == 1, 0, ids + count - 1))

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 from support import CONTEXT, VOCAB, native_model
 
+from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.draft_sessions import DraftSession, SessionTable
+from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.messages import (
@@ -29,10 +32,8 @@ from pilotfish.core.messages import (
 )
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
-from pilotfish.draft.children import likely_children
-from pilotfish.draft.growth import Grower, LevelShape
-from pilotfish.draft.sessions import Session, SessionTable
-from pilotfish.draft.worker import DraftIdentity, DraftWorker
+from pilotfish.draft.grower import Grower, likely_children
+from pilotfish.draft.worker import DraftWorker
 from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling
 from pilotfish.wire.channel import Received
@@ -83,9 +84,10 @@ class Rig:
         self.channel = Box()
         self.table = SessionTable(SlotPool(slots))
         runner = Runner(loaded(directory).model, slots)
-        grower = Grower(runner, self.table, shape, VOCAB + len(added_tokens or {}))
+        grower = Grower(runner, self.table, shape.children, VOCAB + len(added_tokens or {}))
         identity = replace(IDENTITY, added_tokens=added_tokens or {})
-        self.worker = DraftWorker(grower, self.channel, identity, lambda: self.now)
+        machine = DraftMachine(identity, self.table, shape, runner.model.shape.context)
+        self.worker = DraftWorker(machine, grower, self.channel, lambda: self.now)
 
     def say(self, peer: Peer, *messages: ToDraft, tenant: str = "", weight: float = 1.0) -> None:
         for message in messages:
@@ -117,7 +119,7 @@ class Rig:
         self.channel.sent[peer] += [encode(tree) for tree in trees if tree.session != session]
         return [tree for tree in trees if tree.session == session]
 
-    def session(self) -> Session:
+    def session(self) -> DraftSession:
         """The only one."""
         (session,) = self.table
         return session
@@ -131,7 +133,7 @@ class Rig:
         params = params_of(sampling)
         rules = LogitRules.of(params, prompt, frozenset(sampling.stop_ids), sampling.bad_sequences)
         row = RowSampling(params, message.seed, count, None if rules is None else rules.edits(output))
-        children = likely_children(logits, [row], self.worker.grower.shape.children)
+        children = likely_children(logits, [row], self.worker.grower.children)
         return dict(zip(children.tokens[0].tolist(), children.log_chances[0].tolist(), strict=True))
 
 

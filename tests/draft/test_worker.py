@@ -12,6 +12,10 @@ import pytest
 from rig import HELLO, IDENTITY, SMALL, Rig, Told, make_open, prompt
 from support import CONTEXT, VOCAB, edit_tensors, write_model
 
+from pilotfish.core import draft_machine, draft_sessions
+from pilotfish.core.draft_sessions import FORGOTTEN, IDLE, LevelPart
+from pilotfish.core.level_choice import WHOLE_CHUNK, LevelShape
+from pilotfish.core.lookahead import Nodes
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
@@ -26,9 +30,7 @@ from pilotfish.core.messages import (
     Sampling,
     Tree,
 )
-from pilotfish.draft import sessions, worker
-from pilotfish.draft.growth import WHOLE_CHUNK, Grown, Growth, LevelShape
-from pilotfish.draft.sessions import FORGOTTEN, IDLE
+from pilotfish.draft import worker
 from pilotfish.errors import ParameterError
 from pilotfish.wire import channel
 from pilotfish.wire.channel import Loopback, Received
@@ -151,7 +153,7 @@ def test_a_token_beyond_what_the_target_said_ends_its_session_alone(rig: Rig, pl
         rig.rest()
         one.commit([VOCAB + 1])
     rig.rest()
-    assert [session.key.session for session in rig.table] == [2] and rig.trees(TARGET, 2)
+    assert [session.key.number for session in rig.table] == [2] and rig.trees(TARGET, 2)
     assert rig.heard(TARGET, Refuse if place == "opened" else Resync)
 
 
@@ -217,7 +219,12 @@ def test_kept_kv_changes_no_guess(llama: Path, name: str) -> None:
     rig.turns(3)
     assert told.listen()
     assert rig.session().tokens == told.tokens
-    assert len(seen) >= 4 and rig.worker.counts.hits and rig.worker.counts.misses and rig.worker.counts.used
+    assert (
+        len(seen) >= 4
+        and rig.worker.machine.counts.hits
+        and rig.worker.machine.counts.misses
+        and rig.worker.machine.counts.used
+    )
 
 
 def test_accepted_nodes_keep_their_kv(rig: Rig) -> None:
@@ -230,10 +237,10 @@ def test_accepted_nodes_keep_their_kv(rig: Rig) -> None:
     path = session.tree.path_tokens(deepest)
     slots = [int(nodes.slots[i]) for i in nodes.follow(path)]
     told.commit(path)
-    rows = rig.worker.counts.rows
+    rows = rig.worker.machine.counts.rows
     rig.turns()
     assert session.slots[10:].tolist() == slots and len(slots) >= 2
-    assert rig.worker.counts.rows - rows <= SMALL.leaves  # nothing was computed again
+    assert rig.worker.machine.counts.rows - rows <= SMALL.leaves  # nothing was computed again
     told.listen()
 
 
@@ -380,11 +387,11 @@ def test_a_session_opened_anew_keeps_the_kv_that_both_have(rig: Rig) -> None:
     told.listen()
     kept = rig.session().slots[:30].copy()
     again = Told(rig, make_open([*prompt(40)[:30], *prompt(9, 1)], generation=2))
-    rows = rig.worker.counts.rows
+    rows = rig.worker.machine.counts.rows
     rig.turns()
     assert rig.session().slots[:30].tolist() == kept.tolist()
     rig.turns(3)
-    assert rig.worker.counts.rows - rows <= 9 + 4 * SMALL.leaves
+    assert rig.worker.machine.counts.rows - rows <= 9 + 4 * SMALL.leaves
     assert again.listen()
 
 
@@ -451,8 +458,8 @@ def test_what_may_bring_a_tree_comes_before_what_widens_one(llama: Path) -> None
     told[1].commit([1], wanted=10**4)
     rig.turns(1)
     assert told[0].listen() and rig.table.pool.num_free > 0
-    level = rig.worker.grower.next_level(0.0)
-    assert [growth.session.key.session for growth in level if growth.pending] == [2]
+    level = rig.worker.machine.next_level(0.0)
+    assert [part.session.key.number for part in level if part.pending] == [2]
 
 
 def test_a_tenant_holds_no_more_than_its_share_when_others_need_it(llama: Path) -> None:
@@ -483,7 +490,7 @@ def test_prompts_of_one_tenant_do_not_starve_anothers(llama: Path) -> None:
 
 
 def test_too_many_sessions_cost_the_tenant_that_has_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sessions, worker):
+    for module in (draft_sessions, draft_machine):
         monkeypatch.setattr(module, "MAX_SESSIONS", 4)
     rig = Rig(llama)
     for peer in (b"flood", b"modest"):
@@ -500,7 +507,7 @@ def test_too_many_sessions_cost_the_tenant_that_has_them(llama: Path, monkeypatc
 
 
 def test_too_many_targets_cost_the_tenant_that_has_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "MAX_TARGETS", 2)
+    monkeypatch.setattr(draft_machine, "MAX_TARGETS", 2)
     rig = Rig(llama)
     for number in range(3):
         rig.say(b"flood %d" % number, HELLO, tenant="flood")
@@ -528,12 +535,12 @@ def test_tenants_share_a_saturated_level_by_weight(llama: Path) -> None:
 
 
 def test_sessions_of_a_silent_target_are_dropped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "FORGOTTEN", 60.0)
+    monkeypatch.setattr(draft_sessions, "FORGOTTEN", 60.0)
     Told(rig, make_open(prompt(10)))
     rig.say(b"other", HELLO)
     Told(rig, make_open(prompt(10)), b"other")
     rig.turns(3)
-    rig.now += worker.SILENCE - 1
+    rig.now += draft_machine.SILENCE - 1
     rig.say(b"other", HELLO)
     rig.turns()
     assert len(rig.table) == 2
@@ -551,7 +558,7 @@ def test_a_sequence_is_not_forgotten_for_the_time_that_its_prompt_took(
     """Its target hears nothing meanwhile, greets, and keeps its commits back."""
     grow = rig.worker.grower.grow
 
-    def slow(level: list[Growth]) -> list[Grown]:
+    def slow(level: list[LevelPart]) -> list[Nodes]:
         rig.now += FORGOTTEN + 5.0 if level[0].pending else 0.001
         rig.say(TARGET, HELLO)
         return grow(level)
@@ -647,7 +654,7 @@ def test_commits_that_do_not_follow(rig: Rig, base_len: int) -> None:
     rig.say(TARGET, Commit(1, 1, base_len, [5, 6], 10))
     rig.turns(2)
     assert told.listen()
-    assert [session.key.session for session in rig.table] in ([1, 2], [2])
+    assert [session.key.number for session in rig.table] in ([1, 2], [2])
 
 
 def test_random_bytes_and_cut_frames_change_nothing(rig: Rig) -> None:
@@ -663,7 +670,7 @@ def test_random_bytes_and_cut_frames_change_nothing(rig: Rig) -> None:
     rig.channel.inbox.append(Received(TARGET, bytes(worker.FRAME_BASE + 5 * CONTEXT + 1)))
     count = len(rig.channel.inbox)
     rig.turns(2)
-    assert rig.worker.counts.malformed == count
+    assert rig.worker.machine.counts.malformed == count
     assert rig.session().tokens == told.tokens and told.listen()
 
 

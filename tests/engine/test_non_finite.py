@@ -15,7 +15,7 @@ from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import TokenTree
-from pilotfish.draft.children import likely_children
+from pilotfish.draft.grower import likely_children
 from pilotfish.engine.engine import Engine, Sample
 from pilotfish.engine.llm import LLM
 from pilotfish.errors import EngineError, ModelError

@@ -34,7 +34,7 @@ from pilotfish.core.messages import (
     Tree,
 )
 from pilotfish.core.noise import gumbel_of
-from pilotfish.core.tree_copy import Push, TreeCopy
+from pilotfish.core.tree_copy import PushedNodes, TreeCopy
 from pilotfish.wire.codec import decode_to_draft, decode_to_target, encode
 from pilotfish.wire.dialing import DialingChannel
 
@@ -87,16 +87,11 @@ class Target:
         """The next Tree, attached."""
         tree: Tree = self.next(Tree)
         assert tree.base_len == base_len
-        copy.attach(push_of(tree))
+        copy.attach(PushedNodes.of(tree))
         return tree
 
 
 Dial = Callable[..., Target]
-
-
-def push_of(tree: Tree) -> Push:
-    ids, parents, tokens = (np.array(x, np.int64) for x in (tree.ids, tree.parents, tree.tokens))
-    return Push(tree.base_len, ids, parents, tokens, np.array(tree.scores, np.float64))
 
 
 def opened(session: int, tokens: list[int], **fields: Any) -> Open:
@@ -362,7 +357,7 @@ def test_the_pages_example_goes_as_the_page_says(frames: list[bytes]) -> None:
             assert copy.commit(commit.tokens) and len(copy.nodes) == 0
         tree = decode_to_target(frame)
         assert isinstance(tree, Tree)
-        copy.attach(push_of(tree))
+        copy.attach(PushedNodes.of(tree))
         assert copy.nodes.ids.tolist() == ids
         assert (copy.late, copy.dropped, copy.repeated) == (lost, 0, 0)
     assert copy.nodes.parents.tolist() == [-1, 0, -1] and copy.nodes.tokens.tolist() == [90, 33, 91]

@@ -7,11 +7,12 @@ from typing import TypeVar
 from support import limits
 
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Load, Open, Peer, ToDraft, ToTarget, Tree
+from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.core.tree import TokenTree
-from pilotfish.target.pools import Pool
-from pilotfish.target.remote import RemoteDrafter, RemoteOptions
+from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Received
 from pilotfish.wire.codec import decode_to_draft, encode
 
@@ -27,7 +28,7 @@ class Side:
     def __init__(self, pools: int = 1, **options: float) -> None:
         self.now = 0.0
         self.posted: list[tuple[Peer, ToDraft]] = []
-        self.pools = [Pool(f"pool {i}", b"%d" % i) for i in range(pools)]
+        self.pools = [DraftPool(f"pool {i}", b"%d" % i) for i in range(pools)]
         self.drafter = RemoteDrafter(
             HELLO,
             self.pools,

@@ -14,16 +14,19 @@ import pytest
 from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, native_model
 from test_lossless import LENGTH, MIXED, alone, generate, params
 
+from pilotfish.core import pools
+from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.draft_sessions import FORGOTTEN, SessionTable
+from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
+from pilotfish.core.pools import DraftPool
 from pilotfish.core.slots import SlotPool
-from pilotfish.draft.growth import Grower, LevelShape
-from pilotfish.draft.sessions import FORGOTTEN, SessionTable
-from pilotfish.draft.worker import DraftIdentity, DraftWorker
+from pilotfish.core.target_machine import RemoteOptions
+from pilotfish.draft.grower import Grower
+from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.engine import Engine
 from pilotfish.model.runner import Runner
-from pilotfish.target import pools
-from pilotfish.target.pools import Pool
-from pilotfish.target.remote import RemoteDrafter, RemoteOptions
+from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, ChannelThread, Loopback, Received
 
 POOL, TARGET = b"0", b"target"
@@ -78,16 +81,16 @@ class Drafting:
         """Everyone is idle: after `seconds` without a word nothing is held anywhere."""
         assert_idle(self.engine)
         assert self.engine.worker.drafter.drafter is self.drafter  # it never failed
-        assert not self.drafter._by_request and not self.drafter._by_number
-        assert not any(pool.sessions for pool in self.drafter.pools)
+        assert not self.drafter.machine._by_request and not self.drafter.machine.sessions
+        assert not any(pool.sessions for pool in self.drafter.machine.pools)
         while self.worker.turn(0.0):
             pass
         self.worker._clock = lambda: time.monotonic() + seconds
-        self.worker._reported = 0.0
+        self.worker.machine._reported = 0.0
         self.worker.turn(0.0)
-        self.worker.table.check()
-        assert len(self.worker.table) == 0
-        assert self.worker.table.pool.num_free == self.worker.table.pool.capacity
+        self.worker.machine.table.check()
+        assert len(self.worker.machine.table) == 0
+        assert self.worker.machine.table.pool.num_free == self.worker.machine.table.pool.capacity
 
 
 @contextmanager
@@ -99,10 +102,11 @@ def drafting(
     if seed is not None:
         here, there = Loopback.pair(TARGET)
         ends = BadLine(here, seed), BadLine(there, seed + 1)
-    grower = Grower(Runner(native_model(draft), slots), SessionTable(SlotPool(slots)), LevelShape(8, 4), VOCAB)
-    worker = DraftWorker(grower, ends[1], DraftIdentity("draft", "digest", {}))
+    table, runner, shape = SessionTable(SlotPool(slots)), Runner(native_model(draft), slots), LevelShape(8, 4)
+    machine = DraftMachine(DraftIdentity("draft", "digest", {}), table, shape, runner.model.shape.context)
+    worker = DraftWorker(machine, Grower(runner, table, shape.children, VOCAB), ends[1])
     hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
-    pool = Pool("loopback", POOL)
+    pool = DraftPool("loopback", POOL)
     options = RemoteOptions(wanted=100, quarantine=0.0)
     drafter = RemoteDrafter(hello, [pool], lambda peer, frame: channel_thread.post(peer, frame), options)
     channel_thread = ChannelThread(ends[0], drafter.receive, drafter.tick, period=0.01)
@@ -134,9 +138,11 @@ def test_every_prompt_with_every_setting(llama: Path, draft: Path) -> None:
             cases = [(i, (i + shift) % len(SETTINGS)) for i in range(len(SNIPPETS))]
             assert generate(d.engine, cases, together=True) == [alone(llama)[case] for case in cases]
     d.settle(0.0)
-    drops = d.drafter.pools[0].drops.counts
-    assert d.drafter.counts.hits > 20 and drops["dropped_nodes"] == drops["malformed_frames"] == 0
-    assert d.worker.counts.used > 20 and d.worker.counts.resyncs == d.worker.counts.malformed == 0
+    drops = d.drafter.machine.pools[0].drops.counts
+    assert d.drafter.machine.counts.hits > 20 and drops["dropped_nodes"] == drops["malformed_frames"] == 0
+    assert (
+        d.worker.machine.counts.used > 20 and d.worker.machine.counts.resyncs == d.worker.machine.counts.malformed == 0
+    )
 
 
 @pytest.mark.parametrize("requests", [1, 3])
@@ -180,6 +186,6 @@ def test_a_line_that_lies(llama: Path, draft: Path, seed: int) -> None:
                 assert sample.finish_reason == "abort" or sample.token_ids == alone(llama)[case]
                 assert len(sample.token_ids) <= LENGTH
     d.settle(FORGOTTEN + 1)  # a Close may have been lost
-    assert d.drafter.counts.trees > 20
-    drops = d.drafter.pools[0].drops.counts
-    assert drops["malformed_frames"] + d.worker.counts.malformed and drops["stale_frames"]
+    assert d.drafter.machine.counts.trees > 20
+    drops = d.drafter.machine.pools[0].drops.counts
+    assert drops["malformed_frames"] + d.worker.machine.counts.malformed and drops["stale_frames"]

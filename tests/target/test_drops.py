@@ -7,8 +7,8 @@ import logging
 import pytest
 from side import NODES, VOCAB, Side, load, make_request, tree
 
-from pilotfish.core.messages import CONNECTION, Open, Refuse, Resync
-from pilotfish.target.drops import FAULTS, FIRST_PAUSE, REASONS, Drops
+from pilotfish.core.messages import CONNECTION, Notice, Open, Refuse, Resync
+from pilotfish.core.pools import FAULTS, FIRST_PAUSE, REASONS, Drops
 from pilotfish.wire.channel import Received
 
 
@@ -27,7 +27,7 @@ def test_each_reason_is_counted_for_its_pool() -> None:
         side.hear(tree(message, sequence, len(request.tokens), *nodes))
 
     side.pools[1].refused("busy", side.now)  # so that all sessions are the first's
-    side.pools[1]._alone_until = 1e9
+    side.pools[1]._left_alone_until = 1e9
     message = reopened()
     push(message, 0, *NODES)
     push(message, 0, *NODES)  # stale
@@ -45,27 +45,27 @@ def test_each_reason_is_counted_for_its_pool() -> None:
     assert side.drops(1) == {"refusals": 1}
 
 
-def test_the_first_of_a_reason_is_logged_and_then_how_many_more(caplog: pytest.LogCaptureFixture) -> None:
-    drops = Drops("pool 0")
-    with caplog.at_level(logging.INFO):
-        for second in range(1000):
-            drops.add("malformed_frames", 2, float(second), "no map")
-            drops.add("late_nodes", 1, float(second))
-            drops.add("gaps", 0, float(second))
-    faults = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+def test_the_first_of_a_reason_is_logged_and_then_how_many_more() -> None:
+    notices: list[Notice] = []
+    drops = Drops("pool 0", notices)
+    for second in range(1000):
+        drops.add("malformed_frames", 2, float(second), "no map")
+        drops.add("late_nodes", 1, float(second))
+        drops.add("gaps", 0, float(second))
+    faults = [n.text for n in notices if n.level == logging.WARNING]
     assert faults[0] == "pool 0: frames that are no message: 2 (no map)"
     assert faults[1] == f"pool 0: frames that are no message: 120 in {FIRST_PAUSE:.0f} s (no map)"
-    normal = [r.message for r in caplog.records if r.levelno == logging.INFO]
+    normal = [n.text for n in notices if n.level == logging.INFO]
     assert len(faults) == len(normal) == 5  # after 60, 120, 240, 480 s more
     assert drops.counts["malformed_frames"] == 2000 and drops.occurred.keys() == {"malformed_frames", "late_nodes"}
 
 
-def test_only_what_no_draft_has_reason_to_do_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    drops = Drops("pool 0")
-    with caplog.at_level(logging.INFO):
-        for reason in REASONS:
-            drops.add(reason, 1, 0.0)
-    levels = {r.message.split(": ")[1]: r.levelno for r in caplog.records}
+def test_only_what_no_draft_has_reason_to_do_is_a_warning() -> None:
+    notices: list[Notice] = []
+    drops = Drops("pool 0", notices)
+    for reason in REASONS:
+        drops.add(reason, 1, 0.0)
+    levels = {notice.text.split(": ")[1]: notice.level for notice in notices}
     assert {reason for reason in REASONS if levels[REASONS[reason]] == logging.WARNING} == FAULTS
 
 

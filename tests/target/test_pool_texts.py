@@ -13,9 +13,9 @@ from wire_samples import HOSTILE, assert_nothing_raw, hostile_messages, kinds, m
 
 from pilotfish import cli
 from pilotfish.core.messages import Refuse, ToTarget
+from pilotfish.core.pools import MAX_FAULTS, DraftPool
 from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.errors import ModelError
-from pilotfish.target.pools import MAX_FAULTS, Pool
 from pilotfish.wire.channel import Received
 
 #: As whom a message about a session can come: of the first one opened, and of the whole connection.
@@ -29,7 +29,7 @@ HEARD = [
 BROKEN = [(f"{kind.__name__}.{place}", frame) for kind in kinds(ToTarget) for place, frame in mistyped_messages(kind)]
 
 
-def problem_of(pool: Pool) -> str | None:
+def problem_of(pool: DraftPool) -> str | None:
     """What a command that waits for the pool ends with."""
     drafts = cast(RemoteDrafts, SimpleNamespace(_states=lambda: ()))
     return RemoteDrafts._in_vain(drafts, pool)

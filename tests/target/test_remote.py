@@ -11,9 +11,9 @@ from side import LIMITS, NODES, VOCAB, Side, load, make_request, tree
 from support import limits
 
 from pilotfish.core.messages import CONNECTION, Close, Commit, Hello, Open, Peer, Refuse, Resync
+from pilotfish.core.pools import MAX_FAULTS, PAUSE, SILENCE
 from pilotfish.core.request import Request
-from pilotfish.target.pools import MAX_FAULTS, PAUSE, SILENCE
-from pilotfish.target.remote import RESTING, RESTING_PERIOD
+from pilotfish.core.target_machine import RESTING_NODES, RESTING_PERIOD
 from pilotfish.wire.channel import Received
 from pilotfish.wire.codec import encode
 
@@ -59,7 +59,7 @@ def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:
     side.hear(tree(message, 1, 5, (4, 3, 11, -0.1), (5, 2, 12, -0.1)))  # on its way meanwhile
     (proposed,) = side.propose(request)
     assert proposed.tokens[1:] == [9, 11]
-    counts = side.drafter.counts
+    counts = side.drafter.machine.counts
     assert (counts.hits, counts.misses, counts.trees, counts.nodes) == (1, 0, 2, 5)
     assert side.drops() == {"late_nodes": 1}
 
@@ -68,7 +68,7 @@ def test_a_miss_leaves_nothing_to_verify(side: Side) -> None:
     request = make_request()
     side.hear(tree(opened(side, request), 0, 5, *NODES))
     side.commit(request, 50)
-    assert len(side.propose(request)[0]) == 0 and side.drafter.counts.misses == 1
+    assert len(side.propose(request)[0]) == 0 and side.drafter.machine.counts.misses == 1
 
 
 def test_no_more_is_proposed_than_may_be_verified(side: Side) -> None:
@@ -87,7 +87,7 @@ def test_a_draft_that_does_not_pay_is_told_to_rest(side: Side) -> None:
     assert [(c.tokens, c.wanted) for c in side.said(Commit)] == [([1], 256)]
     side.now += RESTING_PERIOD
     side.commit(request, 4)
-    assert [(c.base_len, c.tokens, c.wanted) for c in side.said(Commit)] == [(6, [2, 3, 4], RESTING)]
+    assert [(c.base_len, c.tokens, c.wanted) for c in side.said(Commit)] == [(6, [2, 3, 4], RESTING_NODES)]
     side.commit(request, 5)
     side.propose(request)  # what it was not told comes at once
     assert [(c.base_len, c.tokens, c.wanted) for c in side.said(Commit)] == [(9, [5], 256)]
@@ -217,7 +217,7 @@ def test_silence_moves_sessions_and_a_pool_that_comes_back_gets_new_ones() -> No
     side.propose(*requests)
     moved = side.said(Open, b"1")
     assert [(m.session, m.generation) for m in moved] == [(m.session, 2) for m in first]
-    assert side.drafter.counts.moved == 2 and not side.pools[0].sessions
+    assert side.drafter.machine.counts.moved == 2 and not side.pools[0].sessions
     side.hear(tree(first[0], 0, 5, *NODES), b"0")  # it lives, but those are gone
     side.hear(load(), b"0")
     side.propose(*requests, make_request(9))
@@ -251,7 +251,7 @@ def test_closing_frees_both_sides(side: Side) -> None:
         side.drafter.close(request)
         side.drafter.close(request)
     assert sorted(c.session for c in side.said(Close)) == [1, 2, 3]
-    assert not side.pools[0].sessions and not side.drafter._by_request and not side.drafter._by_number
+    assert not side.pools[0].sessions and not side.drafter.machine._by_request and not side.drafter.machine.sessions
     side.commit(requests[0], 1)
     assert not side.said(Commit)
     side.propose(requests[0])
@@ -310,7 +310,7 @@ def test_random_messages_never_raise_and_trees_stay_verifiable() -> None:
                 for i in range(1 + 10 * step, 1 + 10 * step + int(rng.integers(0, 9)))
             ]
             nodes = [(i, p if p > 10 * step else 0, t, s) for i, p, t, s in nodes]
-            session = side.drafter._by_number.get(message.session)
+            session = side.drafter.machine.sessions.get(message.session)
             frame = encode(
                 tree(message, session.pushes if session else 0, len(session.request.tokens) if session else 5, *nodes)
             )
@@ -331,12 +331,12 @@ def test_random_messages_never_raise_and_trees_stay_verifiable() -> None:
             if request.finish_reason or rng.random() < 0.1:
                 side.drafter.close(request)
                 del requests[request.id]
-    assert served > 200 and side.drafter.counts.moved
+    assert served > 200 and side.drafter.machine.counts.moved
     reasons = ("dropped_nodes", "malformed_frames", "stale_frames", "resyncs", "refusals")
     assert all(any(pool.drops.counts[reason] for pool in side.pools) for reason in reasons)
     for request in requests.values():
         side.drafter.close(request)
-    assert not any(pool.sessions for pool in side.pools) and not side.drafter._by_number
+    assert not any(pool.sessions for pool in side.pools) and not side.drafter.machine.sessions
 
 
 def test_the_courier_and_the_step_loop_at_once() -> None:
@@ -349,7 +349,7 @@ def test_the_courier_and_the_step_loop_at_once() -> None:
     def deliver() -> None:
         sequence = 0
         while not stopped.is_set():
-            session = side.drafter._by_number[message.session]
+            session = side.drafter.machine.sessions[message.session]
             node = 10 * sequence + 1
             side.hear(tree(message, session.pushes, len(session.request.tokens) - 1, (node, 0, 7, -0.5)))
             sequence += 1
@@ -361,4 +361,4 @@ def test_the_courier_and_the_step_loop_at_once() -> None:
         side.commit(request, 7)
     stopped.set()
     thread.join()
-    assert len(request.tokens) == 305 and side.drafter.counts.hits + side.drafter.counts.misses == 300
+    assert len(request.tokens) == 305 and side.drafter.machine.counts.hits + side.drafter.machine.counts.misses == 300

@@ -10,8 +10,8 @@ import pytest
 from side import Side, load, make_request, tree
 
 from pilotfish.core.messages import Close, Commit, Hello, Open, Peer, ToDraft
+from pilotfish.core.pools import BACK, MAX_DOUBLINGS, PATIENCE_ALONE, SILENCE
 from pilotfish.core.request import Request
-from pilotfish.target.pools import BACK, MAX_DOUBLINGS, PATIENCE_ALONE, SILENCE
 
 #: Seconds of a step of the target.
 STEP = 0.05
@@ -100,8 +100,8 @@ def test_a_slow_prompt_is_read_once_and_its_tree_used(prefill: float, caplog: py
     chip = Chip(side, prefill)
     with caplog.at_level(logging.WARNING):
         nodes = steps(side, [chip], request, prefill + 1.0)
-    assert len(chip.opened) == 1 and side.drafter.counts.moved == 0
-    assert side.drafter.counts.trees == 1 and chip.sessions
+    assert len(chip.opened) == 1 and side.drafter.machine.counts.moved == 0
+    assert side.drafter.machine.counts.trees == 1 and chip.sessions
     assert max(nodes) == 0  # what it read is committed long since: its tree is late
     chip.lengths[1] = len(request.tokens)
     opened = chip.sessions[1]
@@ -178,11 +178,11 @@ def test_two_slow_pools_do_not_hand_a_session_to_and_fro_for_ever() -> None:
     side, request = Side(pools=2), make_request(max_tokens=20_000)
     chips = [Chip(side, 5.0, b"0"), Chip(side, 5.0, b"1")]
     steps(side, chips, request, 60.0)
-    assert side.drafter.counts.trees >= 1
-    before = side.drafter.counts.opened
+    assert side.drafter.machine.counts.trees >= 1
+    before = side.drafter.machine.counts.opened
     assert before <= 8
     steps(side, chips, request, 60.0)
-    assert side.drafter.counts.opened == before
+    assert side.drafter.machine.counts.opened == before
 
 
 def test_sessions_of_a_pool_that_hung_up_are_not_kept() -> None:
@@ -192,9 +192,9 @@ def test_sessions_of_a_pool_that_hung_up_are_not_kept() -> None:
     side.now += SILENCE + 0.1
     side.drafter.tick()
     assert not side.said(Close)
-    side.drafter.hung_up(side.pools[0], "pool 0 hung up")
+    side.drafter.disconnected(side.pools[0], "pool 0 hung up")
     side.drafter.tick()
-    assert len(side.said(Close)) == 1 and side.drafter.counts.moved == 1
+    assert len(side.said(Close)) == 1 and side.drafter.machine.counts.moved == 1
 
 
 def test_a_pool_that_answers_for_a_while_is_trusted_anew() -> None:

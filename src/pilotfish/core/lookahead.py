@@ -108,7 +108,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Rerooted:
+class RerootResult:
     """What a commit did to a tree."""
 
     hit: bool  # every committed token was in it
@@ -174,7 +174,7 @@ class Lookahead:
         self.nodes = self.nodes.with_more(added)
         return added
 
-    def commit(self, tokens: Sequence[int]) -> Rerooted:
+    def commit(self, tokens: Sequence[int]) -> RerootResult:
         """Re-root at the last of `tokens`, or at nothing known."""
         path = self.nodes.follow(tokens)
         path_slots = [int(slot) for slot in self.nodes.slots[path]]
@@ -187,7 +187,7 @@ class Lookahead:
             gone &= ~self.nodes.below(path[-1])
         freed = self.nodes.slots[gone].tolist()
         self.nodes = self.nodes.rerooted(path[-1]) if hit else Nodes.none()
-        return Rerooted(hit, len(path), path_slots, freed)
+        return RerootResult(hit, len(path), path_slots, freed)
 
     def drop(self) -> list[int]:
         """Forget every node; the slots that are free now."""

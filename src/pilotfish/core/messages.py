@@ -16,12 +16,17 @@ handled.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
+from pilotfish.core.logit_rules import LogitRules
+from pilotfish.core.request import Request
+from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.vocabulary import MAX_ADDED
 from pilotfish.printable import printable
 
@@ -90,6 +95,42 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     bad_sequences: Annotated[list[TokenIds], Meta(max_length=128)] = []
     stop_ids: TokenIds = []  # tokens that end the output; never given while there are fewer than min_tokens
     min_tokens: Index = 0
+
+    @classmethod
+    def of(cls, request: Request) -> Sampling:
+        params, allowed = request.params, request.params.allowed_token_ids
+        return cls(
+            **{name: getattr(params, name) for name in _NUMBERS},
+            logit_bias=dict(params.logit_bias),
+            allowed_token_ids=None if allowed is None else list(allowed),
+            bad_token_ids=list(params.bad_token_ids),
+            bad_sequences=[list(sequence) for sequence in request.bad_sequences],
+            stop_ids=sorted(request.stop_ids),
+        )
+
+    def params(self) -> SamplingParams:
+        """ParameterError for parameters that no target takes."""
+        return SamplingParams(
+            **{name: getattr(self, name) for name in _NUMBERS},
+            logit_bias=self.logit_bias,
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            bad_token_ids=tuple(self.bad_token_ids),
+            max_tokens=max(self.min_tokens, 1),
+        )
+
+    def rules(self, params: SamplingParams, tokens: Sequence[int], prompt_tokens: int) -> LogitRules | None:
+        """Of a sequence whose first `prompt_tokens` are its prompt; None where logits stay as they are."""
+        rules = LogitRules.of(params, tokens[:prompt_tokens], frozenset(self.stop_ids), self.bad_sequences)
+        if rules is not None:
+            rules.extend(tokens[prompt_tokens:])
+        return rules
+
+
+#: Fields that `Sampling` and `SamplingParams` have alike.
+_NUMBERS = (
+    *("temperature", "top_k", "top_p", "min_p", "min_tokens"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 
 
 class Open(Struct, tag="open", frozen=True):
@@ -169,3 +210,19 @@ class Load(Readable, tag="load", frozen=True):
 
 ToDraft: TypeAlias = Hello | Open | Commit | Close
 ToTarget: TypeAlias = Tree | Resync | Refuse | Load
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A message that a session machine has for a peer."""
+
+    peer: Peer
+    message: ToDraft | ToTarget
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A line that a session machine has for the log."""
+
+    level: int  # of `logging`
+    text: str

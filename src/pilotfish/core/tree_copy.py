@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.core.lookahead import NO_SLOT, Floats, Ints, Nodes
+from pilotfish.core.messages import Tree
 
 #: Of a parent that is not in the tree: never was, or is gone.
 UNKNOWN = -2
@@ -25,20 +26,30 @@ LEAST = -1000.0
 
 
 @dataclass(frozen=True)
-class Push:
-    """Nodes that arrived together, parents first: fields of the wire's Tree."""
+class PushedNodes:
+    """A Tree of the wire as arrays."""
 
+    session: int
+    generation: int
+    sequence: int
     base_len: int
     ids: Ints  # [n], rising
-    parents: Ints  # [n] ids; 0: the root at base_len
+    parents: Ints  # [n] ids, parents first; 0: the root at base_len
     tokens: Ints  # [n]
     scores: Floats  # [n], log of each token's chance given its parent's path; none above 0
+
+    @classmethod
+    def of(cls, tree: Tree) -> PushedNodes:
+        ids, parents, tokens = (np.array(x, np.int64) for x in (tree.ids, tree.parents, tree.tokens))
+        scores = np.array(tree.scores, np.float64)
+        return cls(tree.session, tree.generation, tree.sequence, tree.base_len, ids, parents, tokens, scores)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, chosen: Ints | NDArray[np.bool_]) -> Push:
-        return Push(self.base_len, self.ids[chosen], self.parents[chosen], self.tokens[chosen], self.scores[chosen])
+    def take(self, chosen: Ints | NDArray[np.bool_]) -> PushedNodes:
+        arrays = (self.ids[chosen], self.parents[chosen], self.tokens[chosen], self.scores[chosen])
+        return PushedNodes(self.session, self.generation, self.sequence, self.base_len, *arrays)
 
 
 class TreeCopy:
@@ -69,7 +80,7 @@ class TreeCopy:
         self.nodes = self.nodes.rerooted(path[-1]) if hit else Nodes.none()
         return hit
 
-    def attach(self, push: Push) -> None:
+    def attach(self, push: PushedNodes) -> None:
         """Add what survives of `push`. Nodes that break the protocol are dropped, and counted."""
         push = self._lawful(push)
         if not len(push):
@@ -84,7 +95,7 @@ class TreeCopy:
             self.late += len(push) - len(known)
             self._add(push.take(known), parents[known])
 
-    def _lawful(self, push: Push) -> Push:
+    def _lawful(self, push: PushedNodes) -> PushedNodes:
         """Without the nodes that no draft may send. The tree has room for all that are left."""
         rising = len(push) > 0 and push.ids[0] > self._last_id and bool((np.diff(push.ids) > 0).all())
         first_known = self._length - len(self._recent)
@@ -98,7 +109,7 @@ class TreeCopy:
         self._last_id = int(push.ids[-1]) if rising else self._last_id
         return replace(push.take(chosen), scores=np.clip(push.scores[chosen], LEAST, 0.0))
 
-    def _breach_of(self, push: Push, *, rising: bool, lawful: bool) -> str:
+    def _breach_of(self, push: PushedNodes, *, rising: bool, lawful: bool) -> str:
         first_known = self._length - len(self._recent)
         if not rising:
             return "ids do not rise"
@@ -112,7 +123,7 @@ class TreeCopy:
             return ids
         return np.array([self._aliases.get(node, node) for node in ids.tolist()], np.int64)
 
-    def _walk_committed(self, push: Push, named: Ints) -> None:
+    def _walk_committed(self, push: PushedNodes, named: Ints) -> None:
         """Find the nodes of `push` whose tokens have been committed since; forget what is older than it."""
         self._recent = self._recent[len(self._recent) - (self._length - push.base_len) :]
         self._holders = {position: node for position, node in self._holders.items() if position >= push.base_len}
@@ -127,7 +138,7 @@ class TreeCopy:
             if holder is not None:
                 self._holders[position] = holder
 
-    def _parents(self, push: Push, named: Ints) -> Ints:
+    def _parents(self, push: PushedNodes, named: Ints) -> Ints:
         """Of each node: the parent's index in the tree, ROOT, len(tree) + its index in `push`, or UNKNOWN."""
         ids = np.concatenate((self.nodes.ids, push.ids))
         parents = np.minimum(np.searchsorted(ids, named), len(ids) - 1)
@@ -146,7 +157,7 @@ class TreeCopy:
         tokens = np.concatenate((self.nodes.tokens[siblings], tokens))
         return len(np.unique((parents + 1) * self._vocab_size + tokens)) < len(tokens)
 
-    def _attach_one_by_one(self, push: Push, parents: Ints) -> None:
+    def _attach_one_by_one(self, push: PushedNodes, parents: Ints) -> None:
         """What hangs below a repeated node hangs below the first; below one that is not known, nowhere."""
         size, kept, above = len(self.nodes), list[int](), list[int]()
         pairs = zip(self.nodes.parents.tolist(), self.nodes.tokens.tolist(), strict=True)
@@ -166,14 +177,14 @@ class TreeCopy:
         self._alias(push, repeats)
         self.late += placed.count(UNKNOWN)
 
-    def _alias(self, push: Push, repeats: Mapping[int, int]) -> None:
+    def _alias(self, push: PushedNodes, repeats: Mapping[int, int]) -> None:
         """Remember the repeated nodes; forget those whose first is gone."""
         self.repeated += len(repeats)
         self._aliases |= {int(push.ids[row]): int(self.nodes.ids[first]) for row, first in repeats.items()}
         named = {*self.nodes.ids.tolist(), *self._holders.values()}
         self._aliases = {node: first for node, first in self._aliases.items() if first in named}
 
-    def _add(self, push: Push, parents: Ints) -> None:
+    def _add(self, push: PushedNodes, parents: Ints) -> None:
         """Nodes below `parents`: indices of nodes in the tree, ROOT, or len(tree) + those of nodes before."""
         size = len(self.nodes)
         depths = np.concatenate((self.nodes.depths, np.zeros(len(push) + 1, np.int64)))  # the last: the root's

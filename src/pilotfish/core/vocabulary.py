@@ -26,7 +26,8 @@ class Unshared:
 
     def mask(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of `tokens` these are."""
-        return (tokens >= self.first) | np.isin(tokens, self.ids)
+        beyond = tokens >= self.first
+        return beyond | np.isin(tokens, self.ids) if len(self.ids) else beyond
 
 
 def readable(tokens: Sequence[int], vocab_size: int) -> list[int]:

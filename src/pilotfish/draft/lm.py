@@ -16,7 +16,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import LM, ROOT, TokenTree
 from pilotfish.core.vocabulary import readable
-from pilotfish.draft.children import Children, likely_children
+from pilotfish.draft.grower import Children, likely_children
 from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
 from pilotfish.model.sampling import RowSampling
@@ -204,7 +204,12 @@ class LMDrafter:
         first = 0
         for request, expanded in zip(requests, nodes, strict=True):
             own = slice(first, first + len(expanded))
-            self._add_best(self._sessions[request.id].tree, expanded, children.of(own), max_nodes)
+            self._add_best(
+                self._sessions[request.id].tree,
+                expanded,
+                Children(children.tokens[own], children.log_chances[own]),
+                max_nodes,
+            )
             first = own.stop
 
     def _add_best(self, tree: TokenTree, expanded: Sequence[int], children: Children, max_nodes: int) -> None:

@@ -11,10 +11,12 @@ from contextlib import closing, contextmanager, suppress
 import torch
 
 from pilotfish.config import DraftConfig, model_name
+from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.draft_sessions import SessionTable
+from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.slots import SlotPool
-from pilotfish.draft.growth import Grower, LevelShape
-from pilotfish.draft.sessions import SessionTable
-from pilotfish.draft.worker import DraftIdentity, DraftWorker
+from pilotfish.draft.grower import Grower
+from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import Signals, Stopped, die_with_parent, name_process, remove_directory
 from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest
@@ -86,6 +88,6 @@ def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:
     )
     runner = Runner(loaded, memory.slots)
     table = SessionTable(SlotPool(memory.slots))
-    grower = Grower(runner, table, LevelShape(config.leaves, config.children), len(tokenizer), pacer)
     identity = DraftIdentity(model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer))
-    return DraftWorker(grower, channel, identity)
+    machine = DraftMachine(identity, table, LevelShape(config.leaves, config.children), loaded.shape.context)
+    return DraftWorker(machine, Grower(runner, table, config.children, len(tokenizer), pacer), channel)

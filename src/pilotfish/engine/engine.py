@@ -229,7 +229,7 @@ class Engine:
         return self._pacers[-1]
 
     def drops(self) -> dict[str, dict[str, int]]:
-        """What was dropped of each draft pool's messages so far, by reason (`target/drops.py`)."""
+        """What was dropped of each draft pool's messages so far, by reason (`core/pools.py`)."""
         return {} if self.remote is None else {pool.name: pool.drops.occurred for pool in self.remote.pools}
 
     def pacing(self) -> list[Pacing]:

@@ -11,12 +11,13 @@ from typing import Any
 
 from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello
+from pilotfish.core.pools import DraftPool
+from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.launch import WorkerState, wait_until
 from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.errors import EngineError, ModelError
-from pilotfish.target.pools import Pool
-from pilotfish.target.remote import RemoteDrafter, RemoteOptions
+from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import ChannelThread
 from pilotfish.wire.curve_keys import load_target_keys
 from pilotfish.wire.dialing import DialingChannel
@@ -61,7 +62,7 @@ class RemoteDrafts:
         keys = load_target_keys(config.draft_key, config.draft_pool_key, len(endpoints))
         self._channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
         names = config.draft_pool if workers is None else workers.names
-        self.pools = [Pool(name, str(i).encode()) for i, name in enumerate(names)]
+        self.pools = [DraftPool(name, str(i).encode()) for i, name in enumerate(names)]
         hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model, identity.added_tokens)
         self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
         self._channel_thread = ChannelThread(self._channel, self.drafter.receive, self._tick)
@@ -85,7 +86,7 @@ class RemoteDrafts:
     def _tick(self) -> None:
         for pool in self.pools:
             if (problem := self._channel.problem(pool.peer)) is not None:
-                self.drafter.hung_up(pool, problem)
+                self.drafter.disconnected(pool, problem)
         self.drafter.tick()
 
     def _wait_for_pools(self) -> None:
@@ -97,7 +98,7 @@ class RemoteDrafts:
                 raise EngineError(reason) if self._crashing() else ModelError(reason)
             logger.warning("%s; the target serves without it", reason)
 
-    def _wait_for(self, pool: Pool) -> str | None:
+    def _wait_for(self, pool: DraftPool) -> str | None:
         """Why it does not serve; None once it does."""
         timeout = ANSWER if self._workers is None else LOADING
         try:
@@ -106,7 +107,7 @@ class RemoteDrafts:
             return self._in_vain(pool) or self._channel.problem(pool.peer) or str(error)
         return None
 
-    def _in_vain(self, pool: Pool) -> str | None:
+    def _in_vain(self, pool: DraftPool) -> str | None:
         """Why waiting for it would help nothing."""
         if pool.refusal is not None:
             return f"draft_pool: {pool.name} refused: {pool.refusal}"

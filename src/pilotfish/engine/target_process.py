@@ -11,13 +11,13 @@ from contextlib import closing, suppress
 import msgspec
 
 from pilotfish.config import EngineConfig, model_name
+from pilotfish.core.pools import DraftPool
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine, Sample, SampleDelta
 from pilotfish.engine.liveness import Heartbeat
 from pilotfish.engine.process import Signals
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
-from pilotfish.target.pools import Pool
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, Received
 from pilotfish.wire.dialing import DialingChannel
@@ -268,7 +268,7 @@ def _taken(drafter: RemoteDrafter) -> list[Push]:
     pushes = []
     with suppress(IndexError):
         while True:
-            arrival = drafter.arrivals.popleft()
+            arrival = drafter.machine.arrivals.popleft()
             pushes.append(Push(arrival.at, arrival.nodes))
     return pushes
 
@@ -279,7 +279,7 @@ def _pools(engine: Engine) -> list[PoolLoad]:
     return [_pool_load(pool) for pool in engine.remote.pools]
 
 
-def _pool_load(pool: Pool) -> PoolLoad:
+def _pool_load(pool: DraftPool) -> PoolLoad:
     load, drops = pool.load, pool.drops.counts
     if load is None:
         return PoolLoad(pool.name, pool.ready, 0, 0, 0.0, 0.0, drops)

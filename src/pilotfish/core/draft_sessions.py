@@ -1,47 +1,48 @@
-"""The sequences that a draft worker grows trees for, and its KV of them."""
+"""The sequences that a draft grows trees for, and its KV of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.logit_rules import LogitRules
-from pilotfish.core.lookahead import NO_SLOT, Lookahead, Rerooted
-from pilotfish.core.messages import MAX_NODES, Commit, Open, Peer, Sampling
+from pilotfish.core.logit_rules import LogitEdits, LogitRules
+from pilotfish.core.lookahead import NO_SLOT, Floats, Ints, Lookahead, Nodes, RerootResult
+from pilotfish.core.messages import MAX_NODES, Commit, Open, Peer
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import Unshared
-from pilotfish.model.sampling import RowSampling
 
 #: Seconds without a commit after which a sequence's KV may go to another.
 IDLE = 0.5
 #: Seconds without one after which a sequence is forgotten; its next commit has it opened anew.
 FORGOTTEN = 20.0
 MAX_SESSIONS = 4096
+#: The leaves of a level part that ends with the last committed token: the root.
+ROOT: Ints = np.array([-1])
 
 
 @dataclass(frozen=True)
-class Key:
-    """A session: its number among those of a target's incarnation."""
+class SessionKey:
+    """A session's number among those of one target."""
 
     target: Peer
-    session: int
+    number: int
 
 
 @dataclass
-class Session:
+class DraftSession:
     """A sequence as the draft knows it.
 
     tokens   [ prompt ....... output ...... ]
     slots    [ ===================== ]        those with KV here; while any is missing the tree is empty
     """
 
-    key: Key
+    key: SessionKey
     generation: int
     tenant: str
     weight: float
@@ -50,14 +51,35 @@ class Session:
     seed: int
     params: SamplingParams
     rules: LogitRules | None
-    wanted: int
+    unshared: Unshared
+    wanted: int  # nodes after which its tree stops growing
     touched: float  # when it was last opened or committed to
     read: float = 0.0  # when a level last read tokens of it
-    unshared: Unshared = field(default_factory=Unshared)
     slots: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     tree: Lookahead = field(default_factory=Lookahead)
-    evicted: bool = False  # rests until its next commit
+    evicted: bool = False  # its KV went to another; rests until its next commit
     pushes: int = 0
+
+    @classmethod
+    def of(
+        cls, key: SessionKey, message: Open, tenant: str, weight: float, longest: int, unshared: Unshared, now: float
+    ) -> DraftSession:
+        """A session of at most `longest` tokens; ParameterError for sampling parameters that no target takes."""
+        params = message.sampling.params()
+        return cls(
+            key,
+            message.generation,
+            tenant,
+            weight,
+            list(message.tokens),
+            min(message.max_length, longest),
+            message.seed,
+            params,
+            message.sampling.rules(params, message.tokens, message.prompt_tokens),
+            unshared,
+            min(message.wanted, MAX_NODES),
+            touched=now,
+        )
 
     @property
     def num_pending(self) -> int:
@@ -66,81 +88,59 @@ class Session:
 
     @property
     def max_depth(self) -> int:
-        """Of a node that could be committed."""
+        """Depth of the deepest node that could be committed."""
         return self.max_length - len(self.tokens) - 1
 
     @property
     def num_slots(self) -> int:
-        """Held here, by tokens and nodes."""
+        """Held by tokens and nodes."""
         return len(self.slots) + int(np.count_nonzero(self.tree.nodes.slots != NO_SLOT))
 
-    def row_sampling(self, leaf: int) -> RowSampling:
-        """How the target draws the token after the node at index `leaf`, or after the root (-1)."""
-        if self.rules is None:
-            depth = 0 if leaf < 0 else int(self.tree.nodes.depths[leaf])
-            return RowSampling(self.params, self.seed, len(self.tokens) + depth)
-        path = self.tree.path_tokens(leaf)
-        return RowSampling(self.params, self.seed, len(self.tokens) + len(path), self.rules.edits(path))
+    def length_at(self, leaf: int) -> int:
+        """Tokens of the sequence up to the node at index `leaf`, or to the root (-1)."""
+        return len(self.tokens) + (0 if leaf < 0 else int(self.tree.nodes.depths[leaf]))
+
+    def edits_at(self, leaf: int) -> LogitEdits | None:
+        """The target's edits of the logits after that node; None: they stay as they are."""
+        return None if self.rules is None else self.rules.edits(self.tree.path_tokens(leaf))
+
+    def add_children(self, leaves: Ints, tokens: Ints, log_chances: Floats) -> Nodes:
+        """Children of each leaf. tokens, log_chances [leaves, children]; the nodes that were kept."""
+        tokens = tokens.ravel()
+        log_chances = np.where(self.unshared.mask(tokens), -np.inf, log_chances.ravel())
+        return self.tree.add(np.repeat(leaves, len(tokens) // len(leaves)), tokens, log_chances)
 
 
-def session_of(key: Key, message: Open, tenant: str, weight: float, max_length: int, now: float) -> Session:
-    """A session of `max_length` tokens at most; ParameterError for sampling parameters that no target takes."""
-    params, rules = _mirrored(message.sampling, message.tokens, message.prompt_tokens)
-    return Session(
-        key,
-        message.generation,
-        tenant,
-        weight,
-        list(message.tokens),
-        min(message.max_length, max_length),
-        message.seed,
-        params,
-        rules,
-        min(message.wanted, MAX_NODES),
-        touched=now,
-    )
+@dataclass(frozen=True)
+class LevelPart:
+    """A session's part of a level: its next pending tokens, or some of its leaves."""
 
+    session: DraftSession
+    pending: int  # rows of committed tokens
+    leaves: Ints  # indices of nodes; the root after the last pending token; none after a part of a prompt
 
-def _mirrored(
-    sampling: Sampling, tokens: Sequence[int], prompt_tokens: int
-) -> tuple[SamplingParams, LogitRules | None]:
-    params = SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=sampling.logit_bias,
-        allowed_token_ids=None if sampling.allowed_token_ids is None else tuple(sampling.allowed_token_ids),
-        bad_token_ids=tuple(sampling.bad_token_ids),
-        min_tokens=sampling.min_tokens,
-        max_tokens=max(sampling.min_tokens, 1),
-    )
-    rules = LogitRules.of(params, tokens[:prompt_tokens], frozenset(sampling.stop_ids), sampling.bad_sequences)
-    if rules is not None:
-        rules.extend(tokens[prompt_tokens:])
-    return params, rules
+    @property
+    def rows(self) -> int:
+        return self.pending or len(self.leaves)
 
 
 class SessionTable:
-    """All sessions over one pool of KV slots; the only place that changes them."""
+    """All sessions over one pool of KV slots; the only place that allocates and frees slots."""
 
     def __init__(self, pool: SlotPool) -> None:
         self.pool = pool
-        self._sessions: dict[Key, Session] = {}
+        self._sessions: dict[SessionKey, DraftSession] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[DraftSession]:
         return iter(self._sessions.values())
 
-    def get(self, key: Key) -> Session | None:
+    def get(self, key: SessionKey) -> DraftSession | None:
         return self._sessions.get(key)
 
-    def of(self, target: Peer) -> list[Session]:
+    def of(self, target: Peer) -> list[DraftSession]:
         return [session for session in self if session.key.target == target]
 
     def admit(self, tenant: str) -> bool:
@@ -155,8 +155,8 @@ class SessionTable:
         self.close(min((s for s in self if s.tenant == largest), key=lambda s: s.touched))
         return True
 
-    def open(self, session: Session) -> None:
-        """Add it. One that it replaces leaves it the KV of the tokens that both have."""
+    def open(self, session: DraftSession) -> None:
+        """Add it. A session that it replaces leaves it the KV of the tokens that both have."""
         before = self._sessions.pop(session.key, None)
         if before is not None:
             pairs = zip(before.tokens[: len(before.slots)], session.tokens, strict=False)
@@ -166,7 +166,7 @@ class SessionTable:
             self.pool.release([*before.slots[common:].tolist(), *before.tree.drop()])
         self._sessions[session.key] = session
 
-    def commit(self, session: Session, message: Commit, now: float) -> Rerooted:
+    def commit(self, session: DraftSession, message: Commit, now: float) -> RerootResult:
         """Add the target's tokens and re-root: the accepted nodes' slots join the session's, those of dead nodes are
         free. Nothing is copied."""
         caught_up = session.num_pending == 0
@@ -180,19 +180,27 @@ class SessionTable:
         session.wanted, session.touched, session.evicted = min(message.wanted, MAX_NODES), now, False
         return rerooted
 
-    def close(self, session: Session) -> None:
-        """Forget it; what it held is free."""
+    def close(self, session: DraftSession) -> None:
+        """Forget it, and free its slots."""
         self._free(session)
         del self._sessions[session.key]
 
-    def evict(self, session: Session) -> None:
+    def evict(self, session: DraftSession) -> None:
         """Take its KV; it rests until its next commit."""
         self._free(session)
         session.evicted = True
 
-    def _free(self, session: Session) -> None:
+    def _free(self, session: DraftSession) -> None:
         self.pool.release([*session.slots.tolist(), *session.tree.drop()])
         session.slots = np.zeros(0, np.int32)
+
+    def allocate(self, part: LevelPart) -> None:
+        """Slots for the rows of a level's part."""
+        session, slots = part.session, np.array(self.pool.allocate(part.rows), np.int32)
+        if part.pending:
+            session.slots = np.append(session.slots, slots)
+        else:
+            session.tree.expand(part.leaves, slots)
 
     def above_share(self) -> set[str]:
         """Tenants that hold more of the slots than their weight among all tenants here gives them."""
@@ -203,7 +211,7 @@ class SessionTable:
         slots_by_weight = self.pool.capacity / sum(weights.values()) if weights else 0.0
         return {tenant for tenant, slots in held.items() if slots > slots_by_weight * weights[tenant]}
 
-    def make_room(self, count: int, kept: Collection[Key], tenants: Collection[str], now: float) -> None:
+    def make_room(self, count: int, kept: Collection[SessionKey], tenants: Collection[str], now: float) -> None:
         """Have `count` slots free, if they can be had: idle sessions and those of `tenants` lose theirs, the ones
         idle longest first, but none of `kept`."""
         losers = [s for s in self if (now - s.touched > IDLE or s.tenant in tenants) and s.key not in kept]
@@ -213,8 +221,8 @@ class SessionTable:
             self.evict(session)
 
     def forget_idle(self, now: float) -> None:
-        """Close what was not heard of for long. A target keeps its commits back while a long prompt is read: the time
-        until then does not count."""
+        """Close sessions that were not heard of for long. A target keeps its commits back while a long prompt is read:
+        the time until then does not count."""
         for session in [s for s in self if now - max(s.touched, s.read) > FORGOTTEN]:
             self.close(session)
 

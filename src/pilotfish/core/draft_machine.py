@@ -1,0 +1,280 @@
+"""The draft's half of the draft protocol: targets that connect, their sessions, and what each of them is told.
+
+    Hello ──► Load, or Refuse          Open, Commit, Close ──► sessions change; Resync or Refuse where they cannot
+    next_level ──► the caller runs the forward ──► level_done ──► a Tree for each session that has grown
+
+The machine has no model, socket or clock: `draft/worker.py` owns those, sends `outbox` and logs `notices`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pilotfish.core.calibration import SecondsBySize
+from pilotfish.core.draft_sessions import MAX_SESSIONS, DraftSession, LevelPart, SessionKey, SessionTable
+from pilotfish.core.level_choice import LevelChoice, LevelShape
+from pilotfish.core.lookahead import Nodes
+from pilotfish.core.messages import (
+    CONNECTION,
+    MAX_TEXT,
+    PROTOCOL_VERSION,
+    Close,
+    Commit,
+    Hello,
+    Load,
+    Notice,
+    Open,
+    Outgoing,
+    Peer,
+    Refuse,
+    Resync,
+    ToDraft,
+    ToTarget,
+    Tree,
+)
+from pilotfish.core.vocabulary import Unshared, clash
+from pilotfish.errors import InputError
+
+#: Seconds between reports of the load to each target.
+REPORT = 0.2
+#: Seconds of silence after which a target is gone.
+SILENCE = 10.0
+#: Targets of one tenant, and of all without keys.
+MAX_TARGETS = 256
+
+
+@dataclass(frozen=True)
+class DraftIdentity:
+    """What targets are told of this draft."""
+
+    model: str
+    tokenizer: str  # digest of the base vocabulary
+    added_tokens: Mapping[int, str]  # by their ids
+
+
+@dataclass
+class ConnectedTarget:
+    """A target that said Hello."""
+
+    tenant: str
+    heard: float
+    unshared: Unshared
+    rows: int = 0  # grown for it
+    malformed: int = 0  # frames
+
+
+@dataclass
+class DraftCounts:
+    """Sums since the start."""
+
+    levels: int = 0
+    rows: int = 0
+    nodes: int = 0  # added to trees
+    used: int = 0  # of them, committed
+    hits: int = 0  # commits that were in the tree
+    misses: int = 0
+    malformed: int = 0  # frames
+    resyncs: int = 0
+
+
+class DraftMachine:
+    """Every method takes the present time; messages for targets are appended to `outbox`."""
+
+    def __init__(self, identity: DraftIdentity, table: SessionTable, shape: LevelShape, context: int) -> None:
+        """`context`: tokens of the longest sequence that the model takes."""
+        self.identity = identity
+        self.table = table
+        self.choice = LevelChoice(table, shape)
+        self.counts = DraftCounts()
+        self.outbox: list[Outgoing] = []
+        self.notices: list[Notice] = []
+        self._longest = min(context, table.pool.capacity)
+        self._targets: dict[Peer, ConnectedTarget] = {}
+        self._level_seconds = SecondsBySize(0.0)
+        self._queue_seconds = SecondsBySize(0.0)
+        self._reported = -REPORT
+
+    def tick(self, now: float) -> None:
+        """Tell every target the load, now and then; forget those that are silent."""
+        if now - self._reported < REPORT:
+            return
+        self._reported = now
+        self.table.forget_idle(now)
+        for peer in [peer for peer, target in self._targets.items() if now - target.heard > SILENCE]:
+            for session in self.table.of(peer):
+                self.table.close(session)
+            del self._targets[peer]
+        own = self._own_sessions()
+        for peer in self._targets:
+            self._send(peer, self._load(peer, own))
+
+    def _own_sessions(self) -> Counter[Peer]:
+        return Counter(session.key.target for session in self.table)
+
+    def _load(self, peer: Peer, own: Counter[Peer]) -> Load:
+        free = self.table.pool.num_free
+        level_ms, queue_ms = 1000 * self._level_seconds.at(1), 1000 * self._queue_seconds.at(1)
+        return Load(self.identity.model, len(self.table), own[peer], self._targets[peer].rows, free, level_ms, queue_ms)
+
+    def _send(self, peer: Peer, message: ToTarget) -> None:
+        self.outbox.append(Outgoing(peer, message))
+
+    # -- messages
+
+    def receive(self, peer: Peer, message: ToDraft, now: float, tenant: str = "", weight: float = 1.0) -> None:
+        """`tenant` and `weight` are those of the peer's key."""
+        if isinstance(message, Hello):
+            self._greet(peer, message, tenant, now)
+        elif peer not in self._targets:
+            self._send(peer, Refuse(CONNECTION, 0, "no Hello came before"))
+        elif isinstance(message, Open):
+            self._open(peer, message, tenant or peer.hex(), weight, now)
+        else:
+            self._follow(peer, message, now)
+
+    def malformed(self, peer: Peer, reason: str) -> None:
+        """A frame that is no message costs nobody anything. A target's first gives a notice."""
+        self.counts.malformed += 1
+        target = self._targets.get(peer)
+        if target is not None:
+            target.malformed += 1
+            if target.malformed == 1:
+                self.notices.append(Notice(logging.WARNING, f"dropped a frame of {peer.hex()}: {reason}"))
+
+    def _greet(self, peer: Peer, hello: Hello, tenant: str, now: float) -> None:
+        known = self._targets.get(peer)
+        if known is not None:
+            known.heard = now
+            return
+        reason = self._mismatch(hello) or self._too_many_targets(tenant)
+        if reason is not None:
+            self._send(peer, Refuse(CONNECTION, 0, reason))
+        else:
+            lacking = self.identity.added_tokens.keys() - hello.added_tokens.keys()
+            unshared = Unshared(np.array(sorted(lacking), np.int64), hello.vocab_size)
+            self._targets[peer] = ConnectedTarget(tenant, now, unshared)
+            self._send(peer, self._load(peer, self._own_sessions()))
+
+    def _mismatch(self, hello: Hello) -> str | None:
+        if hello.version != PROTOCOL_VERSION:
+            return f"protocol version {hello.version}; this draft speaks {PROTOCOL_VERSION}"
+        if hello.tokenizer != self.identity.tokenizer:
+            return f"its tokenizer {hello.tokenizer[:12]} is not that of the draft {self.identity.model}"
+        return clash(hello.added_tokens, self.identity.added_tokens)
+
+    def _too_many_targets(self, tenant: str) -> str | None:
+        count = sum(target.tenant == tenant for target in self._targets.values())
+        return f"there are {count} targets of {tenant or 'everyone'} already" if count >= MAX_TARGETS else None
+
+    def _open(self, peer: Peer, message: Open, tenant: str, weight: float, now: float) -> None:
+        key, target = SessionKey(peer, message.session), self._targets[peer]
+        before = self.table.get(key)
+        if before is not None and before.generation >= message.generation:
+            return
+        try:
+            self._check_tokens(message, target)
+            session = DraftSession.of(key, message, tenant, weight, self._longest, target.unshared, now)
+            if before is None and not self.table.admit(tenant):
+                raise InputError(f"sessions: there are {MAX_SESSIONS} already")
+        except InputError as error:
+            if before is not None:
+                self.table.close(before)
+            self._send(peer, Refuse(message.session, message.generation, str(error)[:MAX_TEXT]))
+            return
+        self.table.open(session)
+
+    def _check_tokens(self, message: Open, target: ConnectedTarget) -> None:
+        """InputError where the sequence cannot be served."""
+        if len(message.tokens) >= self._longest:
+            raise InputError(f"tokens: {len(message.tokens)} do not fit into the {self._longest} that the draft has")
+        if max(message.tokens, default=0) >= target.unshared.first or not message.tokens:
+            raise InputError("tokens: they are none, or not all in the vocabulary that Hello told of")
+
+    def _follow(self, peer: Peer, message: Commit | Close, now: float) -> None:
+        session = self.table.get(SessionKey(peer, message.session))
+        if session is None:
+            if isinstance(message, Commit):
+                self._ask_again(peer, message, "there is no such session")
+        elif message.generation < session.generation:
+            return
+        elif isinstance(message, Close):
+            self.table.close(session)
+        elif message.generation > session.generation:
+            self._ask_again(peer, message, "it was not opened")
+        else:
+            self._commit(peer, session, message, now)
+
+    def _commit(self, peer: Peer, session: DraftSession, message: Commit, now: float) -> None:
+        """One that was seen already changes nothing."""
+        length = len(session.tokens)
+        after = message.base_len + len(message.tokens)
+        if after <= length:
+            return
+        if after > session.max_length:
+            reason = f"tokens: {after} are more than the {session.max_length} that it can have here"
+            self.table.close(session)
+            self._send(peer, Refuse(message.session, message.generation, reason))
+        elif message.base_len != length:
+            self._ask_again(peer, message, f"base_len {message.base_len} does not follow {length}")
+        elif max(message.tokens) >= session.unshared.first:
+            self._ask_again(peer, message, "a token is not in the vocabulary that Hello told of")
+        else:
+            rerooted = self.table.commit(session, message, now)
+            self.counts.used += rerooted.accepted
+            self.counts.hits += rerooted.hit
+            self.counts.misses += not rerooted.hit
+
+    def _ask_again(self, peer: Peer, message: Commit, reason: str) -> None:
+        self.counts.resyncs += 1
+        session = self.table.get(SessionKey(peer, message.session))
+        if session is not None:
+            self.table.close(session)
+        self._send(peer, Resync(message.session, message.generation, reason))
+
+    # -- levels
+
+    def next_level(self, now: float) -> list[LevelPart]:
+        """Empty where nothing is to be grown."""
+        return self.choice.next_level(now)
+
+    def level_done(self, level: Sequence[LevelPart], added: Sequence[Nodes], began: float, now: float) -> None:
+        """A forward over `level` has added nodes to the trees of its parts."""
+        self.counts.levels += 1
+        self._level_seconds.observe(1, now - began)
+        for part, nodes in zip(level, added, strict=True):
+            session = part.session
+            if part.pending:
+                self._queue_seconds.observe(1, began - session.touched)
+                session.read = now
+            self.counts.rows += part.rows
+            self.counts.nodes += len(nodes)
+            self._targets[session.key.target].rows += part.rows
+            if len(part.leaves):
+                self._push(session, nodes)
+
+    def _push(self, session: DraftSession, added: Nodes) -> None:
+        """Tell the target of `added`, the newest nodes of the session's tree."""
+        nodes = session.tree.nodes
+        parents, above = np.append(nodes.ids, 0)[added.parents], np.append(nodes.scores, 0.0)[added.parents]
+        tree = Tree(
+            session.key.number,
+            session.generation,
+            session.pushes,
+            len(session.tokens),
+            added.ids.tolist(),
+            parents.tolist(),
+            added.tokens.tolist(),
+            np.minimum(added.scores - above, 0.0).tolist(),
+        )
+        session.pushes += 1
+        self._send(session.key.target, tree)
+
+    @property
+    def wasted(self) -> int:
+        """Nodes that were dropped without being committed."""
+        return self.counts.nodes - self.counts.used - sum(len(session.tree) for session in self.table)

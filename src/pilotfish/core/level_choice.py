@@ -1,0 +1,161 @@
+"""The choice of a level: which leaves of which sessions a draft expands next, and which prompts it goes on reading."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pilotfish.core.draft_sessions import ROOT, DraftSession, LevelPart, SessionTable
+from pilotfish.core.messages import MAX_NODES
+from pilotfish.errors import ParameterError
+
+#: Rows of prompts that a level takes beside leaves, and without any.
+CHUNK, WHOLE_CHUNK = 64, 256
+
+
+@dataclass(frozen=True)
+class LevelShape:
+    """A level expands up to `leaves` nodes of all sessions together; each gets `children`."""
+
+    leaves: int = 32
+    children: int = 12
+
+    def __post_init__(self) -> None:
+        if not 0 < self.leaves * self.children <= MAX_NODES:
+            raise ParameterError("children", self.children, f"1 to {MAX_NODES} nodes a level of {self.leaves} leaves")
+
+
+@dataclass(frozen=True)
+class LeafOffer:
+    """A leaf that could be expanded; -1: the root, after the tokens that lack KV."""
+
+    session: DraftSession
+    leaf: int
+    score: float
+    rows: int = 1
+
+
+class FairShare:
+    """Splits rows in proportion to weights, whenever more are wanted than there are; one that wants less than its share
+    leaves the rest to others, and saves nothing up (start-time fair queueing: Goyal, Vin and Cheng 1996)."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._clocks: dict[str, float] = {}  # rows over weight, of the tenants that are ahead of `_now`
+
+    def split(self, wanted: Mapping[str, int], weights: Mapping[str, float], rows: int) -> dict[str, int]:
+        """Rows of each tenant in `wanted`."""
+        if sum(wanted.values()) <= rows or len(wanted) == 1:  # nobody gets what another wants
+            return {tenant: min(count, rows) for tenant, count in wanted.items()}
+        shares = dict.fromkeys(wanted, 0)
+        clocks = {tenant: self._clocks.get(tenant, self._now) for tenant, count in wanted.items() if count > 0}
+        turns = [(clock, tenant) for tenant, clock in clocks.items()]
+        heapq.heapify(turns)
+        for _ in range(min(rows, sum(wanted.values()))):
+            clock, tenant = heapq.heappop(turns)
+            self._now = clock  # the least of all who want rows
+            shares[tenant] += 1
+            clocks[tenant] = clock + 1 / weights[tenant]
+            if shares[tenant] < wanted[tenant]:
+                heapq.heappush(turns, (clocks[tenant], tenant))
+        self._clocks = {tenant: clock for tenant, clock in (self._clocks | clocks).items() if clock > self._now}
+        return shares
+
+    def charge(self, tenant: str, rows: int, weight: float) -> None:
+        """`tenant` got rows beside those that were split."""
+        if rows > 0:
+            self._clocks[tenant] = self._clocks.get(tenant, self._now) + rows / weight
+
+
+class LevelChoice:
+    """Chooses the likeliest leaves of all sessions, tenants by their weights."""
+
+    def __init__(self, table: SessionTable, shape: LevelShape) -> None:
+        self.table = table
+        self.shape = shape
+        self._leaf_share, self._prompt_share = FairShare(), FairShare()
+
+    def next_level(self, now: float) -> list[LevelPart]:
+        """Empty where nothing is to be grown. Sessions that are in its way lose their KV."""
+        open_sessions = [s for s in self.table if not s.evicted and s.max_depth > 0 and len(s.tree) < s.wanted]
+        prompts = [s for s in open_sessions if s.num_pending > self.shape.leaves]
+        level = self._leaves([s for s in open_sessions if s.num_pending <= self.shape.leaves])
+        level += self._chunks(prompts, CHUNK if level else WHOLE_CHUNK)
+        return self._affordable(level, now)
+
+    def _leaves(self, sessions: Sequence[DraftSession]) -> list[LevelPart]:
+        """The likeliest of each tenant's, as many as are its share. Sessions whose root has no children come first."""
+        offers = [offer for session in sessions for offer in self._offers(session)]
+        offers.sort(key=lambda offer: -offer.score)
+        wanted, weights = Counter[str](), _weights(sessions)
+        for offer in offers:
+            wanted[offer.session.tenant] += offer.rows
+        shares = self._leaf_share.split(wanted, weights, self.shape.leaves)
+        chosen: dict[int, list[int]] = {}
+        for offer in offers:
+            if shares[offer.session.tenant] > 0:
+                shares[offer.session.tenant] -= offer.rows
+                chosen.setdefault(id(offer.session), []).append(offer.leaf)
+        for tenant, left in shares.items():
+            self._leaf_share.charge(tenant, -left, weights[tenant])  # whose last offer was larger than what was left
+        parts = ((session, chosen.get(id(session), [])) for session in sessions)
+        return [LevelPart(session, session.num_pending, np.array(leaves)) for session, leaves in parts if leaves]
+
+    def _offers(self, session: DraftSession) -> list[LeafOffer]:
+        if session.num_pending:
+            return [LeafOffer(session, -1, 0.0, session.num_pending)]
+        leaves = session.tree.leaves(self.shape.leaves, session.max_depth)
+        scores = session.tree.nodes.scores[leaves]
+        return [LeafOffer(session, leaf, score) for leaf, score in zip(leaves.tolist(), scores.tolist(), strict=True)]
+
+    def _chunks(self, prompts: Sequence[DraftSession], rows: int) -> list[LevelPart]:
+        """Parts of prompts, a tenant's newest sequence first: it has nothing to verify yet."""
+        wanted = Counter[str]()
+        for session in prompts:
+            wanted[session.tenant] += min(session.num_pending, rows)
+        shares = self._prompt_share.split(wanted, _weights(prompts), rows)
+        level = []
+        for session in sorted(prompts, key=lambda s: -s.touched):
+            count = min(shares[session.tenant], session.num_pending)
+            shares[session.tenant] -= count
+            self._leaf_share.charge(session.tenant, count, session.weight)
+            if count:
+                level.append(LevelPart(session, count, ROOT if count == session.num_pending else ROOT[:0]))
+        return level
+
+    def _affordable(self, level: Sequence[LevelPart], now: float) -> list[LevelPart]:
+        """Those for whom there are slots; what may bring a tree comes before what widens one."""
+        level = sorted(level, key=lambda part: not part.pending)
+        if sum(part.rows for part in level) > self.table.pool.num_free:
+            level = self._with_room(level, now)
+        left, affordable = self.table.pool.num_free, []
+        for part in level:
+            if part.rows <= left:
+                left -= part.rows
+                affordable.append(part)
+        return affordable
+
+    def _with_room(self, level: Sequence[LevelPart], now: float) -> Sequence[LevelPart]:
+        """The level after others gave way: idle sessions, and tenants that hold more than their share to those that
+        do not. Where still none can go on, prompts that were begun give way to the first."""
+        above = self.table.above_share()
+        within = [part for part in level if part.session.tenant not in above]
+        level, losers = (within, above) if within else (level, set[str]())
+        self.table.make_room(sum(part.rows for part in level), {part.session.key for part in level}, losers, now)
+        if all(part.rows > self.table.pool.num_free for part in level):
+            self._give_up_prompts(level[0])
+        return level
+
+    def _give_up_prompts(self, part: LevelPart) -> None:
+        """Those begun, beside the one that `part` goes on with: each may hold what the other lacks."""
+        for session in self.table:
+            if session.num_pending > self.shape.leaves and session is not part.session and part.pending:
+                self.table.evict(session)
+
+
+def _weights(sessions: Sequence[DraftSession]) -> dict[str, float]:
+    return {session.tenant: session.weight for session in sessions}

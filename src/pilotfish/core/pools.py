@@ -1,0 +1,200 @@
+"""A target's view of its draft pools: whether each lives, its load, why it does not serve, what was dropped of it.
+
+    ready ──── silent for SILENCE ────► silent ──── silent for longer than its patience ────► lost
+      ▲                                    │                                                   │
+      └───────────── any message ──────────┴──────────────── Load, its answer to Hello ────────┘
+
+A silent pool keeps its sessions, because a chip that reads a long prompt may have no time to answer: closing them would
+waste its work. It gets no new ones, and hears of later commits when it speaks again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from pilotfish.core.messages import Load, Notice, Peer
+
+#: Seconds between two Hellos: sooner while nothing has answered.
+GREETING, FIRST_GREETING = 1.0, 0.05
+#: Seconds without a message after which a pool is silent. It sends its load five times a second.
+SILENCE = 1.0
+#: Seconds of silence after which its sessions go to another pool that answers, and after which they are closed where
+#: there is none; twice as many each time that it was given up, up to 2 ** MAX_DOUBLINGS times.
+PATIENCE, PATIENCE_ALONE = 1.0, 30.0
+MAX_DOUBLINGS = 5
+#: Seconds of answers after which a pool that was silent or lost is reported as back, and after which it is trusted.
+BACK, TRUSTED = 5.0, 60.0
+#: Malformed frames after which a pool is left alone, and for how long.
+MAX_FAULTS, PAUSE = 32, 5.0
+
+#: The meaning of each count of `Drops`. Healthy drafts have late and repeated nodes, and stale frames.
+REASONS = {
+    "late_nodes": "nodes whose parents were gone",
+    "repeated_nodes": "nodes that were there already",
+    "dropped_nodes": "nodes against the protocol",
+    "stale_frames": "frames of ended sessions, older generations or earlier pushes",
+    "malformed_frames": "frames that are no message",
+    "gaps": "Trees that did not follow the one before",
+    "resyncs": "sessions that it could not follow",
+    "refusals": "sessions that it refused",
+}
+#: Those that no draft has reason to cause.
+FAULTS = frozenset({"dropped_nodes", "malformed_frames", "refusals"})
+#: Seconds until a reason that was logged is logged again: twice as many each time.
+FIRST_PAUSE, LAST_PAUSE = 60.0, 3600.0
+
+
+@dataclass
+class _LastNotice:
+    """The last log line about a reason."""
+
+    count: int
+    at: float
+    pause: float = FIRST_PAUSE
+
+
+class Drops:
+    """Counts by reason what a target dropped of one pool's messages. The first of a reason gives a notice; later ones
+    are summed up in one notice now and then."""
+
+    def __init__(self, pool: str, notices: list[Notice]) -> None:
+        self.counts = dict.fromkeys(REASONS, 0)
+        self._pool = pool
+        self._notices = notices
+        self._last: dict[str, _LastNotice] = {}
+
+    @property
+    def occurred(self) -> dict[str, int]:
+        """Counts above 0."""
+        return {reason: count for reason, count in self.counts.items() if count}
+
+    def add(self, reason: str, count: int, now: float, detail: str = "") -> None:
+        """`detail` is for the log alone."""
+        if count:
+            self.counts[reason] += count
+            last = self._last.get(reason)
+            if last is None or now - last.at >= last.pause:
+                self._notify(reason, last, now, detail)
+
+    def _notify(self, reason: str, last: _LastNotice | None, now: float, detail: str) -> None:
+        new = self.counts[reason] - (last.count if last else 0)
+        pause = FIRST_PAUSE if last is None else min(2 * last.pause, LAST_PAUSE)
+        self._last[reason] = _LastNotice(self.counts[reason], now, pause)
+        since = f" in {now - last.at:.0f} s" if last else ""
+        text = f"{self._pool}: {REASONS[reason]}: {new}{since}{f' ({detail})' if detail else ''}"
+        self._notices.append(Notice(logging.WARNING if reason in FAULTS else logging.INFO, text))
+
+
+@dataclass
+class DraftPool:
+    """`ready` while it answers. A lost one is greeted on, and ready again when it answers."""
+
+    name: str
+    peer: Peer
+    ready: bool = False
+    silent: bool = False  # it says nothing, but is connected
+    load: Load | None = None
+    refusal: str | None = None  # why it does not serve this target
+    sessions: set[int] = field(default_factory=set)  # numbers of this target's sessions
+    losses: int = 0  # times that it fell silent or was lost
+    notices: list[Notice] = field(default_factory=list)  # for the log
+    drops: Drops = field(init=False)
+    _last_heard: float = 0.0
+    _answers_since: float = 0.0
+    _last_greeted: float = -GREETING
+    _given_up: int = 0  # times, one after the other
+    _unreported_losses: int = 0  # since it was last reported as back
+    _faults: int = 0
+    _reported_refusal: str = ""
+    _left_alone_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.drops = Drops(self.name, self.notices)
+
+    @property
+    def expected_load(self) -> float:
+        """Sessions that it will have: those of other targets as it last said, and ours. Equal pools take turns."""
+        others = 0 if self.load is None else max(self.load.sessions - self.load.own_sessions, 0)
+        return others + len(self.sessions)
+
+    def keeps_sessions(self, now: float, *, alone: bool) -> bool:
+        """Whether its sessions stay with it; `alone`: no other pool answers."""
+        patience = (PATIENCE_ALONE if alone else PATIENCE) * 2.0 ** min(self._given_up, MAX_DOUBLINGS)
+        return self.ready or (self.silent and now - self._last_heard <= patience)
+
+    def give_up(self) -> None:
+        """Its sessions were taken from it."""
+        self._given_up += self.silent
+        self.silent = False
+
+    def heard_load(self, load: Load, now: float) -> None:
+        self.load, self._faults, self._last_heard = load, 0, now
+        if now >= self._left_alone_until:
+            self._answers(now)
+
+    def heard_of_session(self, now: float) -> None:
+        """Any message about a session ends its silence."""
+        self._last_heard = now
+        if self.silent:
+            self._answers(now)
+
+    def _answers(self, now: float) -> None:
+        if not self.ready:
+            self._answers_since = now
+        self.ready, self.silent, self.refusal = True, False, None
+
+    def refused(self, reason: str, now: float) -> None:
+        """It does not serve this target, and is asked again in a while. Only a pool that has served gives a notice:
+        before that, the command that waits for it reports the refusal."""
+        self.drops.counts["refusals"] += 1
+        if self.load is not None and reason != self._reported_refusal:
+            self._warn(f"{self.name} refused: {reason}")
+            self._reported_refusal = reason
+        self.refusal, self.ready, self.silent, self._last_heard = reason, False, False, now
+        self._left_alone_until = max(self._left_alone_until, now + GREETING)
+
+    def malformed(self, reason: str, now: float) -> None:
+        """It sent a frame that is no message. After too many it is left alone for a while."""
+        self.drops.add("malformed_frames", 1, now, reason)
+        self._faults += now >= self._left_alone_until
+        if self._faults >= MAX_FAULTS:
+            self._faults, self.ready, self.silent, self._left_alone_until = 0, False, False, now + PAUSE
+            self._warn(f"{self.name} is left alone for {PAUSE:g} s: it sent {MAX_FAULTS} frames that are no message")
+
+    def tick(self, now: float) -> None:
+        """Notice silence, and its end."""
+        if self.ready and now - self._last_heard > SILENCE:
+            self._lose(f"{self.name} has been silent for {SILENCE:.1f} s")
+            self.silent = True
+        if self.ready and now - self._answers_since >= TRUSTED:
+            self._given_up = 0
+        if self.ready and self._unreported_losses and now - self._answers_since >= BACK:
+            times = "once" if self._unreported_losses == 1 else f"{self._unreported_losses} times"
+            self._warn(f"{self.name} is back; it was silent or gone {times}")
+            self._unreported_losses = 0
+
+    def disconnected(self, reason: str) -> None:
+        """It is greeted until it answers again."""
+        self.silent = False
+        if self.ready:
+            self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        """The first loss gives a notice; further ones are counted until it is back."""
+        self.ready = False
+        self.losses += 1
+        self._unreported_losses += 1
+        if self._unreported_losses == 1:
+            self._warn(f"{reason}; its sequences go on without it")
+
+    def _warn(self, text: str) -> None:
+        self.notices.append(Notice(logging.WARNING, text))
+
+    def hello_due(self, now: float) -> bool:
+        """Whether to greet it now."""
+        waited = now - self._last_greeted
+        if waited < (GREETING if self.ready or self.silent or self.refusal else FIRST_GREETING):
+            return False
+        self._last_greeted = now
+        return True

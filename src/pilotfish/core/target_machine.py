@@ -1,0 +1,318 @@
+"""The target's half of the draft protocol: which pool drafts for which request, and what each is told, when.
+
+    OPENING ── asked for a tree, a pool is ready: Open ──► GROWING ◄─── asked for a tree ─── RESTING
+       ▲                                                      │ └──── Commit is sent ───────────► │
+       │  pool lost, refusal, breach of the protocol          │                                   │
+       ├──────────────────────────────────────────────────────┴───────────────────────────────────┤
+       └──── LOST ◄─────────────────── Resync, or a Tree is missing ──────────────────────────────┘
+               └── asked for a tree: Open again, one generation up ──► GROWING
+
+Commits of a growing session are sent at once. A resting one's are collected: its draft follows, but spends little.
+The machine has no socket, clock or lock: `target/remote.py` owns those, sends `outbox` and logs the pools' notices.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from pilotfish.core.messages import (
+    CONNECTION,
+    MAX_NODES,
+    Close,
+    Commit,
+    Hello,
+    Load,
+    Open,
+    Outgoing,
+    Peer,
+    Refuse,
+    Resync,
+    Sampling,
+    ToDraft,
+)
+from pilotfish.core.pools import DraftPool
+from pilotfish.core.request import Request
+from pilotfish.core.tree import OTHER, TokenTree
+from pilotfish.core.tree_copy import PushedNodes, TreeCopy
+
+#: Seconds without a draft double up to this many times.
+MAX_DOUBLINGS = 6
+#: Arrivals kept for an observer; the oldest give way.
+MAX_ARRIVALS = 256
+#: Nodes wanted of a resting session: enough to see, at any time, whether its trees would pay.
+RESTING_NODES = 64
+#: Seconds between two Commits of a resting session.
+RESTING_PERIOD = 0.02
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How the target deals with its pools."""
+
+    wanted: int = 2048  # nodes below the root after which a draft is to stop
+    #: Seconds without a draft for a session whose pool broke the protocol, or fails it again soon after it was opened;
+    #: twice that the next time, and so on.
+    quarantine: float = 1.0
+
+
+class SessionState(Enum):
+    OPENING = auto()  # no pool has it; the next request for a tree opens it, from `not_before` on
+    GROWING = auto()  # a tree was asked for since the last Commit
+    RESTING = auto()  # none was
+    LOST = auto()  # its pool cannot follow it; the next request for a tree opens it there anew
+
+
+@dataclass
+class RemoteSession:
+    """A request as a pool knows it."""
+
+    number: int
+    request: Request
+    copy: TreeCopy
+    state: SessionState = SessionState.OPENING
+    pool: DraftPool | None = None  # None while OPENING
+    unsent: int = 0  # newest tokens of the request that the pool does not know
+    last_commit: float = 0.0  # when one was sent
+    generation: int = 0
+    pushes: int = 0  # received of this generation
+    opened: float = 0.0
+    setbacks: int = 0  # one after the other, each soon after it was opened
+    not_before: float = 0.0  # when it may be opened again
+    refused_by: set[Peer] = field(default_factory=set)
+
+    @property
+    def can_follow(self) -> bool:
+        """Whether its pool can take a Commit now."""
+        return self.pool is not None and self.pool.ready and self.state is not SessionState.LOST
+
+    def tree(self, count: int) -> TokenTree:
+        """The `count` best nodes that have arrived."""
+        return self.copy.nodes.tree(count, OTHER if self.pool is None else self.pool.name)
+
+
+@dataclass
+class RemoteCounts:
+    """Sums over all sessions."""
+
+    hits: int = 0  # commits that were in the tree
+    misses: int = 0
+    trees: int = 0  # frames attached
+    nodes: int = 0  # in them
+    opened: int = 0  # sessions, opened anew included
+    moved: int = 0  # sessions whose pool was lost
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A push that was attached."""
+
+    at: float  # seconds, on the target's clock
+    nodes: int
+
+
+class TargetMachine:
+    """Every method takes the present time; messages for pools are appended to `outbox`."""
+
+    def __init__(self, hello: Hello, pools: Sequence[DraftPool], options: RemoteOptions) -> None:
+        self.pools = pools
+        self.outbox: list[Outgoing] = []
+        self.counts = RemoteCounts()
+        self.arrivals: deque[Arrival] = deque(maxlen=MAX_ARRIVALS)
+        self._hello = hello
+        self._options = options
+        self.sessions: dict[int, RemoteSession] = {}  # by number
+        self._by_request: dict[int, RemoteSession] = {}  # by its id
+        self._next_number = 1
+
+    def session(self, request: Request) -> RemoteSession | None:
+        return self._by_request.get(request.id)
+
+    # -- the step loop
+
+    def propose(self, requests: Sequence[Request], count: int, now: float) -> list[TokenTree]:
+        """The `count` best nodes of each request's tree."""
+        sessions = [self._asked(request, now) for request in requests]
+        return [session.tree(count) for session in sessions]
+
+    def commit(self, request: Request, tokens: Sequence[int], now: float) -> bool:
+        """`tokens` were just added to `request`; whether all were in its tree."""
+        session = self.session(request)
+        if session is None:
+            return False
+        hit = session.copy.commit(tokens)
+        self.counts.hits += hit
+        self.counts.misses += not hit
+        session.unsent += len(tokens)
+        if session.can_follow and (
+            session.state is SessionState.GROWING or now - session.last_commit >= RESTING_PERIOD
+        ):
+            self._send_commit(session, now)
+        return hit
+
+    def close(self, request: Request) -> None:
+        session = self._by_request.pop(request.id, None)
+        if session is not None:
+            del self.sessions[session.number]
+            self._leave_pool(session)
+
+    def _asked(self, request: Request, now: float) -> RemoteSession:
+        """The session of a request whose tree is asked for: growing where a pool can be had."""
+        session = self.session(request) or self._new_session(request)
+        if session.pool is not None and not self._keeps_sessions(session.pool, now):
+            self._abandon(session.pool)
+        if session.state in (SessionState.OPENING, SessionState.LOST):
+            if now >= session.not_before:
+                self._open(session, now)
+            return session
+        session.state = SessionState.GROWING
+        if session.unsent and session.can_follow:  # it rested, or its pool was silent
+            self._send_commit(session, now)
+            session.state = SessionState.GROWING
+        return session
+
+    def _new_session(self, request: Request) -> RemoteSession:
+        session = RemoteSession(self._next_number, request, self._empty_copy(request))
+        self._next_number += 1
+        self._by_request[request.id] = self.sessions[session.number] = session
+        return session
+
+    def _empty_copy(self, request: Request) -> TreeCopy:
+        return TreeCopy(len(request.tokens), self._hello.vocab_size, self._options.wanted + MAX_NODES)
+
+    def _open(self, session: RemoteSession, now: float) -> None:
+        pool = session.pool or self._best_pool(session)
+        if pool is None or not pool.ready:
+            return
+        request = session.request
+        session.state, session.pool, session.opened = SessionState.GROWING, pool, now
+        session.generation, session.pushes, session.unsent = session.generation + 1, 0, 0
+        session.copy = self._empty_copy(request)
+        pool.sessions.add(session.number)
+        self.counts.opened += 1
+        message = Open(
+            session.number,
+            session.generation,
+            list(request.tokens),
+            request.num_prompt_tokens,
+            request.max_length,
+            request.seed,
+            Sampling.of(request),
+            self._options.wanted,
+        )
+        self._send(pool, message)
+
+    def _send_commit(self, session: RemoteSession, now: float) -> None:
+        """Send all tokens that the pool does not know."""
+        assert session.pool is not None
+        growing = session.state is SessionState.GROWING
+        wanted = self._options.wanted if growing else min(self._options.wanted, RESTING_NODES)
+        tokens = session.request.tokens
+        base_len = len(tokens) - session.unsent
+        self._send(session.pool, Commit(session.number, session.generation, base_len, tokens[base_len:], wanted))
+        session.state, session.unsent, session.last_commit = SessionState.RESTING, 0, now
+
+    def _best_pool(self, session: RemoteSession) -> DraftPool | None:
+        """The one with the fewest sessions; one that refused this session only where there is no other."""
+        ready = (pool for pool in self.pools if pool.ready)
+        return min(ready, key=lambda pool: (pool.peer in session.refused_by, pool.expected_load), default=None)
+
+    def _set_back(self, session: RemoteSession, now: float, *, breach: bool = False) -> None:
+        """It is opened anew at the next step. Where that has just not helped, or its pool broke the protocol, it is
+        without a draft for a while: a pool must not have a target send whole sequences step after step."""
+        quarantine = self._options.quarantine
+        session.setbacks = session.setbacks + 1 if now - session.opened <= quarantine else 0
+        paused = breach or session.setbacks > 1
+        doublings = min(max(session.setbacks - 1, 0), MAX_DOUBLINGS)
+        session.not_before = now + quarantine * 2.0**doublings if paused else now
+        if paused or session.pool is None or not session.pool.ready:
+            self._leave_pool(session)
+        else:
+            session.state, session.copy = SessionState.LOST, self._empty_copy(session.request)
+
+    def _leave_pool(self, session: RemoteSession) -> None:
+        if session.pool is not None:
+            self._send(session.pool, Close(session.number, session.generation))
+            session.pool.sessions.discard(session.number)
+        session.state, session.pool, session.copy = SessionState.OPENING, None, self._empty_copy(session.request)
+
+    def _send(self, pool: DraftPool, message: ToDraft) -> None:
+        self.outbox.append(Outgoing(pool.peer, message))
+
+    # -- the pools
+
+    def tick(self, now: float) -> None:
+        """Greet the pools now and then; called often."""
+        for pool in self.pools:
+            pool.tick(now)
+            if not self._keeps_sessions(pool, now):
+                self._abandon(pool)
+            if pool.hello_due(now):
+                self._send(pool, self._hello)
+
+    def _keeps_sessions(self, pool: DraftPool, now: float) -> bool:
+        alone = not any(other.ready for other in self.pools if other is not pool)
+        return pool.keeps_sessions(now, alone=alone)
+
+    def _abandon(self, pool: DraftPool) -> None:
+        """Its sessions are opened elsewhere, or there once it is back: it may have forgotten them."""
+        if pool.sessions:
+            pool.give_up()
+        for number in list(pool.sessions):
+            self._leave_pool(self.sessions[number])
+            self.counts.moved += 1
+
+    def pool_at(self, peer: Peer) -> DraftPool | None:
+        return next((pool for pool in self.pools if pool.peer == peer), None)
+
+    def receive(self, pool: DraftPool, message: PushedNodes | Resync | Refuse | Load, now: float) -> None:
+        if isinstance(message, Load):
+            pool.heard_load(message, now)
+        elif isinstance(message, Refuse) and message.session == CONNECTION:
+            pool.refused(message.reason, now)
+        else:
+            pool.heard_of_session(now)
+            session = self.sessions.get(message.session)
+            if session is None or not self._is_current(session, pool, message.generation):
+                pool.drops.add("stale_frames", 1, now)
+            elif isinstance(message, PushedNodes):
+                self._attach(session, pool, message, now)
+            else:
+                self._given_back(session, pool, message, now)
+
+    def _is_current(self, session: RemoteSession, pool: DraftPool, generation: int) -> bool:
+        return session.pool is pool and session.state is not SessionState.LOST and session.generation == generation
+
+    def _given_back(self, session: RemoteSession, pool: DraftPool, message: Resync | Refuse, now: float) -> None:
+        """The pool cannot follow the session, or does not take it."""
+        if isinstance(message, Resync):
+            pool.drops.add("resyncs", 1, now, message.reason)
+            self._set_back(session, now)
+        else:
+            pool.drops.add("refusals", 1, now, message.reason)
+            session.refused_by.add(pool.peer)
+            self._leave_pool(session)
+            self._set_back(session, now, breach=len(session.refused_by) == len(self.pools))
+
+    def _attach(self, session: RemoteSession, pool: DraftPool, pushed: PushedNodes, now: float) -> None:
+        if pushed.sequence < session.pushes:
+            pool.drops.add("stale_frames", 1, now)  # it came twice
+            return
+        if pushed.sequence > session.pushes:
+            pool.drops.add("gaps", 1, now)
+            self._set_back(session, now)
+            return
+        session.pushes += 1
+        copy = session.copy
+        dropped, late, repeated = copy.dropped, copy.late, copy.repeated
+        copy.attach(pushed)
+        self.counts.trees += 1
+        self.counts.nodes += len(pushed)
+        self.arrivals.append(Arrival(now, len(pushed)))
+        pool.drops.add("late_nodes", copy.late - late, now)
+        pool.drops.add("repeated_nodes", copy.repeated - repeated, now)
+        pool.drops.add("dropped_nodes", copy.dropped - dropped, now, copy.breach)
+        if copy.dropped > dropped:
+            self._set_back(session, now, breach=True)
