@@ -35,7 +35,7 @@ from pilotfish.bench.workload import Prompt
 from pilotfish.config import DType, EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, Load
 from pilotfish.core.drafter import DraftLimits
-from pilotfish.engine.engine import Sample
+from pilotfish.engine.sample import Sample
 from pilotfish.errors import InputError
 from pilotfish.model.native import load_kernels
 

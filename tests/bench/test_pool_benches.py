@@ -28,7 +28,7 @@ from pilotfish.bench.workload import Prompt, parse_milliseconds
 from pilotfish.config import EngineConfig
 from pilotfish.core.messages import Load
 from pilotfish.core.request import RequestStats
-from pilotfish.engine.engine import Sample
+from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.observe.records import StepRecord
 

@@ -12,7 +12,8 @@ import pytest
 from support import assert_idle, make_engine, write_model, write_tokenizer
 from workers import PARAMS, PROMPTS, Start, endpoint_in, eventually
 
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample
 from pilotfish.target.remote import RemoteDrafter
 
 

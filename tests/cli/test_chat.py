@@ -23,7 +23,8 @@ from pilotfish.cli.conversation import Conversation
 from pilotfish.cli.origin import OriginStream
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, Sample, SampleDelta
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample, SampleDelta
 from pilotfish.printable import printable_output
 
 TEMPLATE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.budget import AdaptiveBudget, FixedBudget
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine import costs, engine
+from pilotfish.engine import costs
 
 
 def test_costs_of_every_row_count_up_to_a_full_step(llama: Path) -> None:
@@ -31,13 +32,14 @@ def test_measuring_leaves_nothing_behind(llama: Path, draft: Path) -> None:
 def test_a_draft_that_is_slower_than_it_is_worth_is_told(
     llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "forward_seconds", lambda *_: 0.5)
+    seconds = chain([0.5], repeat(0.001))  # the draft's forward, then the target's
+    monkeypatch.setattr(costs, "forward_seconds", lambda *_: next(seconds))
     make_engine(llama, draft=draft, mode="sync", budget="auto")
     (message,) = (record.getMessage() for record in caplog.records if record.name.startswith("pilotfish"))
     assert message.startswith("a draft forward takes 500.00 ms and saves ") and "mostly rest" in message
 
 
 def test_a_fixed_budget_measures_nothing(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "step_costs", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(costs, "step_costs", lambda *_: pytest.fail("measured"))
     loaded = make_engine(llama, draft=draft, mode="sync", budget="fixed")
     assert isinstance(loaded.worker.budget, FixedBudget)

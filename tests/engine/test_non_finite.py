@@ -16,8 +16,9 @@ from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import TokenTree
 from pilotfish.draft.grower import likely_children
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine
 from pilotfish.engine.llm import LLM
+from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, ModelError
 from pilotfish.model.sampling import RowSampling, non_finite_rows
 

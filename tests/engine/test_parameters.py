@@ -13,7 +13,8 @@ from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, ru
 from pilotfish import LLM
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample
 from pilotfish.errors import ModelError, ParameterError
 
 

@@ -14,7 +14,8 @@ from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import target_process
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample
 from pilotfish.engine.stream import joined
 from pilotfish.engine.target_process import TargetService, step_report
 from pilotfish.errors import EngineError

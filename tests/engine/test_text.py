@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.text import TextStream
+from pilotfish.engine.sample import TextStream
 from pilotfish.model.tokenizer import load_tokenizer
 
 

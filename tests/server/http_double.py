@@ -12,7 +12,7 @@ import msgspec
 
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.text import TextStream
+from pilotfish.engine.sample import TextStream
 from pilotfish.wire.serving import Delta, Finish, Identity, Status, StepReport, Verified
 
 IDENTITY = Identity("tiny", "sync", "float32", 256, 512, 4096, 8, 8)

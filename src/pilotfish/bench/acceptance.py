@@ -13,7 +13,7 @@ from pilotfish.bench.drafters import Bench
 from pilotfish.bench.report import print_table
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.config import EngineConfig
-from pilotfish.engine.engine import Sample
+from pilotfish.engine.sample import Sample
 
 DRAFTERS = ("lm", "lm+ngram", "ngram")
 CONCURRENCY = 8

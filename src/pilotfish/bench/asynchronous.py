@@ -18,7 +18,8 @@ from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
-from pilotfish.engine.engine import Engine, Sample, load
+from pilotfish.engine.engine import Engine, load
+from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError
 from pilotfish.model.pacer import Pacer
 from pilotfish.model.runner import Runner

@@ -21,7 +21,8 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Sample, make_budget
+from pilotfish.engine.costs import make_budget
+from pilotfish.engine.sample import Sample
 
 AUTO = "auto"
 #: What the adaptive budget may lose against the best fixed choice.

@@ -18,7 +18,8 @@ from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.responses import ResponseCache
 from pilotfish.draft.suffix import SuffixDrafter
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError
 
 

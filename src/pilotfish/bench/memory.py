@@ -13,8 +13,9 @@ from pilotfish.bench.report import print_table
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import MemoryPlan, anonymous_memory, gib
+from pilotfish.engine.sample import Sample
 
 SAMPLED_EVERY = 0.001  # seconds
 NEW_TOKENS = 8

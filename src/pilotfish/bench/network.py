@@ -18,7 +18,8 @@ from pilotfish.bench.watched import WatchedBudget
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.drafter import NoDrafter
-from pilotfish.engine.engine import Engine, make_budget
+from pilotfish.engine.costs import make_budget
+from pilotfish.engine.engine import Engine
 from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.target.remote import RemoteDrafter
 

@@ -14,7 +14,7 @@ from pilotfish.bench.report import print_table
 from pilotfish.bench.workload import PARITY_SETTINGS, Job, Prompt, mixed_jobs
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import Drafter
-from pilotfish.engine.engine import Sample
+from pilotfish.engine.sample import Sample
 
 BATCH = 8
 LM_NODES = (4, 16, 48)

@@ -18,7 +18,7 @@ from pilotfish.bench.report import print_table
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.config import EngineConfig, Quantization
 from pilotfish.core.tree import ROOT, TokenTree
-from pilotfish.engine.engine import Sample
+from pilotfish.engine.sample import Sample
 from pilotfish.model.runner import NodeRows, Runner, SequenceRows
 
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8")

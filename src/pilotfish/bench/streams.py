@@ -10,7 +10,8 @@ from itertools import chain, count
 from pilotfish.bench.budget import Workload
 from pilotfish.bench.drafters import check_drafter
 from pilotfish.core.request import Request
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample
 
 
 @dataclass(frozen=True)

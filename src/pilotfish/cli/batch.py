@@ -18,8 +18,9 @@ from pilotfish.cli.start import started
 from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, Sample
+from pilotfish.engine.engine import Engine
 from pilotfish.engine.llm import Completion, first_error, request_output
+from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, InputError
 from pilotfish.prompts import BadRow, Row, prompt_of
 

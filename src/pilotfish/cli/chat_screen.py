@@ -15,7 +15,7 @@ from rich.text import Text
 from pilotfish.cli.conversation import Conversation
 from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
 from pilotfish.core.request import FinishReason
-from pilotfish.engine.engine import Sample, SampleDelta
+from pilotfish.engine.sample import Sample, SampleDelta
 from pilotfish.errors import PromptError
 from pilotfish.printable import one_line, printable_output
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, Sample, SampleDelta
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample, SampleDelta
 from pilotfish.errors import ModelError, PromptError
 from pilotfish.prompts import chat_prompt
 

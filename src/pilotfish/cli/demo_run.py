@@ -21,7 +21,8 @@ from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
 from pilotfish.cli.show import paced, status, warn_of_overruns
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, SampleDelta
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import SampleDelta
 from pilotfish.model.pacer import Pacing
 from pilotfish.printable import printable_output
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from pilotfish.engine.engine import SampleDelta
+from pilotfish.engine.sample import SampleDelta
 from pilotfish.printable import printable_output
 
 DRAFTED, OWN = "bold green", "magenta"

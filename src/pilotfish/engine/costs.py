@@ -1,15 +1,22 @@
-"""What forwards cost on this device, measured at start."""
+"""Costs of forwards on this device, measured at start, and the budget that follows from them."""
 
 from __future__ import annotations
 
+import logging
 import time
 
 import numpy as np
 
 from pilotfish.config import EngineConfig
+from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.calibration import StepCosts
+from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.draft.combined import drafters_of
+from pilotfish.draft.lm import LMDrafter
 from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
+
+logger = logging.getLogger(__name__)
 
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 REPEATS = 3
@@ -42,3 +49,17 @@ def _timed(runner: Runner, sequence: SequenceRows, pacer: Pacer | None) -> float
     with held(pacer, sequence.num_rows):
         runner.forward([sequence]).sum().item()  # waits for the device
     return time.perf_counter() - began
+
+
+def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter, pacer: Pacer | None = None) -> Budget:
+    """The budget that `config` describes; `pacer` is the target's. An adaptive one has the runners' forwards measured:
+    only while idle."""
+    if isinstance(drafter, NoDrafter) or config.budget == "fixed":
+        return FixedBudget(config.nodes, config.levels)
+    lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
+    level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width, lm.pacer)
+    costs = step_costs(runner, config, pacer)
+    if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
+        reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"
+        logger.warning(reason, 1000 * level_seconds, 1000 * saved)
+    return AdaptiveBudget(config.nodes, config.levels, costs, level_seconds)

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,27 +17,26 @@ import torch
 from numpy.typing import NDArray
 
 from pilotfish.config import DrafterKind, EngineConfig
-from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
+from pilotfish.core.budget import Budget
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.logit_rules import check_token_ids
-from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.plain_values import plain
 from pilotfish.core.request import FinishReason, Request, check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Commit, Scheduler
 from pilotfish.core.slots import SlotPool
-from pilotfish.draft.combined import CombinedDrafter, drafters_of
+from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.responses import ResponseCache
 from pilotfish.draft.suffix import SuffixDrafter
 from pilotfish.engine.check import refuse_unequal_tokenizers
-from pilotfish.engine.costs import forward_seconds, step_costs
+from pilotfish.engine.costs import make_budget
 from pilotfish.engine.draft_workers import DraftWorkers, start_draft_workers
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
-from pilotfish.engine.text import TextStream
+from pilotfish.engine.sample import Sample, SampleDelta, TextStream
 from pilotfish.engine.vocabulary import added_tokens
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model
@@ -57,72 +56,8 @@ logger = logging.getLogger(__name__)
 Prompt = str | Sequence[int] | NDArray[np.integer]
 
 
-@dataclass(frozen=True)
-class SampleDelta:
-    """A step's commit to one sample, and the text of it."""
-
-    sample: Sample
-    commit: Commit
-    text: str
-    ends: list[int]  # [tokens] characters of the sample's whole text after each token
-
-
-class Sample:
-    """One output of one prompt: its request, its text so far, when it began and ended."""
-
-    def __init__(self, index: int, request: Request, text: TextStream, started: float) -> None:
-        self.index = index
-        self.request = request
-        self.stream = text
-        self.started = started
-        self.scheduled: float | None = None  # when the first step began that had rows of it
-        self.ended: float | None = None
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: list[TokenLogprobs] = []  # of every prompt token but the first
-        self.finish_reason: FinishReason | None = None
-
-    @property
-    def text(self) -> str:
-        return self.stream.text
-
-    @property
-    def stop(self) -> str | int | None:
-        """The stop string or stop token that ended it; None for anything else."""
-        if self.finish_reason is not FinishReason.STOP or self.stream.stop is not None:
-            return self.stream.stop
-        return self.token_ids[-1] if self.token_ids[-1] in self.request.params.stop_token_ids else None
-
-    @property
-    def error(self) -> EngineError | None:
-        """Why it ended with an error."""
-        if self.finish_reason is not FinishReason.ERROR:
-            return None
-        length = len(self.request.tokens)
-        return EngineError(f"logits: those after token {length} are not finite (NaN or infinity); none can be sampled")
-
-    @property
-    def seconds(self) -> float:
-        """From submission to the last token."""
-        return (self.ended or self.started) - self.started
-
-    def stats(self) -> dict[str, Any]:
-        """The counts that `generate --json` reports."""
-        stats, tokens = self.request.stats, len(self.token_ids)
-        return {
-            "seconds": self.seconds,
-            "tokens_per_second": tokens / self.seconds if self.seconds else 0.0,
-            "verify_steps": stats.verify_steps,
-            "draft_tokens": stats.draft_tokens,
-            "accepted_tokens": stats.accepted_tokens,
-            "accepted_by_origin": dict(stats.accepted_by_origin),
-            "hits": stats.hits,
-            "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
-        }
-
-
 class Engine:
-    """One process, one target, maybe a draft. `submit`, then `step` until nothing is `busy`."""
+    """A target in this process, maybe with drafts. `submit`, then `step` while it is `busy`."""
 
     def __init__(
         self, config: EngineConfig, drafter: Drafter | None = None, workers: DraftWorkers | None = None
@@ -165,15 +100,14 @@ class Engine:
             self.worker.observe = self._timeline.step
 
     def _place(self) -> frozenset[int]:
-        """Pin this process, where a configuration or the draft workers, which load while the target does, ask for that,
-        until `close`; the cores."""
+        """Pin this process until `close`, if the configuration or the draft workers ask for that; return the cores."""
         cores = self.config.core_set if self._workers is None else self._workers.placement.target
         if cores:
             os.sched_setaffinity(0, cores)
         return cores
 
     def close(self) -> None:
-        """End every sample, and the draft's processes. Idempotent; also done when the process ends."""
+        """End every sample and the draft workers. Idempotent; also done when the process ends."""
         self.abort_all()
         if self.remote is not None:
             self.remote.close()
@@ -229,20 +163,19 @@ class Engine:
         return self._pacers[-1]
 
     def drops(self) -> dict[str, dict[str, int]]:
-        """What was dropped of each draft pool's messages so far, by reason (`core/pools.py`)."""
+        """Messages of each draft pool that were dropped so far, by reason."""
         return {} if self.remote is None else {pool.name: pool.drops.occurred for pool in self.remote.pools}
 
     def pacing(self) -> list[Pacing]:
-        """How the paced models of this process have kept their pace since the start; the target first."""
+        """How well the paced models of this process kept their pace since `reset_pacing`; the target first."""
         return [pacer.pacing() for pacer in self._pacers]
 
     def reset_pacing(self) -> None:
-        """Count overruns from here on."""
         for pacer in self._pacers:
             pacer.reset()
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
-        """Attach another drafter, and decide by another budget; EngineError while requests run."""
+        """Attach another drafter and budget; EngineError while requests run."""
         if self.busy:
             raise EngineError("the drafter cannot be swapped while requests run")
         self.drafter = drafter
@@ -262,14 +195,13 @@ class Engine:
         cache_salt: str | None = None,
         max_nodes: int | None = None,
     ) -> list[Sample]:
-        """Queue one prompt; its `params.n` samples. PromptError or ParameterError affect nothing else. Drafts for
-        requests of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs. Of a sample's tree a step
-        verifies at most `max_nodes` nodes; 0: it does without speculation."""
+        """Queue `params.n` samples of a prompt. PromptError or ParameterError affect nothing else. Drafts for requests
+        of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs. A step verifies at most `max_nodes`
+        nodes of a sample's tree; 0 turns speculation off."""
         check_cache_salt(cache_salt)
         tokens = self.check_prompt(prompt)
-        stop_ids = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else self.model.generation.eos_ids
-        )
+        eos_ids = frozenset[int]() if params.ignore_eos else self.model.generation.eos_ids
+        stop_ids = eos_ids.union(params.stop_token_ids)
         bad_sequences = self._sequences_of(params.bad_words)
         check_token_ids(params, stop_ids, bad_sequences, self.model.shape.vocab_size)
         seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
@@ -277,27 +209,18 @@ class Engine:
         samples = []
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
-            text = TextStream(self.tokenizer, params, stop_ids, tokens)
+            own_seed, text = sample_seed(seed, index), TextStream(self.tokenizer, params, stop_ids, tokens)
             request = Request(
-                self._next_id,
-                tokens,
-                own,
-                sample_seed(seed, index),
-                stop_ids,
-                room,
-                bad_sequences,
-                cache_salt,
-                max_nodes,
-                text,
+                self._next_id, tokens, own, own_seed, stop_ids, room, bad_sequences, cache_salt, max_nodes, text
             )
             self.worker.scheduler.add(request)
             self._next_id += 1
-            samples.append(Sample(index, request, text, time.perf_counter()))
+            samples.append(Sample(index, request, text))
             self._samples[request.id] = samples[-1]
         return samples
 
     def _sequences_of(self, words: Sequence[str]) -> list[list[int]]:
-        """Token ids of words as they stand at a text's beginning and after a space."""
+        """Token ids of each word at a text's beginning and after a space."""
         texts = (text for word in words for text in (word, f" {word}"))
         return [ids for text in texts if (ids := self.tokenizer.encode(text, add_special_tokens=False))]
 
@@ -323,7 +246,6 @@ class Engine:
             self._finish(sample, FinishReason.ABORT)
 
     def abort_all(self) -> None:
-        """End every sample."""
         for sample in list(self._samples.values()):
             self.abort(sample)
 
@@ -332,9 +254,9 @@ class Engine:
         return self.worker.scheduler.busy
 
     def step(self) -> list[SampleDelta]:
-        """One forward; what it added to each sample. EngineError when it fails: the samples that were in
-        it end as aborted, those still waiting stay. An interrupt in the forward does the same. A sample whose logits
-        are not finite ends alone, with its `error`."""
+        """Run one forward; return its additions to each sample. If it fails or is interrupted, the samples in it end as
+        aborted and those still waiting stay: EngineError, or the interrupt. A sample whose logits are not finite ends
+        alone, with its `error`."""
         began = time.perf_counter()
         try:
             commits = self.worker.step()
@@ -345,29 +267,23 @@ class Engine:
             if not isinstance(error, Exception):
                 raise
             raise EngineError(f"step failed: {type(error).__name__}: {error}") from error
-        for request in self.worker.scheduler.running:
-            self._note_scheduled(request, began)
-        return [self._deliver(commit, began) for commit in commits]
+        for request in (*self.worker.scheduler.running, *(commit.request for commit in commits)):
+            self._samples[request.id].scheduled_at(began)
+        return [self._deliver(commit) for commit in commits]
 
-    def _note_scheduled(self, request: Request, began: float) -> None:
-        sample = self._samples[request.id]
-        sample.scheduled = began if sample.scheduled is None else sample.scheduled
-
-    def _deliver(self, commit: Commit, began: float) -> SampleDelta:
-        self._note_scheduled(commit.request, began)
+    def _deliver(self, commit: Commit) -> SampleDelta:
         sample = self._samples[commit.request.id]
-        sample.token_ids.extend(commit.tokens)
-        sample.logprobs.extend(commit.logprobs)
-        sample.prompt_logprobs.extend(commit.prompt_logprobs)
         if commit.request.finish_reason is not None:
             self._finish(sample, commit.request.finish_reason)
-        return SampleDelta(sample, commit, sample.stream.take(), sample.stream.take_ends())
+        return sample.add(commit)
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
-        sample.stream.finish()
-        sample.finish_reason = reason
-        sample.ended = time.perf_counter()
+        sample.finish(reason)
         del self._samples[sample.request.id]
+
+    def check(self) -> None:
+        """EngineError if a KV slot is neither free nor owned by a running request. Looks at every slot."""
+        self.worker.scheduler.check()
 
 
 def load(config: EngineConfig, directory: Path, max_model_len: int = 0) -> LoadedModel:
@@ -376,17 +292,3 @@ def load(config: EngineConfig, directory: Path, max_model_len: int = 0) -> Loade
     return load_model(
         directory, dtype, device, eager=config.eager, quantization=quantization, max_model_len=max_model_len
     )
-
-
-def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter, pacer: Pacer | None = None) -> Budget:
-    """The budget that `config` describes; `pacer` is the target's. An adaptive one has the runners' forwards measured:
-    only while idle."""
-    if isinstance(drafter, NoDrafter) or config.budget == "fixed":
-        return FixedBudget(config.nodes, config.levels)
-    lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
-    level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width, lm.pacer)
-    costs = step_costs(runner, config, pacer)
-    if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
-        reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"
-        logger.warning(reason, 1000 * level_seconds, 1000 * saved)
-    return AdaptiveBudget(config.nodes, config.levels, costs, level_seconds)

@@ -13,7 +13,8 @@ import numpy as np
 from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, Prompt, Sample
+from pilotfish.engine.engine import Engine, Prompt
+from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, ParameterError
 
 

@@ -13,9 +13,10 @@ import msgspec
 from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.pools import DraftPool
 from pilotfish.engine.draft_workers import DraftWorkers
-from pilotfish.engine.engine import Engine, Sample, SampleDelta
+from pilotfish.engine.engine import Engine
 from pilotfish.engine.liveness import Heartbeat
 from pilotfish.engine.process import Signals
+from pilotfish.engine.sample import Sample, SampleDelta
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
 from pilotfish.target.remote import RemoteDrafter

@@ -7,7 +7,7 @@ from typing import Any
 
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.text import TextStream
+from pilotfish.engine.sample import TextStream
 from pilotfish.server.answers import ChatLogprob, ChatLogprobs, PromptLogprob, PromptLogprobs, TextLogprobs, TopLogprob
 from pilotfish.server.pieces import TokenNames
 from pilotfish.server.prompts import Prompt

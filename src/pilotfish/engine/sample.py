@@ -1,21 +1,108 @@
-"""Token ids to text, a piece at a time: never half a character, never part of a stop string."""
+"""An output of a prompt while it grows: its request, tokens, text and times."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.scheduler import Commit
+from pilotfish.errors import EngineError
 
 #: Last tokens of a prompt that a decoder needs to continue its text.
 CONTEXT = 6
 DEFAULTS = SamplingParams()
 
 
+class Sample:
+    """An output of a prompt. Times are seconds of `perf_counter`."""
+
+    def __init__(self, index: int, request: Request, text: TextStream) -> None:
+        self.index = index
+        self.request = request
+        self.stream = text
+        self.started = time.perf_counter()
+        self.scheduled: float | None = None  # when the first step began that had rows of it
+        self.ended: float | None = None
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of every prompt token but the first
+        self.finish_reason: FinishReason | None = None
+
+    def scheduled_at(self, now: float) -> None:
+        """Note that a step which began at `now` had rows of it."""
+        if self.scheduled is None:
+            self.scheduled = now
+
+    def add(self, commit: Commit) -> SampleDelta:
+        self.token_ids.extend(commit.tokens)
+        self.logprobs.extend(commit.logprobs)
+        self.prompt_logprobs.extend(commit.prompt_logprobs)
+        return SampleDelta(self, commit, self.stream.take(), self.stream.take_ends())
+
+    def finish(self, reason: FinishReason) -> None:
+        self.stream.finish()
+        self.finish_reason = reason
+        self.ended = time.perf_counter()
+
+    @property
+    def text(self) -> str:
+        return self.stream.text
+
+    @property
+    def stop(self) -> str | int | None:
+        """The stop string or stop token that ended it; None for anything else."""
+        if self.finish_reason is not FinishReason.STOP or self.stream.stop is not None:
+            return self.stream.stop
+        return self.token_ids[-1] if self.token_ids[-1] in self.request.params.stop_token_ids else None
+
+    @property
+    def error(self) -> EngineError | None:
+        """The reason of an end with an error."""
+        if self.finish_reason is not FinishReason.ERROR:
+            return None
+        length = len(self.request.tokens)
+        return EngineError(f"logits: those after token {length} are not finite (NaN or infinity); none can be sampled")
+
+    @property
+    def seconds(self) -> float:
+        """From submission to the last token."""
+        return (self.ended or self.started) - self.started
+
+    def stats(self) -> dict[str, Any]:
+        """The counts that `generate --json` reports."""
+        stats, tokens = self.request.stats, len(self.token_ids)
+        return {
+            "seconds": self.seconds,
+            "tokens_per_second": tokens / self.seconds if self.seconds else 0.0,
+            "verify_steps": stats.verify_steps,
+            "draft_tokens": stats.draft_tokens,
+            "accepted_tokens": stats.accepted_tokens,
+            "accepted_by_origin": dict(stats.accepted_by_origin),
+            "hits": stats.hits,
+            "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
+        }
+
+
+@dataclass(frozen=True)
+class SampleDelta:
+    """A step's commit to one sample, with its text."""
+
+    sample: Sample
+    commit: Commit
+    text: str
+    ends: list[int]  # [tokens] characters of the sample's whole text after each token
+
+
 class TextStream:
-    """The text of one growing output; the `StopDetector` of its request.
+    """Token ids to text, a piece at a time: never half a character, never part of a stop string. It is the
+    `StopDetector` of its output's request.
 
     text     print("a")\\nif __na        `text` holds what was decoded so far,
     safe     print("a")\\n               `take` gives it up to where a stop string may have begun
