@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pilotfish.cli import main
-from pilotfish.server import run
-from pilotfish.server.run import Setup
+from pilotfish.server import main as server
+from pilotfish.server.main import ServerSetup
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Result:
 
 
 Run = Callable[..., Result]
-Configured = Callable[..., Setup]
+Configured = Callable[..., ServerSetup]
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def prompts(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def configured(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Configured]:
     """What `pilotfish serve` with these arguments would run."""
-    root, setups = logging.getLogger(), list[Setup]()
+    root, setups = logging.getLogger(), list[ServerSetup]()
     handlers, level = root.handlers[:], root.level
-    monkeypatch.setattr(run, "run_server", lambda setup, _: setups.append(setup))
+    monkeypatch.setattr(server, "run_server", lambda setup, _: setups.append(setup))
 
-    def configure(*arguments: object) -> Setup:
+    def configure(*arguments: object) -> ServerSetup:
         result = pilotfish("serve", *arguments)
         assert (result.code, result.stderr) == (0, "")
         return setups.pop()

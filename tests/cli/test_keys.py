@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from pilotfish.server.keys import Client, load_keyring
+from pilotfish.server.auth import Caller, load_keyring
 from pilotfish.wire.curve_keys import load_allowlist, load_key_pair, public_key
 
 
@@ -62,4 +62,4 @@ def test_a_clients_key_and_its_entry(pilotfish: Run) -> None:
     file = Path("keys.toml")
     file.write_text(made.stdout[made.stdout.index("    [[key]]") :])
     file.chmod(0o600)
-    assert load_keyring(file=file).client(f"Bearer {secret}") == Client("search")
+    assert load_keyring(file=file).caller(f"Bearer {secret}") == Caller("search")

@@ -13,7 +13,7 @@ from pilotfish.cli.vllm_arguments import translated
 from pilotfish.cli.vllm_flags import FLAGS
 from pilotfish.errors import InputError
 from pilotfish.pairs import resolve_pair
-from pilotfish.server import run
+from pilotfish.server.main import apply_overrides
 
 
 @pytest.fixture
@@ -175,10 +175,10 @@ class ModelFiles:
 
 def test_overrides_replace_what_the_model_says(configured: Configured, llama: Path) -> None:
     files = ModelFiles()
-    run.apply_overrides(files, configured(llama).server)  # type: ignore[arg-type]
+    apply_overrides(files, configured(llama).server)  # type: ignore[arg-type]
     assert (files.tokenizer.chat_template, files.defaults) == ("the model's", {"temperature": 0.6})
     setup = configured(llama, "--chat-template", "{{ 1 }}", "--generation-config", "vllm")
-    run.apply_overrides(files, setup.server)  # type: ignore[arg-type]
+    apply_overrides(files, setup.server)  # type: ignore[arg-type]
     assert (files.tokenizer.chat_template, files.defaults) == ("{{ 1 }}", {})
 
 

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from pilotfish.engine.process import PARENT, Signals, Stopped
-from pilotfish.server import run
+from pilotfish.server import main
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -82,7 +82,7 @@ def signals_that_end_a_server() -> list[int]:
     ended: list[int] = []
 
     async def receive(number: int) -> None:
-        server = run._Server(uvicorn.Config("none"), lambda: ended.append(number))
+        server = main._Server(uvicorn.Config("none"), lambda: ended.append(number))
         with server.capture_signals():
             signal.raise_signal(number)
             await asyncio.sleep(0.01)

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_double import Client, Engine, saying
+from http_double import Client, Engine, application, saying
 from live import LiveServer
 from openai_fleet import MODES, Fleet, running
 from support import write_tokenizer
 from transformers import AutoTokenizer
-
-from pilotfish.config import ServerConfig
-from pilotfish.server.app import make_app
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}"
@@ -40,7 +37,7 @@ def engine(tokenizer: Any) -> Engine:
 @pytest.fixture
 def serve(engine: Engine) -> Callable[..., Client]:
     """A client of a server with a configuration."""
-    return lambda gate=None, **config: Client(make_app(engine, ServerConfig(**config), gate))
+    return lambda **config: Client(application(engine, **config))
 
 
 @pytest.fixture

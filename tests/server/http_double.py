@@ -10,9 +10,14 @@ from typing import Any
 
 import msgspec
 
+from pilotfish.config import ServerConfig
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
+from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.server.auth import Keyring
+from pilotfish.server.limits import Admission, QueueLimits, RequestGuard
+from pilotfish.server.routes import make_app
 from pilotfish.wire.serving import Delta, Finish, Identity, Status, StepReport, Verified
 
 IDENTITY = Identity("tiny", "sync", "float32", 256, 512, 4096, 8, 8)
@@ -140,6 +145,12 @@ def deltas(tokenizer: Any, index: int, text: str, submitted: Submitted, end: Fin
 
 def logprob(token: int, n: int) -> TokenLogprobs:
     return TokenLogprobs(token, -1.5, 2, tuple((candidate, -1.0 - candidate) for candidate in range(40, 40 + n)))
+
+
+def application(engine: Engine, guard: Any = None, **config: Any) -> Any:
+    """A server over `engine`, open to everybody where there is no `guard`."""
+    open_guard = RequestGuard(Keyring([]), Admission(QueueLimits()), ServerMetrics("tiny"))
+    return make_app(engine, ServerConfig(**config), guard or open_guard)  # type: ignore[arg-type]
 
 
 # -- the client

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pilotfish.server.page import page_routes
+from pilotfish.server.routes import page_routes
 
 MODEL = "stand-in"
 STORY = """    total = 0.0

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from pilotfish.server.openapi import OPERATIONS
+from pilotfish.server.routes import OPERATIONS
 
 CHECKS = [
     not_a_server_error,

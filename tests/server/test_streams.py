@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from http_double import Answer, Client, Engine, Submitted, Update, deltas, exchange, saying
+from http_double import Answer, Client, Engine, Submitted, Update, application, deltas, exchange, saying
 
-from pilotfish.config import ServerConfig
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
-from pilotfish.server.app import make_app
-from pilotfish.server.failures import ClientGone, HttpError
-from pilotfish.server.gate import Anyone, Demand
+from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.server.auth import ANONYMOUS, Caller
+from pilotfish.server.errors import ClientGone, HttpError
+from pilotfish.server.limits import Admission, QueueLimits
+from pilotfish.server.params import Generation
 from pilotfish.wire.serving import Delta, Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -168,30 +169,29 @@ def test_the_servers_deadline(serve: Callable[..., Client], engine: Engine) -> N
 
 
 @dataclass
-class Recorder(Anyone):
-    """A gate of one, which notes what it is told."""
+class Recorder:
+    """In place of a RequestGuard, and of the handles that it gives: notes what it is told."""
 
-    cache_salt: str | None = "of the key"
-    demands: list[Demand] = field(default_factory=list)
+    admitted: list[Generation] = field(default_factory=list)
     updates: list[Any] = field(default_factory=list)
     closed: list[tuple[int, Exception | None]] = field(default_factory=list)
     refuse: tuple[str, ...] = ()
+    metrics: ServerMetrics = field(default_factory=lambda: ServerMetrics("tiny"))
+    admission: Admission = field(default_factory=lambda: Admission(QueueLimits()))
 
-    closing: bool = False
-
-    def identify(self, request: Any) -> Recorder:  # noqa: ARG002
+    def identify(self, request: Any) -> Caller:  # noqa: ARG002
         if "identify" in self.refuse:
             raise HttpError(401, "authorization: no key", "authentication_error")
-        return self
+        return replace(ANONYMOUS, cache_salt="of the key")
 
-    def admit(self, caller: Any, demand: Demand) -> Recorder:  # noqa: ARG002
+    def admit(self, request: Any, caller: Caller, generation: Generation) -> Recorder:  # noqa: ARG002
         if "admit" in self.refuse:
             raise HttpError(429, "too many", "rate_limit_error", headers={"retry-after": "7"})
-        self.demands.append(demand)
+        self.admitted.append(generation)
         return self
 
-    def update(self, index: int, update: Any) -> None:  # noqa: ARG002
-        self.updates.append(update)
+    def update(self, index: int, delta: Any) -> None:  # noqa: ARG002
+        self.updates.append(delta)
 
     def close(self, used_tokens: int, error: Exception | None) -> None:
         self.closed.append((used_tokens, error))
@@ -214,11 +214,10 @@ async def leave(app: Any, body: dict[str, Any], submitted: list[Submitted]) -> A
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
 def test_a_client_that_goes_away(engine: Engine, stream: bool, prompt: Any) -> None:
     first_then_wait(engine)
-    gate = Recorder()
-    app = make_app(engine, ServerConfig(), gate)
-    asyncio.run(leave(app, {"prompt": prompt, "stream": stream}, engine.submitted))
+    guard = Recorder()
+    asyncio.run(leave(application(engine, guard), {"prompt": prompt, "stream": stream}, engine.submitted))
     assert all(submitted.aborted for submitted in engine.submitted)
-    assert len(gate.closed) == 1 and isinstance(gate.closed[0][1], ClientGone)
+    assert len(guard.closed) == 1 and isinstance(guard.closed[0][1], ClientGone)
 
 
 def test_a_slow_reader_pulls_no_more_than_it_reads(engine: Engine) -> None:
@@ -239,7 +238,7 @@ def test_a_slow_reader_pulls_no_more_than_it_reads(engine: Engine) -> None:
         seen.append(len(pulled))
 
     body = json.dumps({"prompt": "x", "stream": True}).encode()
-    asyncio.run(exchange(make_app(engine, ServerConfig()), "POST", COMPLETIONS, body, {}, on_part=slow))
+    asyncio.run(exchange(application(engine), "POST", COMPLETIONS, body, {}, on_part=slow))
     assert seen[:3] == [1, 2, 3]
 
 
@@ -258,28 +257,28 @@ def test_a_merged_update_is_one_chunk(client: Client, engine: Engine) -> None:
     assert events[-1]["metrics"]["speculative_decoding"]["per_step_drafted"] == [3, 3, 3]
 
 
-# -- the gate
+# -- the guard
 
 
-def test_the_gate_is_told(engine: Engine) -> None:
-    gate = Recorder()
-    client = Client(make_app(engine, ServerConfig(), gate))
+def test_the_guard_is_told(engine: Engine) -> None:
+    guard = Recorder()
+    client = Client(application(engine, guard))
     assert client.post(COMPLETIONS, {"prompt": ["x", [5, 6]], "n": 2}, x_request_id="r1").status == 200
-    demand = gate.demands[0]
-    assert (demand.request_id, demand.prompts, demand.params.n) == ("r1", (1, 2), 2)
-    assert (demand.chat, demand.stream) == (False, False)
-    assert gate.closed == [(3 + 22, None)] and len(gate.updates) == 12
+    (admitted,) = guard.admitted
+    assert (admitted.id, [len(each.tokens) for each in admitted.prompts]) == ("cmpl-r1", [1, 2])
+    assert (admitted.params.n, admitted.chat, admitted.stream) == (2, False, False)
+    assert guard.closed == [(3 + 22, None)] and len(guard.updates) == 12
     assert engine.submitted[0].cache_salt == "of the key"
 
 
 def test_a_salt_beside_the_keys(engine: Engine) -> None:
-    answer = Client(make_app(engine, ServerConfig(), Recorder())).post(COMPLETIONS, {"prompt": "x", "cache_salt": "s"})
+    answer = Client(application(engine, Recorder())).post(COMPLETIONS, {"prompt": "x", "cache_salt": "s"})
     assert (answer.status, answer.error["param"]) == (400, "cache_salt")
 
 
 @pytest.mark.parametrize(("where", "status"), [("identify", 401), ("admit", 429)])
-def test_the_gate_turns_away(engine: Engine, where: str, status: int) -> None:
-    client = Client(make_app(engine, ServerConfig(), Recorder(refuse=(where,))))
+def test_the_guard_turns_away(engine: Engine, where: str, status: int) -> None:
+    client = Client(application(engine, Recorder(refuse=(where,))))
     answer = client.post(CHAT, {"messages": USER, "stream": True})
     assert answer.status == status and answer.error and not engine.submitted
     assert answer.headers.get("retry-after") == (None if where == "identify" else "7")

@@ -21,7 +21,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.observe import tracing
 from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.observe.tracing import Tracer
-from pilotfish.server.tracing import start_tracing, traces_url
+from pilotfish.server.main import start_tracing, traces_url
 from pilotfish.wire.serving import Delta, Verified
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -253,7 +253,7 @@ def test_what_is_no_collectors_url(endpoint: str) -> None:
 
 def test_off_it_imports_nothing() -> None:
     code = (
-        "import sys; from pilotfish.server.tracing import start_tracing; assert start_tracing(None, 'm') is None;"
+        "import sys; from pilotfish.server.main import start_tracing; assert start_tracing(None, 'm') is None;"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -62,7 +62,7 @@ def show(file: Annotated[Path, typer.Argument(help="A key file.")]) -> None:
 @app.command()
 def api(name: Annotated[str, typer.Argument(help="Whose key it is, in logs and metrics.")]) -> None:
     """Make a key of a client of the server; print its secret and its entry in the server's file."""
-    from pilotfish.server.keys import file_entry, new_secret
+    from pilotfish.server.auth import file_entry, new_secret
 
     secret = new_secret()
     sys.stdout.write(API_USE.format(secret=secret, entry=textwrap.indent(file_entry(name, secret), "    ")))

@@ -36,24 +36,23 @@ def serve(
         raise ParameterError("log_format", server.log_format, "json or text")
     if server.enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
-    from pilotfish.server.admission import Limits
-    from pilotfish.server.keys import ENVIRONMENT, load_keyring, refuse_open
+    from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
+    from pilotfish.server.limits import QueueLimits
     from pilotfish.server.logs import LogFormat, configure
-    from pilotfish.server.tracing import traces_url
 
     keys = load_keyring(server.api_key or (), os.environ.get(ENVIRONMENT, ""), server.api_keys)
     if "VLLM_API_KEY" in os.environ and not (keys or server.allow_anonymous):
         raise InputError(f"VLLM_API_KEY: it is not read; give {ENVIRONMENT}, or --allow-anonymous to do without keys")
     refuse_open(listening.host, keys, server.allow_anonymous)
-    limits = Limits(max_queued_requests=server.max_queued_requests, max_queued_tokens=server.max_queued_tokens)
+    limits = QueueLimits(max_queued_requests=server.max_queued_requests, max_queued_tokens=server.max_queued_tokens)
+    _leave_out_torch()
+    from pilotfish.server.main import ServerSetup, run_server, traces_url
+
     if server.otlp_traces_endpoint is not None:
         traces_url(server.otlp_traces_endpoint)
-    _leave_out_torch()
-    from pilotfish.server.run import Setup, run_server
-
     form = cast(LogFormat, server.log_format or ("text" if sys.stderr.isatty() else "json"))
     configure(form, prompts=server.log_prompts)
-    setup = Setup(config, listening, keys, limits, form, server.otlp_traces_endpoint)
+    setup = ServerSetup(config, listening, keys, limits, form, server.otlp_traces_endpoint)
     run_server(setup, _tell if json else lambda _: None)
 
 

@@ -1,4 +1,4 @@
 """OpenAI's HTTP API over an engine: knows requests and text, never tensors.
 
-body ─► requests ─► prompts, params ─► Gate ─► Generation ─► choices ─► answers (JSON) or events (SSE)
+routes: body ─► requests ─► params ─► limits.RequestGuard ─► stream ─► formats ─► JSON or server-sent events
 """

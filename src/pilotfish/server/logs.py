@@ -41,7 +41,7 @@ class RequestContext:
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessLine:
     """A request that was answered. None: it has no such thing."""
 
     method: str
@@ -70,7 +70,7 @@ def request_context(request_id: str, client: str | None = None) -> Iterator[None
         _context.reset(token)
 
 
-def log_access(access: Access) -> None:
+def log_access(access: AccessLine) -> None:
     """The line of an answered request."""
     fields = {name: value for name, value in asdict(access).items() if value is not None}
     fields["ms"] = round(access.ms, 3)

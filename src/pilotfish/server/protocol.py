@@ -1,13 +1,12 @@
-"""What a connection may take of the server before a request of it is one: bytes and time.
+"""Limits on request heads and slow connections, which uvicorn lacks.
 
-uvicorn bounds neither the head of a request nor the time that it takes, ends a reader that takes nothing only with the
-server, and tells of a lost connection only the last one of requests that were sent without waiting for answers.
+uvicorn bounds neither the head of a request nor the time that it takes. It ends a reader that takes nothing only with
+the server, and of requests that were sent without waiting for answers it tells only the last one of a lost connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pilotfish.config import ServerConfig
-from pilotfish.server.answers import encode
-from pilotfish.server.failures import HttpError
+from pilotfish.server.errors import HttpError
+from pilotfish.server.responses import encode
 
 #: Bytes of a request that are no body: its line, headers and trailers.
 MAX_HEAD = 64 << 10
@@ -24,28 +23,17 @@ MAX_HEAD = 64 << 10
 FRAMING = 8
 
 
-@dataclass(frozen=True)
-class Patience:
-    """Seconds that a connection may take."""
-
-    read: float  # until the head of a request is there
-    write: float  # without taking anything
-
-    @classmethod
-    def of(cls, config: ServerConfig) -> Patience:
-        return cls(config.read_timeout, config.write_timeout)
-
-
 class _TooLarge(Exception):  # noqa: N818  # becomes an answer
     pass
 
 
-class Protocol(HttpToolsProtocol):
-    """A connection; make it with `protocol(patience)`."""
+class ConnectionProtocol(HttpToolsProtocol):
+    """A connection that is closed when a request's head is not complete after `read_timeout` seconds, or its reader
+    takes nothing for `write_timeout` seconds."""
 
-    def __init__(self, *args: Any, patience: Patience, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, read_timeout: float, write_timeout: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._patience = patience
+        self._read_timeout, self._write_timeout = read_timeout, write_timeout
         self._reading: asyncio.TimerHandle | None = None  # while a head is not complete
         self._writing: asyncio.TimerHandle | None = None  # while the reader is behind
         self._head = 0  # bytes of the message under way, without its body's
@@ -109,11 +97,11 @@ class Protocol(HttpToolsProtocol):
             self._refuse(HttpError(400, "request: it is not HTTP/1.1"))
 
     def _expect_head(self) -> None:
-        self._reading = self.loop.call_later(self._patience.read, self._late)
+        self._reading = self.loop.call_later(self._read_timeout, self._refuse_late_head)
 
-    def _late(self) -> None:
-        seconds = self._patience.read
-        self._refuse(HttpError(408, f"headers: they were not complete after {seconds:g} s", "timeout", code="timeout"))
+    def _refuse_late_head(self) -> None:
+        message = f"headers: they were not complete after {self._read_timeout:g} s"
+        self._refuse(HttpError(408, message, "timeout", code="timeout"))
 
     def _refuse(self, error: HttpError) -> None:
         if self.transport.is_closing():
@@ -126,22 +114,22 @@ class Protocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look_again(self.transport.get_write_buffer_size())
+        self._expect_reader(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._stop(self._writing)
         super().resume_writing()
 
-    def _look_again(self, left: int) -> None:
-        self._writing = self.loop.call_later(self._patience.write, self._stalled, left)
+    def _expect_reader(self, waiting: int) -> None:
+        self._writing = self.loop.call_later(self._write_timeout, self._check_reader, waiting)
 
-    def _stalled(self, before: int) -> None:
-        """Nothing of what waits was taken: what it holds is freed now, not once it is taken."""
-        left = self.transport.get_write_buffer_size()
-        if left >= before:
+    def _check_reader(self, before: int) -> None:
+        """A reader that took nothing: abort, which frees the buffer at once."""
+        waiting = self.transport.get_write_buffer_size()
+        if waiting >= before:
             self.transport.abort()
         else:
-            self._look_again(left)
+            self._expect_reader(waiting)
 
     @staticmethod
     def _stop(*timers: asyncio.TimerHandle | None) -> None:
@@ -150,9 +138,9 @@ class Protocol(HttpToolsProtocol):
                 timer.cancel()
 
 
-def protocol(patience: Patience) -> partial[Protocol]:
-    """What makes a connection's protocol, for uvicorn's `http`."""
-    return partial(Protocol, patience=patience)
+def connection_protocol(config: ServerConfig) -> partial[ConnectionProtocol]:
+    """Makes the protocol of a connection, for uvicorn's `http`."""
+    return partial(ConnectionProtocol, read_timeout=config.read_timeout, write_timeout=config.write_timeout)
 
 
 def _response(error: HttpError) -> bytes:

@@ -1,14 +1,33 @@
-"""The bodies that clients send. A field that is not here is refused, and so is one of OpenAI's that has no effect here
-but would have one there."""
+"""The bodies that clients send, and how they are read and checked. A field that is not here is refused, and so is one
+that has an effect in OpenAI's API but none here."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import asyncio
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+import msgspec
 from msgspec import Meta, Struct
+from starlette.requests import ClientDisconnect, Request
 
-from pilotfish.config import MetricsLevel, Mode
+from pilotfish.config import MetricsLevel, Mode, ServerConfig
 from pilotfish.core.noise import SEED_LIMIT
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.server.errors import ClientGone, HttpError, bad, bad_request, short
 
 #: Fields of OpenAI's and vLLM's APIs that are not supported, with the values of them that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -69,30 +88,35 @@ HARMLESS = {
     "safety_identifier",
     "session_id",
 }
-#: What may stand where msgspec does not say it.
-ALLOWED = {
-    "role": "system, developer, user or assistant",
-    "type": "text",
-    "mode": "off, sync or async",
-    "metrics": "none, summary or detailed",
-    "seed": f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text",
-    "truncation_side": "left or right",
-    "tool_calls": "an empty list or null",
-    "annotations": "an empty list or null",
-    "include_obfuscation": "false",
-}
+
+SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
+Seed: TypeAlias = Annotated[int | str, Meta(description=SEED)]
+Nothing: TypeAlias = Annotated[list[Any], Meta(max_length=0, description="an empty list or null")]
+#: Sampling parameters that no body has, and those whose JSON is not SamplingParams' own type.
+NOT_IN_BODIES = frozenset({"bad_token_ids", "logprobs"})
+AS_JSON: dict[str, Any] = {"seed": Seed, "stop": str | list[str], "logit_bias": dict[str, float]}
 
 
-Nothing = Annotated[list[Any], Meta(max_length=0)]
+def _sampling_fields() -> list[tuple[str, Any, None]]:
+    hints = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_IN_BODIES}
+    return [(name, AS_JSON.get(name, hint) | None, None) for name, hint in hints.items()]
 
 
-class Speculation(Struct, forbid_unknown_fields=True):
-    """How to speculate for a request, within what the server does. Never changes the output."""
+if TYPE_CHECKING:
+
+    class SamplingFields(Struct):
+        def __getattr__(self, name: str) -> Any: ...
+else:  # SamplingParams' fields, each optional
+    SamplingFields = msgspec.defstruct("SamplingFields", _sampling_fields(), kw_only=True)
+
+
+class SpeculationOptions(Struct, forbid_unknown_fields=True):
+    """How to speculate for a request, within the server's options. Never changes the output."""
 
     mode: Mode | None = None  # off, or the server's own
     max_nodes: int | None = None  # of a tree
     metrics: MetricsLevel | None = None
-    detail: bool | None = None  # each event of a stream says what was speculated
+    detail: bool | None = None  # each event of a stream tells the steps behind it
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -101,44 +125,24 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What completions and chats have in common. None: as if it was not there."""
+class GenerationRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """Fields of completions and of chats. None: as if it was not there."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
     best_of: int | None = None  # n
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None  # by token id
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    seed: int | str | None = None  # -1: none; text: its decimal digits
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # there are none, whatever it says
-    echo: bool | None = None  # of a chat: the last message, where that is the assistant's
+    echo: bool | None = None  # of a chat: the last message, if it is the assistant's
     add_special_tokens: bool | None = None  # those that the tokenizer puts around a text; a chat template has its own
     truncate_prompt_tokens: int | None = None  # that are kept; -1: as many as fit
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
-    prompt_logprobs: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None  # seconds
     request_id: str | None = None  # in the answer's id
-    speculation: Speculation | None = None
+    speculation: SpeculationOptions | None = None
     user: Any = None
     metadata: Any = None  # of it, `tag` labels metrics
     safety_identifier: Any = None
@@ -155,10 +159,8 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
 
     @property
     def texts(self) -> list[str]:
-        """Those of the prompts that are some."""
-        return [
-            part for part in ([self.prompt] if isinstance(self.prompt, str) else self.prompt) if isinstance(part, str)
-        ]
+        """The prompts that are texts."""
+        return [part for part in ([self.prompt] if isinstance(self.prompt, str) else self.prompt) if type(part) is str]
 
 
 class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -167,7 +169,7 @@ class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A turn. What an answer's message may carry beside its text is allowed as long as it is empty."""
+    """A turn. The other fields of an answer's message are allowed as long as they are empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] | None = None  # needed; but what stands in its place is to blame first
@@ -212,3 +214,161 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     tokens: list[int]
+
+
+# -- from bytes to a body
+
+Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+#: Types in JSON's words.
+_WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false", list: "a list", NoneType: "null"}
+
+
+async def read_body(request: Request, kind: type[Body], config: ServerConfig) -> Body:
+    """HttpError 408 for a body that takes too long, 413 for one that is too large, 415 for another type than JSON, else
+    400."""
+    content_type = request.headers.get("content-type")
+    if content_type and not _JSON_TYPE.fullmatch(content_type.strip()):
+        raise HttpError(415, f"content-type: {short(content_type)} is not allowed; expected application/json")
+    try:
+        async with asyncio.timeout(config.read_timeout):
+            body = await _bytes(request, config.max_body_bytes)
+    except TimeoutError as error:
+        message = f"body: it was not complete after {config.read_timeout:g} s"
+        raise HttpError(408, message, "timeout", code="timeout", headers={"connection": "close"}) from error
+    return parse(body, kind)
+
+
+async def _bytes(request: Request, limit: int) -> bytes:
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and (len(stated) > 18 or int(stated) > limit):
+        raise _too_large(limit)
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise ClientGone from error
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> HttpError:
+    """The connection stays open: the HTTP server drops what still comes, and a client that sends first reads this."""
+    return HttpError(413, f"body: it is too large; expected at most {limit} bytes", code="request_too_large")
+
+
+def parse(body: bytes, kind: type[Body]) -> Body:
+    """HttpError 400 names the first bad field."""
+    fields = _supported(_object(body), kind)
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _blame("", fields, kind) from error
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(body)
+    except RecursionError as error:
+        raise HttpError(400, "body: it is nested too deep") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        problem = f"it is not JSON in UTF-8, without NaN, infinity and lone surrogates: {error}"
+        raise HttpError(400, f"body: {problem}") from error
+    if not isinstance(fields, dict):
+        raise bad("body", fields, "an object")
+    return fields
+
+
+def _supported(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
+    """The fields that `kind` has and that are not null; HttpError for any other that would change something."""
+    names = set(kind.__struct_fields__)
+    for name, value in fields.items():
+        if name in names or (name in UNSUPPORTED and value in UNSUPPORTED[name]):
+            continue
+        if name in UNSUPPORTED:
+            raise bad_request(name, f"{short(value)} is not supported; leave it out")
+        raise bad_request(name, "there is no such parameter")
+    return {name: value for name, value in fields.items() if name in names - HARMLESS and value is not None}
+
+
+def _blame(path: str, value: Any, kind: Any) -> HttpError:
+    """The error for the innermost part of `value` that is not allowed by its type in `kind`."""
+    for inner_path, inner_value, inner_kind in _parts(path, value, kind):
+        if inner_value is msgspec.UNSET:
+            return bad_request(inner_path, "it is missing")
+        if inner_kind is None:
+            return bad_request(inner_path, "there is no such parameter")
+        if not _fits(inner_value, inner_kind):
+            return _blame(inner_path, inner_value, inner_kind)
+    return bad(path or "body", value, _allowed(kind))
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _parts(path: str, value: Any, kind: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Path, value and type of the parts of an object or a list. UNSET: a value that is missing; None: a type for a name
+    that is not known."""
+    for option in _options(kind):
+        origin = get_origin(option) or option
+        if isinstance(value, list) and origin in (list, Sequence):
+            i = _first_misfit(value, option)
+            yield f"{path}[{i}]", value[i], get_args(option)[0]
+        elif isinstance(value, dict) and origin in (dict, Mapping):
+            yield from ((f"{path}.{name}", item, get_args(option)[1]) for name, item in value.items())
+        elif isinstance(value, dict) and isinstance(origin, type) and issubclass(origin, Struct):
+            yield from _fields(f"{path}." if path else "", value, origin)
+
+
+def _fields(prefix: str, value: dict[str, Any], kind: type[Struct]) -> Iterator[tuple[str, Any, Any]]:
+    known = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name, item in value.items():
+        yield prefix + name, item, known[name].type if name in known else None
+    for name, field in known.items():
+        if field.required and name not in value:
+            yield prefix + name, msgspec.UNSET, field.type
+
+
+def _first_misfit(items: list[Any], kind: Any) -> int:
+    """The index of the first item that is not allowed in a list of type `kind`, by bisection: a body may hold
+    millions."""
+    low, high = 0, len(items)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _fits(items[low:middle], kind) else (low, middle)
+    return low
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, without their constraints."""
+    if get_origin(kind) is Annotated:
+        return _options(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(option for each in get_args(kind) for option in _options(each))
+    return (kind,)
+
+
+def _allowed(kind: Any) -> str:
+    """The type in words: its description, the values of a literal, or JSON's types."""
+    if get_origin(kind) is Annotated:
+        described: str = get_args(kind)[1].description
+        return described
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_allowed(each) for each in get_args(kind) if each is not NoneType)
+    if get_origin(kind) is Literal:
+        *first, last = map(_literal, get_args(kind))
+        return f"{', '.join(first)} or {last}" if first else last
+    origin = get_origin(kind) or kind
+    return _WORDS.get(list if origin is Sequence else origin, "an object")
+
+
+def _literal(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,6 +1,4 @@
-"""Who may use the server: API keys, in options, in the environment, or in a file.
-
-A file in TOML names each key's owner and may bound what the owner gets:
+"""API keys: from options, from the environment, or from a TOML file that names each key's owner and its limits:
 
     [[key]]
     name = "search"                # in logs and metrics
@@ -42,8 +40,8 @@ _BEARER = re.compile(r"bearer +(?P<secret>.+)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Client:
-    """Whose requests they are, and what bounds them. None: nothing does."""
+class Caller:
+    """The owner of an API key, and the limits of its requests (None: no limit)."""
 
     name: str
     cache_salt: str | None = field(default=None, repr=False)
@@ -52,22 +50,22 @@ class Client:
     max_concurrency: int | None = None  # requests
 
 
-#: Everybody, where there are no keys.
-ANONYMOUS = Client("anonymous")
+#: Every caller of a server without keys.
+ANONYMOUS = Caller("anonymous")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")
-_FIELDS = ("name", "secret", "sha256", *(option.name for option in fields(Client)[1:]))
+_FIELDS = ("name", "secret", "sha256", *(option.name for option in fields(Caller)[1:]))
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """The SHA-256 of a secret, and who has it."""
+    """The SHA-256 of a secret, and its owner."""
 
     digest: bytes = field(repr=False)  # [32]
-    client: Client
+    caller: Caller
 
 
 class Keyring:
-    """The keys that are let in. Its length is their number; without any, everybody is ANONYMOUS."""
+    """The keys that the server accepts. Without any, every caller is ANONYMOUS."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         """ParameterError for two keys of one name or one secret."""
@@ -75,7 +73,7 @@ class Keyring:
         names: set[str] = set()
         owners: dict[bytes, str] = {}
         for key in keys:
-            name = key.client.name
+            name = key.caller.name
             if name in names:
                 raise ParameterError("api_keys", name, "a name for each key that no other has")
             if key.digest in owners:
@@ -86,10 +84,10 @@ class Keyring:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def client(self, authorization: str | None) -> Client | None:
-        """Who sent this `Authorization` header, `Bearer SECRET`; None for nobody that is known.
+    def caller(self, authorization: str | None) -> Caller | None:
+        """The owner of the key in an `Authorization: Bearer SECRET` header; None for an unknown key.
 
-        Every key is compared, over digests, so that the time tells neither which one matches nor how much of it."""
+        Compares the digests of all keys, so that the time tells neither which one matches nor how much of it."""
         if not self._keys:
             return ANONYMOUS
         bearer = _BEARER.fullmatch((authorization or "").strip())
@@ -98,25 +96,25 @@ class Keyring:
         given, found = _digest(bearer["secret"]), None
         for key in self._keys:
             if hmac.compare_digest(key.digest, given):
-                found = key.client
+                found = key.caller
         return found
 
 
 def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path | None = None) -> Keyring:
-    """From `--api-key`s, the value of PILOTFISH_API_KEY and a file, together. ParameterError for what is wrong.
+    """Keys of all `--api-key` options, of the variable PILOTFISH_API_KEY and of a file. ParameterError for bad ones.
 
-    Keys without a file are named key-1, key-2, …: the options' first, then the environment's."""
+    Keys outside the file are named key-1, key-2, …: the options' first, then the environment's."""
     given = [("api_key", secret) for secret in options]
     given += [(ENVIRONMENT, secret.strip()) for secret in environment.split(",")] if environment else []
     plain = [
-        ApiKey(_checked_secret(where, secret), Client(f"key-{number}"))
+        ApiKey(_checked_secret(where, secret), Caller(f"key-{number}"))
         for number, (where, secret) in enumerate(given, 1)
     ]
     return Keyring(plain + (load_file(file) if file is not None else []))
 
 
 def load_file(path: Path) -> list[ApiKey]:
-    """The keys in a TOML file. ParameterError, with the number of the key, for what is wrong."""
+    """The keys in a TOML file. ParameterError with the number of the first bad one."""
     document = _document(path)
     tables = document.get("key")
     if document.keys() != {"key"} or not isinstance(tables, list):
@@ -130,12 +128,12 @@ def new_secret() -> str:
 
 
 def file_entry(name: str, secret: str) -> str:
-    """A key's entry in a file, without the secret itself. ParameterError for a name that no key can have."""
+    """A key's entry for the file, with the digest of its secret. ParameterError for a bad name."""
     return f'[[key]]\nname = "{_checked_name("name", name)}"\nsha256 = "{_digest(secret).hex()}"\n'
 
 
 def refuse_open(host: str, keys: Keyring, allow_anonymous: bool) -> None:
-    """ParameterError for a server that other hosts reach and that lets everybody in, unless that is meant."""
+    """ParameterError for a server without keys that other hosts can reach, unless `allow_anonymous`."""
     if allow_anonymous and keys:
         raise ParameterError(
             "allow_anonymous", True, "no API keys with it: where there are some, every client needs one"
@@ -146,7 +144,7 @@ def refuse_open(host: str, keys: Keyring, allow_anonymous: bool) -> None:
 
 
 class _Hidden:
-    """Stands for a secret in a message."""
+    """Stands in a message for a secret."""
 
     def __init__(self, secret: object) -> None:
         self._length = len(str(secret))
@@ -156,7 +154,7 @@ class _Hidden:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """A file's TOML. What is wrong with it is told by its place: its text may hold secrets."""
+    """A file as TOML. An error names only the place: the text may hold secrets."""
     text = _private_text(path)
     try:
         return tomllib.loads(text.decode())
@@ -166,7 +164,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _private_text(path: Path) -> bytes:
-    """The bytes of a file that nobody but its owner can read or write."""
+    """The bytes of a file that only its owner can read or write."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -181,7 +179,6 @@ def _private_text(path: Path) -> bytes:
 
 
 def _api_key(where: str, table: object) -> ApiKey:
-    """The key that a table describes."""
     if not isinstance(table, dict):
         raise ParameterError(where, type(table).__name__, "a table, [[key]]")
     for name in table:
@@ -191,7 +188,7 @@ def _api_key(where: str, table: object) -> ApiKey:
     if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= 256):
         raise ParameterError(f"{where}, cache_salt", _Hidden(salt), "1 to 256 characters")
     limits = {limit: _checked_limit(f"{where}, {limit}", table[limit]) for limit in _LIMITS if limit in table}
-    return ApiKey(_table_digest(where, table), Client(name, salt, **limits))
+    return ApiKey(_table_digest(where, table), Caller(name, salt, **limits))
 
 
 def _table_digest(where: str, table: Mapping[str, object]) -> bytes:

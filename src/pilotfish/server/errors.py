@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import reprlib
 from collections.abc import Mapping
 
@@ -10,12 +11,12 @@ from starlette.exceptions import HTTPException
 
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
 from pilotfish.printable import one_line
-from pilotfish.server.answers import ErrorBody, ErrorDetail
-from pilotfish.server.rates import retry_after
+from pilotfish.server.responses import ErrorBody, ErrorDetail
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 400
+MAX_RETRY = 60  # seconds: an estimate further ahead is none
 
 _repr = reprlib.Repr()  # neither deep nor long, whatever the value
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
@@ -58,14 +59,19 @@ def short(value: object) -> str:
     return _repr.repr(value)
 
 
-def bad(field: str, value: object, allowed: str, code: str | None = None) -> HttpError:
+def bad(field: str, value: object, allowed: str) -> HttpError:
     """400 for a value that is not allowed."""
-    return HttpError(400, f"{field}: {short(value)} is not allowed; expected {allowed}", param=field, code=code)
+    return bad_request(field, f"{short(value)} is not allowed; expected {allowed}")
 
 
-def late(seconds: float) -> HttpError:
-    """504 for a request that took too long."""
-    return HttpError(504, f"timeout: the request took more than {seconds:g} s", "timeout", "timeout", "timeout")
+def bad_request(field: str, problem: str, code: str | None = None) -> HttpError:
+    """400 whose message begins with the field to blame."""
+    return HttpError(400, f"{field}: {problem}", param=field, code=code)
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """The header Retry-After of an estimate: whole seconds, 1 to MAX_RETRY."""
+    return {"retry-after": str(max(1, math.ceil(min(seconds, MAX_RETRY))))}
 
 
 def no_route(method: str, path: str, error: HTTPException) -> HttpError:
@@ -77,18 +83,18 @@ def no_route(method: str, path: str, error: HTTPException) -> HttpError:
 
 
 def http_error(error: Exception) -> HttpError:
-    """What to answer when a request ended with `error`. One that nobody foresaw is logged."""
-    if isinstance(error, HttpError):
-        return error
-    if isinstance(error, InputError):
-        return HttpError(400, str(error), param=error.field if isinstance(error, ParameterError) else None)
-    if isinstance(error, TargetUnavailable):
-        headers = {"retry-after": str(retry_after(error.retry_after))}
-        return HttpError(503, str(error), "service_unavailable", headers=headers)
-    if isinstance(error, HTTPException):
-        return HttpError(error.status_code, error.detail, headers=error.headers)
-    if isinstance(error, EngineError):
-        logger.error("%s", error)
-        return HttpError(500, str(error), "internal_error")
+    """The answer to a request that ended with `error`. An unforeseen one is logged."""
+    match error:
+        case HttpError():
+            return error
+        case InputError():
+            return HttpError(400, str(error), param=error.field if isinstance(error, ParameterError) else None)
+        case TargetUnavailable():
+            return HttpError(503, str(error), "service_unavailable", headers=retry_after(error.retry_after))
+        case HTTPException():
+            return HttpError(error.status_code, error.detail, headers=error.headers)
+        case EngineError():
+            logger.error("%s", error)
+            return HttpError(500, str(error), "internal_error")
     logger.error("a request ended with an error that nobody foresaw", exc_info=error)
     return HttpError(500, "internal error; the server's log says more", "internal_error")

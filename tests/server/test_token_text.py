@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from pilotfish.server.pieces import Pieces
+from pilotfish.server.formats import TokenText
 
 
 @pytest.fixture(scope="module")
@@ -21,21 +21,21 @@ def sentencepiece() -> Any:
 
 
 def test_words_keep_their_space(sentencepiece: Any) -> None:
-    pieces = Pieces(sentencepiece)
-    assert [pieces.of(token)[0] for token in (1, 2, 3, 4)] == [" the", "x", "bytes:\\xe2", "A"]
-    assert pieces.of(3)[1] == [0xE2]
+    token_text = TokenText(sentencepiece)
+    assert [token_text.of(token)[0] for token in (1, 2, 3, 4)] == [" the", "x", "bytes:\\xe2", "A"]
+    assert token_text.of(3)[1] == [0xE2]
 
 
 def test_bytes_add_up_to_the_text(tokenizer: Any) -> None:
     text = "def f(a):\n\treturn 'naïve ☃ 😀'"
-    pieces = Pieces(tokenizer)
-    assert bytes(byte for token in tokenizer.encode(text) for byte in pieces.of(token)[1]).decode() == text
+    token_text = TokenText(tokenizer)
+    assert bytes(byte for token in tokenizer.encode(text) for byte in token_text.of(token)[1]).decode() == text
 
 
 def test_special_tokens_are_themselves(tokenizer: Any) -> None:
-    assert Pieces(tokenizer).of(tokenizer.eos_token_id) == ("<eos>", list(b"<eos>"))
+    assert TokenText(tokenizer).of(tokenizer.eos_token_id) == ("<eos>", list(b"<eos>"))
 
 
 def test_ids_beyond_the_vocabulary_are_empty(tokenizer: Any) -> None:
     """Some models have more logits than their tokenizer has tokens."""
-    assert Pieces(tokenizer).of(100_000) == ("", [])
+    assert TokenText(tokenizer).of(100_000) == ("", [])

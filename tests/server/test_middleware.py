@@ -1,4 +1,4 @@
-"""The gate of a real server, the middleware around it, and what both say of requests."""
+"""Keys and limits of requests, the middleware around them, and what both say in logs, metrics and traces."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from http_double import Client, Engine, saying, unready
+from http_double import Client, Engine, application, saying, unready
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pilotfish.config import ServerConfig
 from pilotfish.errors import EngineError, TargetUnavailable
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.tracing import Tracer
-from pilotfish.server.admission import Admission, Limits
-from pilotfish.server.app import make_app
-from pilotfish.server.door import Door
-from pilotfish.server.keys import load_keyring
+from pilotfish.server.auth import load_keyring
+from pilotfish.server.limits import Admission, QueueLimits, RequestGuard
 from pilotfish.server.logs import configure
-from pilotfish.server.watch import Watch, metrics_route
 
 COMPLETIONS = "/v1/completions"
 SECRET = "a-secret-of-sixteen"
@@ -36,18 +32,15 @@ requests_per_minute = 2
 @dataclass
 class Server:
     engine: Engine
-    limits: Limits = field(default_factory=Limits)
+    limits: QueueLimits = field(default_factory=QueueLimits)
     keys: Any = None
     tracer: Tracer | None = None
 
     def __post_init__(self) -> None:
         self.metrics = ServerMetrics("tiny")
         self.admission = Admission(self.limits)
-        door = Door(self.keys or load_keyring(), self.admission, self.engine, self.metrics, self.tracer)
-        app = make_app(self.engine, ServerConfig(), door)
-        app.router.routes.append(metrics_route(self.metrics))
-        app.add_middleware(Watch, metrics=self.metrics)
-        self.client = Client(app)
+        guard = RequestGuard(self.keys or load_keyring(), self.admission, self.metrics, self.tracer)
+        self.client = Client(application(self.engine, guard))
 
     def sample(self, line: str) -> float:
         """The value of the sample that begins so."""
@@ -95,18 +88,18 @@ def test_a_key_brings_its_salt_and_its_rate(keyed: Server) -> None:
 
 
 def test_a_full_queue(engine: Engine) -> None:
-    server = Server(engine, Limits(max_queued_requests=0))
-    ticket_of = server.admission.admit
+    server = Server(engine, QueueLimits(max_queued_requests=0))
+    admit = server.admission.admit
     held = []
 
     def hold(*arguments: Any) -> Any:
-        held.append(ticket_of(*arguments))
-        return ticket_of(*arguments)
+        held.append(admit(*arguments))
+        return admit(*arguments)
 
     server.admission.admit = hold  # type: ignore[method-assign]
     assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 429
     held[0].release(0)
-    server.admission.admit = ticket_of  # type: ignore[method-assign]
+    server.admission.admit = admit  # type: ignore[method-assign]
     assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 200
     assert server.admission.sequences == 0
 
@@ -143,7 +136,7 @@ def test_the_access_line_of_a_stream_that_broke_says_why(
     assert (line["status"], line["finish_reason"], line["error"]) == (200, "error", "target: it ended")
 
 
-def test_a_closed_door(server: Server) -> None:
+def test_a_server_that_drains(server: Server) -> None:
     server.admission.close()
     answer = server.client.post(COMPLETIONS, {"prompt": "x"})
     assert answer.status == 503 and answer.error["code"] == "draining" and "retry-after" in answer.headers

@@ -1,7 +1,7 @@
 """The API process: a listening socket, the engine, the application, and an end that loses nothing.
 
-SIGTERM, SIGINT  ─►  let nobody in any more  ─►  wait for those inside, up to `drain_timeout`
-                 ─►  end the target, and with it what is left, by an error  ─►  close
+    SIGTERM, SIGINT ─► refuse new requests ─► wait for the admitted ones, up to `drain_timeout`
+                    ─► end the target, and with an error the requests that are left ─► close
 
 A second signal does not wait. SIGINT stays ignored where the process was started so.
 """
@@ -17,7 +17,8 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 import uvicorn
@@ -28,15 +29,14 @@ from pilotfish.engine.async_engine import AsyncEngine, Health
 from pilotfish.engine.process import LOG_FORMAT, die_with_parent, heeded, name_process
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.server.admission import Admission, Limits
-from pilotfish.server.app import make_app
-from pilotfish.server.door import Door
-from pilotfish.server.keys import Keyring
+from pilotfish.server.auth import Keyring
+from pilotfish.server.limits import Admission, QueueLimits, RequestGuard
 from pilotfish.server.logs import LogFormat
-from pilotfish.server.page import page_routes
-from pilotfish.server.protocol import Patience, protocol
-from pilotfish.server.tracing import start_tracing
-from pilotfish.server.watch import Watch, metrics_route
+from pilotfish.server.protocol import connection_protocol
+from pilotfish.server.routes import VERSION, make_app
+
+if TYPE_CHECKING:
+    from pilotfish.observe.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -49,18 +49,16 @@ CLOSING = 5
 
 
 @dataclass(frozen=True)
-class Setup:
-    """All that a server is made of."""
-
+class ServerSetup:
     engine: EngineConfig
     server: ServerConfig
     keys: Keyring
-    limits: Limits
+    limits: QueueLimits
     log_format: LogFormat
     otlp_traces_endpoint: str | None = None
 
 
-def run_server(setup: Setup, ready: Callable[[str], None]) -> None:
+def run_server(setup: ServerSetup, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; `ready` is called with the URL once requests can be served. ParameterError for an
     address that cannot be had, ModelError for models that cannot be served."""
     name_process("api")
@@ -69,7 +67,7 @@ def run_server(setup: Setup, ready: Callable[[str], None]) -> None:
         contextlib.closing(listening_socket(setup.server)) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(_Process(setup, listener, ready).run())
+        runner.run(_ApiProcess(setup, listener, ready).run())
 
 
 def listening_socket(config: ServerConfig) -> socket.socket:
@@ -87,7 +85,7 @@ def listening_socket(config: ServerConfig) -> socket.socket:
 
 
 def apply_overrides(engine: AsyncEngine, config: ServerConfig) -> None:
-    """In place of what a model's directory says of chats and of sampling."""
+    """Replace the chat template and the sampling defaults of the model's directory."""
     if config.chat_template is not None:
         engine.tokenizer.chat_template = config.chat_template
     if config.generation_config == "vllm":
@@ -99,24 +97,42 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _Process:
-    def __init__(self, setup: Setup, listener: socket.socket, ready: Callable[[str], None]) -> None:
-        self._setup = setup
-        self._listener = listener
-        self._ready = ready
+def start_tracing(endpoint: str | None, model_name: str) -> Tracer | None:
+    """None without an endpoint: then OpenTelemetry is not imported."""
+    if endpoint is None:
+        return None
+    url = traces_url(endpoint)
+    from pilotfish.observe.tracing import otlp_tracer
+
+    return otlp_tracer(url, model_name)
+
+
+def traces_url(endpoint: str) -> str:
+    """The collector's URL, with OTLP's path /v1/traces where it names none."""
+    allowed = "an http:// or https:// URL of an OTLP/HTTP collector, as http://localhost:4318"
+    try:
+        parts = urlsplit(endpoint)
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        named = False
+    if not named:
+        raise ParameterError("otlp_traces_endpoint", endpoint, allowed)
+    return endpoint if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
+
+
+class _ApiProcess:
+    def __init__(self, setup: ServerSetup, listener: socket.socket, ready: Callable[[str], None]) -> None:
+        self._setup, self._listener, self._ready = setup, listener, ready
         self._engine = AsyncEngine(setup.engine, setup.server.target_timeout, {LOG_FORMAT: setup.log_format})
         self._admission = Admission(setup.limits)
         name = (setup.server.served_model_name or (self._engine.name,))[0]
         self._metrics = ServerMetrics(name)
         self._engine.observe = lambda progress: self._metrics.progress(progress.step, progress.deltas)
         self._tracer = start_tracing(setup.otlp_traces_endpoint, name)
-        door = Door(setup.keys, self._admission, self._engine, self._metrics, self._tracer)
-        app = make_app(self._engine, setup.server, door)
-        app.router.routes.extend([*page_routes(), metrics_route(self._metrics)])
-        app.add_middleware(Watch, metrics=self._metrics)
+        guard = RequestGuard(setup.keys, self._admission, self._metrics, self._tracer)
         config = uvicorn.Config(
-            app,
-            http=protocol(Patience.of(setup.server)),  # type: ignore[arg-type]  # makes one, as a class does
+            make_app(self._engine, setup.server, guard),
+            http=connection_protocol(setup.server),  # type: ignore[arg-type]  # makes one, as a class does
             ws="none",
             lifespan="off",
             log_config=None,
@@ -125,13 +141,13 @@ class _Process:
             proxy_headers=False,
             timeout_graceful_shutdown=CLOSING,
         )
-        self._server = _Server(config, self._end)
+        self._server = _Server(config, self._on_signal)
         self._announced = self._was_ready = False
-        self._ending: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        watching = asyncio.create_task(self._watch())
+        watching = asyncio.create_task(self._watch_engine())
         try:
             await self._engine.start()
             apply_overrides(self._engine, self._setup.server)
@@ -142,16 +158,11 @@ class _Process:
             await self._engine.close()
             if self._tracer is not None:
                 await asyncio.to_thread(self._tracer.close)
-        self._raise_failure()
+        health = self._engine.health
+        if health.failed:  # the target cannot be started again
+            raise EngineError(health.reason) if self._announced else ModelError(health.reason)
 
-    def _raise_failure(self) -> None:
-        """Where the server ended because its target cannot be started again."""
-        if not self._engine.health.failed:
-            return
-        reason = self._engine.health.reason
-        raise EngineError(reason) if self._announced else ModelError(reason)
-
-    async def _watch(self) -> None:
+    async def _watch_engine(self) -> None:
         while True:
             health = self._engine.health
             self._metrics.target(health.ready, health.restarts)
@@ -166,24 +177,23 @@ class _Process:
             await asyncio.sleep(PERIOD)
 
     def _log_change(self, health: Health) -> None:
-        """One line when requests can be served, again or for the first time, and one when they cannot any more."""
+        """Log when requests can be served, for the first time or again, and when they no longer can."""
         if health.ready == self._was_ready:
             return
         self._was_ready = health.ready
-        if self._admission.closed:  # which has been told
+        if self._admission.closed:  # `_drain` has logged it
             return
         if not health.ready:
             logger.warning("not ready: %s", health.reason)
         elif self._announced or health.status is None:
             logger.info("ready again")
         else:
-            fields = {"version": version("pilotfish"), **msgspec.to_builtins(health.status.identity)}
+            fields = {"version": VERSION, **msgspec.to_builtins(health.status.identity)}
             logger.info("ready", extra={"fields": fields})
 
-    def _end(self) -> None:
-        """A signal came."""
-        if self._ending is None:
-            self._ending = self._loop.create_task(self._drain())
+    def _on_signal(self) -> None:
+        if self._draining is None:
+            self._draining = self._loop.create_task(self._drain())
         else:
             self._server.should_exit = self._server.force_exit = True
 
@@ -199,17 +209,17 @@ class _Process:
 
 
 class _Server(uvicorn.Server):
-    """Tells of signals instead of ending by them."""
+    """Calls `on_signal` in place of ending."""
 
-    def __init__(self, config: uvicorn.Config, signalled: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
         super().__init__(config)
-        self._signalled = signalled
+        self._on_signal = on_signal
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop, numbers = asyncio.get_running_loop(), heeded((signal.SIGTERM, signal.SIGINT))
         for number in numbers:
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             yield
         finally:

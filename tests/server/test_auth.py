@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.errors import ParameterError
-from pilotfish.server import keys
-from pilotfish.server.keys import (
+from pilotfish.server import auth
+from pilotfish.server.auth import (
     ANONYMOUS,
-    Client,
+    Caller,
     Keyring,
     file_entry,
     load_file,
@@ -39,7 +39,7 @@ max_concurrency = 32
 name = "team@chat/1"
 sha256 = "{SHA256.upper()}"
 """
-SEARCH = Client("search", "salty-salt", 600, 200_000, 32)
+SEARCH = Caller("search", "salty-salt", 600, 200_000, 32)
 Write = Callable[[str | bytes], Path]
 
 
@@ -66,22 +66,22 @@ def refusal(load: Callable[[], object]) -> str:
 
 
 def test_without_keys_everybody_is_anonymous() -> None:
-    assert len(load_keyring()) == 0
+    assert not load_keyring()
     for header in (None, "", f"Bearer {ONE}", "nonsense"):
-        assert load_keyring().client(header) == ANONYMOUS
+        assert load_keyring().caller(header) == ANONYMOUS
 
 
 def test_keys_of_a_file(write: Write) -> None:
     ring = load_keyring(file=write(FILE))
     assert len(ring) == 2
-    assert ring.client(f"Bearer {ONE}") == SEARCH
-    assert ring.client(f"Bearer {TWO}") == Client("team@chat/1")
+    assert ring.caller(f"Bearer {ONE}") == SEARCH
+    assert ring.caller(f"Bearer {TWO}") == Caller("team@chat/1")
 
 
 def test_keys_from_everywhere_come_together(write: Write) -> None:
     ring = load_keyring(["option" * 3], f"{THREE}, environment-secret", write(FILE))
     given = ["option" * 3, THREE, "environment-secret", ONE, TWO]
-    assert [ring.client(f"Bearer {secret}").name for secret in given] == [  # type: ignore[union-attr]
+    assert [ring.caller(f"Bearer {secret}").name for secret in given] == [  # type: ignore[union-attr]
         "key-1",
         "key-2",
         "key-3",
@@ -92,7 +92,7 @@ def test_keys_from_everywhere_come_together(write: Write) -> None:
 
 @pytest.mark.parametrize("header", [f"bearer {ONE}", f"BEARER   {ONE}", f" Bearer {ONE} "])
 def test_headers_that_are_understood(header: str) -> None:
-    assert load_keyring([ONE]).client(header) == Client("key-1")
+    assert load_keyring([ONE]).caller(header) == Caller("key-1")
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_headers_that_are_understood(header: str) -> None:
     ],
 )
 def test_headers_that_let_nobody_in(header: str | None) -> None:
-    assert load_keyring([ONE, THREE]).client(header) is None
+    assert load_keyring([ONE, THREE]).caller(header) is None
 
 
 @given(st.text())
 def test_nobody_comes_in_with_anything_else(text: str) -> None:
     ring = load_keyring([ONE])
-    assert ring.client(text) is None and ring.client(f"Bearer {text}") is None
+    assert ring.caller(text) is None and ring.caller(f"Bearer {text}") is None
 
 
 @pytest.mark.parametrize("secret", [ONE, TWO, THREE, "unknown"])
@@ -122,8 +122,8 @@ def test_all_digests_are_compared_whichever_matches(secret: str, monkeypatch: py
         compared.append((a, b))
         return hmac.compare_digest(a, b)
 
-    monkeypatch.setattr(keys, "hmac", type("hmac", (), {"compare_digest": staticmethod(compare_digest)}))
-    found = ring.client(f"Bearer {secret}")
+    monkeypatch.setattr(auth, "hmac", type("hmac", (), {"compare_digest": staticmethod(compare_digest)}))
+    found = ring.caller(f"Bearer {secret}")
     digests = [hashlib.sha256(text.encode()).digest() for text in (ONE, TWO, THREE)]
     assert compared == [(digest, hashlib.sha256(secret.encode()).digest()) for digest in digests]
     assert (found is None) == (secret == "unknown")
@@ -131,7 +131,7 @@ def test_all_digests_are_compared_whichever_matches(secret: str, monkeypatch: py
 
 def test_no_repr_shows_a_secret(write: Write) -> None:
     ring, loaded = load_keyring([THREE]), load_file(write(FILE))
-    shown = repr((ring, vars(ring), loaded, ring.client(f"Bearer {THREE}")))
+    shown = repr((ring, vars(ring), loaded, ring.caller(f"Bearer {THREE}")))
     digests = [hashlib.sha256(secret.encode()).digest() for secret in (ONE, TWO, THREE)]
     assert not any(secret in shown for secret in (ONE, TWO, THREE, SHA256, "salty-salt"))
     assert not any(repr(digest)[2:-1] in shown for digest in digests)
@@ -205,7 +205,7 @@ def key(**options: object) -> str:
         (b"\xff\xfe", "expected TOML"),
         ("key = " + "[" * 10_000, "expected TOML"),
         (f"key = {'9' * 5000}", "expected TOML"),
-        ("#" * (keys.MAX_FILE + 1), "expected a file of at most"),
+        ("#" * (auth.MAX_FILE + 1), "expected a file of at most"),
     ],
 )
 def test_files_that_are_refused(text: str | bytes, message: str, write: Write) -> None:
@@ -235,7 +235,7 @@ def test_a_new_secret_and_its_entry(write: Write) -> None:
     assert secret != new_secret() and len(secret) >= 43
     entry = file_entry("search", secret)
     assert secret not in entry
-    assert load_keyring(file=write(entry)).client(f"Bearer {secret}") == Client("search")
+    assert load_keyring(file=write(entry)).caller(f"Bearer {secret}") == Caller("search")
 
 
 @pytest.mark.parametrize("name", ["", 'a"b', "a b", "x" * 65])

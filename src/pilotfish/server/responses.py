@@ -1,4 +1,4 @@
-"""What the server answers, as OpenAI's clients read it. Encoded as they stand; the OpenAPI document is made of them."""
+"""Bodies that the server answers with, in OpenAI's and vLLM's shapes. The OpenAPI document is made of these types."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 encode = msgspec.json.encode
+Seed = int | str | UnsetType  # text where the request's was
 
 
 class ErrorDetail(Struct, frozen=True):
@@ -32,8 +33,8 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
-class Acceptance(Struct, frozen=True):
-    """How an output's speculation went, in vLLM's shape. A step is one that verified nodes."""
+class SpeculationMetrics(Struct, frozen=True):
+    """How an output's speculation went, in vLLM's shape. Only steps that verified nodes count."""
 
     mean_acceptance_length: float  # tokens of a step, the target's own one included
     draft_acceptance_rate: float
@@ -48,7 +49,7 @@ class Acceptance(Struct, frozen=True):
 
 
 class Metrics(Struct, frozen=True):
-    speculative_decoding: Acceptance | None  # None: no speculation, or several outputs
+    speculative_decoding: SpeculationMetrics | None  # None: no speculation, or several outputs
     accepted_by_origin: dict[str, int] | UnsetType = UNSET  # accepted nodes by who guessed them
 
 
@@ -62,7 +63,7 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class TextLogprobs(Struct, frozen=True):
-    """Of a completion. One entry a token; the first of a prompt has no log-probability."""
+    """Of a completion, by token. The first token of a prompt has no log-probability."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -97,7 +98,7 @@ class TextChoice(Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
-    seed: int | str | UnsetType = UNSET  # of each output where there are several; text where the request's was one
+    seed: Seed = UNSET  # of each output where there are several
 
 
 class ChatMessage(Struct, frozen=True):
@@ -112,7 +113,7 @@ class ChatChoice(Struct, frozen=True):
     finish_reason: str | None
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
-    seed: int | str | UnsetType = UNSET
+    seed: Seed = UNSET
 
 
 class ChatDelta(Struct, frozen=True):
@@ -127,11 +128,11 @@ class ChatChunkChoice(Struct, frozen=True):
     finish_reason: str | None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
-    seed: int | str | UnsetType = UNSET
+    seed: Seed = UNSET
 
 
-class Completion(Struct, frozen=True, kw_only=True):
-    """The whole answer of /v1/completions, and each event of its stream."""
+class TextCompletion(Struct, frozen=True, kw_only=True):
+    """The answer of /v1/completions, and each event of its stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -139,14 +140,14 @@ class Completion(Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[TextChoice]
-    seed: int | str | UnsetType = UNSET  # of the first output
+    seed: Seed = UNSET  # of the first output
     usage: Usage | UnsetType | None = UNSET
     metrics: Metrics | UnsetType = UNSET
     pilotfish: Any = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
-    """The whole answer of /v1/chat/completions."""
+    """The answer of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -154,7 +155,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
-    seed: int | str | UnsetType = UNSET
+    seed: Seed = UNSET
     usage: Usage
     metrics: Metrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -170,7 +171,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
-    seed: int | str | UnsetType = UNSET
+    seed: Seed = UNSET
     usage: Usage | UnsetType | None = UNSET
     metrics: Metrics | UnsetType = UNSET
     pilotfish: Any = UNSET
@@ -186,7 +187,7 @@ class Model(Struct, frozen=True):
     owned_by: Literal["pilotfish"] = "pilotfish"
 
 
-class Models(Struct, frozen=True):
+class ModelList(Struct, frozen=True):
     data: list[Model]
     object: Literal["list"] = "list"
 

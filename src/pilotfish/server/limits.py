@@ -1,0 +1,323 @@
+"""Authentication and admission, checked before a request reaches the engine: limits of each key, and of one queue.
+
+    identify ──► Caller, or 401          admit ──► RequestHandle ──► close
+                                           │         reserves          gives back: its concurrency, its place in the
+                                           │                           queue, and the tokens that it has not used
+                                           └─► HttpError               429 or 503, with Retry-After
+
+Admission counts what it let in itself, because a target's status is up to a second old. It belongs to one event loop
+and needs no lock. The target refuses a request that its KV pool could never hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, cast
+
+from starlette.requests import Request
+
+from pilotfish.config import Mode
+from pilotfish.core.request import FinishReason
+from pilotfish.errors import ParameterError
+from pilotfish.observe.families import checked_tag
+from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.observe.requests import RequestFacts, RequestMeter, RequestRecord
+from pilotfish.options import check_options, option, refuse_unknown
+from pilotfish.server.auth import Caller, Keyring
+from pilotfish.server.errors import ClientGone, HttpError, http_error, retry_after
+from pilotfish.server.middleware import state_of
+from pilotfish.server.params import Generation
+from pilotfish.wire.serving import Delta, Identity
+
+if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
+    from pilotfish.observe.tracing import Operation, RequestSpan, Tracer
+
+TAG_HEADER = "x-request-tag"
+#: Rounding error in a bucket's level: an amount that exceeds it by less is there.
+ROUNDING = 1e-6
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class QueueLimits:
+    """How much may wait: sequences beyond those that run at a time, and tokens that sequences can grow to beyond those
+    that the KV pool holds; 0: four times the pool."""
+
+    max_queued_requests: Annotated[int, option("", 0, 1 << 20)] = 256
+    max_queued_tokens: Annotated[int, option("", 0, 1 << 40)] = 0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+class TokenBucket:
+    """`per_minute` flow in evenly, up to a minute's worth, and can be taken at once: in any t seconds at most
+    (1 + t / 60) times `per_minute` are taken. None: no limit. Times are seconds."""
+
+    def __init__(self, per_minute: int | None, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = self._capacity = math.inf if per_minute is None else float(per_minute)
+        self._at = now
+
+    def seconds(self, amount: int, now: float) -> float:
+        """Time until `amount`, at most a minute's worth, is there; 0 if it is."""
+        self._refill(now)
+        missing = amount - self._level
+        return 0.0 if missing <= ROUNDING else missing * 60 / self._capacity
+
+    def take(self, amount: int, now: float) -> None:
+        """A negative amount is put back."""
+        self._refill(now)
+        self._level = min(self._level - amount, self._capacity)
+
+    def _refill(self, now: float) -> None:
+        if self.per_minute is not None:
+            self._level = min(self._level + self.per_minute * (now - self._at) / 60, self._capacity)
+        self._at = now
+
+
+class CompletionRate:
+    """Sequences that end per second while there are any: an exponentially weighted mean over half a minute."""
+
+    TIME_CONSTANT = 30.0
+
+    def __init__(self, now: float) -> None:
+        self._sum = 0.0  # of what ended, weighted by age
+        self._weight = 0.0  # of the seconds observed: below 1 at first, which is made up for
+        self._at = now
+
+    def resume(self, now: float) -> None:
+        """There are sequences again: the idle time before does not count."""
+        self._at = now
+
+    def observe(self, ended: int, now: float) -> None:
+        decay = math.exp((self._at - now) / self.TIME_CONSTANT)
+        self._sum = self._sum * decay + ended / self.TIME_CONSTANT
+        self._weight = self._weight * decay + 1 - decay
+        self._at = now
+
+    def seconds(self, sequences: float, now: float) -> float:
+        """Time until that many more have ended, at the observed rate; infinity before any has."""
+        self.observe(0, now)
+        if sequences == 0:
+            return 0.0
+        return sequences * self._weight / self._sum if self._sum > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class RequestCost:
+    """The most that a request can take: `n` outputs of each prompt."""
+
+    prompts: tuple[int, ...]  # tokens of each
+    max_tokens: int  # of an output
+    n: int = 1
+
+    @property
+    def sequences(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that count for `tokens_per_minute`: a prompt counts once for all its outputs."""
+        return sum(self.prompts) + self.sequences * self.max_tokens
+
+    @property
+    def slots(self) -> int:
+        """KV slots of its sequences."""
+        return self.n * sum(self.prompts) + self.sequences * self.max_tokens
+
+
+class Reservation:
+    """An admitted request's share of the limits. If it is dropped without `release`, all of its cost is used."""
+
+    def __init__(self, settle: Callable[[int | None], None]) -> None:
+        self._settle: Callable[[int | None], None] | None = settle
+
+    def release(self, used_tokens: int | None = None) -> None:
+        """The request has ended and used that many tokens of prompt and output; None: its whole cost. Idempotent."""
+        settle, self._settle = self._settle, None
+        if settle is not None:
+            settle(used_tokens)
+
+    def __del__(self) -> None:
+        self.release()  # a response whose generator never began runs no `finally` of it
+
+
+class Admission:
+    """Counts admitted requests and refuses those beyond the limits. `clock` gives monotonic seconds."""
+
+    def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self.requests = self.sequences = self.slots = 0  # admitted and not yet ended; `slots` that they can come to use
+        self.idle = asyncio.Event()  # set while there are none
+        self.idle.set()
+        self.closed = False
+        self._clock = clock
+        self._accounts: dict[Caller, _Account] = {}
+        self._rate = CompletionRate(clock())
+
+    def admit(self, caller: Caller, cost: RequestCost, target: Identity) -> Reservation:
+        """HttpError 429 or 503 for a request that may be admitted later, ParameterError for one that the caller's rate
+        never allows."""
+        now = self._clock()
+        account = self._accounts.get(caller) or self._accounts.setdefault(caller, _Account(caller, now))
+        if self.closed:
+            message = "draining: the server ends once its requests have; another one may follow it"
+            headers = retry_after(self._rate.seconds(self.sequences, now))
+            raise HttpError(503, message, "service_unavailable", code="draining", headers=headers)
+        if caller.max_concurrency is not None and account.running >= caller.max_concurrency:
+            message = f"{account.running} requests of this key have not ended; {caller.max_concurrency} are allowed"
+            raise _too_many("max_concurrency", message, "concurrency_exceeded", self._rate.seconds(1, now))
+        account.check_rates(cost, now)
+        if self.requests:  # an idle server admits what its queue could not hold, or would refuse it forever
+            self._check_queue(cost, target, now)
+        return self._enter(account, cost, now)
+
+    def close(self) -> None:
+        """Admit nothing from now on; `idle` is set once all admitted requests have ended."""
+        self.closed = True
+
+    def _check_queue(self, cost: RequestCost, target: Identity, now: float) -> None:
+        limit = self.limits.max_queued_requests
+        excess = self.sequences + cost.sequences - target.max_requests - limit
+        if excess > 0:
+            waiting = max(self.sequences - target.max_requests, 0)
+            message = f"{waiting} sequences wait and {cost.sequences} more would; {limit} may"
+            seconds = self._rate.seconds(min(excess, self.sequences), now)
+            raise _too_many("max_queued_requests", message, "queue_full", seconds)
+        limit = self.limits.max_queued_tokens or 4 * target.kv_slots
+        excess = self.slots + cost.slots - target.kv_slots - limit
+        if excess > 0:
+            message = f"{max(self.slots - target.kv_slots, 0)} tokens wait and {cost.slots} more would; {limit} may"
+            ends = self.sequences * min(excess / max(self.slots, 1), 1.0)  # sequences of average length
+            raise _too_many("max_queued_tokens", message, "queue_full", self._rate.seconds(ends, now))
+
+    def _enter(self, account: _Account, cost: RequestCost, now: float) -> Reservation:
+        if self.requests == 0:
+            self._rate.resume(now)
+        account.take(cost, now)
+        self._count(1, cost)
+        return Reservation(lambda used: self._leave(account, cost, used))
+
+    def _leave(self, account: _Account, cost: RequestCost, used: int | None) -> None:
+        now = self._clock()
+        account.settle(cost, cost.tokens if used is None else used, now)
+        self._rate.observe(cost.sequences, now)
+        self._count(-1, cost)
+
+    def _count(self, sign: int, cost: RequestCost) -> None:
+        self.requests += sign
+        self.sequences += sign * cost.sequences
+        self.slots += sign * cost.slots
+        if self.requests:
+            self.idle.clear()
+        else:
+            self.idle.set()
+
+
+class _Account:
+    """Running requests and rates of one caller."""
+
+    def __init__(self, caller: Caller, now: float) -> None:
+        self.running = 0
+        self._requests = TokenBucket(caller.requests_per_minute, now)
+        self._tokens = TokenBucket(caller.tokens_per_minute, now)
+
+    def check_rates(self, cost: RequestCost, now: float) -> None:
+        """HttpError for what the rates do not allow now, ParameterError for what they never will."""
+        limit = self._tokens.per_minute
+        if limit is not None and cost.tokens > limit:
+            allowed = f"fewer: prompts and outputs of {cost.tokens} tokens exceed this key's tokens_per_minute, {limit}"
+            raise ParameterError("max_tokens", cost.max_tokens, allowed)
+        rates = (("requests_per_minute", self._requests, 1), ("tokens_per_minute", self._tokens, cost.tokens))
+        name, bucket, amount = max(rates, key=lambda rate: rate[1].seconds(rate[2], now))
+        seconds = bucket.seconds(amount, now)
+        if seconds > 0:
+            message = f"this key is allowed {bucket.per_minute}, and {amount} more would exceed that"
+            raise _too_many(name, message, "rate_limit_exceeded", seconds)
+
+    def take(self, cost: RequestCost, now: float) -> None:
+        self.running += 1
+        self._requests.take(1, now)
+        self._tokens.take(cost.tokens, now)
+
+    def settle(self, cost: RequestCost, used: int, now: float) -> None:
+        self.running -= 1
+        self._tokens.take(-max(cost.tokens - used, 0), now)
+
+
+def _too_many(limit: str, problem: str, code: str, seconds: float) -> HttpError:
+    return HttpError(429, f"{limit}: {problem}", "rate_limit_error", code=code, headers=retry_after(seconds))
+
+
+class RequestGuard:
+    """Authenticates and admits requests, and starts the metrics and the trace of each."""
+
+    def __init__(
+        self, keys: Keyring, admission: Admission, metrics: ServerMetrics, tracer: Tracer | None = None
+    ) -> None:
+        self.admission, self.metrics = admission, metrics
+        self._keys, self._tracer = keys, tracer
+
+    def identify(self, request: Request) -> Caller:
+        """HttpError 401 for an unknown key. Called before the body is read."""
+        caller = self._keys.caller(request.headers.get("authorization"))
+        if caller is None:
+            message = "authorization: a key that this server knows is needed, as Bearer KEY"
+            headers = {"www-authenticate": "Bearer"}
+            raise HttpError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
+        if TAG_HEADER in request.headers:
+            checked_tag(request.headers[TAG_HEADER], TAG_HEADER)
+        state_of(request.scope).caller = caller
+        return caller
+
+    def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestHandle:
+        """HttpError 429 or 503. Called for requests that can be served."""
+        state, params, target = state_of(request.scope), generation.params, generation.target
+        tag = request.headers.get(TAG_HEADER) if generation.tag is None else checked_tag(generation.tag)
+        cost = RequestCost(tuple(len(prompt.tokens) for prompt in generation.prompts), params.max_tokens, params.n)
+        reservation = self.admission.admit(caller, cost, target)
+        facts = RequestFacts(
+            prompt_tokens=sum(cost.prompts),
+            n=cost.sequences,
+            max_tokens=params.max_tokens,
+            mode=cast(Mode, "off" if generation.max_nodes == 0 else target.mode),
+            streaming=generation.stream,
+            output="chat" if generation.chat else "completion",
+            tag=tag,
+            client=caller.name,
+        )
+        span = None
+        if self._tracer is not None:
+            operation: Operation = "chat" if generation.chat else "text_completion"
+            span = self._tracer.request(operation, state.id, request.headers)
+        state.handle = RequestHandle(reservation, RequestMeter(self.metrics, facts, state.arrived), span)
+        return state.handle
+
+
+class RequestHandle:
+    """An admitted request. `record` is there once it has ended."""
+
+    def __init__(self, reservation: Reservation, meter: RequestMeter, span: RequestSpan | None) -> None:
+        self.record: RequestRecord | None = None
+        self._reservation, self._meter, self._span = reservation, meter, span
+
+    def update(self, index: int, delta: Delta) -> None:
+        """`delta` was added to output `index`, counted over all prompts."""
+        self._meter.update(index, delta, time.monotonic())
+        if self._span is not None:
+            self._span.update(index, delta)
+
+    def close(self, used_tokens: int, error: Exception | None) -> None:
+        """The request has ended. ClientGone stands for asyncio.CancelledError. Called once."""
+        gone = isinstance(error, ClientGone)
+        reason = None if error is None else FinishReason.ABORT if gone else FinishReason.ERROR
+        self._reservation.release(used_tokens)
+        self.record = self._meter.finish(time.monotonic(), reason)
+        if self._span is not None:
+            status = 200 if error is None else 499 if gone else http_error(error).status
+            self._span.end(status, self.record)

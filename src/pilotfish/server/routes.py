@@ -1,0 +1,423 @@
+"""The server as an ASGI application: OpenAI's routes over one engine, their OpenAPI document, and the playground.
+
+Starlette routes; bodies are msgspec's structs (`requests`, `responses`), of which the document is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from pilotfish.config import ServerConfig
+from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.errors import TargetUnavailable
+from pilotfish.server.auth import Caller
+from pilotfish.server.errors import HttpError, bad, bad_request, short
+from pilotfish.server.formats import ChatFormat, TextFormat, TokenText
+from pilotfish.server.limits import RequestGuard
+from pilotfish.server.logs import log_prompt, prompts_are_logged
+from pilotfish.server.middleware import MAX_ID, RequestMiddleware, is_request_id, on_routing_error, state_of
+from pilotfish.server.params import (
+    Generation,
+    Room,
+    TokenizedPrompt,
+    chat_prompts,
+    chat_tokens,
+    check_token_ids,
+    completion_prompts,
+    kept,
+    max_nodes,
+    request_timeout,
+    sampling_params,
+    text_tokens,
+    tokens_text,
+)
+from pilotfish.server.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SpeculationOptions,
+    TokenizeRequest,
+    read_body,
+)
+from pilotfish.server.responses import (
+    ChatChunk,
+    ChatCompletion,
+    Detokenized,
+    ErrorBody,
+    Live,
+    Model,
+    ModelList,
+    Ready,
+    TextCompletion,
+    Tokenized,
+    Version,
+    encode,
+)
+from pilotfish.server.stream import GenerationResponse, GenerationStream
+from pilotfish.wire.serving import Identity
+
+Handler = Callable[["Api", Request], Awaitable[Response]]
+VERSION = version("pilotfish")
+DESCRIPTION = "OpenAI's API over lossless speculative decoding."
+_REF = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method of `Api` with its route, and the types of its bodies."""
+
+    path: str
+    tag: str
+    answer: type[Struct]
+    handler: Handler
+    body: type[Struct] | None = None
+    event: type[Struct] | None = None  # of a stream
+    unavailable: type[Struct] = ErrorBody  # status 503
+
+    @property
+    def method(self) -> str:
+        return "POST" if self.body else "GET"
+
+    @property
+    def failures(self) -> tuple[int, ...]:
+        if self.body is not None:
+            return 400, 401, 404, 408, 413, 415, 429, 500, 503, 504
+        if self.path.startswith("/v1/"):
+            return 401, 404, 429, 503
+        return () if self.unavailable is ErrorBody else (503,)
+
+
+OPERATIONS: dict[str, Operation] = {}
+
+
+def operation(path: str, tag: str, answer: type[Struct], **types: Any) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        OPERATIONS[handler.__name__] = Operation(path, tag, answer, handler, **types)
+        return handler
+
+    return register
+
+
+class Api:
+    """OpenAI's routes over one target, and those around them."""
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> None:
+        self._engine, self._config, self._guard = engine, config, guard
+        self._started = int(time.time())
+
+    @operation("/v1/completions", "generation", TextCompletion, body=CompletionRequest, event=TextCompletion)
+    async def completions(self, request: Request) -> Response:
+        """Continue each prompt."""
+        caller, body = await self._read(request, CompletionRequest)
+        self._refuse_long("prompt", body.texts)
+        prompts = await completion_prompts(body, self._engine.tokenizer, self._config.max_prompts)
+        return self._respond(request, caller, body, prompts)
+
+    @operation("/v1/chat/completions", "generation", ChatCompletion, body=ChatRequest, event=ChatChunk)
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation."""
+        caller, body = await self._read(request, ChatRequest)
+        self._refuse_long("messages", (message.text for message in body.messages))
+        return self._respond(request, caller, body, await chat_prompts(body, self._engine.tokenizer))
+
+    @operation("/tokenize", "text", Tokenized, body=TokenizeRequest)
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a prompt, or of the chat template around messages."""
+        _, body = await self._read(request, TokenizeRequest)
+        tokenizer = self._engine.tokenizer
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("prompt", "exactly one of prompt and messages is needed")
+        if body.prompt is not None:
+            self._refuse_long("prompt", [body.prompt])
+            tokens = await text_tokens(body.prompt, tokenizer, special=body.add_special_tokens is not False)
+        else:
+            self._refuse_long("messages", (message.text for message in body.messages or ()))
+            tokens = await chat_tokens(body, tokenizer)
+        strings = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+        return json(Tokenized(tokens, len(tokens), self._identity.context, strings))
+
+    @operation("/detokenize", "text", Detokenized, body=DetokenizeRequest)
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        _, body = await self._read(request, DetokenizeRequest)
+        check_token_ids("tokens", body.tokens, self._engine.tokenizer)
+        return json(Detokenized(await tokens_text(body.tokens, self._engine.tokenizer)))
+
+    @operation("/v1/models", "server", ModelList)
+    async def models(self, request: Request) -> Response:
+        """The model that is served, by each of its names."""
+        self._guard.identify(request)
+        return json(ModelList([self._model(name) for name in self._names]))
+
+    @operation("/v1/models/{name:path}", "server", Model)
+    async def model(self, request: Request) -> Response:
+        """404 for a model that is not served."""
+        self._guard.identify(request)
+        return json(self._model(self._name(request.path_params["name"])))
+
+    @operation("/health", "server", Live)
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        """200 as long as the server answers at all."""
+        return json(Live())
+
+    @operation("/ready", "server", Ready, unavailable=Ready)
+    async def ready(self, request: Request) -> Response:  # noqa: ARG002
+        """503, with the reason, while requests would not be served."""
+        health = self._engine.health
+        draining = "draining: the server ends once its requests have"
+        reason = draining if self._guard.admission.closed else health.reason
+        return json(Ready(not reason, reason, health.restarts), 503 if reason else 200)
+
+    @operation("/version", "server", Version)
+    async def version(self, request: Request) -> Response:  # noqa: ARG002
+        """Pilotfish's version."""
+        return json(Version(VERSION))
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        rendered = await asyncio.to_thread(self._guard.metrics.render, request.headers.get("accept", ""))
+        return Response(rendered.body, media_type=rendered.content_type)
+
+    # -- the model
+
+    @property
+    def _identity(self) -> Identity:
+        """TargetUnavailable before the target was ready once."""
+        health = self._engine.health
+        if health.status is None:
+            raise TargetUnavailable(health.reason, health.retry_after)
+        return health.status.identity
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The model's names; answers say the first one."""
+        return self._config.served_model_name or (self._identity.model,)
+
+    def _name(self, asked: str | None) -> str:
+        """The name to answer with. HttpError 404 for a model that is not served; None asks for the one that is."""
+        if asked is not None and asked not in self._names:
+            message = f"model: {short(asked)} is not served; expected {' or '.join(self._names)}"
+            raise HttpError(404, message, param="model", code="model_not_found")
+        return asked or self._names[0]
+
+    def _model(self, name: str) -> Model:
+        return Model(name, self._started, self._identity.context)
+
+    @property
+    def _fingerprint(self) -> str:
+        """Equal for equal model, version and precision, on which outputs depend."""
+        target = self._identity
+        text = f"{target.model}\n{target.dtype}\n{target.quantization}\n{VERSION}"
+        return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @cached_property
+    def _token_text(self) -> TokenText:
+        return TokenText(self._engine.tokenizer)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters."""
+        return max(map(len, self._engine.tokenizer.get_vocab()))
+
+    # -- requests
+
+    async def _read(self, request: Request, kind: type[Body]) -> tuple[Caller, Body]:
+        """The caller, and the body for a model that is served."""
+        caller = self._guard.identify(request)
+        body = await read_body(request, kind, self._config)
+        self._name(body.model)
+        return caller, body
+
+    def _refuse_long(self, field: str, texts: Iterable[str]) -> None:
+        """HttpError for a text with more characters than the context can have, whatever its tokens are: tokenizing it
+        would take long, and others would wait."""
+        context = self._identity.context
+        for text in texts:
+            if len(text) > context * self._longest_token:
+                problem = f"{len(text)} characters are more than the context's {context} tokens can be"
+                raise bad_request(field, problem, "context_length_exceeded")
+
+    def _respond(
+        self,
+        request: Request,
+        caller: Caller,
+        body: CompletionRequest | ChatRequest,
+        prompts: list[TokenizedPrompt],
+    ) -> Response:
+        """HttpError or ParameterError names the first bad field, or says why the request is not admitted."""
+        tokenizer, chat = self._engine.tokenizer, isinstance(body, ChatRequest)
+        generation = self._generation(request, caller, body, prompts)
+        handle = self._guard.admit(request, caller, generation)
+        if prompts_are_logged():
+            for prompt in generation.prompts:
+                log_prompt(tokenizer.decode(prompt.tokens))
+        stream = GenerationStream(generation, self._engine, handle)
+        kind = ChatFormat if chat else TextFormat
+        return GenerationResponse(stream, kind(generation, stream.outputs, tokenizer, self._token_text.of))
+
+    def _generation(
+        self,
+        request: Request,
+        caller: Caller,
+        body: CompletionRequest | ChatRequest,
+        prompts: list[TokenizedPrompt],
+    ) -> Generation:
+        target, speculation = self._identity, body.speculation or SpeculationOptions()
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("stream_options", "it is not allowed without stream")
+        own_id = state_of(request.scope).id if body.request_id is None else body.request_id
+        if not is_request_id(own_id):
+            raise bad("request_id", own_id, f"1 to {MAX_ID} printable ASCII characters")
+        if caller.cache_salt is not None and body.cache_salt is not None:
+            raise bad("cache_salt", body.cache_salt, "none, as the key has its own")
+        parts = kept(prompts, body, Room(target))
+        room = Room(target, max(len(prompt.tokens) for prompt in parts))
+        return Generation(
+            body=body,
+            id=f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{own_id}",
+            created=int(time.time()),
+            model=self._name(body.model),
+            fingerprint=self._fingerprint,
+            target=target,
+            prompts=parts,
+            params=sampling_params(body, self._engine.defaults, room, self._config),
+            max_nodes=max_nodes(speculation, target),
+            cache_salt=body.cache_salt if caller.cache_salt is None else caller.cache_salt,
+            timeout=request_timeout(body.timeout, self._config.request_timeout),
+            metrics=speculation.metrics or self._config.metrics,
+        )
+
+
+def json(answer: Struct, status: int = 200) -> Response:
+    return Response(encode(answer), status, media_type="application/json")
+
+
+# -- the application
+
+
+class ApiRoute(Route):
+    """Answers its own method alone, and is `scope["route"]`, of which metrics take their label."""
+
+    def __init__(self, api: Api, name: str, operation: Operation) -> None:
+        super().__init__(operation.path, getattr(api, name), methods=[operation.method])
+        self.methods = {operation.method}
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        return match, {**child, "route": self} if match is not Match.NONE else child
+
+
+def make_app(engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> Starlette:
+    api = Api(engine, config, guard)
+    document = msgspec.json.encode(openapi())
+
+    async def openapi_json(request: Request) -> Response:  # noqa: ARG001
+        return Response(document, media_type="application/json")
+
+    app = Starlette(
+        routes=[
+            *(ApiRoute(api, name, known) for name, known in OPERATIONS.items()),
+            Route("/openapi.json", openapi_json),
+            Route("/metrics", api.metrics),
+            *page_routes(),
+        ],
+        middleware=[Middleware(RequestMiddleware, metrics=guard.metrics)],
+        exception_handlers={HTTPException: on_routing_error},
+    )
+    app.router.redirect_slashes = False  # to where, the client would say
+    return app
+
+
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document of all operations."""
+    kinds: list[type[Struct]] = [ErrorBody]
+    paths: dict[str, Any] = {}
+    for name, known in OPERATIONS.items():
+        kinds += [kind for kind in (known.answer, known.body, known.event, known.unavailable) if kind is not None]
+        paths[known.path.replace(":path", "")] = {known.method.lower(): _described(name, known)}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Pilotfish", "description": DESCRIPTION, "version": VERSION},
+        "paths": paths,
+        "components": {"schemas": msgspec.json.schema_components(kinds, ref_template=_REF)[1]},
+    }
+
+
+def _described(name: str, known: Operation) -> dict[str, Any]:
+    content = _json_content(known.answer)
+    if known.event is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
+    for status in known.failures:
+        kind = known.unavailable if status == 503 else ErrorBody
+        responses[str(status)] = {"description": f"Status {status}", "content": _json_content(kind)}
+    described: dict[str, Any] = {
+        "tags": [known.tag],
+        "summary": name.replace("_", " ").title(),
+        "description": known.handler.__doc__,
+        "operationId": name,
+        "responses": responses,
+    }
+    if "{name" in known.path:
+        parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "title": "Name"}}
+        described["parameters"] = [parameter]
+    if known.body is not None:
+        described["requestBody"] = {"required": True, "content": _json_content(known.body)}
+    return described
+
+
+def _json_content(kind: type) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
+
+
+# -- the playground
+
+FOLDER = Path(__file__).parent / "playground"
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+#: Same origin, no inline script, nothing from elsewhere.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+PAGE_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # ask each time; the tag makes that cheap
+}
+
+
+def page_routes() -> list[Route]:
+    """`/` is the page; `/playground/NAME` are the files that it loads."""
+    return [_page_route(path) for path in sorted(FOLDER.iterdir()) if path.suffix in MEDIA_TYPES]
+
+
+def _page_route(path: Path) -> Route:
+    content, media_type = path.read_bytes(), MEDIA_TYPES[path.suffix]
+    headers = PAGE_HEADERS | {"ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
+
+    async def respond(request: Request) -> Response:
+        if headers["ETag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
+
+    return Route("/" if path.name == "index.html" else f"/playground/{path.name}", respond, methods=["GET"])

@@ -1,0 +1,221 @@
+"""A request under way: the engine's updates of its outputs, and its answer, whole or as server-sent events.
+
+    data: {chunk}          each update, at once
+    data: {"error": …}     where it broke after the first token; before that the status tells
+    data: [DONE]           always the last one, after an error too: clients wait for it
+
+A client that goes away ends the request; one that takes nothing is disconnected by `protocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pilotfish.core.request import FinishReason
+from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.engine.stream import Stream, Update
+from pilotfish.server.errors import ClientGone, HttpError
+from pilotfish.server.formats import ChatFormat, OutputBuffer, TextFormat
+from pilotfish.server.limits import RequestHandle
+from pilotfish.server.middleware import recorded_error
+from pilotfish.server.params import Generation
+from pilotfish.server.responses import encode
+from pilotfish.wire.serving import Delta, Finish
+
+Result = TypeVar("Result")
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect events
+]
+
+
+class GenerationStream:
+    """The outputs of all prompts of a request as they grow, within its deadline. Whoever makes one closes it."""
+
+    def __init__(self, generation: Generation, engine: AsyncEngine, handle: RequestHandle) -> None:
+        self.generation = generation
+        self.outputs = [
+            OutputBuffer(i, generation.prompts[i // generation.params.n]) for i in range(generation.outputs)
+        ]
+        self._used_tokens = sum(len(prompt.tokens) for prompt in generation.prompts)
+        self._ends = time.monotonic() + generation.timeout
+        self._only_echo = generation.only_echo
+        self._engine, self._handle = engine, handle
+        self._streams: list[Stream] = []
+        self._merged: MergedStreams | None = None
+        self._closed = False
+
+    def submit(self) -> None:
+        """TargetUnavailable if the target is not ready."""
+        given = self.generation
+        for prompt in given.prompts:
+            stream = self._engine.submit(prompt.tokens, given.params, given.cache_salt, given.max_nodes)
+            self._streams.append(stream)
+        if len(self._streams) > 1:
+            self._merged = MergedStreams(self._streams)
+
+    def __aiter__(self) -> GenerationStream:
+        return self
+
+    async def __anext__(self) -> OutputBuffer:
+        """The output that has grown. HttpError 504 after the deadline; also raises what the engine's streams do."""
+        try:
+            async with asyncio.timeout(self._ends - time.monotonic()):
+                if self._merged is None:
+                    prompt, update = 0, await anext(self._streams[0])
+                else:
+                    prompt, update = await anext(self._merged)
+        except TimeoutError as error:
+            message = f"timeout: the request took more than {self.generation.timeout:g} s"
+            raise HttpError(504, message, "timeout", "timeout", "timeout") from error
+        output = self.outputs[prompt * self.generation.params.n + update.delta.index]
+        self._handle.update(output.index, update.delta)
+        self._used_tokens += len(update.delta.tokens)
+        output.add(_without_output(update.delta) if self._only_echo else update.delta, update.steps)
+        return output
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Abort what still runs. Idempotent."""
+        for stream in self._streams:
+            stream.abort()
+        if self._merged is not None:
+            self._merged.close()
+        if not self._closed:
+            self._closed = True
+            known = error is None or isinstance(error, Exception)
+            self._handle.close(self._used_tokens, error if known else ClientGone())  # type: ignore[arg-type]
+
+
+def _without_output(delta: Delta) -> Delta:
+    """For a request that wants only its prompt: one token is generated, and dropped."""
+    finish = delta.finish and Finish(FinishReason.LENGTH, None)
+    return msgspec.structs.replace(delta, tokens=[], text="", ends=[], verified=[], logprobs=[], finish=finish)
+
+
+class MergedStreams:
+    """Updates of several streams, each with its stream's number, as they come. At most one of each is taken ahead: the
+    stream merges what a slow reader leaves. The first error ends all."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._queue: asyncio.Queue[tuple[int, Update | Exception | None]] = asyncio.Queue(1)
+        self._tasks = [asyncio.create_task(self._feed(i, stream)) for i, stream in enumerate(streams)]
+        self._open = len(self._tasks)
+
+    async def _feed(self, i: int, stream: Stream) -> None:
+        end: Exception | None = None
+        try:
+            async for update in stream:
+                await self._queue.put((i, update))
+        except Exception as error:
+            end = error
+        await self._queue.put((i, end))
+
+    async def __anext__(self) -> tuple[int, Update]:
+        while self._open:
+            i, item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is not None:
+                return i, item
+            self._open -= 1
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+class GenerationResponse(Response):
+    """Runs a request to its end, and closes its stream whatever happens."""
+
+    def __init__(self, stream: GenerationStream, form: TextFormat | ChatFormat) -> None:
+        super().__init__()
+        self._stream, self._format = stream, form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An error before anything was sent is raised; a client that is gone gets no answer."""
+        run = self._events if self._stream.generation.stream else self._whole
+        ended: BaseException | None = None
+        try:
+            ended = await while_connected(receive, run(scope, receive, send))
+        except ClientGone as error:
+            ended = error
+        except BaseException as error:
+            ended = error
+            raise
+        finally:
+            self._stream.close(ended)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> Exception | None:
+        self._stream.submit()
+        async for _ in self._stream:
+            pass
+        response = Response(encode(self._format.whole()), media_type="application/json")
+        await response(scope, receive, send)
+        return None
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> Exception | None:  # noqa: ARG002
+        """Returns the error that broke the stream after its first event, of which the client was told."""
+
+        async def write(data: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        self._stream.submit()
+        chunks = self._chunks()
+        first = await anext(chunks)
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await write(first)
+        broken = None
+        try:
+            async for chunk in chunks:
+                await write(chunk)
+        except Exception as error:
+            broken = error
+            await write(encoded(recorded_error(error, scope).body))
+        await write(DONE)
+        await write(b"", more=False)
+        return broken
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        given = self._stream.generation
+        every_update = given.detail or given.stream_options.continuous_usage_stats or given.body.return_token_ids
+        async for output in self._stream:
+            if output.started and (every_update or output.has_news):
+                yield b"".join(map(encoded, self._format.chunks(output)))
+                output.clear()
+        if given.stream_options.include_usage:
+            yield encoded(self._format.closing())
+
+
+def encoded(message: Struct) -> bytes:
+    """One event."""
+    return b"data: " + encode(message) + b"\n\n"
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled, and ClientGone raised, once the client is gone."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
