@@ -25,7 +25,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.launch import wait_until
 from pilotfish.engine.process import Ending, WorkerSpec
 from pilotfish.engine.vocabulary import tokenizer_digest
-from pilotfish.model.tokenizer import load_tokenizer
+from pilotfish.model.metadata import load_tokenizer
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, ChannelThread
 from pilotfish.wire.codec import encode

@@ -15,7 +15,7 @@ from pilotfish.engine.memory import GIB, MIN_SLOTS, plan_memory
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.footprint import footprint
 from pilotfish.model.loader import load_model
-from pilotfish.model.native import PackedWeight
+from pilotfish.model.native_modules import PackedWeight
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
-from pilotfish.model.tokenizer import load_tokenizer
+from pilotfish.model.metadata import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from pilotfish.core.vocabulary import MAX_ADDED
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.engine.check import check_models
 from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest, why_unequal
-from pilotfish.model.tokenizer import load_tokenizer
+from pilotfish.model.metadata import load_tokenizer
 from pilotfish.target.remote import RemoteDrafter
 
 #: Embeddings beyond the tokenizer, as most models have them.

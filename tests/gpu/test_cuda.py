@@ -16,7 +16,7 @@ from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.model.attention import dense_tree_attention
+from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
 from pilotfish.model.graphs import GraphCache
 from pilotfish.model.loader import load_model
 from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
@@ -37,8 +37,8 @@ pytestmark = [
 # -- the kernel
 
 
-def attention_inputs(rows: int, context: int, heads: tuple[int, int, int], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Arguments of the op: a trunk of `context` at random slots, and a chain of rows below it."""
+def attention_inputs(rows: int, context: int, heads: tuple[int, int, int], dtype: torch.dtype) -> list[Any]:
+    """Arguments of a kernel, without the scoring: a prefix of `context` at random slots, a chain of rows below it."""
     num_heads, kv_heads, head_dim = heads
     torch.manual_seed(0)
     slots = torch.randperm(context + rows, dtype=torch.int32)
@@ -46,37 +46,40 @@ def attention_inputs(rows: int, context: int, heads: tuple[int, int, int], dtype
     for row in range(rows):
         path[row, : row + 1] = slots[context : context + row + 1]
     index = torch.arange(rows, dtype=torch.int32)
-    given = [
+    vectors = [
         *(torch.randn(rows, n, head_dim).to(dtype) for n in (num_heads, kv_heads, kv_heads)),
         *(torch.randn(context + rows + 1, kv_heads, head_dim).to(dtype) for _ in range(2)),
+    ]
+    indices = [
         *(slots[context:], torch.zeros_like(index), context + index, torch.full_like(index, context)),
         *(slots[None, :context], path),
     ]
-    return [tensor.to(DEVICE) for tensor in given]
+    return [*(x.to(DEVICE) for x in vectors), AttentionMetadata(*(x.to(DEVICE) for x in indices))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(32, 8, 128), (12, 4, 64), (8, 1, 256), (5, 5, 80)], ids=str)
 @pytest.mark.parametrize(("rows", "context"), [(1, 1), (64, 256), (16, 5000)])
 def test_attention_is_the_reference(rows: int, context: int, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
-    from pilotfish.model.triton_attention import tree_attention
+    from pilotfish.model.triton_attention import triton_tree_attention
 
     inputs = attention_inputs(rows, context, heads, dtype)
-    got, expected = (op(*inputs, heads[2] ** -0.5, 0, 0.0, None) for op in (tree_attention, dense_tree_attention))
+    got, expected = (
+        attend(*inputs, Scoring(heads[2] ** -0.5)) for attend in (triton_tree_attention, dense_tree_attention)
+    )
     tolerance = 1e-5 if dtype == torch.float32 else 2**-6
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_gives_a_row_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
-    from pilotfish.model.triton_attention import tree_attention
+    from pilotfish.model.triton_attention import triton_tree_attention
 
-    inputs = attention_inputs(48, 3000, (32, 8, 128), dtype)
-    together = tree_attention(*inputs, 0.1)
-    of_rows = {0, 1, 2, 5, 6, 7, 8, 10}
+    *qkv, k_pool, v_pool, metadata = attention_inputs(48, 3000, (32, 8, 128), dtype)
+    together = triton_tree_attention(*qkv, k_pool, v_pool, metadata, Scoring(0.1))
     for chosen in ([47], [0, 46], list(range(5, 30)), list(range(47, -1, -1))):
-        some = [x[chosen] if i in of_rows else x for i, x in enumerate(inputs)]
-        assert torch.equal(tree_attention(*some, 0.1), together[chosen]), f"rows {chosen}"
+        some = triton_tree_attention(*(x[chosen] for x in qkv), k_pool, v_pool, metadata.rows(chosen), Scoring(0.1))
+        assert torch.equal(some, together[chosen]), f"rows {chosen}"
 
 
 # -- forwards

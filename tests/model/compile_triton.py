@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels as a call of `tree_attention` would on a GPU, without one; run by test_triton_attention.
+"""Compiles the Triton kernels as `triton_tree_attention` would on a GPU, without one; run by test_triton_attention.
 
 Prints what each precision came to, as JSON. Needs a process in which the interpreter is off.
 """
@@ -16,8 +16,9 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from pilotfish.model import triton_attention, triton_kernels
+from pilotfish.model.attention import AttentionMetadata, Scoring
 
-#: rows, trunk width, path width, and by how much the addresses of indices are off what a GPU likes.
+#: rows, prefix width, path width, and by how much the addresses of indices are off what a GPU likes.
 CALLS = ((1, 1, 1, 0), (64, 1024, 8, 0), (3, 17, 1, 1), (64, 5000, 64, 3))
 
 
@@ -55,12 +56,13 @@ def launches(target: GPUTarget, dtype: torch.dtype, head_dim: int) -> tuple[Laun
     both = Launches(triton_kernels.attend_split, target), Launches(triton_kernels.combine_splits, target)
     triton_attention.attend_split, triton_attention.combine_splits = both
     sinks = torch.zeros(8, dtype=dtype) if dtype == torch.bfloat16 else None
-    for rows, trunk, path, off in CALLS:
+    for rows, prefix, path, off in CALLS:
         index = torch.zeros(rows + off, dtype=torch.int32)[off:]
         q, k, v = (torch.zeros(rows, heads, head_dim, dtype=dtype) for heads in (8, 2, 2))
         pools = [torch.zeros(9, 2, head_dim, dtype=dtype) for _ in range(2)]
-        slots = [torch.zeros(rows, width, dtype=torch.int32) for width in (trunk, path)]
-        triton_attention.tree_attention(q, k, v, *pools, *[index] * 4, *slots, 0.125, 100, 30.0, sinks)
+        slots = [torch.zeros(rows, width, dtype=torch.int32) for width in (prefix, path)]
+        metadata, scoring = AttentionMetadata(*[index] * 4, *slots), Scoring(0.125, 100, 30.0, sinks)
+        triton_attention.triton_tree_attention(q, k, v, *pools, metadata, scoring)
     return both
 
 

@@ -9,7 +9,8 @@ import torch
 from support import tiny_model
 
 from pilotfish.model.experts import Mixture, Router, use_library_experts
-from pilotfish.model.native import load_kernels, use_kernels
+from pilotfish.model.native import load_kernels
+from pilotfish.model.native_modules import use_kernels
 
 ROWS = 300
 KINDS: list[tuple[str, dict[str, Any]]] = [

@@ -17,25 +17,31 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from pilotfish.model import native
-from pilotfish.model.attention import dense_tree_attention
-from pilotfish.model.native import PackedLinear, load_kernels, pack_weight
+from pilotfish.model.attention import (
+    AttentionMetadata,
+    Scoring,
+    TreeAttention,
+    dense_tree_attention,
+    native_tree_attention,
+)
+from pilotfish.model.native import load_kernels, pack_weight
+from pilotfish.model.native_modules import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 600), (40, 5001)]  # outputs, inputs
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 SCALE = HEAD_DIM**-0.5
 SINKS = torch.tensor([1.5, -2.0, 0.0, 4.0])
-#: What follows `path_slots`: scale, window, softcap, sinks.
-PLAIN = (SCALE, 0, 0.0, None)
+PLAIN = Scoring(SCALE)
 SCORINGS = {
     "plain": PLAIN,
-    "window 1": (SCALE, 1, 0.0, None),
-    "window 16": (SCALE, 16, 0.0, None),
-    "window 64": (SCALE, 64, 0.0, None),
-    "window 100": (SCALE, 100, 0.0, None),
-    "softcap": (2.0, 0, 3.0, None),
-    "sinks": (SCALE, 0, 0.0, SINKS),
-    "all": (1.0, 70, 5.0, SINKS),
+    "window 1": Scoring(SCALE, window=1),
+    "window 16": Scoring(SCALE, window=16),
+    "window 64": Scoring(SCALE, window=64),
+    "window 100": Scoring(SCALE, window=100),
+    "softcap": Scoring(2.0, softcap=3.0),
+    "sinks": Scoring(SCALE, sinks=SINKS),
+    "all": Scoring(1.0, window=70, softcap=5.0, sinks=SINKS),
 }
 
 
@@ -245,53 +251,55 @@ def test_gates_and_softcap_refuse_what_does_not_fit() -> None:
 
 
 class Rows:
-    """Rows of several sequences: a chunk of each trunk, and nodes of a random tree below it."""
+    """Rows of several sequences: a chunk of each prefix, and nodes of a random tree below it."""
 
-    def __init__(self, trunks: list[int], nodes: int, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, prefixes: list[int], nodes: int, dtype: torch.dtype, seed: int) -> None:
         rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
-        slots = iter(rng.permutation(2 * (sum(trunks) + nodes * len(trunks))))
-        self.num_slots = 2 * (sum(trunks) + nodes * len(trunks))
-        self.trunks = [[int(next(slots)) for _ in range(size)] for size in trunks]
+        slots = iter(rng.permutation(2 * (sum(prefixes) + nodes * len(prefixes))))
+        self.num_slots = 2 * (sum(prefixes) + nodes * len(prefixes))
+        self.prefixes = [[int(next(slots)) for _ in range(size)] for size in prefixes]
         self.rows: list[tuple[int, int, int, list[int]]] = []  # slot, sequence, position, path
-        for i, trunk in enumerate(self.trunks):
-            self.rows += [(trunk[p], i, p, []) for p in range(max(0, len(trunk) - 3), len(trunk))]
+        for i, prefix in enumerate(self.prefixes):
+            self.rows += [(prefix[p], i, p, []) for p in range(max(0, len(prefix) - 3), len(prefix))]
             paths: list[list[int]] = [[]]
             for _ in range(nodes):
                 path = [*paths[rng.integers(len(paths))], int(next(slots))]
                 paths.append(path)
-                self.rows.append((path[-1], i, len(trunk) + len(path) - 1, path))
+                self.rows.append((path[-1], i, len(prefix) + len(path) - 1, path))
         self.q, self.k, self.v = (
             torch.randn(len(self.rows), heads, HEAD_DIM).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)
         )
         self.pools = [torch.randn(self.num_slots + 1, KV_HEADS, HEAD_DIM).to(dtype) for _ in range(2)]
 
-    def tensors(self, chosen: list[int], extra_width: int = 0) -> list[torch.Tensor]:
+    def inputs(self, chosen: list[int], extra_width: int = 0) -> list[Any]:
+        """Arguments of a `TreeAttention` for some rows, without the scoring."""
         rows = [self.rows[i] for i in chosen]
-        trunk_slots = torch.zeros(len(self.trunks), max(map(len, self.trunks)) + extra_width, dtype=torch.int32)
-        for i, trunk in enumerate(self.trunks):
-            trunk_slots[i, : len(trunk)] = torch.tensor(trunk)
+        prefix_slots = torch.zeros(len(self.prefixes), max(map(len, self.prefixes)) + extra_width, dtype=torch.int32)
+        for i, prefix in enumerate(self.prefixes):
+            prefix_slots[i, : len(prefix)] = torch.tensor(prefix)
         paths = torch.zeros(len(rows), max(len(r[3]) for r in rows) + 1 + extra_width, dtype=torch.int32)
         for i, row in enumerate(rows):
             paths[i, : len(row[3])] = torch.tensor(row[3], dtype=torch.int32)
         columns = [[r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]]
-        trunk_lengths = [len(self.trunks[r[1]]) for r in rows]
-        indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, trunk_lengths)]
-        return [self.q[chosen], self.k[chosen], self.v[chosen], *self.pools, *indices, trunk_slots, paths]
+        prefixes = [len(self.prefixes[r[1]]) for r in rows]
+        indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, prefixes)]
+        metadata = AttentionMetadata(*indices, prefix_slots, paths)
+        return [self.q[chosen], self.k[chosen], self.v[chosen], *self.pools, metadata]
 
     def everything(self) -> list[int]:
         return list(range(len(self.rows)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("trunks", [[1], [5], [63], [64], [65], [3, 200, 70]])
+@pytest.mark.parametrize("prefixes", [[1], [5], [63], [64], [65], [3, 200, 70]])
 @pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
 def test_attention_is_the_dense_reference(
-    trunks: list[int], dtype: torch.dtype, scoring: tuple[Any, ...], threads: int
+    prefixes: list[int], dtype: torch.dtype, scoring: Scoring, threads: int
 ) -> None:
-    rows = Rows(trunks, nodes=12, dtype=dtype, seed=sum(trunks) + threads)
-    got = torch.ops.pilotfish.tree_attention(*rows.tensors(rows.everything()), *scoring)
-    expected = dense_tree_attention(*rows.tensors(rows.everything()), *scoring)
+    rows = Rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads)
+    got = native_tree_attention(*rows.inputs(rows.everything()), scoring)
+    expected = dense_tree_attention(*rows.inputs(rows.everything()), scoring)
     tolerance = 4e-6 if dtype == torch.float32 else 2**-7
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
@@ -299,7 +307,7 @@ def test_attention_is_the_dense_reference(
 def test_the_dense_reference_is_softmax_attention() -> None:
     """One sequence without a tree is what torch calls causal attention."""
     rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
-    got = dense_tree_attention(*rows.tensors(rows.everything()), *PLAIN)
+    got = dense_tree_attention(*rows.inputs(rows.everything()), PLAIN)
     q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(got, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
@@ -311,7 +319,7 @@ def test_the_dense_reference_scores_as_transformers_does(
 ) -> None:
     """Said again with a mask: sliding_window_overlay's, and a column of scores for the sinks."""
     rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
-    got = dense_tree_attention(*rows.tensors(rows.everything()), 2.0, window, softcap, sinks)
+    got = dense_tree_attention(*rows.inputs(rows.everything()), Scoring(2.0, window, softcap, sinks))
     q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))
     scores = 2.0 * q @ k.repeat_interleave(2, dim=0).mT  # [heads, 3, 3]
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
@@ -325,49 +333,51 @@ def test_the_dense_reference_scores_as_transformers_does(
 
 def test_attention_refuses_what_does_not_fit() -> None:
     rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
-    for wrong in ((SCALE, -1, 0.0, None), (SCALE, 0, -1.0, None), (SCALE, 0, 0.0, SINKS[:2])):
+    for wrong in (Scoring(SCALE, window=-1), Scoring(SCALE, softcap=-1.0), Scoring(SCALE, sinks=SINKS[:2])):
         with pytest.raises(RuntimeError, match="tree_attention:"):
-            torch.ops.pilotfish.tree_attention(*rows.tensors(rows.everything()), *wrong)
+            native_tree_attention(*rows.inputs(rows.everything()), wrong)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("attend", [torch.ops.pilotfish, None], ids=["native", "dense"])
+@pytest.mark.parametrize("attend", [native_tree_attention, dense_tree_attention], ids=["native", "dense"])
 @pytest.mark.parametrize("scoring", ["plain", "window 64", "all"])
 def test_attention_gives_a_row_the_same_bits_in_any_company(
-    attend: object, dtype: torch.dtype, scoring: str, threads: int
+    attend: TreeAttention, dtype: torch.dtype, scoring: str, threads: int
 ) -> None:
-    op = attend.tree_attention if attend else dense_tree_attention  # type: ignore[attr-defined]
     rows = Rows([5, 130, 64], nodes=10, dtype=dtype, seed=threads)
     every = rows.everything()
-    together = op(*rows.tensors(every), *SCORINGS[scoring])  # fills the pools for what follows
+    together = attend(*rows.inputs(every), SCORINGS[scoring])  # fills the pools for what follows
     rng = np.random.default_rng(0)
     for count in itertools.chain(range(1, len(every)), [len(every)] * 3):
         chosen = sorted(rng.choice(every, count, replace=False).tolist())
-        some = op(*rows.tensors(chosen, extra_width=count % 3), *SCORINGS[scoring])
+        some = attend(*rows.inputs(chosen, extra_width=count % 3), SCORINGS[scoring])
         assert torch.equal(some, together[chosen]), f"{count} rows"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype) -> None:
     one, other = (Rows([70, 9], nodes=8, dtype=dtype, seed=4) for _ in range(2))
-    other.trunks = [[s + 1 for s in trunk] for trunk in one.trunks]
+    other.prefixes = [[s + 1 for s in prefix] for prefix in one.prefixes]
     other.rows = [(slot + 1, i, p, [s + 1 for s in path]) for slot, i, p, path in one.rows]
     other.pools = [pool.roll(1, dims=0) for pool in one.pools]
-    results = [torch.ops.pilotfish.tree_attention(*r.tensors(r.everything()), *SCORINGS["all"]) for r in (one, other)]
+    results = [native_tree_attention(*r.inputs(r.everything()), SCORINGS["all"]) for r in (one, other)]
     assert torch.equal(*results)
 
 
 def test_padding_rows_are_zero_and_harm_nobody() -> None:
     rows = Rows([5], nodes=3, dtype=torch.float32, seed=0)
-    inputs = rows.tensors(rows.everything())
-    expected = torch.ops.pilotfish.tree_attention(*inputs, *SCORINGS["all"])
-    padded = [
-        F.pad(t, (0, 0) * (t.dim() - 1) + (0, 2)) if i in (0, 1, 2, 5, 6, 8, 10) else t for i, t in enumerate(inputs)
-    ]
-    padded[5][-2:] = rows.num_slots  # the scratch slot
-    padded[7] = F.pad(inputs[7], (0, 2), value=-1)
-    for op in (torch.ops.pilotfish.tree_attention, dense_tree_attention):
-        out = op(*padded, *SCORINGS["all"])
+    *qkv, k_pool, v_pool, metadata = rows.inputs(rows.everything())
+    expected = native_tree_attention(*qkv, k_pool, v_pool, metadata, SCORINGS["all"])
+    padded = AttentionMetadata(
+        row_slots=F.pad(metadata.row_slots, (0, 2), value=rows.num_slots),  # the scratch slot
+        row_sequences=F.pad(metadata.row_sequences, (0, 2)),
+        row_positions=F.pad(metadata.row_positions, (0, 2), value=-1),
+        row_prefixes=F.pad(metadata.row_prefixes, (0, 2)),
+        prefix_slots=metadata.prefix_slots,
+        path_slots=F.pad(metadata.path_slots, (0, 0, 0, 2)),
+    )
+    for attend in (native_tree_attention, dense_tree_attention):
+        out = attend(*(F.pad(x, (0, 0, 0, 0, 0, 2)) for x in qkv), k_pool, v_pool, padded, SCORINGS["all"])
         torch.testing.assert_close(out[:-2], expected, rtol=2e-6, atol=2e-6)
         assert not out[-2:].any()
 

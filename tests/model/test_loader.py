@@ -13,9 +13,8 @@ from support import CONTEXT, VOCAB, WINDOW, edit_config, native_model, tiny_mode
 
 from pilotfish.errors import ModelError
 from pilotfish.model.features import LayerGroup
-from pilotfish.model.generation_config import read_generation_config
 from pilotfish.model.loader import load_model
-from pilotfish.model.tokenizer import load_tokenizer
+from pilotfish.model.metadata import load_tokenizer, read_generation_config
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.loader import load_model
-from pilotfish.model.native import PackedGatedMLP, PackedLinear, PackedWeight, load_kernels, pack_weight, replace_parts
+from pilotfish.model.native import load_kernels, pack_weight
+from pilotfish.model.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, replace_parts
 from pilotfish.model.quantize import concatenated, int8_of, quantize
 from pilotfish.model.runner import NodeRows, Runner, SequenceRows
 
@@ -130,7 +131,7 @@ def test_linear_gives_a_row_the_same_bits_in_any_company(
 
 
 class MLP(torch.nn.Module):
-    """What `PackedGatedMLP` reads of transformers' own."""
+    """The linear layers of a gated MLP, by transformers' names."""
 
     def __init__(self, width: int, inner: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -147,7 +148,7 @@ def test_gated_mlp_multiplies_dequantized_weights(inner: int, width: int, dtype:
     quantize(mlp, "int8")
     gate, up, down = (dequantized(linear) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     between = (F.silu(x.double() @ gate.T) * (x.double() @ up.T)).to(dtype)
-    packed = PackedGatedMLP(mlp)
+    packed = PackedGatedMLP(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     together = packed(x)
     tolerance = 1e-5 if dtype == torch.float32 else 2**-6
     torch.testing.assert_close(together.double(), between.double() @ down.T, rtol=tolerance, atol=tolerance)

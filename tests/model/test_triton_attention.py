@@ -19,13 +19,13 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("triton")
 
 from pilotfish.model import attention, native, triton_attention
-from pilotfish.model.attention import dense_tree_attention
+from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
 from pilotfish.model.experts import use_library_experts
-from pilotfish.model.generation_config import GenerationConfig
 from pilotfish.model.graphs import recordable
 from pilotfish.model.loader import LoadedModel, ModelShape, load_model
+from pilotfish.model.metadata import GenerationConfig
 from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
-from pilotfish.model.triton_attention import tree_attention
+from pilotfish.model.triton_attention import triton_tree_attention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -43,12 +43,12 @@ FEATURES: list[dict[str, Any]] = [
 
 
 class Rows:
-    """The last row of each trunk, and nodes of a random tree below it. The second trunk begins with slots of the
-    first. Slots that nobody may read hold no numbers."""
+    """The last row of each prefix, and nodes of a random tree below it. The second prefix begins with slots of the
+    first. Slots that nobody may read hold NaN."""
 
     def __init__(
         self,
-        trunks: list[int],
+        prefixes: list[int],
         nodes: int,
         dtype: torch.dtype = torch.float32,
         heads: tuple[int, int, int] = HEADS,
@@ -56,26 +56,26 @@ class Rows:
     ) -> None:
         rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
-        num_slots = 2 * (sum(trunks) + nodes * len(trunks))
+        num_slots = 2 * (sum(prefixes) + nodes * len(prefixes))
         free = iter(rng.permutation(num_slots).tolist())
-        self.trunks = [[next(free) for _ in range(size)] for size in trunks]
-        if len(trunks) > 1:
-            shared = min(trunks[:2]) // 2
-            self.trunks[1][:shared] = self.trunks[0][:shared]
+        self.prefixes = [[next(free) for _ in range(size)] for size in prefixes]
+        if len(prefixes) > 1:
+            shared = min(prefixes[:2]) // 2
+            self.prefixes[1][:shared] = self.prefixes[0][:shared]
         self.rows: list[tuple[int, int, int, list[int]]] = []  # slot, sequence, position, path
-        for i, trunk in enumerate(self.trunks):
-            self.rows.append((trunk[-1], i, len(trunk) - 1, []))
+        for i, prefix in enumerate(self.prefixes):
+            self.rows.append((prefix[-1], i, len(prefix) - 1, []))
             paths: list[list[int]] = [[]]
             for _ in range(nodes):
                 paths.append([*paths[rng.integers(len(paths))], next(free)])
-                self.rows.append((paths[-1][-1], i, len(trunk) + len(paths[-1]) - 1, paths[-1]))
+                self.rows.append((paths[-1][-1], i, len(prefix) + len(paths[-1]) - 1, paths[-1]))
         num_heads, kv_heads, head_dim = heads
         self.q, self.k, self.v = (
             torch.randn(len(self.rows), n, head_dim).to(dtype) for n in (num_heads, kv_heads, kv_heads)
         )
         self.sinks = torch.randn(num_heads).to(dtype)
         self.pools = [torch.full((num_slots + 1, kv_heads, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
-        for slot in (slot for trunk in self.trunks for slot in trunk):
+        for slot in (slot for prefix in self.prefixes for slot in prefix):
             for pool in self.pools:
                 pool[slot] = torch.randn(kv_heads, head_dim).to(dtype)
         self.everything = list(range(len(self.rows)))
@@ -83,25 +83,25 @@ class Rows:
     def path_of(self, row: int) -> list[int]:
         """Slots of all that it sees without a window."""
         _, sequence, position, path = self.rows[row]
-        return (self.trunks[sequence] + path)[: position + 1]
+        return (self.prefixes[sequence] + path)[: position + 1]
 
-    def tensors(self, chosen: list[int], extra_width: int = 0) -> list[torch.Tensor]:
-        """Arguments of the op for some rows; pools are shared among calls."""
+    def inputs(self, chosen: list[int], extra_width: int = 0) -> list[Any]:
+        """Arguments of the kernel for some rows, without the scoring; pools are shared among calls."""
         rows = [self.rows[i] for i in chosen]
-        trunk_slots = torch.zeros(len(self.trunks), max(map(len, self.trunks)) + extra_width, dtype=torch.int32)
-        for i, trunk in enumerate(self.trunks):
-            trunk_slots[i, : len(trunk)] = torch.tensor(trunk)
+        prefix_slots = torch.zeros(len(self.prefixes), max(map(len, self.prefixes)) + extra_width, dtype=torch.int32)
+        for i, prefix in enumerate(self.prefixes):
+            prefix_slots[i, : len(prefix)] = torch.tensor(prefix)
         paths = torch.zeros(len(rows), max(len(r[3]) for r in rows) + 1 + extra_width, dtype=torch.int32)
         for i, row in enumerate(rows):
             paths[i, : len(row[3])] = torch.tensor(row[3], dtype=torch.int32)
         columns = [[r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]]
-        indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, [len(self.trunks[r[1]]) for r in rows])]
+        indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, [len(self.prefixes[r[1]]) for r in rows])]
         self.pools = [pool.to(DEVICE) for pool in self.pools]
-        given = [self.q[chosen], self.k[chosen], self.v[chosen], *self.pools, *indices, trunk_slots, paths]
-        return [tensor.to(DEVICE) for tensor in given]
+        metadata = AttentionMetadata(*(tensor.to(DEVICE) for tensor in (*indices, prefix_slots, paths)))
+        return [*(x[chosen].to(DEVICE) for x in (self.q, self.k, self.v)), *self.pools, metadata]
 
     def attend(self, chosen: list[int], extra_width: int = 0, **features: Any) -> torch.Tensor:
-        return tree_attention(*self.tensors(chosen, extra_width), SCALE, **features).cpu()  # type: ignore[arg-type]
+        return triton_tree_attention(*self.inputs(chosen, extra_width), Scoring(SCALE, **features)).cpu()
 
 
 def plain_attention(rows: Rows, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> Any:
@@ -128,9 +128,9 @@ def check(rows: Rows, features: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("trunks", [[1], [64], [256], [3, 70, 540]], ids=str)
-def test_it_is_softmax_attention(trunks: list[int], dtype: torch.dtype) -> None:
-    check(Rows(trunks, nodes=2, dtype=dtype), {})
+@pytest.mark.parametrize("prefixes", [[1], [64], [256], [3, 70, 540]], ids=str)
+def test_it_is_softmax_attention(prefixes: list[int], dtype: torch.dtype) -> None:
+    check(Rows(prefixes, nodes=2, dtype=dtype), {})
 
 
 @pytest.mark.parametrize("heads", OTHER_HEADS, ids=str)
@@ -158,20 +158,20 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, features: di
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype) -> None:
     one, other = (Rows([70, 9], nodes=2, dtype=dtype) for _ in range(2))
-    other.trunks = [[slot + 1 for slot in trunk] for trunk in one.trunks]
+    other.prefixes = [[slot + 1 for slot in prefix] for prefix in one.prefixes]
     other.rows = [(slot + 1, i, p, [s + 1 for s in path]) for slot, i, p, path in one.rows]
     other.pools = [pool.roll(1, dims=0) for pool in one.pools]
     assert torch.equal(one.attend(one.everything), other.attend(other.everything))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_path_that_has_become_trunk_gives_the_same_bits(dtype: torch.dtype) -> None:
+def test_a_path_that_has_become_prefix_gives_the_same_bits(dtype: torch.dtype) -> None:
     rows = Rows([255], nodes=6, dtype=dtype)
     as_tree = rows.attend(rows.everything)
     deepest = max(rows.everything, key=lambda i: len(rows.rows[i][3]))
     slot, sequence, position, path = rows.rows[deepest]
     assert position >= 256, "the path crosses a split"
-    rows.trunks[0] += path
+    rows.prefixes[0] += path
     rows.rows[deepest] = slot, sequence, position, []
     assert torch.equal(rows.attend([deepest])[0], as_tree[deepest])
 
@@ -188,11 +188,17 @@ def test_padding_rows_are_zero_and_harm_nobody(features: dict[str, Any]) -> None
     rows = Rows([5], nodes=3)
     features = {**features, "sinks": rows.sinks.to(DEVICE) if features else None}
     expected = rows.attend(rows.everything, **features)
-    inputs = rows.tensors(rows.everything)
-    of_rows = {0, 1, 2, 5, 6, 7, 8, 10}
-    padded = [F.pad(t, (0, 0) * (t.dim() - 1) + (0, 2)) if i in of_rows else t for i, t in enumerate(inputs)]
-    padded[5][-2:], padded[7][-2:] = len(rows.pools[0]) - 1, -1  # the scratch slot, no position
-    out = tree_attention(*padded, SCALE, **features).cpu()  # type: ignore[arg-type]
+    *qkv, k_pool, v_pool, metadata = rows.inputs(rows.everything)
+    padded = AttentionMetadata(
+        row_slots=F.pad(metadata.row_slots, (0, 2), value=len(rows.pools[0]) - 1),  # the scratch slot
+        row_sequences=F.pad(metadata.row_sequences, (0, 2)),
+        row_positions=F.pad(metadata.row_positions, (0, 2), value=-1),
+        row_prefixes=F.pad(metadata.row_prefixes, (0, 2)),
+        prefix_slots=metadata.prefix_slots,
+        path_slots=F.pad(metadata.path_slots, (0, 0, 0, 2)),
+    )
+    more = (F.pad(x, (0, 0, 0, 0, 0, 2)) for x in qkv)
+    out = triton_tree_attention(*more, k_pool, v_pool, padded, Scoring(SCALE, **features)).cpu()
     assert torch.equal(out[:-2], expected) and not out[-2:].any()
 
 
@@ -208,7 +214,7 @@ def test_keys_and_values_are_written() -> None:
 
 
 def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
-    assert attention._attention_on(torch.device("cuda")) is tree_attention
+    assert attention._attention_on(torch.device("cuda")) is triton_tree_attention
     assert attention._attention_on(torch.device("cpu")) is dense_tree_attention
 
 
@@ -221,7 +227,7 @@ def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch
     rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), NodeRows.of(tree, slots), [19])
     expected = Runner(load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=True), 30).forward([rows])
     calls = []
-    monkeypatch.setattr(attention, "_attention_on", lambda _: lambda *a: calls.append(1) or tree_attention(*a))
+    monkeypatch.setattr(attention, "_attention_on", lambda _: lambda *a: calls.append(1) or triton_tree_attention(*a))
     model = load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=False)
     got = Runner(model, 30).forward([rows])
     assert len(calls) == model.shape.layers
@@ -239,7 +245,7 @@ def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torc
     """A forward of tensors that hold nothing: whatever asks one for its value fails, as it would in a CUDA graph."""
     for kernel in ("attend_split", "combine_splits"):
         monkeypatch.setattr(triton_attention, kernel, NoLaunch())
-    monkeypatch.setattr(attention, "_attention_on", lambda _: tree_attention)
+    monkeypatch.setattr(attention, "_attention_on", lambda _: triton_tree_attention)
     config._attn_implementation = "pilotfish"
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config).eval()

@@ -15,7 +15,7 @@ from pilotfish.bench.report import print_table
 from pilotfish.bench.shapes import HEAD_DIM, SHAPES, VOCAB, LlamaShape, random_model
 from pilotfish.config import DType
 from pilotfish.errors import InputError
-from pilotfish.model.attention import Placement, dense_tree_attention
+from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention
 from pilotfish.model.buckets import EXACT
 from pilotfish.model.graphs import CudaRecorder
 from pilotfish.model.loader import DTYPES, LoadedModel
@@ -133,7 +133,7 @@ class AttentionContest:
 
 def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: torch.device) -> AttentionContest:
     """A step's rows with random queries, keys and values."""
-    from pilotfish.model.triton_attention import tree_attention
+    from pilotfish.model.triton_attention import triton_tree_attention
 
     [batch] = Batch.build([context_and_tree(rows, VOCAB)[1]], EXACT, SLOTS)
     place = batch.map(lambda tensor: tensor.to(device)).placement
@@ -142,26 +142,32 @@ def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: 
         return torch.randn(tokens, heads, HEAD_DIM, dtype=dtype, device=device)
 
     q, k, v = (normal(rows, heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
-    pools = [normal(SLOTS + 1, shape.kv_heads) for _ in range(2)]
-    given = (q, k, v, *pools, *vars(place).values(), SCALE, 0, 0.0, None)
-    dense_tree_attention(*given)  # writes k and v
-    query, keys, values = (x.transpose(0, 1)[None].contiguous() for x in (q, *(p[: CONTEXT + rows] for p in pools)))
+    k_pool, v_pool = (normal(SLOTS + 1, shape.kv_heads) for _ in range(2))
+
+    def attend(kernel: TreeAttention) -> torch.Tensor:
+        return kernel(q, k, v, k_pool, v_pool, place, Scoring(SCALE))
+
+    attend(dense_tree_attention)  # writes k and v
+    query, keys, values = (
+        x.transpose(0, 1)[None].contiguous() for x in (q, *(p[: CONTEXT + rows] for p in (k_pool, v_pool)))
+    )
     mask = tree_mask(place)
 
     def sdpa() -> torch.Tensor:
         attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=SCALE, enable_gqa=True)
         return attended[0].transpose(0, 1)
 
-    return AttentionContest(lambda: tree_attention(*given), lambda: dense_tree_attention(*given), sdpa)
+    return AttentionContest(lambda: attend(triton_tree_attention), lambda: attend(dense_tree_attention), sdpa)
 
 
-def tree_mask(place: Placement) -> torch.Tensor:
-    """Which of the slots 0 to `CONTEXT` + rows - 1 each row sees, where the trunk lies in slots 0 to `CONTEXT`. bool
+def tree_mask(place: AttentionMetadata) -> torch.Tensor:
+    """Which of the slots 0 to `CONTEXT` + rows - 1 each row sees, where the prefix lies in slots 0 to `CONTEXT`. bool
     [rows, slots]."""
     seen = torch.arange(CONTEXT + len(place.row_slots), device=place.row_slots.device) <= CONTEXT
     seen = seen.repeat(len(place.row_slots), 1)
-    for row, (position, trunk) in enumerate(zip(place.row_positions.tolist(), place.row_trunks.tolist(), strict=True)):
-        seen[row, place.path_slots[row, : max(0, position + 1 - trunk)].long()] = True
+    lengths = (place.row_positions + 1 - place.row_prefixes).clamp(min=0).tolist()
+    for row, length in enumerate(lengths):
+        seen[row, place.path_slots[row, :length].long()] = True
     return seen
 
 

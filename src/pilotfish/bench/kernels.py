@@ -11,8 +11,7 @@ from unittest import mock
 import torch
 
 from pilotfish.model.loader import LoadedModel
-from pilotfish.model.native import PackedGatedMLP, PackedLinear, PackedWeight
-from pilotfish.model.rowwise import FusedRMSNorm
+from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight
 from pilotfish.model.runner import Runner, SequenceRows
 
 #: Ops of torch.ops.pilotfish by what they are here; `linear` gives the output embedding's product too.

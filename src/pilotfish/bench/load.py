@@ -24,7 +24,7 @@ from pilotfish.bench.workload import Prompt
 from pilotfish.config import EngineConfig
 from pilotfish.errors import EngineError
 from pilotfish.model.loader import load_config
-from pilotfish.model.tokenizer import load_tokenizer
+from pilotfish.model.metadata import load_tokenizer
 
 #: Tokens that may wait: no request of the mix is turned away.
 QUEUE = ("--max-queued-requests=4096", f"--max-queued-tokens={1 << 24}")

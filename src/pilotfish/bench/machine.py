@@ -12,7 +12,7 @@ import torch
 
 from pilotfish.config import DType, available_cores
 from pilotfish.model.loader import DTYPES
-from pilotfish.model.processor import multiplies_bfloat16
+from pilotfish.model.native import multiplies_bfloat16
 
 TRIALS = 5
 

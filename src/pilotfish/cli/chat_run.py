@@ -12,7 +12,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import PromptError
-from pilotfish.model.tokenizer import load_tokenizer
+from pilotfish.model.metadata import load_tokenizer
 
 EXIT = "/exit"
 HELP = """\

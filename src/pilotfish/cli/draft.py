@@ -90,7 +90,7 @@ def draft(
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
     _configure_log(log_format, name, level)
     import_for_serving()
-    from pilotfish.model.quiet import log_through_root
+    from pilotfish.model.metadata import log_through_root
 
     log_through_root()
     from pilotfish.engine.draft_pool import run_pool

@@ -42,7 +42,7 @@ def _run(config: EngineConfig, endpoint: str, signals: Signals) -> None:
 
     import_for_serving()
     from pilotfish.engine.target_process import run_target
-    from pilotfish.model.quiet import log_through_root
+    from pilotfish.model.metadata import log_through_root
 
     log_through_root()
     run_target(config, endpoint, signals, workers)

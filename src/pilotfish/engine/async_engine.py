@@ -73,9 +73,7 @@ class _Model:
 
 def _read(directory: Path) -> _Model:
     """What is to be known of a model outside its target. Imports transformers, which takes a while."""
-    from pilotfish.model.generation_config import read_generation_config
-    from pilotfish.model.quiet import log_through_root
-    from pilotfish.model.tokenizer import load_tokenizer
+    from pilotfish.model.metadata import load_tokenizer, log_through_root, read_generation_config
 
     log_through_root()
     return _Model(load_tokenizer(directory), read_generation_config(directory).defaults)

@@ -11,10 +11,9 @@ from pilotfish.engine.memory import MemoryPlan, device_of, plan_memory
 from pilotfish.engine.vocabulary import why_unequal
 from pilotfish.errors import InputError, ModelError
 from pilotfish.model.checkpoint import check_weights, weight_files
-from pilotfish.model.generation_config import read_generation_config
 from pilotfish.model.loader import DTYPES, load_config, runs_native, shape_of
+from pilotfish.model.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.quantize import check_quantization
-from pilotfish.model.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)

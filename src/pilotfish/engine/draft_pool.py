@@ -21,9 +21,9 @@ from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import Signals, Stopped, die_with_parent, name_process, remove_directory
 from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.model.loader import DTYPES, load_model
+from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
-from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.observe.records import Timeline, part_of
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.curve_keys import load_pool_keys

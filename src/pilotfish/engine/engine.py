@@ -40,9 +40,9 @@ from pilotfish.engine.sample import Sample, SampleDelta, TextStream
 from pilotfish.engine.vocabulary import added_tokens
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model
+from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
-from pilotfish.model.tokenizer import load_tokenizer
 from pilotfish.observe.records import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
 from pilotfish.options import is_text

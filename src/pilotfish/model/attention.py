@@ -1,15 +1,15 @@
 """Attention of flattened tree rows over KV slots, as a transformers attention implementation.
 
-The model is called on one flat batch: `input_ids` [1, rows], `position_ids` [1, rows], no cache of its
-own, and a `Placement` that says where each row's keys lie. Registered under the names `pilotfish`,
-which takes the device's kernel, and `pilotfish_reference`.
+The model is called on one flat batch: `input_ids` [1, rows], `position_ids` [1, rows], no cache of its own, and an
+`AttentionMetadata` that says where each row's keys lie. Registered under the names `pilotfish`, which takes the
+device's kernel, and `pilotfish_reference`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,20 +20,24 @@ BLOCK = 64  # kBlock in kernels.cpp
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where rows write their KV and which slots they attend to. All int32, on the model's device.
+class AttentionMetadata:
+    """Slots that rows write their KV to, and slots that they attend to. All int32, on the model's device.
 
-    A row at position p attends to positions 0 .. p along its path: those below `row_trunks` lie in its
-    sequence's trunk (committed tokens), the others in its own path (tree ancestors and itself).
+    A row at position p attends to positions 0 .. p along its path: those below `row_prefixes` lie in its
+    sequence's prefix (committed tokens), the others in its own path (tree ancestors and itself).
     Padding rows have position -1 and write to the pool's scratch slot.
     """
 
     row_slots: torch.Tensor  # [rows]
     row_sequences: torch.Tensor  # [rows]
     row_positions: torch.Tensor  # [rows]
-    row_trunks: torch.Tensor  # [rows]
-    trunk_slots: torch.Tensor  # [sequences, longest trunk]
+    row_prefixes: torch.Tensor  # [rows], tokens of the sequence's prefix
+    prefix_slots: torch.Tensor  # [sequences, longest prefix]
     path_slots: torch.Tensor  # [rows, longest path]
+
+    def rows(self, part: slice | list[int]) -> AttentionMetadata:
+        """The metadata of some of the rows."""
+        return replace(self, **{name: x[part] for name, x in vars(self).items() if name != "prefix_slots"})
 
 
 @dataclass(frozen=True)
@@ -74,128 +78,108 @@ class Scoring:
     sinks: torch.Tensor | None = None  # [heads], None: none
 
 
+#: Attention of one layer, by any of the kernels: queries [rows, heads, head_dim], keys and values [rows, kv_heads,
+#: head_dim], the layer's pools of both [slots + 1, kv_heads, head_dim] -> [rows, heads, head_dim]. Writes keys and
+#: values to the pools first.
+TreeAttention = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata, Scoring], torch.Tensor
+]
+
+
 def slot_attention(
     module: torch.nn.Module,
     query: torch.Tensor,  # [1, heads, rows, head_dim]
     key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
     value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  # None: the placement says who sees whom
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  # None: the metadata says who sees whom
     scaling: float,
-    placement: Placement,
+    metadata: AttentionMetadata,
     kv: KVPool,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,  # [heads]
-    attention: Callable[..., torch.Tensor] | None = None,
+    attention: TreeAttention | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer where no kernel does. Returns [1, rows, heads, head_dim].
+    """Called by transformers in each layer that no kernel replaces. Returns [1, rows, heads, head_dim].
 
-    The loader serves only architectures that say all they want of attention in these arguments.
+    The loader serves only architectures that pass all they want of attention in these arguments.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    attention = attention or _attention_on(query.device)
+    attend = attention or _attention_on(query.device)
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
-    return attend(attention, layer, q, k, v, scoring, placement, kv).unsqueeze(0), None
+    return attend(q, k, v, kv.keys[layer], kv.values[layer], metadata, scoring).unsqueeze(0), None
 
 
-def _attention_on(device: torch.device) -> Callable[..., torch.Tensor]:
-    """Triton's kernel on CUDA, else the reference; the C++ kernel comes with modules of its own (`native`)."""
+def _attention_on(device: torch.device) -> TreeAttention:
+    """Triton's kernel on CUDA, else the reference; the C++ kernel comes with modules of its own (`native_modules`)."""
     if device.type != "cuda":
         return dense_tree_attention
-    from pilotfish.model.triton_attention import tree_attention  # CUDA builds of torch bring Triton, others do not
+    from pilotfish.model.triton_attention import triton_tree_attention  # only CUDA builds of torch bring Triton
 
-    return tree_attention
+    return triton_tree_attention
 
 
-def attend(
-    attention: Callable[..., torch.Tensor],  # the kernel or the reference
-    layer: int,
-    q: torch.Tensor,  # [rows, heads, head_dim]
-    k: torch.Tensor,  # [rows, kv_heads, head_dim]
-    v: torch.Tensor,  # [rows, kv_heads, head_dim]
+def native_tree_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    metadata: AttentionMetadata,
     scoring: Scoring,
-    placement: Placement,
-    kv: KVPool,
 ) -> torch.Tensor:
-    """Attention of one layer at a placement; writes k and v to the pool. Returns [rows, heads, head_dim]."""
-    return attention(
-        q,
-        k,
-        v,
-        kv.keys[layer],
-        kv.values[layer],
-        placement.row_slots,
-        placement.row_sequences,
-        placement.row_positions,
-        placement.row_trunks,
-        placement.trunk_slots,
-        placement.path_slots,
-        scoring.scale,
-        scoring.window,
-        scoring.softcap,
-        scoring.sinks,
+    """The C++ kernel, which takes the fields of both records in their order."""
+    return torch.ops.pilotfish.tree_attention(  # type: ignore[no-any-return]
+        q, k, v, k_pool, v_pool, *vars(metadata).values(), *vars(scoring).values()
     )
 
 
 def dense_tree_attention(
-    q: torch.Tensor,  # [rows, heads, head_dim]
-    k: torch.Tensor,  # [rows, kv_heads, head_dim]
-    v: torch.Tensor,  # [rows, kv_heads, head_dim]
-    k_pool: torch.Tensor,  # [slots + 1, kv_heads, head_dim]
-    v_pool: torch.Tensor,  # [slots + 1, kv_heads, head_dim]
-    row_slots: torch.Tensor,
-    row_sequences: torch.Tensor,
-    row_positions: torch.Tensor,
-    row_trunks: torch.Tensor,
-    trunk_slots: torch.Tensor,
-    path_slots: torch.Tensor,
-    scale: float,
-    window: int,  # 0: none
-    softcap: float,  # 0: none
-    sinks: torch.Tensor | None,  # [heads]
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    metadata: AttentionMetadata,
+    scoring: Scoring,
 ) -> torch.Tensor:
-    """The reference: every row gathers its own keys in position order. Same signature as the kernel.
+    """The reference on any device: every row gathers its own keys in position order.
 
     Products and sums run in float64 and are rounded once at the end, so that a row's result does not
-    depend on how many rows or padded positions share the call. Works on any device.
+    depend on how many rows or padded positions share the call.
     """
-    k_pool[row_slots.long()] = k
-    v_pool[row_slots.long()] = v
-    slots = key_slots(row_sequences, row_positions, row_trunks, trunk_slots, path_slots)
+    k_pool[metadata.row_slots.long()] = k
+    v_pool[metadata.row_slots.long()] = v
+    slots = key_slots(metadata)
     groups = q.shape[1] // k.shape[1]
     positions = torch.arange(slots.shape[1], device=q.device)
-    visible = positions <= row_positions[:, None]
-    if window:
-        visible &= positions > row_positions[:, None] - window
+    visible = positions <= metadata.row_positions[:, None]
+    if scoring.window:
+        visible &= positions > metadata.row_positions[:, None] - scoring.window
     keys = k_pool[slots].double().repeat_interleave(groups, dim=2)  # [rows, positions, heads, head_dim]
     values = v_pool[slots].double().repeat_interleave(groups, dim=2)
-    values = values.masked_fill(~visible[..., None, None], 0.0)  # another row's may be no numbers
-    scores = torch.einsum("rhd,rphd->rhp", q.double(), keys) * scale
-    if softcap:
-        scores = softcap * (scores / softcap).tanh()
+    values = values.masked_fill(~visible[..., None, None], 0.0)  # another row's may be NaN
+    scores = torch.einsum("rhd,rphd->rhp", q.double(), keys) * scoring.scale
+    if scoring.softcap:
+        scores = scoring.softcap * (scores / scoring.softcap).tanh()
     scores = scores.masked_fill(~visible[:, None], -torch.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.double().expand(len(q), -1)[..., None]], dim=-1)
+    if scoring.sinks is not None:
+        scores = torch.cat([scores, scoring.sinks.double().expand(len(q), -1)[..., None]], dim=-1)
     weights = scores.softmax(dim=-1)[..., : len(positions)]
     weights = weights.masked_fill(~visible.any(dim=1)[:, None, None], 0.0)  # padding rows see nothing
     return torch.einsum("rhp,rphd->rhd", weights, values).to(q.dtype)
 
 
-def key_slots(
-    row_sequences: torch.Tensor,
-    row_positions: torch.Tensor,
-    row_trunks: torch.Tensor,
-    trunk_slots: torch.Tensor,
-    path_slots: torch.Tensor,
-) -> torch.Tensor:
-    """Slot of each row's key at each position, int64 [rows, positions]; positions after the row's are any."""
-    length = int(row_positions.max()) + 1
-    positions = torch.arange(max(length, 1), device=row_positions.device)
-    trunk = trunk_slots[row_sequences.long()][:, positions.clamp(max=trunk_slots.shape[1] - 1)]
-    below = (positions - row_trunks[:, None]).clamp(0, path_slots.shape[1] - 1).long()
-    return torch.where(positions < row_trunks[:, None], trunk, path_slots.gather(1, below)).long()
+def key_slots(metadata: AttentionMetadata) -> torch.Tensor:
+    """Slot of each row's key at each position, int64 [rows, positions]; arbitrary above the row's position."""
+    prefix_slots, path_slots, prefixes = metadata.prefix_slots, metadata.path_slots, metadata.row_prefixes[:, None]
+    length = int(metadata.row_positions.max()) + 1
+    positions = torch.arange(max(length, 1), device=prefixes.device)
+    prefix = prefix_slots[metadata.row_sequences.long()][:, positions.clamp(max=prefix_slots.shape[1] - 1)]
+    below = (positions - prefixes).clamp(0, path_slots.shape[1] - 1).long()
+    return torch.where(positions < prefixes, prefix, path_slots.gather(1, below)).long()
 
 
 AttentionInterface.register("pilotfish", slot_attention)

@@ -1,4 +1,4 @@
-"""A model's weight files against what its configuration needs: names, shapes and dtypes, from the files' headers."""
+"""Compares a model's weight files with its configuration, by names, shapes and dtypes in the files' headers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.initialization import no_init_weights
 from transformers.modeling_utils import LoadStateDictConfig
 
 from pilotfish.errors import ModelError
-from pilotfish.model.json_files import read_object
-from pilotfish.model.meta import meta_module
-from pilotfish.model.quiet import one_line, quiet
+from pilotfish.model.metadata import one_line, quiet, read_object
+from pilotfish.model.serving_imports import without_decompositions
 
-#: What safetensors calls the dtypes of weights that can be served, and others that are known.
+#: Dtypes of weights that can be served, and of others, by safetensors' names.
 FLOATS = ("F32", "F16", "BF16")
 _INTEGERS = {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 _OTHERS = {"F64": "float64", "BOOL": "bool", **_INTEGERS}
@@ -28,8 +29,6 @@ _OTHERS = {"F64": "float64", "BOOL": "bool", **_INTEGERS}
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """A tensor in a file, without its values."""
-
     file: Path
     dtype: str  # safetensors' name
     shape: tuple[int, ...]
@@ -68,8 +67,8 @@ def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
 def check_weights(directory: Path, config: Any) -> None:
     """ModelError, naming the first tensor, unless the files hold what the architecture needs and nothing else.
 
-    transformers' own loading runs on tensors without values, so the names that it changes and the tensors that it
-    joins (experts) are judged as they would be loaded."""
+    transformers' own loading runs on tensors without values, so that tensors which it renames or joins (experts) are
+    checked as they would be loaded."""
     headers = read_headers(weight_files(directory))
     _refuse_expert_gaps(directory, headers, config)
     report = _load_without_values(headers, config)
@@ -79,24 +78,19 @@ def check_weights(directory: Path, config: Any) -> None:
             raise ModelError(
                 f"model: tensor {name} in {header.file} is {dtype}; float32, float16 or bfloat16 is needed"
             )
-    if report.surplus:
-        reason = "has no place in the model of its config.json"
-        raise ModelError(f"model: {directory}: tensor {report.surplus[0]} {reason}{_more(report.surplus)}")
-    if report.missing:
-        raise ModelError(
-            f"model: {directory} lacks tensor {report.missing[0]}, which its config.json needs{_more(report.missing)}"
-        )
-    if report.misshaped:
-        raise ModelError(f"model: {directory}: tensor {report.misshaped[0]}{_more(report.misshaped)}")
-
-
-def _more(names: Sequence[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    for problems, sentence in (
+        (report.surplus, ": tensor {} has no place in the model of its config.json"),
+        (report.missing, " lacks tensor {}, which its config.json needs"),
+        (report.misshaped, ": tensor {}"),
+    ):
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ModelError(f"model: {directory}{sentence.format(problems[0])}{more}")
 
 
 @dataclass(frozen=True)
 class _LoadReport:
-    """What transformers would say of a checkpoint, by the names that tensors have in the model."""
+    """Differences between a checkpoint and its model, by the names that tensors have in the model."""
 
     missing: list[str]
     surplus: list[str]
@@ -124,9 +118,17 @@ def _load_without_values(headers: Mapping[str, TensorHeader], config: Any) -> _L
     )
 
 
+def meta_module(config: Any, dtype: torch.dtype | None = None) -> Any:
+    """The module of a configuration, its parameters on the device `meta`: shapes without memory."""
+    with torch.device("meta"), no_init_weights(), without_decompositions():
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    module.tie_weights()  # part of the initialization that is left out
+    return module
+
+
 def _refuse_expert_gaps(directory: Path, headers: Mapping[str, TensorHeader], config: Any) -> None:
-    """ModelError where not every expert of a layer has the same tensors: transformers joins those that are there, and
-    names neither the one that is missing nor the one too many."""
+    """ModelError unless every expert of a layer has the same tensors: transformers joins those that are there, and
+    names neither a missing one nor one too many."""
     count = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0
     matches = (re.fullmatch(r"(.*\.experts)\.(\d+)\.(.+)", name) for name in headers)
     experts = [(found[1], int(found[2]), found[3]) for found in matches if found]
@@ -135,14 +137,12 @@ def _refuse_expert_gaps(directory: Path, headers: Mapping[str, TensorHeader], co
             raise ModelError(f"model: {directory}: tensor {prefix}.{index}.{part} is of one more than {count} experts")
     for prefix, part in sorted({(prefix, part) for prefix, _, part in experts}):
         for index in range(count):
-            if f"{prefix}.{index}.{part}" not in headers:
-                raise ModelError(
-                    f"model: {directory} lacks tensor {prefix}.{index}.{part}, which its config.json needs"
-                )
+            if (name := f"{prefix}.{index}.{part}") not in headers:
+                raise ModelError(f"model: {directory} lacks tensor {name}, which its config.json needs")
 
 
 def refuse_non_finite(module: torch.nn.Module, directory: Path) -> None:
-    """ModelError for a loaded weight that holds NaN or infinity; its files' tensor is named."""
+    """ModelError for a loaded weight that holds NaN or infinity; names the tensor in the files."""
     for name, weight in module.named_parameters():
         low, high = weight.detach().aminmax()  # NaN where there is one
         if not (math.isfinite(low.item()) and math.isfinite(high.item())):

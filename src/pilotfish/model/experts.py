@@ -1,7 +1,7 @@
 """Mixtures of experts whose result for a row does not depend on the other rows.
 
 How many rows choose an expert changes from forward to forward, so an expert's products must not depend on
-their row count: they are the C++ kernels' (`native.py`), or library products padded to fixed row counts.
+their row count: they are the C++ kernels' (`native_modules.py`), or library products padded to fixed row counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 
 from pilotfish.errors import ParameterError
 from pilotfish.model.buckets import library_buckets
-from pilotfish.model.linears import linear_of
 
 
 class Mixture(torch.nn.Module):
@@ -73,6 +72,16 @@ class LibraryExpert(torch.nn.Module):
         padded = torch.nn.functional.pad(x, (0, 0, 0, padding))
         y: torch.Tensor = self.down(self.gate(self.gate_up(padded)))
         return y[: len(x)]
+
+
+def linear_of(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
+    """A linear of these very tensors: weight [outputs, inputs], bias [outputs]."""
+    outputs, inputs = weight.shape
+    linear = torch.nn.Linear(inputs, outputs, bias is not None, device="meta")
+    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 def expert_linear(experts: Any, name: str, index: int) -> torch.nn.Linear:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from pilotfish.config import Quantization
-from pilotfish.model import lean, native
+from pilotfish.model import decoder, native
+from pilotfish.model.checkpoint import meta_module
 from pilotfish.model.loader import load_config, runs_native, shape_of
-from pilotfish.model.meta import meta_module
 
 #: Bytes that torchao takes for each weight of the layer that it quantizes: its own, and copies in float32.
 _QUANTIZING = 14
@@ -48,7 +48,7 @@ def footprint(
     sizes = _Sizes(size, packed, quantization != "none", bool(config.tie_word_embeddings))
     linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
     inner = max(m.out_features for m in linears if m is not module.lm_head)
-    angles = 2 * shape.context * shape.head_dim * size if packed and lean.is_plain(module) else 0
+    angles = 2 * shape.context * shape.head_dim * size if packed and decoder.is_plain(module) else 0
     return Footprint(
         parameters=sum(p.numel() for p in module.parameters()),
         weights=sum(sizes.of(m, head=m is module.lm_head) for m in module.modules()) + angles,

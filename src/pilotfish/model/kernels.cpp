@@ -73,7 +73,7 @@ inline float sum_lanes(Vec v) {
   return v[0];
 }
 
-// Of 64 values.
+// The largest of 64 values.
 inline float largest_of(const float* row) {
   Vec most = load(row);
   for (int i = 1; i < 4; ++i) {
@@ -441,7 +441,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t outputs, const Scal
   return y;
 }
 
-// (silu(x @ gate) * (x @ up)) @ down, what is in parentheses rounded once. x [rows, K], gate and up packed
+// (silu(x @ gate) * (x @ up)) @ down, the outer parentheses rounded once. x [rows, K], gate and up packed
 // [K to inner], down [inner to N], each maybe of int8 with scales -> [rows, N].
 Tensor gated_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down, int64_t inner_size,
                  int64_t outputs, const Scales& gate_scales, const Scales& up_scales, const Scales& down_scales) {
@@ -632,29 +632,30 @@ void rotate(Tensor& x, const Tensor& cos, const Tensor& sin) {
 //
 // Row r sits at position row_positions[r] and attends to the positions up to its own along its path:
 //
-//     position   0 ........ row_trunks[r] - 1   row_trunks[r] ...... row_positions[r]
-//     slot       trunk_slots[row_sequences[r]]  path_slots[r]
+//     position   0 ........ row_prefixes[r] - 1   row_prefixes[r] ...... row_positions[r]
+//     slot       prefix_slots[row_sequences[r]]   path_slots[r]
 //
-// The trunk holds a sequence's committed tokens, the path a tree node's ancestors and the node itself. With a
+// The prefix holds a sequence's committed tokens, the path a tree node's ancestors and the node itself. With a
 // window of w the row attends to the last w of these positions alone, its own included. A score is q . k * scale,
 // capped at softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118). A head's sink is one more score without
-// a value: it takes its share of the weights (gpt-oss; Xiao et al. 2023, arXiv 2309.17453). Keys are reduced in blocks of kBlock positions with a running maximum (Milakov and Gimelshein 2018,
-// arXiv 1805.02867); block borders depend on positions alone. A row at position -1 is padding: zeros.
+// a value: it takes its share of the weights (gpt-oss; Xiao et al. 2023, arXiv 2309.17453). Keys are reduced in
+// blocks of kBlock positions with a running maximum (Milakov and Gimelshein 2018, arXiv 1805.02867); block borders
+// depend on positions alone. A row at position -1 is padding: zeros.
 
 constexpr int64_t kBlock = 64;
 
 struct AttentionInputs {
-  const int32_t *row_sequences, *row_positions, *row_trunks, *trunk_slots, *path_slots;
-  int64_t trunk_width, path_width, query_heads, kv_heads, head_dim, query_stride;
+  const int32_t *row_sequences, *row_positions, *row_prefixes, *prefix_slots, *path_slots;
+  int64_t prefix_width, path_width, query_heads, kv_heads, head_dim, query_stride;
   float scale;
   int64_t window;      // 0: none
   float softcap;       // 0: none
   const float* sinks;  // [query_heads], null: none
 
   int64_t slot(int64_t row, int64_t position) const {
-    const int64_t trunk = row_trunks[row];
-    return position < trunk ? trunk_slots[row_sequences[row] * trunk_width + position]
-                            : path_slots[row * path_width + position - trunk];
+    const int64_t prefix = row_prefixes[row];
+    return position < prefix ? prefix_slots[row_sequences[row] * prefix_width + position]
+                             : path_slots[row * path_width + position - prefix];
   }
 };
 
@@ -693,7 +694,7 @@ struct KeyColumns {
 
   KeyColumns(int64_t head_dim) : dims(head_dim), columns(scratch<Columns, float>(head_dim * kBlock)) {}
 
-  // Keys [first, last), and what lies beside them in their vectors.
+  // Keys [first, last), and the others of their vectors.
   void fill(const T* const* keys, int64_t first, int64_t last) {
     for (int64_t j = first / kLanes * kLanes; j < last; j += kLanes)
       for (int64_t i = 0; i < dims; i += 2 * kLanes) {
@@ -831,7 +832,7 @@ struct HeadGroup {
   }
 };
 
-// Rows [first, first + count) of one sequence, which share the keys of their trunk.
+// Rows [first, first + count) of one sequence, which share the keys of their prefix.
 struct RowGroup {
   int64_t first, count;
 };
@@ -842,14 +843,14 @@ std::vector<RowGroup> groups_of(const AttentionInputs& in, int64_t rows) {
   std::vector<RowGroup> groups;
   for (int64_t r = 0; r < rows; ++r) {
     const bool same = !groups.empty() && in.row_sequences[groups.back().first] == in.row_sequences[r] &&
-                      in.row_trunks[groups.back().first] == in.row_trunks[r];
+                      in.row_prefixes[groups.back().first] == in.row_prefixes[r];
     if (same && groups.back().count < kGroupRows) ++groups.back().count;
     else groups.push_back({r, 1});
   }
   return groups;
 }
 
-// Attention of the rows of a group with one KV head. A block of the trunk is laid out once for all of them, one that
+// Attention of the rows of a group with one KV head. A block of the prefix is laid out once for all of them, one that
 // reaches into their paths for each: either way a row sees the same keys in the same order.
 template <typename T>
 struct GroupAttention {
@@ -883,7 +884,7 @@ struct GroupAttention {
   }
 
   void add_block(const RowGroup& group, int64_t kv_head, int64_t block) {
-    const bool shared = block + kBlock <= in.row_trunks[group.first];
+    const bool shared = block + kBlock <= in.row_prefixes[group.first];
     if (shared) lay_out(group.first, kv_head, block, 0, kBlock);
     for (int64_t r = 0; r < group.count; ++r) {
       const int64_t row = group.first + r;
@@ -928,16 +929,16 @@ void write_rows(const Tensor& rows, Tensor& pool, const int32_t* slots) {
 }
 
 // q [rows, heads, d], k and v [rows, kv_heads, d] (d a multiple of 32), pools [slots, kv_heads, d], the
-// rest int32: row_* [rows], trunk_slots [sequences, longest trunk], path_slots [rows, longest path]. window and
+// rest int32: row_* [rows], prefix_slots [sequences, longest prefix], path_slots [rows, longest path]. window and
 // softcap: 0 for none; sinks [heads] of any float dtype. Writes k and v to the pools at row_slots, then attends.
 // -> [rows, heads, d].
 Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_pool, Tensor& v_pool,
                       const Tensor& row_slots, const Tensor& row_sequences, const Tensor& row_positions,
-                      const Tensor& row_trunks, const Tensor& trunk_slots, const Tensor& path_slots, double scale,
+                      const Tensor& row_prefixes, const Tensor& prefix_slots, const Tensor& path_slots, double scale,
                       int64_t window, double softcap, const std::optional<Tensor>& sinks) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && q.size(1) % k.size(1) == 0, "tree_attention: q, k of [rows, heads, d]");
   TORCH_CHECK(q.size(2) % (2 * kLanes) == 0, "tree_attention: head size must be a multiple of ", 2 * kLanes);
-  for (const Tensor& index : {row_slots, row_sequences, row_positions, row_trunks, trunk_slots, path_slots})
+  for (const Tensor& index : {row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots})
     TORCH_CHECK(index.scalar_type() == at::kInt && index.is_contiguous(), "tree_attention: indices are int32");
   for (const Tensor& x : {q, k, v})
     TORCH_CHECK(x.dim() == 3 && x.size(0) == row_slots.numel() && x.size(2) == q.size(2) && has_whole_rows(x),
@@ -952,8 +953,8 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
   const Tensor sink_scores = sinks ? sinks->to(at::kFloat).contiguous() : Tensor();
   Tensor y = at::empty(q.sizes(), q.options());
   const AttentionInputs in{row_sequences.const_data_ptr<int32_t>(), row_positions.const_data_ptr<int32_t>(),
-                           row_trunks.const_data_ptr<int32_t>(), trunk_slots.const_data_ptr<int32_t>(),
-                           path_slots.const_data_ptr<int32_t>(), trunk_slots.size(1), path_slots.size(1),
+                           row_prefixes.const_data_ptr<int32_t>(), prefix_slots.const_data_ptr<int32_t>(),
+                           path_slots.const_data_ptr<int32_t>(), prefix_slots.size(1), path_slots.size(1),
                            q.size(1), k.size(1), q.size(2), q.stride(0), static_cast<float>(scale),
                            window, static_cast<float>(softcap), sinks ? sink_scores.const_data_ptr<float>() : nullptr};
   dispatch(q, [&]<typename T>(T) {
@@ -966,8 +967,8 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Filters of sampling, one row after another: logits / temperature, then min-p, top-k, top-p. What a
-// filter drops becomes -infinity.
+// Filters of sampling, one row after another: logits / temperature, then min-p, top-k, top-p. A dropped
+// logit becomes -infinity.
 
 constexpr double kDropped = -std::numeric_limits<double>::infinity();
 
@@ -1130,7 +1131,7 @@ struct Candidate {
   int64_t token;
 };
 
-// Exact, yet it hashes and takes logarithms only where a token could still enter the best k.
+// Exact, though it hashes and takes logarithms only for tokens that could still enter the best k.
 void best_of_row(const double* logits, int64_t vocab, uint64_t seed, uint64_t position, int64_t k, double* scores,
                  int64_t* tokens) {
   std::vector<Candidate> best;
@@ -1201,7 +1202,7 @@ TORCH_LIBRARY(pilotfish, m) {
   m.def("softcap(Tensor x, float cap) -> Tensor");
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, Tensor row_slots, "
-      "Tensor row_sequences, Tensor row_positions, Tensor row_trunks, Tensor trunk_slots, Tensor path_slots, "
+      "Tensor row_sequences, Tensor row_positions, Tensor row_prefixes, Tensor prefix_slots, Tensor path_slots, "
       "float scale, int window, float softcap, Tensor? sinks) -> Tensor");
   m.def("filter_logits(Tensor logits, Tensor temperatures, Tensor floors, Tensor top_k, Tensor top_p) -> Tensor");
   m.def("perturbed_topk(Tensor logits, Tensor seeds, Tensor positions, int k) -> (Tensor, Tensor)");

@@ -13,18 +13,24 @@ from pilotfish.config import Quantization
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model import (
     attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
+    decoder,
     experts,
     graphs,
-    lean,
     native,
 )
 from pilotfish.model.checkpoint import check_weights, refuse_non_finite
 from pilotfish.model.features import LayerGroup, layer_groups, refuse_nonsense, refuse_unsupported
-from pilotfish.model.generation_config import GenerationConfig, eos_ids, read_generation_config
-from pilotfish.model.json_files import read_object
-from pilotfish.model.meta import without_decompositions
+from pilotfish.model.metadata import (
+    GenerationConfig,
+    eos_ids,
+    one_line,
+    quiet,
+    read_generation_config,
+    read_object,
+)
+from pilotfish.model.native_modules import use_kernels
 from pilotfish.model.quantize import check_quantization, quantize
-from pilotfish.model.quiet import one_line, quiet
+from pilotfish.model.serving_imports import without_decompositions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -81,11 +87,11 @@ def load_model(
         experts.refuse_quantized(module, quantization)
         quantize(module, quantization)
     if use_native:
-        native.use_kernels(module)
+        use_kernels(module)
     else:
         experts.use_library_experts(module)
-    if use_native and lean.is_plain(module):
-        module = lean.LeanDecoder(module, shape.context)
+    if use_native and decoder.is_plain(module):
+        module = decoder.PlainDecoder(module, shape.context)
     _own_memory(module)
     recordable = not eager and device.type == "cuda" and graphs.recordable(config)
     return LoadedModel(module, shape, generation, parameters, dtype, device, use_native, recordable)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pilotfish.core.tree import TokenTree
-from pilotfish.model.attention import KVPool, Placement
+from pilotfish.model.attention import AttentionMetadata, KVPool
 from pilotfish.model.buckets import EXACT, Buckets, bucket, library_buckets
 from pilotfish.model.graphs import CudaRecorder, GraphCache
 from pilotfish.model.loader import LoadedModel
@@ -119,7 +119,7 @@ class Runner:
             position_ids=batch.position_ids[None],
             logits_to_keep=batch.keep,
             use_cache=False,
-            placement=batch.placement,
+            metadata=batch.placement,
             kv=self.kv,
         )
         return output.logits[0]  # type: ignore[no-any-return]
@@ -137,7 +137,7 @@ class Batch:
     position_ids: torch.Tensor  # int64 [rows]
     keep: torch.Tensor  # int64 [kept rows], padded like rows
     num_kept: int
-    placement: Placement
+    placement: AttentionMetadata
 
     @classmethod
     def build(cls, sequences: Sequence[SequenceRows], buckets: Buckets, scratch: int) -> list[Batch]:
@@ -185,7 +185,7 @@ class Batch:
         kept = [row - cut.start for row in keep if cut.start <= row < cut.stop]
         padding = [0] * (bucket(len(kept), buckets.rows) - len(kept))
         ids, position_ids, slots, owners, positions, trunks, path_slots = (torch.from_numpy(x[cut]) for x in rows)
-        placement = Placement(slots, owners, positions, trunks, torch.from_numpy(trunk_slots), path_slots)
+        placement = AttentionMetadata(slots, owners, positions, trunks, torch.from_numpy(trunk_slots), path_slots)
         return cls(ids, position_ids, torch.tensor(kept + padding, dtype=torch.int64), len(kept), placement)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -194,4 +194,4 @@ class Batch:
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """The same with each tensor changed."""
         input_ids, position_ids, keep, *placement = map(change, self.tensors())
-        return Batch(input_ids, position_ids, keep, self.num_kept, Placement(*placement))
+        return Batch(input_ids, position_ids, keep, self.num_kept, AttentionMetadata(*placement))

@@ -1,8 +1,8 @@
 """Imports of a process that serves models and does nothing else.
 
-With its model classes transformers imports torch's compiler, FSDP, tensor sharding and sympy: decorators and type names
-of what training and its own server do. They are half of a worker's start and a quarter of its memory. Here they are
-imported by nobody: while transformers is imported, stand-ins answer for them.
+transformers' model classes import torch's compiler, FSDP, tensor sharding and sympy, for decorators and type names that
+only training and transformers' own server need. They take half of a worker's start and a quarter of its memory. Here
+stand-ins answer for them while transformers is imported.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
-#: What is imported while the stand-ins are there: all that every architecture needs.
+#: Imported while the stand-ins are there: everything that any architecture needs.
 _NEEDED = ("transformers.modeling_utils", "transformers.masking_utils", "transformers.models.auto.modeling_auto")
 _COMPILER = "torch._dynamo"
 _INDEXING = "torch._dynamo._trace_wrapped_higher_order_op"
@@ -25,9 +28,9 @@ _STAND_INS = (_COMPILER, _INDEXING, "scipy", "scipy.optimize")  # decorators; lo
 
 
 def import_for_serving() -> None:
-    """Import transformers' model classes in half of the time, before anything else does. For processes of our own:
-    others in the same process would miss what was left out. A transformers that cannot be imported so is imported whole
-    by whoever needs it."""
+    """Import transformers' model classes in half of the time, before anything else does. For processes of our own: code
+    of others in the process would miss the modules that are left out. If transformers cannot be imported so, a later
+    import takes all of it."""
     if "transformers.modeling_utils" in sys.modules:
         return
     before = set(sys.modules)
@@ -46,7 +49,7 @@ def import_for_serving() -> None:
 def _stand_ins() -> Iterator[None]:
     import torch.distributed
 
-    import pilotfish.model  # noqa: F401  # whether torchao is there is asked once, and before all else
+    import pilotfish.model  # noqa: F401  # hides torchao before transformers looks for it
 
     absent = {name: _StandIn(name) for name in _STAND_INS if name not in sys.modules}
     is_available = torch.distributed.is_available
@@ -79,5 +82,27 @@ def _unchanged(decorated: Any = None, *_: Any, **__: Any) -> Any:
 
 
 def _real_indexing() -> Any:
-    """The class of that name, once somebody needs an instance."""
+    """An instance of the class that `_StandIn` stands for, imported when first needed."""
     return importlib.import_module(_INDEXING).TransformGetItemToIndex()
+
+
+@contextmanager
+def without_decompositions() -> Iterator[None]:
+    """While transformers builds modules on the device `meta`: replaces the two operations there that torch decomposes
+    in Python, for which it imports its compiler and sympy, over a second of work. `torch.arange` without a device makes
+    its small tensor on the CPU, and no random numbers are drawn for tensors without memory."""
+    import torch
+
+    arange, normal = torch.arange, torch.nn.init.normal_
+
+    def on_cpu(*arguments: Any, **options: Any) -> torch.Tensor:
+        return arange(*arguments, **{"device": "cpu", **options})
+
+    def drawn(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        return tensor if tensor.is_meta else normal(tensor, *arguments, **options)
+
+    torch.arange, torch.nn.init.normal_ = on_cpu, drawn
+    try:
+        yield
+    finally:
+        torch.arange, torch.nn.init.normal_ = arange, normal

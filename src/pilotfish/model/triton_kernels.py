@@ -11,8 +11,8 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit(
-    do_not_specialize=["trunk_width", "path_width", "splits"],
-    do_not_specialize_on_alignment=["row_sequences", "row_positions", "row_trunks", "trunk_slots", "path_slots"],
+    do_not_specialize=["prefix_width", "path_width", "splits"],
+    do_not_specialize_on_alignment=["row_sequences", "row_positions", "row_prefixes", "prefix_slots", "path_slots"],
 )
 def attend_split(
     q,
@@ -20,14 +20,14 @@ def attend_split(
     v_pool,
     row_sequences,
     row_positions,
-    row_trunks,
-    trunk_slots,
+    row_prefixes,
+    prefix_slots,
     path_slots,
     tops,  # float32 [rows, heads, splits]: a split's highest score
     masses,  # float32 [rows, heads, splits]: its sum of exp(score - top)
     sums,  # float32 [rows, heads, splits, head_dim]: and of exp(score - top) * value
     scale,
-    trunk_width,
+    prefix_width,
     path_width,
     splits,
     heads: tl.constexpr,
@@ -46,8 +46,8 @@ def attend_split(
     end = tl.minimum(split * SPLIT + SPLIT, position + 1)
     if start >= end:
         return
-    trunk = tl.load(row_trunks + row)
-    trunk_row = trunk_slots + tl.load(row_sequences + row).to(tl.int64) * trunk_width
+    prefix = tl.load(row_prefixes + row)
+    prefix_row = prefix_slots + tl.load(row_sequences + row).to(tl.int64) * prefix_width
     path_row = path_slots + row * path_width
 
     in_group = tl.arange(0, group)
@@ -63,8 +63,8 @@ def attend_split(
     for low in range(start, end, block):
         at = low + tl.arange(0, block)
         visible = (at >= first) & (at <= position)
-        slot = tl.load(trunk_row + at, mask=visible & (at < trunk), other=0)
-        slot += tl.load(path_row + (at - trunk), mask=visible & (at >= trunk), other=0)
+        slot = tl.load(prefix_row + at, mask=visible & (at < prefix), other=0)
+        slot += tl.load(path_row + (at - prefix), mask=visible & (at >= prefix), other=0)
         where = (slot.to(tl.int64) * kv_heads + kv_head)[:, None] * head_dim + dim[None, :]
         stored = visible[:, None] & real_dim[None, :]
         keys = tl.load(k_pool + where, mask=stored, other=0.0)

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from pilotfish.model.processor import multiplies_bfloat16
+from pilotfish.model.native import multiplies_bfloat16
 from pilotfish.train.data import TokenBatch
 
 WARMUP_STEPS = 50

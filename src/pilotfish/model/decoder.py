@@ -7,48 +7,43 @@ from typing import Any
 
 import torch
 
-from pilotfish.model.attention import KVPool, Placement
-from pilotfish.model.native import PackedAttention
-from pilotfish.model.rowwise import FusedRMSNorm
+from pilotfish.model.attention import AttentionMetadata, KVPool
+from pilotfish.model.native_modules import FusedRMSNorm, PackedAttention
 
 #: Decoders that are nothing but: embed; per layer x += attention(norm(x)), x += mlp(norm(x)); norm; head.
 PLAIN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 def is_plain(model: torch.nn.Module) -> bool:
-    """Whether `LeanDecoder` computes what this model does, its parts being kernels already."""
     return type(model).__name__ in PLAIN
 
 
 @dataclass(frozen=True)
-class Output:
+class DecoderOutput:
     logits: torch.Tensor  # [1, kept rows, vocab]
 
 
 @dataclass(frozen=True)
-class LeanLayer:
-    """One decoder layer's parts."""
-
+class DecoderLayer:
     before_attention: FusedRMSNorm
     attention: PackedAttention
     before_mlp: FusedRMSNorm
     mlp: torch.nn.Module
 
-    @classmethod
-    def of(cls, layer: Any) -> LeanLayer:
-        return cls(layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm, layer.mlp)
 
-
-class LeanDecoder(torch.nn.Module):
-    """In place of a transformers causal LM of one of the `PLAIN` kinds, on the same parts. Angles of all positions
-    are computed once, by the model's own rotary embedding."""
+class PlainDecoder(torch.nn.Module):
+    """Takes the place of a transformers causal LM of one of the `PLAIN` kinds whose parts are kernels already. The
+    model's own rotary embedding computes the angles of all positions, once."""
 
     def __init__(self, model: Any, context: int) -> None:
         super().__init__()
         inner = model.model
         self.embed_tokens = inner.embed_tokens
-        self.layers = inner.layers  # which holds the parts, for whoever walks over modules
-        self._lean = [LeanLayer.of(layer) for layer in inner.layers]
+        self.layers = inner.layers  # holds the parts for code that walks over modules
+        self._parts = [
+            DecoderLayer(layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm, layer.mlp)
+            for layer in inner.layers
+        ]
         self.norm: FusedRMSNorm = inner.norm
         self.lm_head: torch.nn.Module = model.lm_head
         cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(context)[None])
@@ -56,20 +51,20 @@ class LeanDecoder(torch.nn.Module):
 
     def forward(
         self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        logits_to_keep: torch.Tensor,
-        placement: Placement,
+        input_ids: torch.Tensor,  # [1, rows]
+        position_ids: torch.Tensor,  # [1, rows]
+        logits_to_keep: torch.Tensor,  # [kept rows], rows whose logits are wanted
+        metadata: AttentionMetadata,
         kv: KVPool,
         **_: object,
-    ) -> Output:
-        """Ids and positions [1, rows], rows to keep [kept rows]. Writes KV to the pool."""
+    ) -> DecoderOutput:
+        """Writes KV to the pool."""
         cos, sin = self.cos[position_ids[0]], self.sin[position_ids[0]]
         residual = torch.nn.functional.embedding(input_ids[0], self.embed_tokens.weight)
         update = torch.zeros_like(residual)
-        for layer in self._lean:
+        for layer in self._parts:
             hidden = layer.before_attention.of_sum(residual, update)
-            update = layer.attention.attend(hidden, cos, sin, placement, kv)
+            update = layer.attention.attend(hidden, cos, sin, metadata, kv)
             update = layer.mlp(layer.before_mlp.of_sum(residual, update))
         hidden = self.norm.of_sum(residual, update)
-        return Output(self.lm_head(hidden[logits_to_keep])[None])
+        return DecoderOutput(self.lm_head(hidden[logits_to_keep])[None])

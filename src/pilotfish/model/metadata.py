@@ -1,0 +1,147 @@
+"""Model metadata that can be read without loading weights: JSON files, the tokenizer, generation_config.json.
+
+Imports no torch: the HTTP server's process has none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.errors import ModelError, ParameterError
+
+logger = logging.getLogger(__name__)
+
+#: Files of which any can hold a vocabulary; without one transformers makes tokenizers of nothing but special tokens.
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+#: The tokenizer's own limit would be a warning on stderr. The engine holds prompts against the model's context.
+NO_LIMIT = 1 << 62
+#: Fields of generation_config.json that are defaults of a request, with their names in SamplingParams.
+_DEFAULTS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
+    "max_new_tokens": "max_tokens",
+}
+#: Fields that change what transformers would generate and that have no counterpart here, with their idle values.
+_UNSUPPORTED: dict[str, Any] = {
+    **dict.fromkeys(("min_new_tokens", "min_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("max_length", "max_time", "stop_strings", "top_h", "exponential_decay_length_penalty"), None),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), 1),
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty"), 1.0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), 0.0),
+    **dict.fromkeys(("penalty_alpha", "dola_layers", "guidance_scale", "watermarking_config"), None),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"), None),
+    **dict.fromkeys(("constraints", "sequence_bias", "forced_bos_token_id", "forced_eos_token_id"), None),
+    **dict.fromkeys(("remove_invalid_values", "token_healing"), False),
+}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; ModelError, naming the file, for anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"model: {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8 either
+        raise ModelError(f"model: {path} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"model: {path} holds a {type(value).__name__}; a JSON object is needed")
+    return value
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The model's tokenizer; ModelError, naming the file, when the directory has none that can be used."""
+    if not directory.is_dir():
+        raise ModelError(f"model: {directory} is not a directory")
+    found = [directory / name for name in VOCABULARIES if (directory / name).is_file()]
+    if not found:
+        raise ModelError(f"tokenizer: {directory} has no {VOCABULARIES[0]}")
+    try:
+        with quiet():  # it reads config.json too, and logs about that
+            tokenizer = AutoTokenizer.from_pretrained(directory)
+    except Exception as error:  # errors in files have no common base
+        for path in (found[0], directory / "tokenizer_config.json"):
+            if path.suffix == ".json" and path.is_file():
+                read_object(path)
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ModelError(f"tokenizer: {found[0]} cannot be used: {reason}") from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ModelError(f"tokenizer: {found[0]} is of a kind that is not supported; {VOCABULARIES[0]} is needed")
+    tokenizer.model_max_length = NO_LIMIT
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    eos_ids: frozenset[int]
+    defaults: dict[str, Any]  # fields of SamplingParams, for requests that leave them out
+
+
+def read_generation_config(directory: Path, config_eos: Any = None, vocab_size: int | None = None) -> GenerationConfig:
+    """generation_config.json; ModelError if it cannot be read or has values that cannot be. `config_eos`, config.json's
+    end of sequence, holds if the file has none. `vocab_size` is None where it is not known. As in vLLM `do_sample` does
+    not count: a request asks for `temperature` 0."""
+    path = directory / "generation_config.json"
+    fields = read_object(path) if path.is_file() else {}
+    for name, idle in _UNSUPPORTED.items():
+        if fields.get(name) not in (None, idle, [], {}):
+            logger.warning("%s: %s %r is not supported and has no effect", path, name, fields[name])
+    defaults = {ours: _number(fields[name]) for name, ours in _DEFAULTS.items() if fields.get(name) is not None}
+    try:
+        SamplingParams(**defaults)
+    except ParameterError as error:
+        raise ModelError(f"model: {path}: {error}") from error
+    own = fields.get("eos_token_id")
+    source, eos = (directory / "config.json", config_eos) if own is None else (path, own)
+    return GenerationConfig(eos_ids(source, eos, vocab_size), defaults)
+
+
+def _number(value: Any) -> Any:
+    """50.0 is 50: some files write integers with a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def eos_ids(path: Path, value: Any, vocab_size: int | None) -> frozenset[int]:
+    """The end-of-sequence ids of a file; ModelError for an id outside the vocabulary."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    limit = 1 << 31 if vocab_size is None else vocab_size
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < limit:
+            raise ModelError(
+                f"model: {path}: eos_token_id: {token!r} is not allowed; expected token ids 0 to {limit - 1}"
+            )
+    return frozenset(ids)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers logs nothing and shows no progress meanwhile: its reports have many lines."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+def log_through_root() -> None:
+    """Have transformers log through the root logger instead of a handler of its own on stderr."""
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of a library's error, and the second if the first only announces it."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:300]
