@@ -57,6 +57,7 @@ class LiveServer:
             self.process.wait(END)
         finally:
             self.kill()
+        assert "KV slots leak" not in self.log
 
     def kill(self) -> None:
         """End it at once; harmless where it has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -214,6 +215,28 @@ def test_an_abort_frees_everything_at_once(target: Target) -> None:
     assert scheduler.pool.num_free == scheduler.pool.capacity
 
 
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_leaked_slots_are_told_once_it_is_idle(
+    engines: dict[str, Engine], caplog: pytest.LogCaptureFixture, at_the_end: bool
+) -> None:
+    target = Target(engines["off"])
+    pool = target.engine.worker.scheduler.pool
+    if at_the_end:
+        target.service._checked = math.inf
+    leaked = pool.allocate(3)
+    try:
+        target.start()
+        target.tell(Submit(1, [5, 6], params()))
+        target.until()
+        while not at_the_end and not caplog.records:
+            assert target.hear()
+    finally:
+        target.close()
+        pool.release(leaked)
+    assert {record.getMessage() for record in caplog.records} == {"KV slots leak: slots: 3 live, 0 have an owner"}
+    assert_idle(target.engine)
+
+
 def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(engines["off"])
     runner = target.engine.worker.runner
@@ -261,7 +284,7 @@ def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: 
     assert deltas_of(heard[heard.index(failure) :]) == []
     assert whole(deltas_of(heard, 2)).tokens == other
     assert_idle(engine)
-    assert not target.service._samples and not target.service._ids
+    assert not target.service._samples
 
 
 def _run_samples(engine: Engine, prompt: list[int], own: SamplingParams) -> list[Sample]:

@@ -25,6 +25,7 @@ class Sample:
 
     def __init__(self, index: int, request: Request, text: TextStream) -> None:
         self.index = index
+        self.owner = 0  # id of the request that it belongs to; for the one that submitted it
         self.request = request
         self.stream = text
         self.started = time.perf_counter()
@@ -34,6 +35,11 @@ class Sample:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []  # of every prompt token but the first
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def queued(self) -> float:
+        """Seconds from submission to the first step that had rows of it."""
+        return (self.scheduled or self.started) - self.started
 
     def scheduled_at(self, now: float) -> None:
         """Note that a step which began at `now` had rows of it."""

@@ -6,12 +6,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 
 import msgspec
 
 from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.pools import DraftPool
+from pilotfish.core.target_machine import Arrival
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.liveness import Heartbeat
@@ -19,7 +20,6 @@ from pilotfish.engine.process import Signals
 from pilotfish.engine.sample import Sample, SampleDelta
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
-from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, Received
 from pilotfish.wire.dialing import DialingChannel
 from pilotfish.wire.serving import (
@@ -31,7 +31,6 @@ from pilotfish.wire.serving import (
     Identity,
     PoolLoad,
     Progress,
-    Push,
     Refusal,
     Status,
     StepReport,
@@ -45,15 +44,17 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two Status messages; until the first one has left, between two attempts.
 STATUS, FIRST_STATUS = 1.0, 0.02
-#: Broken steps, one after the other, after which the process gives up: another one may do better.
+#: Seconds between two checks of the KV slots, which are made while idle.
+CHECK = 60.0
+#: Broken steps in succession after which the process gives up: a new one may do better.
 MAX_FAILURES = 3
 #: Characters of a message to the server.
 LONGEST_TEXT = 1000
 
 
 def run_target(config: EngineConfig, endpoint: str, signals: Signals, workers: DraftWorkers | None = None) -> None:
-    """Serve the server that listens at `endpoint` until one of `signals` comes, with draft workers that have been
-    started already, where there are some. An InputError for a model that cannot be served."""
+    """Serve the server that listens at `endpoint` until one of `signals` comes. `workers` are the configuration's draft
+    workers, if they were started already. InputError for a model that cannot be served."""
     channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
     with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, workers=workers) as engine:
         service = TargetService(engine, channel)
@@ -62,41 +63,43 @@ def run_target(config: EngineConfig, endpoint: str, signals: Signals, workers: D
 
 
 class TargetService:
-    """Runs a server's requests on an engine: takes them in, steps, tells what each step gave."""
+    """Runs a server's requests on an engine: takes them in, steps, sends what each step added."""
 
     def __init__(self, engine: Engine, channel: Channel, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock` is the one of the engine's step records."""
+        """`clock` must be that of the engine's step records."""
         self._engine = engine
         self._channel = channel
         self._clock = clock
         self._encoder = msgspec.msgpack.Encoder()
-        self._samples: dict[int, list[Sample]] = {}  # by the server's id
-        self._ids: dict[int, int] = {}  # the server's id, by the engine's of a sample
+        self._samples: dict[int, list[Sample]] = {}  # by the request's id
         self._sequence = 0
         self._failures = 0
-        self._told = -STATUS
+        self._told = -STATUS  # when the last Status was sent; less than 0 before the first one
+        self._checked = -CHECK
         self._began: float | None = None  # the step at hand; None between steps
         self._stepped: float | None = None  # when the step before ended, where no wait followed it
         self._record: StepRecord | None = None
         self._observe, engine.worker.observe = engine.worker.observe, self._note
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """The loop."""
         while not stopped():
-            busy = self._engine.busy
-            for received in self._channel.receive(0.0 if busy else self._pause()):
+            for received in self._channel.receive(0.0 if self._engine.busy else self._pause()):
                 self._take(received)
-            if self._engine.busy:
-                busy = True
+            stepped = self._engine.busy
+            if stepped:
                 self._began = self._clock()
                 self._step()
                 self._began = None
             else:
                 self._stepped = None
-            self._tell_status(idle=busy and not self._engine.busy)
+            idle = stepped and not self._engine.busy
+            self._tell_status(idle)
+            if idle and self._clock() - self._checked >= CHECK:
+                self._check_slots()
+        self._check_slots()
 
     def step_seconds(self) -> float:
-        """That the step at hand has lasted; 0 between steps. Any thread may ask."""
+        """How long the step at hand has lasted; 0 between steps. Any thread may call this."""
         began = self._began
         return 0.0 if began is None else max(0.0, self._clock() - began)
 
@@ -106,6 +109,13 @@ class TargetService:
     def _note(self, record: StepRecord) -> None:
         self._record = record
         self._observe(record)
+
+    def _check_slots(self) -> None:
+        self._checked = self._clock()
+        try:
+            self._engine.check()
+        except EngineError as error:
+            logger.error("KV slots leak: %s", error)
 
     # -- what comes in
 
@@ -126,17 +136,13 @@ class TargetService:
         except InputError as error:
             self._tell(Refusal(message.id, str(error)[:LONGEST_TEXT], getattr(error, "field", None)))
             return
+        for sample in samples:
+            sample.owner = message.id
         self._samples[message.id] = samples
-        self._ids.update((sample.request.id, message.id) for sample in samples)
 
     def _abort(self, message: Abort) -> None:
-        for sample in self._samples.get(message.id, []):
+        for sample in self._samples.pop(message.id, []):
             self._engine.abort(sample)
-        self._forget(message.id)
-
-    def _forget(self, request: int) -> None:
-        for sample in self._samples.pop(request, []):
-            self._ids.pop(sample.request.id, None)
 
     # -- a step
 
@@ -148,30 +154,27 @@ class TargetService:
             return
         self._failures = 0
         assert self._record is not None  # a step that succeeds leaves one
-        report = step_report(self._record, self._stepped, self._arrivals())
-        whole = [delta for delta in deltas if delta.sample.error is None]
-        self._tell(Progress(self._sequence, report, [self._delta(delta, report.at) for delta in whole]))
+        report = step_report(self._record, self._stepped, _arrivals(self._engine))
+        whole = [wire_delta(delta, report.at) for delta in deltas if delta.sample.error is None]
+        self._tell(Progress(self._sequence, report, whole))
         self._sequence += 1
         self._stepped = self._record.ended
-        self._end_failed([delta.sample for delta in deltas])
-        self._forget_ended([delta.sample for delta in whole])
+        self._end([delta.sample for delta in deltas if delta.sample.finish_reason is not None])
 
-    def _end_failed(self, samples: Sequence[Sample]) -> None:
-        """Requests of which a sample ended with an error end as a whole."""
-        errors = {self._ids[sample.request.id]: sample.error for sample in samples if sample.error is not None}
+    def _end(self, samples: Sequence[Sample]) -> None:
+        """Forget requests whose outputs have all ended. Requests with an output that ended with an error end as a
+        whole."""
+        errors = {sample.owner: sample.error for sample in samples if sample.error is not None}
         for request, error in errors.items():
             logger.error("%s", error)
             self._abort(Abort(request))
             self._tell(Failure([request], str(error)[:LONGEST_TEXT]))
-
-    def _forget_ended(self, samples: Sequence[Sample]) -> None:
-        ended = [sample.request.id for sample in samples if sample.finish_reason is not None]
-        for request in {self._ids[sample] for sample in ended if sample in self._ids}:
+        for request in {sample.owner for sample in samples} - errors.keys():
             if all(sample.finish_reason is not None for sample in self._samples[request]):
-                self._forget(request)
+                del self._samples[request]
 
     def _fail(self, error: EngineError) -> None:
-        """Requests with a sample that ended in the step end as a whole."""
+        """The step broke. Requests with an output that ended in it end as a whole."""
         logger.error("%s", error, exc_info=True)
         broken = [i for i, samples in self._samples.items() if any(s.finish_reason == "abort" for s in samples)]
         for request in broken:
@@ -182,31 +185,10 @@ class TargetService:
         if self._failures >= MAX_FAILURES:
             raise error
 
-    def _delta(self, delta: SampleDelta, at: float) -> Delta:
-        sample, commit, tokens = delta.sample, delta.commit, delta.commit.tokens
-        first = len(sample.token_ids) == len(tokens)
-        return Delta(
-            id=self._ids[sample.request.id],
-            index=sample.index,
-            tokens=tokens,
-            text=delta.text,
-            ends=delta.ends,
-            verified=[Verified(at, len(tokens), commit.nodes, commit.accepted, commit.origins)] if tokens else [],
-            logprobs=list(commit.logprobs),
-            prompt_logprobs=list(commit.prompt_logprobs),
-            seed=sample.request.seed if first else None,
-            queued=(sample.scheduled or sample.started) - sample.started if first else None,
-            finish=None if sample.finish_reason is None else Finish(sample.finish_reason, sample.stop),
-        )
-
-    def _arrivals(self) -> Sequence[Push]:
-        drafter = self._engine.remote and self._engine.remote.drafter
-        return _taken(drafter) if drafter else []
-
     # -- what goes out
 
-    def _tell_status(self, *, idle: bool) -> None:
-        """Now and then, and when the last request has just ended (`idle`)."""
+    def _tell_status(self, idle: bool) -> None:
+        """Send a Status if one is due, or if the last request has just ended (`idle`)."""
         now = self._clock()
         if idle or self._told < 0 or now - self._told >= STATUS:
             self._told = now if self._tell(self._status()) else self._told
@@ -226,7 +208,26 @@ class TargetService:
         return self._channel.send(SERVER, self._encoder.encode(message))
 
 
-def step_report(record: StepRecord, before: float | None, pushes: Sequence[Push] = ()) -> StepReport:
+def wire_delta(delta: SampleDelta, at: float) -> Delta:
+    """`at` is when the step began."""
+    sample, commit, tokens = delta.sample, delta.commit, delta.commit.tokens
+    first = len(sample.token_ids) == len(tokens)
+    return Delta(
+        id=sample.owner,
+        index=sample.index,
+        tokens=tokens,
+        text=delta.text,
+        ends=delta.ends,
+        verified=[Verified(at, len(tokens), commit.nodes, commit.accepted, commit.origins)] if tokens else [],
+        logprobs=list(commit.logprobs),
+        prompt_logprobs=list(commit.prompt_logprobs),
+        seed=sample.request.seed if first else None,
+        queued=sample.queued if first else None,
+        finish=None if sample.finish_reason is None else Finish(sample.finish_reason, sample.stop),
+    )
+
+
+def step_report(record: StepRecord, before: float | None, pushes: Sequence[Arrival] = ()) -> StepReport:
     """`before` is when the step before ended: what the loop did since counts as this step's coordination."""
     draft = record.drafted - record.planned
     forward, verify = record.computed - record.prepared, record.verified - record.computed
@@ -249,7 +250,6 @@ def step_report(record: StepRecord, before: float | None, pushes: Sequence[Push]
 
 
 def identity_of(engine: Engine) -> Identity:
-    """What a server is told of its target."""
     config = engine.config
     return Identity(
         model=model_name(config.target),
@@ -264,14 +264,12 @@ def identity_of(engine: Engine) -> Identity:
     )
 
 
-def _taken(drafter: RemoteDrafter) -> list[Push]:
-    """All arrivals so far; the channel's thread may append meanwhile."""
-    pushes = []
-    with suppress(IndexError):
-        while True:
-            arrival = drafter.machine.arrivals.popleft()
-            pushes.append(Push(arrival.at, arrival.nodes))
-    return pushes
+def _arrivals(engine: Engine) -> list[Arrival]:
+    """All arrivals since the last call; the channel's thread may append meanwhile."""
+    if engine.remote is None:
+        return []
+    arrivals = engine.remote.drafter.machine.arrivals
+    return [arrivals.popleft() for _ in range(len(arrivals))]
 
 
 def _pools(engine: Engine) -> list[PoolLoad]:

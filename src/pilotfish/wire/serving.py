@@ -21,6 +21,7 @@ from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.target_machine import Arrival
 from pilotfish.wire.codec import decoded
 
 #: The server's peer name on a target's channel.
@@ -98,14 +99,7 @@ class StepReport(Struct, frozen=True):
     committed: Count  # tokens
     hits: Count  # sequences whose bonus token was in a tree that lives on
     verified: float  # when its tokens were known, on the target's clock
-    pushes: list[Push] = []  # what drafts elsewhere sent since the step before
-
-
-class Push(Struct, frozen=True):
-    """Nodes that arrived from a draft elsewhere."""
-
-    at: float  # on the target's clock
-    nodes: Count
+    pushes: list[Arrival] = []  # from draft pools, since the step before
 
 
 class Verified(Struct, frozen=True, omit_defaults=True):
