@@ -1,0 +1,333 @@
+"""Both halves of the draft protocol against each other, over lines that lose, repeat, reorder and damage frames.
+
+Drafts guess by a script that is a pure function of the whole sequence. So a node of a target's copy that hangs in the
+wrong place, below another prefix or of another session, carries a token that the script does not give there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trees import check_tree
+
+from pilotfish.core import draft_sessions
+from pilotfish.core.draft_machine import REPORT, SILENCE, DraftIdentity, DraftMachine
+from pilotfish.core.draft_sessions import FORGOTTEN, DraftSession, LevelPart, SessionKey, SessionTable
+from pilotfish.core.level_choice import LevelShape
+from pilotfish.core.lookahead import Nodes
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer, Tree
+from pilotfish.core.pools import DraftPool
+from pilotfish.core.request import Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.slots import SlotPool
+from pilotfish.core.target_machine import RemoteOptions, RemoteSession, SessionState, TargetMachine
+from pilotfish.core.tree_copy import PushedNodes
+from pilotfish.errors import WireError
+from pilotfish.wire.codec import decode_to_draft, decode_to_target, encode
+
+VOCAB, POOLS, CHILDREN = 10, 2, 3
+HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
+CHANCES = np.log([0.6, 0.25, 0.1])
+
+
+def script(sequence: tuple[int, ...]) -> list[int]:
+    """The tokens that follow a sequence, likeliest first."""
+    drawn = zlib.crc32(bytes(sequence))
+    return [(drawn + place * (1 + drawn // VOCAB % 3)) % VOCAB for place in range(CHILDREN)]
+
+
+def make_draft() -> DraftMachine:
+    table = SessionTable(SlotPool(120))  # too few for all: some sessions are evicted
+    return DraftMachine(DraftIdentity("draft", "digest", {}), table, LevelShape(8, CHILDREN), 200)
+
+
+def make_target() -> TargetMachine:
+    pools = [DraftPool(f"pool {i}", str(i).encode()) for i in range(POOLS)]
+    return TargetMachine(HELLO, pools, RemoteOptions(wanted=40, quarantine=0.01))
+
+
+class World:
+    """A target, its pools, a line each way between them, requests, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.drafts = [make_draft() for _ in range(POOLS)]
+        self.target, self.incarnation = make_target(), 0
+        self.requests: list[Request] = []
+        self.lines: list[deque[bytes]] = [deque() for _ in range(2 * POOLS)]  # to the drafts, then from them
+        self.numbers = iter(range(1, 10**6))
+        self.trees = 0  # nodes that were proposed
+
+    @property
+    def peer(self) -> Peer:
+        return b"target %d" % self.incarnation
+
+    # -- events
+
+    def add(self, choice: int) -> None:
+        if len(self.requests) < 4:
+            number = next(self.numbers)
+            prompt = [(number * 7 + i * choice) % VOCAB for i in range(1 + choice % 12)]
+            params = SamplingParams(max_tokens=150, temperature=0.0)
+            self.requests.append(Request(number, prompt, params, number, frozenset(), 1000))
+
+    def step(self, choice: int) -> None:
+        """Propose for most of the requests, and commit to all: mostly what the script says."""
+        asked = [request for i, request in enumerate(self.requests) if choice >> i & 3]
+        trees = self.target.propose(asked, 6, self.now)
+        self.trees += sum(map(len, trees))
+        for request in list(self.requests):
+            known = tuple(request.tokens)
+            path = script(known)[: choice & 1]
+            bonus = choice % VOCAB if choice % 8 == 0 else script((*known, *path))[choice % 16 // 15]
+            self.target.commit(request, request.extend([*path, bonus]), self.now)
+            if request.finish_reason is not None:
+                self.close(self.requests.index(request))
+
+    def close(self, choice: int) -> None:
+        if self.requests:
+            self.target.close(self.requests.pop(choice % len(self.requests)))
+
+    def wait(self, choice: int) -> None:
+        """A while: now and then one in which a side falls silent."""
+        self.now += (1.2, SILENCE)[choice // 128] if choice % 16 == 0 else (0.001, 0.02, 0.1, 0.3)[choice % 4]
+
+    def tick(self, choice: int = 0) -> None:  # noqa: ARG002
+        self.target.tick(self.now)
+        for draft in self.drafts:
+            draft.tick(self.now)
+
+    def level(self, choice: int) -> None:
+        draft = self.drafts[choice % POOLS]
+        level = draft.next_level(self.now)
+        for part in level:
+            draft.table.allocate(part)
+        if level:
+            draft.level_done(level, [self._grow(part) for part in level], self.now, self.now)
+
+    @staticmethod
+    def _grow(part: LevelPart) -> Nodes:
+        if not len(part.leaves):
+            return Nodes.none()
+        session = part.session
+        known = tuple(session.tokens)
+        paths = [tuple(session.tree.path_tokens(leaf)) for leaf in part.leaves.tolist()]
+        tokens = np.array([script((*known, *path)) for path in paths])
+        return session.add_children(part.leaves, tokens, np.tile(CHANCES, (len(paths), 1)))
+
+    def disconnect(self, choice: int) -> None:
+        self.target.pools[choice % POOLS].disconnected("it hung up")
+
+    def restart_draft(self, choice: int) -> None:
+        self.drafts[choice % POOLS] = make_draft()
+
+    def restart_target(self, choice: int) -> None:  # noqa: ARG002
+        self.target, self.incarnation, self.requests = make_target(), self.incarnation + 1, []
+        for line in self.lines[POOLS:]:
+            line.clear()
+
+    # -- lines
+
+    def deliver(self, choice: int) -> None:
+        for _ in range(1 + choice // 8):
+            if self.line(choice):
+                self._arrive(choice % len(self.lines), self.line(choice).popleft())
+
+    def drop(self, choice: int) -> None:
+        if self.line(choice):
+            self.line(choice).popleft()
+
+    def repeat(self, choice: int) -> None:
+        if self.line(choice):
+            self.line(choice).insert(choice // 8 % 3, self.line(choice)[0])
+
+    def reorder(self, choice: int) -> None:
+        if self.line(choice):
+            frame = self.line(choice).popleft()
+            self.line(choice).insert(1 + choice // 8, frame)
+
+    def flip(self, choice: int) -> None:
+        """Damage that still decodes is a lie, which no protocol of this kind can see: such a frame is lost."""
+        if not self.line(choice):
+            return
+        frame = bytearray(self.line(choice).popleft())
+        frame[choice // 8 % len(frame)] ^= 1 << choice % 8
+        decode = decode_to_draft if choice % len(self.lines) < POOLS else decode_to_target
+        try:
+            decode(bytes(frame))
+        except WireError:
+            self._arrive(choice % len(self.lines), bytes(frame))
+
+    def line(self, choice: int) -> deque[bytes]:
+        return self.lines[choice % len(self.lines)]
+
+    def post(self) -> None:
+        """What the machines have to say, put on the lines."""
+        for outgoing in self.target.outbox:
+            self.lines[int(outgoing.peer)].append(encode(outgoing.message))
+        self.target.outbox.clear()
+        for number, draft in enumerate(self.drafts):
+            self.lines[POOLS + number] += [encode(o.message) for o in draft.outbox if o.peer == self.peer]
+            draft.outbox.clear()
+
+    def _arrive(self, line: int, frame: bytes) -> None:
+        if line < POOLS:
+            try:
+                self.drafts[line].receive(self.peer, decode_to_draft(frame), self.now)
+            except WireError as error:
+                self.drafts[line].malformed(self.peer, str(error))
+            return
+        pool = self.target.pool_at(str(line - POOLS).encode())
+        assert pool is not None
+        try:
+            message = decode_to_target(frame)
+        except WireError as error:
+            pool.malformed(str(error), self.now)
+        else:
+            heard = PushedNodes.of(message) if isinstance(message, Tree) else message
+            self.target.receive(pool, heard, self.now)
+
+    # -- what holds
+
+    def check(self) -> None:
+        for draft in self.drafts:
+            draft.table.check()
+        sessions = self.target.sessions.values()
+        assert len(sessions) <= len(self.requests)
+        for session in sessions:
+            self._check_copy(session)
+            assert (session.pool is None) == (session.state is SessionState.OPENING)
+        for pool in self.target.pools:
+            assert pool.sessions == {session.number for session in sessions if session.pool is pool}
+
+    @staticmethod
+    def _check_copy(session: RemoteSession) -> None:
+        """A tree below the last committed token, of guesses that were made for this very sequence."""
+        nodes, known = session.copy.nodes, tuple(session.request.tokens)
+        check_tree(nodes)
+        paths: list[tuple[int, ...]] = []
+        for parent, token in zip(nodes.parents.tolist(), nodes.tokens.tolist(), strict=True):
+            above = paths[parent] if parent >= 0 else ()
+            assert token in script((*known, *above))
+            paths.append((*above, token))
+
+    def heal(self) -> None:
+        """The lines are good again, and the target goes on: both sides come to have the same sequences."""
+        if not self.requests:
+            self.add(5)
+        for _ in range(400):
+            self.now += REPORT
+            self.tick()
+            self.post()
+            self._deliver_all()
+            for number in range(POOLS):
+                self.level(number)
+            self.step(0b111111)
+            self.post()
+            self._deliver_all()
+            self.check()
+            if not self.requests:
+                self.add(5)
+            elif self._agree():
+                return
+        raise AssertionError([(s.state, s.pool, s.not_before - self.now) for s in self.target.sessions.values()])
+
+    def _deliver_all(self) -> None:
+        while any(self.lines):
+            for number in range(len(self.lines)):
+                self.deliver(number + 8 * len(self.lines[number]))
+            self.post()
+
+    def _agree(self) -> bool:
+        pairs = [(session, self._drafts_session(session)) for session in self.target.sessions.values()]
+        return len(pairs) == len(self.requests) and all(
+            theirs is not None and (theirs.tokens, theirs.generation) == (ours.request.tokens, ours.generation)
+            for ours, theirs in pairs
+        )
+
+    def _drafts_session(self, session: RemoteSession) -> DraftSession | None:
+        if session.pool is None:
+            return None
+        return self.drafts[int(session.pool.peer)].table.get(SessionKey(self.peer, session.number))
+
+    def end(self) -> None:
+        """All requests end: nothing is left anywhere, once those whose Close was lost are forgotten."""
+        agreed = [self._drafts_session(session) for session in self.target.sessions.values()]
+        while self.requests:
+            self.close(0)
+        self.post()
+        self._deliver_all()
+        assert not any(session in draft.table for session in agreed for draft in self.drafts)
+        until = self.now + max(FORGOTTEN, SILENCE) + 2 * REPORT
+        while self.now < until:
+            self.now += REPORT
+            self.tick()
+            self.post()
+            self._deliver_all()
+        self.check()
+        assert not self.target.sessions
+        for draft in self.drafts:
+            assert len(draft.table) == 0 and draft.table.pool.num_free == draft.table.pool.capacity
+
+
+#: How often each event happens.
+COMMON = {"deliver": 24, "step": 5, "level": 12, "tick": 8, "wait": 4, "add": 2, "close": 1}
+FAULTS = {"drop": 1.0, "repeat": 1.0, "reorder": 1.0, "flip": 1.0}
+RARE = dict.fromkeys(("disconnect", "restart_draft", "restart_target"), 0.2)
+WEIGHTS = COMMON | FAULTS | RARE
+
+
+def histories(weights: dict[str, float]) -> st.SearchStrategy[list[tuple[str, int]]]:
+    """Lists of events, each with a number that says which line, request or draft is meant."""
+    names = [name for name, weight in weights.items() for _ in range(max(1, int(weight)))]
+    return st.lists(st.tuples(st.sampled_from(names), st.integers(0, 255)), max_size=150)
+
+
+def random_events(rng: Random, weights: dict[str, float], count: int) -> Iterator[tuple[str, int]]:
+    for name in rng.choices(list(weights), list(weights.values()), k=count):
+        yield name, rng.randrange(256)
+
+
+def live(world: World, events: Iterator[tuple[str, int]]) -> None:
+    for event, choice in events:
+        getattr(world, event)(choice)
+        world.post()
+        world.check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories(WEIGHTS))
+def test_whatever_a_line_does_both_sides_agree_again(events: list[tuple[str, int]]) -> None:
+    world = World()
+    live(world, iter(events))
+    world.heal()
+    world.end()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_frames_that_come_twice_change_nothing(seed: int) -> None:
+    """No session is opened again, no node is against the protocol."""
+    world, rng = World(), Random(seed)
+    weights = {"deliver": 8, "step": 3, "level": 4, "tick": 1, "add": 1, "close": 1, "repeat": 3}
+    live(world, random_events(rng, weights, 600))
+    for pool in world.target.pools:
+        assert pool.drops.occurred.keys() <= {"late_nodes", "stale_frames"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long enough that sessions are served, lost and served again; little room, so that some are turned away."""
+    monkeypatch.setattr(draft_sessions, "MAX_SESSIONS", 4)
+    world, rng = World(), Random(seed)
+    for _ in range(5):
+        live(world, random_events(rng, WEIGHTS, 600))
+        world.heal()
+    assert world.trees > 100
+    world.end()
