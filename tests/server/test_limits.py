@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pilotfish.errors import ParameterError, UnknownOptionError
 from pilotfish.server.auth import ANONYMOUS, Caller
-from pilotfish.server.errors import HttpError
 from pilotfish.server.limits import Admission, QueueLimits, RequestCost, Reservation
+from pilotfish.server.responses import HttpError
 
 TARGET = msgspec.structs.replace(IDENTITY, max_requests=2, kv_slots=100)
 SMALL = RequestCost((1,), 1)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.server import logs
-from pilotfish.server.logs import AccessLine, JsonFormatter, TextFormatter, configure, log_access, log_prompt
+from pilotfish.server.logs import JsonFormatter, TextFormatter, configure, log_access, log_prompt
 
 HOSTILE = 'x\n{"level":"error"}\r\x1b[31m\x00\x7f\u2028\ud800 a=b "'
 
@@ -89,8 +89,8 @@ def test_lines_of_a_worker_say_whose_they_are() -> None:
 
 def test_the_access_line() -> None:
     configure("json", stream=(out := io.StringIO()))
-    log_access(AccessLine("POST", "/v1/completions", 200, 12.34567, 7, 3, "stop"))
-    log_access(AccessLine("GET", "/nowhere", 404, 0.5))
+    log_access("POST", "/v1/completions", 200, 12.34567, prompt_tokens=7, generation_tokens=3, finish_reason="stop")
+    log_access("GET", "/nowhere", 404, 0.5)
     first, second = json_lines(out)
     assert first["message"] == "POST /v1/completions 200" and first["logger"] == "pilotfish.access"
     assert (first["status"], first["ms"], first["generation_tokens"], first["finish_reason"]) == (

@@ -14,9 +14,9 @@ from http_double import Answer, Client, Engine, Submitted, Update, application, 
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import ANONYMOUS, Caller
-from pilotfish.server.errors import ClientGone, HttpError
 from pilotfish.server.limits import Admission, QueueLimits
 from pilotfish.server.params import Generation
+from pilotfish.server.responses import ClientGone, HttpError
 from pilotfish.wire.serving import Delta, Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -19,12 +19,13 @@ import os
 import re
 import secrets
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pilotfish.errors import ParameterError
+from pilotfish.options import check_options, option
 from pilotfish.wire.endpoints import is_loopback
 
 #: Where `pilotfish serve` looks for secrets, joined by commas, beside its options.
@@ -45,15 +46,22 @@ class Caller:
 
     name: str
     cache_salt: str | None = field(default=None, repr=False)
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # of prompts and outputs
-    max_concurrency: int | None = None  # requests
+    requests_per_minute: Annotated[int, option("", 1, MAX_LIMIT)] | None = None
+    tokens_per_minute: Annotated[int, option("", 1, MAX_LIMIT)] | None = None  # of prompts and outputs
+    max_concurrency: Annotated[int, option("", 1, MAX_LIMIT)] | None = None  # requests
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
+            raise ParameterError("name", self.name, "1 to 64 of the letters a to z and A to Z, digits and _.@:/+-")
+        salt = self.cache_salt
+        if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= 256):
+            raise ParameterError("cache_salt", _Hidden(salt), "1 to 256 characters")
+        check_options(self)
 
 
 #: Every caller of a server without keys.
 ANONYMOUS = Caller("anonymous")
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")
-_FIELDS = ("name", "secret", "sha256", *(option.name for option in fields(Caller)[1:]))
+_FIELDS = ("name", "secret", "sha256", *(item.name for item in fields(Caller)[1:]))
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ def new_secret() -> str:
 
 def file_entry(name: str, secret: str) -> str:
     """A key's entry for the file, with the digest of its secret. ParameterError for a bad name."""
-    return f'[[key]]\nname = "{_checked_name("name", name)}"\nsha256 = "{_digest(secret).hex()}"\n'
+    return f'[[key]]\nname = "{Caller(name).name}"\nsha256 = "{_digest(secret).hex()}"\n'
 
 
 def refuse_open(host: str, keys: Keyring, allow_anonymous: bool) -> None:
@@ -181,26 +189,26 @@ def _private_text(path: Path) -> bytes:
 def _api_key(where: str, table: object) -> ApiKey:
     if not isinstance(table, dict):
         raise ParameterError(where, type(table).__name__, "a table, [[key]]")
+    if ("secret" in table) == ("sha256" in table):
+        given = [name for name in ("secret", "sha256") if name in table]
+        raise ParameterError(where, given, "either `secret` or `sha256`")
+    try:
+        return _key_of(dict(table))
+    except ParameterError as error:
+        raise ParameterError.described(f"{where}, {error.field}", f"{where}, {error}") from error
+
+
+def _key_of(table: dict[str, Any]) -> ApiKey:
     for name in table:
         if name not in _FIELDS:
-            raise ParameterError(f"{where}, field", name, f"one of {', '.join(_FIELDS)}")
-    name, salt = _checked_name(f"{where}, name", table.get("name")), table.get("cache_salt")
-    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= 256):
-        raise ParameterError(f"{where}, cache_salt", _Hidden(salt), "1 to 256 characters")
-    limits = {limit: _checked_limit(f"{where}, {limit}", table[limit]) for limit in _LIMITS if limit in table}
-    return ApiKey(_table_digest(where, table), Caller(name, salt, **limits))
-
-
-def _table_digest(where: str, table: Mapping[str, object]) -> bytes:
-    if ("secret" in table) == ("sha256" in table):
-        given = [option for option in ("secret", "sha256") if option in table]
-        raise ParameterError(where, given, "either `secret` or `sha256`")
-    if "secret" in table:
-        return _checked_secret(f"{where}, secret", table["secret"])
-    text = table["sha256"]
+            raise ParameterError("field", name, f"one of {', '.join(_FIELDS)}")
+    secret, text = table.pop("secret", None), table.pop("sha256", None)
+    caller = Caller(**{"name": None, **table})
+    if secret is not None:
+        return ApiKey(_checked_secret("secret", secret), caller)
     if not (isinstance(text, str) and _SHA256.fullmatch(text)):
-        raise ParameterError(f"{where}, sha256", _Hidden(text), "64 hex digits, as `pilotfish keys api` prints them")
-    return bytes.fromhex(text)
+        raise ParameterError("sha256", _Hidden(text), "64 hex digits, as `pilotfish keys api` prints them")
+    return ApiKey(bytes.fromhex(text), caller)
 
 
 def _checked_secret(where: str, secret: object) -> bytes:
@@ -208,18 +216,6 @@ def _checked_secret(where: str, secret: object) -> bytes:
     if not (isinstance(secret, str) and _SECRET.fullmatch(secret)):
         raise ParameterError(where, _Hidden(secret), SECRET)
     return _digest(secret)
-
-
-def _checked_name(where: str, name: object) -> str:
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise ParameterError(where, name, "1 to 64 of the letters a to z and A to Z, digits and _.@:/+-")
-    return name
-
-
-def _checked_limit(where: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LIMIT:
-        raise ParameterError(where, value, f"an integer 1 to {MAX_LIMIT}")
-    return value
 
 
 def _digest(secret: str) -> bytes:

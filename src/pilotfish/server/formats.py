@@ -12,32 +12,15 @@ from functools import lru_cache
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 from tokenizers.pre_tokenizers import ByteLevel
 
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
+from pilotfish.server import responses
 from pilotfish.server.params import Generation, TokenizedPrompt
-from pilotfish.server.responses import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprob,
-    ChatLogprobs,
-    ChatMessage,
-    Metrics,
-    PromptLogprob,
-    PromptLogprobs,
-    PromptTokensDetails,
-    SpeculationMetrics,
-    TextChoice,
-    TextCompletion,
-    TextLogprobs,
-    TopLogprob,
-    Usage,
-)
+from pilotfish.server.responses import Answer, PromptLogprobs
 from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 
 LEAST = -9999.0  # stands for minus infinity, which JSON does not know
@@ -107,21 +90,20 @@ class OutputBuffer:
         return not self.begun or self.finish is not None or bool(self.logprobs) or any(self.text)
 
 
-class _Format:
-    """Fields around the choices."""
+class AnswerFormat:
+    """The body of an answer, whole or as the chunks of a stream. Subclasses make its choices."""
+
+    answer: type[Answer]
+    chunk: type[Answer]
 
     def __init__(
         self, generation: Generation, outputs: Sequence[OutputBuffer], tokenizer: Any, token_text: TokenNames
     ) -> None:
-        body = generation.body
         self.generation, self.outputs, self.tokenizer, self.token_text = generation, outputs, tokenizer, token_text
+        self.body, self.options = generation.body, generation.stream_options
         self.names: TokenNames = token_text
-        if body.return_tokens_as_token_ids:
+        if self.body.return_tokens_as_token_ids:
             self.names = lambda token: (f"token_id:{token}", token_text(token)[1])
-        self.n = generation.params.n
-        self.options = generation.stream_options
-        self.wants_ids, self.wants_prompt_logprobs = bool(body.return_token_ids), body.prompt_logprobs is not None
-        self.seed_as_text = isinstance(body.seed, str)  # as the client gave it
         self.head: dict[str, Any] = {
             "id": generation.id,
             "created": generation.created,
@@ -129,104 +111,106 @@ class _Format:
             "system_fingerprint": generation.fingerprint,
         }
 
-    def usage(self) -> Usage:
+    def whole(self) -> Answer:
+        """The answer, once all outputs have finished."""
+        first, choices = self.outputs[0], [self.choice(output) for output in self.outputs]
+        return self.answer(
+            **self.head, choices=choices, seed=self.seed(first), usage=self.usage(), metrics=self.metrics()
+        )
+
+    def choice(self, output: OutputBuffer) -> Struct:
+        raise NotImplementedError
+
+    def chunks(self, output: OutputBuffer) -> list[Answer]:
+        """Events of the newest update of an output."""
+        raise NotImplementedError
+
+    def closing(self) -> Answer:
+        """The event after the last output's, with the usage."""
+        return self.chunk(**self.head, choices=[], usage=self.usage(), metrics=self.metrics())
+
+    def event(self, output: OutputBuffer, choice: Struct) -> Answer:
+        """The last event of an update. responses.Metrics come with the last one of the stream."""
+        ended = output.finish is not None and all(each.finish for each in self.outputs)
+        return self.chunk(
+            **self.head,
+            choices=[choice],
+            seed=self.seed(output) if output.index == 0 else UNSET,
+            usage=self.event_usage(),
+            metrics=self.metrics() if ended and not self.options.include_usage else UNSET,
+            pilotfish=self.detail(output),
+        )
+
+    def usage(self) -> responses.Usage:
         prompts = sum(len(prompt.tokens) for prompt in self.generation.prompts)
         completions = sum(output.tokens for output in self.outputs)
-        cached = PromptTokensDetails(0)  # no KV is kept across requests
-        return Usage(prompts, completions, prompts + completions, cached)
+        cached = responses.PromptTokensDetails(0)  # no KV is kept across requests
+        return responses.Usage(prompts, completions, prompts + completions, cached)
 
-    def chunk_usage(self) -> Usage | UnsetType | None:
-        """As OpenAI's, it is null where the closing chunk will have it."""
+    def event_usage(self) -> responses.Usage | UnsetType | None:
+        """As OpenAI's, it is null where the closing event will have it."""
         if self.options.continuous_usage_stats:
             return self.usage()
         return None if self.options.include_usage else UNSET
 
-    def metrics(self) -> Metrics | UnsetType:
+    def metrics(self) -> responses.Metrics | UnsetType:
         """As in vLLM there are none of several outputs."""
         level = self.generation.metrics
         if level == "none":
             return UNSET
         steps = [step for step in self.outputs[0].verified if step.nodes] if len(self.outputs) == 1 else []
         if not steps:
-            return Metrics(None)
+            return responses.Metrics(None)
         origins = Counter(origin for step in steps for origin in step.origins)
-        acceptance = speculation_metrics(steps, self.generation.target.max_nodes, detailed=level == "detailed")
-        return Metrics(acceptance, dict(origins) if origins else UNSET)
-
-    def last_metrics(self, output: OutputBuffer) -> Metrics | UnsetType:
-        """Of the chunk that is the last one where no closing chunk follows."""
-        ended = output.finish is not None and all(each.finish for each in self.outputs)
-        return self.metrics() if ended and not self.options.include_usage else UNSET
+        decoding = speculative_decoding(steps, self.generation.target.max_nodes, detailed=level == "detailed")
+        return responses.Metrics(decoding, dict(origins) if origins else UNSET)
 
     def detail(self, output: OutputBuffer) -> Any:
-        """The steps behind one event of a stream."""
+        """The steps behind an event."""
         if not self.generation.detail or output.delta is None:
             return UNSET
         delta = output.delta
         return {"tokens": delta.tokens, "ends": delta.ends, "verified": delta.verified, "steps": output.steps}
 
     def seed(self, output: OutputBuffer) -> int | str | UnsetType:
+        """Text if the request's was."""
         if output.seed is None or output.begun:
             return UNSET
-        return str(output.seed) if self.seed_as_text else output.seed
+        return str(output.seed) if isinstance(self.body.seed, str) else output.seed
 
     def choice_seed(self, output: OutputBuffer) -> int | str | UnsetType:
-        """In a choice: where there are several."""
         return self.seed(output) if len(self.outputs) > 1 else UNSET
 
-    def first_seed(self, output: OutputBuffer) -> int | str | UnsetType:
-        """In the answer: of the first output."""
-        return self.seed(output) if output.index == 0 else UNSET
-
     def token_ids(self, output: OutputBuffer) -> list[int] | UnsetType:
-        return output.token_ids if self.wants_ids else UNSET
+        return output.token_ids if self.body.return_token_ids else UNSET
 
     def prompt_token_ids(self, output: OutputBuffer) -> list[int] | UnsetType:
-        return output.prompt.tokens if self.wants_ids and not output.begun else UNSET
+        return output.prompt.tokens if self.body.return_token_ids and not output.begun else UNSET
 
     def scored_prompt(self, output: OutputBuffer) -> Sequence[TokenLogprobs]:
         """The engine scores a prompt once, for the first of its outputs, which it also begins first."""
-        return self.outputs[output.index // self.n * self.n].prompt_logprobs
+        n = self.generation.params.n
+        return self.outputs[output.index // n * n].prompt_logprobs
 
     def prompt_logprobs(self, output: OutputBuffer) -> PromptLogprobs | UnsetType:
-        if not self.wants_prompt_logprobs or output.begun:
+        if self.body.prompt_logprobs is None or output.begun:
             return UNSET
         return [None, *(_prompt_logprob(entry, self.token_text) for entry in self.scored_prompt(output))]
 
 
-class TextFormat(_Format):
+class TextFormat(AnswerFormat):
     """/v1/completions: an answer and a chunk have one shape."""
 
-    def whole(self) -> TextCompletion:
-        return TextCompletion(
-            **self.head,
-            choices=[self._choice(output) for output in self.outputs],
-            seed=self.first_seed(self.outputs[0]),
-            usage=self.usage(),
-            metrics=self.metrics(),
-        )
+    answer = chunk = responses.TextCompletion
 
-    def chunks(self, output: OutputBuffer) -> list[Struct]:
-        """Events of the newest update of an output."""
-        chunk = TextCompletion(
-            **self.head,
-            choices=[self._choice(output)],
-            seed=self.first_seed(output),
-            usage=self.chunk_usage(),
-            metrics=self.last_metrics(output),
-            pilotfish=self.detail(output),
-        )
-        return [chunk]
+    def chunks(self, output: OutputBuffer) -> list[Answer]:
+        return [self.event(output, self.choice(output))]
 
-    def closing(self) -> TextCompletion:
-        """The event after the last output's, with the usage."""
-        return TextCompletion(**self.head, choices=[], usage=self.usage(), metrics=self.metrics())
-
-    def _choice(self, output: OutputBuffer) -> TextChoice:
-        before = self._echo(output) if not output.begun else ""
-        return TextChoice(
+    def choice(self, output: OutputBuffer) -> responses.TextChoice:
+        text = "".join(output.text)
+        return responses.TextChoice(
             index=output.index,
-            text=before + "".join(output.text),
+            text=text if output.begun else self._echo(output) + text,
             logprobs=self._logprobs(output),
             finish_reason=output.reason,
             stop_reason=output.stop,
@@ -237,78 +221,41 @@ class TextFormat(_Format):
         )
 
     def _echo(self, output: OutputBuffer) -> str:
-        if not self.generation.body.echo:
+        if not self.body.echo:
             return ""
         text = output.prompt.text
         return self.tokenizer.decode(output.prompt.tokens) if text is None else text
 
-    def _logprobs(self, output: OutputBuffer) -> TextLogprobs | None:
+    def _logprobs(self, output: OutputBuffer) -> responses.TextLogprobs | None:
         if self.generation.params.logprobs is None:
             return None
         start = len(self._echo(output))
         entries, offsets = output.logprobs, [start + offset for offset in output.offsets]
-        if not self.generation.body.echo or output.begun:
-            return text_logprobs(entries, offsets, self.names)
+        if not self.body.echo or output.begun:
+            return _text_logprobs(entries, offsets, self.names)
         scored = self.scored_prompt(output)
-        offsets = _starts(output.prompt, self.tokenizer)[1 : len(scored) + 1] + offsets
-        echoed = text_logprobs([*scored, *entries], offsets, self.names)
+        offsets = _starts(output.prompt, self.tokenizer)[: len(scored) + 1] + offsets
         first = self.names(output.prompt.tokens[0])[0]  # which has no log-probability
-        return TextLogprobs(
-            [first, *echoed.tokens],
-            [None, *echoed.token_logprobs],
-            [None, *echoed.top_logprobs],
-            [0, *echoed.text_offset],
+        rest = _text_logprobs([*scored, *entries], offsets, self.names)
+        return responses.TextLogprobs(
+            [first, *rest.tokens], [None, *rest.token_logprobs], [None, *rest.top_logprobs], rest.text_offset
         )
 
 
-class ChatFormat(_Format):
+class ChatFormat(AnswerFormat):
     """/v1/chat/completions."""
 
-    def whole(self) -> ChatCompletion:
+    answer, chunk = responses.ChatCompletion, responses.ChatChunk
+
+    def whole(self) -> Answer:
         first = self.outputs[0]
-        return ChatCompletion(
-            **self.head,
-            choices=[self._choice(output) for output in self.outputs],
-            seed=self.first_seed(first),
-            usage=self.usage(),
-            metrics=self.metrics(),
-            prompt_logprobs=self.prompt_logprobs(first),
-            prompt_token_ids=self.prompt_token_ids(first),
-        )
+        prompt_logprobs, token_ids = self.prompt_logprobs(first), self.prompt_token_ids(first)
+        return replace(super().whole(), prompt_logprobs=prompt_logprobs, prompt_token_ids=token_ids)
 
-    def chunks(self, output: OutputBuffer) -> list[Struct]:
-        """Events of the newest update of an output. The first says who speaks, and repeats what is echoed."""
-        delta = ChatDelta(content="".join(output.text))
-        logprobs, ids = self._logprobs(output), self.token_ids(output)
-        choice = ChatChunkChoice(output.index, delta, logprobs, output.reason, output.stop, ids)
-        chunk = ChatChunk(
-            **self.head,
-            choices=[choice],
-            usage=self.chunk_usage(),
-            metrics=self.last_metrics(output),
-            pilotfish=self.detail(output),
-        )
-        return [chunk] if output.begun else [self._opening(output), chunk]
-
-    def closing(self) -> ChatChunk:
-        """The event after the last output's, with the usage."""
-        return ChatChunk(**self.head, choices=[], usage=self.usage(), metrics=self.metrics())
-
-    def _opening(self, output: OutputBuffer) -> ChatChunk:
-        delta = ChatDelta(role="assistant", content=self.generation.echoed)
-        return ChatChunk(
-            **self.head,
-            choices=[ChatChunkChoice(output.index, delta, None, None, seed=self.choice_seed(output))],
-            seed=self.first_seed(output),
-            usage=self.chunk_usage(),
-            prompt_logprobs=self.prompt_logprobs(output),
-            prompt_token_ids=self.prompt_token_ids(output) if output.index == 0 else UNSET,
-        )
-
-    def _choice(self, output: OutputBuffer) -> ChatChoice:
-        return ChatChoice(
+    def choice(self, output: OutputBuffer) -> responses.ChatChoice:
+        return responses.ChatChoice(
             index=output.index,
-            message=ChatMessage("assistant", self.generation.echoed + "".join(output.text)),
+            message=responses.ChatMessage("assistant", self.generation.echoed + "".join(output.text)),
             logprobs=self._logprobs(output),
             finish_reason=output.reason,
             stop_reason=output.stop,
@@ -316,19 +263,44 @@ class ChatFormat(_Format):
             seed=self.choice_seed(output),
         )
 
-    def _logprobs(self, output: OutputBuffer) -> ChatLogprobs | None:
+    def chunks(self, output: OutputBuffer) -> list[Answer]:
+        """The first event of an output says who speaks, and repeats what is echoed."""
+        opening = [] if output.begun else [self._opening(output)]
+        output.begun = True
+        delta, logprobs, ids = (
+            responses.ChatDelta(content="".join(output.text)),
+            self._logprobs(output),
+            self.token_ids(output),
+        )
+        choice = responses.ChatChunkChoice(output.index, delta, logprobs, output.reason, output.stop, ids)
+        return [*opening, self.event(output, choice)]
+
+    def _opening(self, output: OutputBuffer) -> Answer:
+        delta, first = responses.ChatDelta(role="assistant", content=self.generation.echoed), output.index == 0
+        return responses.ChatChunk(
+            **self.head,
+            choices=[responses.ChatChunkChoice(output.index, delta, None, None, seed=self.choice_seed(output))],
+            seed=self.seed(output) if first else UNSET,
+            usage=self.event_usage(),
+            prompt_logprobs=self.prompt_logprobs(output),
+            prompt_token_ids=self.prompt_token_ids(output) if first else UNSET,
+        )
+
+    def _logprobs(self, output: OutputBuffer) -> responses.ChatLogprobs | None:
         if self.generation.params.logprobs is None:
             return None
-        return ChatLogprobs([_chat_logprob(entry, self.names) for entry in output.logprobs])
+        return responses.ChatLogprobs([_chat_logprob(entry, self.names) for entry in output.logprobs])
 
 
-def speculation_metrics(steps: Sequence[Verified], spec_tokens: int, *, detailed: bool) -> SpeculationMetrics:
+def speculative_decoding(
+    steps: Sequence[Verified], spec_tokens: int, *, detailed: bool
+) -> responses.SpeculativeDecoding:
     """Of at least one step."""
     accepted, drafted = sum(step.accepted for step in steps), sum(step.nodes for step in steps)
     by_length: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for step in steps:
         by_length[step.nodes][step.accepted] += 1
-    return SpeculationMetrics(
+    return responses.SpeculativeDecoding(
         mean_acceptance_length=1 + accepted / len(steps),
         draft_acceptance_rate=accepted / drafted,
         acceptance_histogram=dict(sorted(Counter(step.accepted for step in steps).items())),
@@ -345,9 +317,9 @@ def speculation_metrics(steps: Sequence[Verified], spec_tokens: int, *, detailed
 # -- log-probabilities
 
 
-def text_logprobs(entries: Sequence[TokenLogprobs], offsets: list[int], names: TokenNames) -> TextLogprobs:
+def _text_logprobs(entries: Sequence[TokenLogprobs], offsets: list[int], names: TokenNames) -> responses.TextLogprobs:
     """Each token begins at its offset in the text. `top_logprobs` has the token itself too."""
-    return TextLogprobs(
+    return responses.TextLogprobs(
         [names(entry.token)[0] for entry in entries],
         [max(entry.logprob, LEAST) for entry in entries],
         [{names(t)[0]: max(p, LEAST) for t, p in (*entry.top, (entry.token, entry.logprob))} for entry in entries],
@@ -364,17 +336,17 @@ def _starts(prompt: TokenizedPrompt, tokenizer: Any) -> list[int]:
     return starts
 
 
-def _chat_logprob(entry: TokenLogprobs, names: TokenNames) -> ChatLogprob:
-    top = [TopLogprob(names(t)[0], max(p, LEAST), names(t)[1]) for t, p in entry.top]
+def _chat_logprob(entry: TokenLogprobs, names: TokenNames) -> responses.ChatLogprob:
+    top = [responses.TopLogprob(names(t)[0], max(p, LEAST), names(t)[1]) for t, p in entry.top]
     text, data = names(entry.token)
-    return ChatLogprob(text, max(entry.logprob, LEAST), data, top)
+    return responses.ChatLogprob(text, max(entry.logprob, LEAST), data, top)
 
 
-def _prompt_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[int, PromptLogprob]:
+def _prompt_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[int, responses.PromptLogprob]:
     """As vLLM has them: the likeliest tokens and the token itself, by token id."""
     ranked = [(token, p, rank) for rank, (token, p) in enumerate(entry.top, 1)]
     every = (*ranked, (entry.token, entry.logprob, entry.rank))
-    return {token: PromptLogprob(max(p, LEAST), rank, names(token)[0]) for token, p, rank in every}
+    return {token: responses.PromptLogprob(max(p, LEAST), rank, names(token)[0]) for token, p, rank in every}
 
 
 class TokenText:

@@ -28,9 +28,9 @@ from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestMeter, RequestRecord
 from pilotfish.options import check_options, option, refuse_unknown
 from pilotfish.server.auth import Caller, Keyring
-from pilotfish.server.errors import ClientGone, HttpError, http_error, retry_after
 from pilotfish.server.middleware import state_of
 from pilotfish.server.params import Generation
+from pilotfish.server.responses import ClientGone, HttpError, http_error, retry_after
 from pilotfish.wire.serving import Delta, Identity
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, TypeAlias
 
@@ -32,54 +31,29 @@ _prompts = logging.getLogger("pilotfish.prompts")
 _prompts.disabled = True  # until `configure` is told otherwise
 
 
-@dataclass(frozen=True)
-class RequestContext:
-    """Whose lines these are."""
-
-    request_id: str
-    client: str | None = None  # the name of its key
-
-
-@dataclass(frozen=True)
-class AccessLine:
-    """A request that was answered. None: it has no such thing."""
-
-    method: str
-    path: str  # without the query
-    status: int
-    ms: float  # from its arrival to the last byte
-    prompt_tokens: int | None = None
-    generation_tokens: int | None = None
-    finish_reason: str | None = None
-    param: str | None = None  # of an answer that is an error: the field to blame, OpenAI's code, the message
-    code: str | None = None
-    error: str | None = None
-
-
-_process: str | None = None  # a worker's name
-_context: ContextVar[RequestContext | None] = ContextVar("request", default=None)
+_process: dict[str, Any] = {}  # a worker's name, for each of its lines
+_request: ContextVar[dict[str, Any]] = ContextVar("request", default={})  # noqa: B039  # never changed
 
 
 @contextmanager
 def request_context(request_id: str, client: str | None = None) -> Iterator[None]:
-    """Lines that are logged within carry the request's id and client."""
-    token = _context.set(RequestContext(request_id, client))
+    """Lines logged within carry the request's id, and the name of its key."""
+    token = _request.set({"request_id": request_id} | ({} if client is None else {"client": client}))
     try:
         yield
     finally:
-        _context.reset(token)
+        _request.reset(token)
 
 
-def log_access(access: AccessLine) -> None:
-    """The line of an answered request."""
-    fields = {name: value for name, value in asdict(access).items() if value is not None}
-    fields["ms"] = round(access.ms, 3)
-    message = f"{access.method} {access.path} {access.status}"
-    _access.info("%s", message, extra={"fields": fields})
+def log_access(method: str, path: str, status: int, ms: float, **fields: Any) -> None:
+    """The line of an answered request, `ms` after its arrival. The path is without the query; None fields are left
+    out."""
+    own = {"method": method, "path": path, "status": status, "ms": round(ms, 3)}
+    own |= {name: value for name, value in fields.items() if value is not None}
+    _access.info("%s", f"{method} {path} {status}", extra={"fields": own})
 
 
 def prompts_are_logged() -> bool:
-    """Whether `configure` was told so."""
     return not _prompts.disabled
 
 
@@ -95,13 +69,10 @@ def configure(
     stream: TextIO | None = None,
     process: str | None = None,
 ) -> None:
-    """Send all lines of this process to `stream` (stderr), in place of what was configured before. Those of a worker
-    say its name, `process`.
-
-    Without a format it is text on a terminal and JSON elsewhere. uvicorn must be started with log_config=None.
-    """
+    """Send all lines of this process to `stream` (stderr), in place of earlier configurations. A worker's lines carry
+    its name, `process`. Without a format it is text on a terminal and JSON elsewhere. uvicorn needs log_config=None."""
     global _process
-    _process = process
+    _process = {} if process is None else {"process": process}
     out = stream or sys.stderr
     handler = logging.StreamHandler(out)
     as_text = form == "text" or (form is None and out.isatty())
@@ -118,15 +89,8 @@ def configure(
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line carries beside its message."""
-    context = _context.get()
-    own: dict[str, Any] = getattr(record, "fields", {})
-    if _process is not None:
-        own = {"process": _process, **own}
-    if context is None:
-        return own
-    client = {} if context.client is None else {"client": context.client}
-    return {"request_id": context.request_id, **client, **own}
+    """A line's fields beside its message."""
+    return {**_request.get(), **_process, **getattr(record, "fields", {})}
 
 
 class JsonFormatter(logging.Formatter):

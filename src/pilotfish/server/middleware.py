@@ -14,9 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.server.errors import ClientGone, HttpError, http_error, no_route
-from pilotfish.server.logs import AccessLine, log_access, request_context
-from pilotfish.server.responses import encode
+from pilotfish.server.logs import log_access, request_context
+from pilotfish.server.responses import ClientGone, HttpError, encode, http_error, no_route
 
 if TYPE_CHECKING:
     from pilotfish.server.auth import Caller
@@ -72,11 +71,13 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, tagged)
-        except Exception as error:
-            answer = error_response(error, scope)
-            if status is None:
-                await answer(scope, receive, tagged)
+            with request_context(own_id):
+                try:
+                    await self._app(scope, receive, tagged)
+                except Exception as error:
+                    answer = error_response(error, scope)
+                    if status is None:
+                        await answer(scope, receive, tagged)
         finally:
             self._report(scope, state, CLIENT_GONE if status is None else status)
 
@@ -93,7 +94,7 @@ class RequestMiddleware:
             fields["finish_reason"] = record.reason
         ms = 1000 * (time.monotonic() - state.arrived)
         with request_context(state.id, state.caller.name if state.caller else None):
-            log_access(AccessLine(scope["method"], scope["path"], status, ms, **fields))
+            log_access(scope["method"], scope["path"], status, ms, **fields)
 
 
 def is_request_id(given: str) -> bool:

@@ -13,7 +13,6 @@ from pilotfish.config import MetricsLevel, ServerConfig
 from pilotfish.core.sampling_params import MAX_LOGPROBS, SAMPLING_OPTIONS, SamplingParams
 from pilotfish.errors import PromptError
 from pilotfish.prompts import chat_prompt
-from pilotfish.server.errors import HttpError, bad, bad_request
 from pilotfish.server.requests import (
     SEED,
     ChatRequest,
@@ -25,6 +24,7 @@ from pilotfish.server.requests import (
     StreamOptions,
     TokenizeRequest,
 )
+from pilotfish.server.responses import HttpError, bad, bad_request
 from pilotfish.wire.serving import Identity
 
 #: OpenAI's, of a completion that gives no limit.

@@ -14,8 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pilotfish.config import ServerConfig
-from pilotfish.server.errors import HttpError
-from pilotfish.server.responses import encode
+from pilotfish.server.responses import HttpError, encode
 
 #: Bytes of a request that are no body: its line, headers and trailers.
 MAX_HEAD = 64 << 10

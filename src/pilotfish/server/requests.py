@@ -27,68 +27,34 @@ from starlette.requests import ClientDisconnect, Request
 from pilotfish.config import MetricsLevel, Mode, ServerConfig
 from pilotfish.core.noise import SEED_LIMIT
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.server.errors import ClientGone, HttpError, bad, bad_request, short
+from pilotfish.server.responses import ClientGone, HttpError, bad, bad_request, short
 
-#: Fields of OpenAI's and vLLM's APIs that are not supported, with the values of them that change nothing.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "suffix": (None, ""),
-    "tools": (None, []),
-    "tool_choice": (None, "none"),
-    "functions": (None, []),
-    "function_call": (None, "none"),
-    "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "web_search_options": (None,),
-    "reasoning_effort": (None,),
-    "verbosity": (None, "medium"),
-    "store": (None, False),
-    "service_tier": (None, "auto", "default"),
-    "use_beam_search": (None, False),
-    "beam_width": (None, 1),
-    "length_penalty": (None, 1.0),
-    "early_stopping": (None, False),
-    "structured_outputs": (None,),
-    "structural_tag": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_decoding_backend": (None,),
-    "guided_whitespace_pattern": (None,),
-    "include_reasoning": (None, True),
-    "thinking_token_budget": (None, -1),
-    "chat_template": (None,),  # a program of the client's
-    "documents": (None, []),
-    "detokenize": (None, True),
-    "logits_processors": (None, []),
-    "logprob_token_ids": (None,),
-    "repetition_detection": (None,),
-    "watermarking": (None, False),
-    "prompt_embeds": (None,),
-    "mm_processor_kwargs": (None, {}),
-    "media_io_kwargs": (None, {}),
-    "kv_transfer_params": (None, {}),
-    "ec_transfer_params": (None, {}),
-    "vllm_xargs": (None, {}),
-    "priority": (None, 0),
-    "stream_interval": (None, 1),
-    "routed_experts_prompt_start": (None, 0),
-    "return_token_offsets": (None, False),
-    "return_prompt_text": (None, False),
-}
-#: Fields that are about the client's bookkeeping, not about the output; whatever they hold.
+#: Fields of OpenAI's and vLLM's APIs that are not supported, by the values besides null that change nothing.
+_BY_NEUTRAL_VALUES: list[tuple[tuple[Any, ...], str]] = [
+    ((), "audio prediction web_search_options reasoning_effort structured_outputs structural_tag guided_json"),
+    ((), "guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern"),
+    ((), "logprob_token_ids repetition_detection prompt_embeds"),
+    ((), "chat_template"),  # a program of the client's
+    (([],), "tools functions documents logits_processors"),
+    (({},), "mm_processor_kwargs media_io_kwargs kv_transfer_params ec_transfer_params vllm_xargs"),
+    ((False,), "store use_beam_search early_stopping watermarking return_token_offsets return_prompt_text"),
+    ((True,), "include_reasoning detokenize"),
+    ((0,), "priority routed_experts_prompt_start"),
+    ((1,), "beam_width stream_interval length_penalty"),
+    ((-1,), "thinking_token_budget"),
+    (("",), "suffix"),
+    (("none",), "tool_choice function_call"),
+    (("medium",), "verbosity"),
+    (("auto", "default"), "service_tier"),
+    ((["text"],), "modalities"),
+    (({"type": "text"},), "response_format"),
+]
+UNSUPPORTED = {name: (None, *values) for values, names in _BY_NEUTRAL_VALUES for name in names.split()}
+#: Fields for the client's bookkeeping; they change no output, whatever they hold.
 HARMLESS = {
-    "user",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "return_mm_kwargs",
-    "safety_identifier",
-    "session_id",
+    *("user", "safety_identifier", "session_id", "prompt_cache_key", "prompt_cache_retention"),
+    *("parallel_tool_calls", "return_mm_kwargs"),
 }
-
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
 Seed: TypeAlias = Annotated[int | str, Meta(description=SEED)]
 Nothing: TypeAlias = Annotated[list[Any], Meta(max_length=0, description="an empty list or null")]

@@ -28,50 +28,15 @@ from starlette.types import Scope
 from pilotfish.config import ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.errors import TargetUnavailable
+from pilotfish.server import params, requests, responses
 from pilotfish.server.auth import Caller
-from pilotfish.server.errors import HttpError, bad, bad_request, short
 from pilotfish.server.formats import ChatFormat, TextFormat, TokenText
 from pilotfish.server.limits import RequestGuard
 from pilotfish.server.logs import log_prompt, prompts_are_logged
 from pilotfish.server.middleware import MAX_ID, RequestMiddleware, is_request_id, on_routing_error, state_of
-from pilotfish.server.params import (
-    Generation,
-    Room,
-    TokenizedPrompt,
-    chat_prompts,
-    chat_tokens,
-    check_token_ids,
-    completion_prompts,
-    kept,
-    max_nodes,
-    request_timeout,
-    sampling_params,
-    text_tokens,
-    tokens_text,
-)
-from pilotfish.server.requests import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    SpeculationOptions,
-    TokenizeRequest,
-    read_body,
-)
-from pilotfish.server.responses import (
-    ChatChunk,
-    ChatCompletion,
-    Detokenized,
-    ErrorBody,
-    Live,
-    Model,
-    ModelList,
-    Ready,
-    TextCompletion,
-    Tokenized,
-    Version,
-    encode,
-)
+from pilotfish.server.params import Generation, TokenizedPrompt
+from pilotfish.server.requests import Body, GenerationRequest, read_body
+from pilotfish.server.responses import ErrorBody, HttpError, bad, bad_request, encode, short
 from pilotfish.server.stream import GenerationResponse, GenerationStream
 from pilotfish.wire.serving import Identity
 
@@ -124,73 +89,85 @@ class Api:
         self._engine, self._config, self._guard = engine, config, guard
         self._started = int(time.time())
 
-    @operation("/v1/completions", "generation", TextCompletion, body=CompletionRequest, event=TextCompletion)
+    @operation(
+        "/v1/completions",
+        "generation",
+        responses.TextCompletion,
+        body=requests.CompletionRequest,
+        event=responses.TextCompletion,
+    )
     async def completions(self, request: Request) -> Response:
         """Continue each prompt."""
-        caller, body = await self._read(request, CompletionRequest)
+        caller, body = await self._read(request, requests.CompletionRequest)
         self._refuse_long("prompt", body.texts)
-        prompts = await completion_prompts(body, self._engine.tokenizer, self._config.max_prompts)
+        prompts = await params.completion_prompts(body, self._engine.tokenizer, self._config.max_prompts)
         return self._respond(request, caller, body, prompts)
 
-    @operation("/v1/chat/completions", "generation", ChatCompletion, body=ChatRequest, event=ChatChunk)
+    @operation(
+        "/v1/chat/completions",
+        "generation",
+        responses.ChatCompletion,
+        body=requests.ChatRequest,
+        event=responses.ChatChunk,
+    )
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        caller, body = await self._read(request, ChatRequest)
+        caller, body = await self._read(request, requests.ChatRequest)
         self._refuse_long("messages", (message.text for message in body.messages))
-        return self._respond(request, caller, body, await chat_prompts(body, self._engine.tokenizer))
+        return self._respond(request, caller, body, await params.chat_prompts(body, self._engine.tokenizer))
 
-    @operation("/tokenize", "text", Tokenized, body=TokenizeRequest)
+    @operation("/tokenize", "text", responses.Tokenized, body=requests.TokenizeRequest)
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a prompt, or of the chat template around messages."""
-        _, body = await self._read(request, TokenizeRequest)
+        _, body = await self._read(request, requests.TokenizeRequest)
         tokenizer = self._engine.tokenizer
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("prompt", "exactly one of prompt and messages is needed")
         if body.prompt is not None:
             self._refuse_long("prompt", [body.prompt])
-            tokens = await text_tokens(body.prompt, tokenizer, special=body.add_special_tokens is not False)
+            tokens = await params.text_tokens(body.prompt, tokenizer, special=body.add_special_tokens is not False)
         else:
             self._refuse_long("messages", (message.text for message in body.messages or ()))
-            tokens = await chat_tokens(body, tokenizer)
+            tokens = await params.chat_tokens(body, tokenizer)
         strings = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
-        return json(Tokenized(tokens, len(tokens), self._identity.context, strings))
+        return json(responses.Tokenized(tokens, len(tokens), self._identity.context, strings))
 
-    @operation("/detokenize", "text", Detokenized, body=DetokenizeRequest)
+    @operation("/detokenize", "text", responses.Detokenized, body=requests.DetokenizeRequest)
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
-        _, body = await self._read(request, DetokenizeRequest)
-        check_token_ids("tokens", body.tokens, self._engine.tokenizer)
-        return json(Detokenized(await tokens_text(body.tokens, self._engine.tokenizer)))
+        _, body = await self._read(request, requests.DetokenizeRequest)
+        params.check_token_ids("tokens", body.tokens, self._engine.tokenizer)
+        return json(responses.Detokenized(await params.tokens_text(body.tokens, self._engine.tokenizer)))
 
-    @operation("/v1/models", "server", ModelList)
+    @operation("/v1/models", "server", responses.ModelList)
     async def models(self, request: Request) -> Response:
         """The model that is served, by each of its names."""
         self._guard.identify(request)
-        return json(ModelList([self._model(name) for name in self._names]))
+        return json(responses.ModelList([self._model(name) for name in self._names]))
 
-    @operation("/v1/models/{name:path}", "server", Model)
+    @operation("/v1/models/{name:path}", "server", responses.Model)
     async def model(self, request: Request) -> Response:
         """404 for a model that is not served."""
         self._guard.identify(request)
         return json(self._model(self._name(request.path_params["name"])))
 
-    @operation("/health", "server", Live)
+    @operation("/health", "server", responses.Live)
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         """200 as long as the server answers at all."""
-        return json(Live())
+        return json(responses.Live())
 
-    @operation("/ready", "server", Ready, unavailable=Ready)
+    @operation("/ready", "server", responses.Ready, unavailable=responses.Ready)
     async def ready(self, request: Request) -> Response:  # noqa: ARG002
         """503, with the reason, while requests would not be served."""
         health = self._engine.health
         draining = "draining: the server ends once its requests have"
         reason = draining if self._guard.admission.closed else health.reason
-        return json(Ready(not reason, reason, health.restarts), 503 if reason else 200)
+        return json(responses.Ready(not reason, reason, health.restarts), 503 if reason else 200)
 
-    @operation("/version", "server", Version)
+    @operation("/version", "server", responses.Version)
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         """Pilotfish's version."""
-        return json(Version(VERSION))
+        return json(responses.Version(VERSION))
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
@@ -219,8 +196,8 @@ class Api:
             raise HttpError(404, message, param="model", code="model_not_found")
         return asked or self._names[0]
 
-    def _model(self, name: str) -> Model:
-        return Model(name, self._started, self._identity.context)
+    def _model(self, name: str) -> responses.Model:
+        return responses.Model(name, self._started, self._identity.context)
 
     @property
     def _fingerprint(self) -> str:
@@ -257,14 +234,10 @@ class Api:
                 raise bad_request(field, problem, "context_length_exceeded")
 
     def _respond(
-        self,
-        request: Request,
-        caller: Caller,
-        body: CompletionRequest | ChatRequest,
-        prompts: list[TokenizedPrompt],
+        self, request: Request, caller: Caller, body: GenerationRequest, prompts: list[TokenizedPrompt]
     ) -> Response:
         """HttpError or ParameterError names the first bad field, or says why the request is not admitted."""
-        tokenizer, chat = self._engine.tokenizer, isinstance(body, ChatRequest)
+        tokenizer, chat = self._engine.tokenizer, isinstance(body, requests.ChatRequest)
         generation = self._generation(request, caller, body, prompts)
         handle = self._guard.admit(request, caller, generation)
         if prompts_are_logged():
@@ -275,13 +248,9 @@ class Api:
         return GenerationResponse(stream, kind(generation, stream.outputs, tokenizer, self._token_text.of))
 
     def _generation(
-        self,
-        request: Request,
-        caller: Caller,
-        body: CompletionRequest | ChatRequest,
-        prompts: list[TokenizedPrompt],
+        self, request: Request, caller: Caller, body: GenerationRequest, prompts: list[TokenizedPrompt]
     ) -> Generation:
-        target, speculation = self._identity, body.speculation or SpeculationOptions()
+        target, speculation = self._identity, body.speculation or requests.SpeculationOptions()
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options", "it is not allowed without stream")
         own_id = state_of(request.scope).id if body.request_id is None else body.request_id
@@ -289,20 +258,20 @@ class Api:
             raise bad("request_id", own_id, f"1 to {MAX_ID} printable ASCII characters")
         if caller.cache_salt is not None and body.cache_salt is not None:
             raise bad("cache_salt", body.cache_salt, "none, as the key has its own")
-        parts = kept(prompts, body, Room(target))
-        room = Room(target, max(len(prompt.tokens) for prompt in parts))
+        parts = params.kept(prompts, body, params.Room(target))
+        room = params.Room(target, max(len(prompt.tokens) for prompt in parts))
         return Generation(
             body=body,
-            id=f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{own_id}",
+            id=f"{'chatcmpl' if isinstance(body, requests.ChatRequest) else 'cmpl'}-{own_id}",
             created=int(time.time()),
             model=self._name(body.model),
             fingerprint=self._fingerprint,
             target=target,
             prompts=parts,
-            params=sampling_params(body, self._engine.defaults, room, self._config),
-            max_nodes=max_nodes(speculation, target),
+            params=params.sampling_params(body, self._engine.defaults, room, self._config),
+            max_nodes=params.max_nodes(speculation, target),
             cache_salt=body.cache_salt if caller.cache_salt is None else caller.cache_salt,
-            timeout=request_timeout(body.timeout, self._config.request_timeout),
+            timeout=params.request_timeout(body.timeout, self._config.request_timeout),
             metrics=speculation.metrics or self._config.metrics,
         )
 
@@ -366,16 +335,16 @@ def _described(name: str, known: Operation) -> dict[str, Any]:
     content = _json_content(known.answer)
     if known.event is not None:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
+    answers: dict[str, Any] = {"200": {"description": "Success", "content": content}}
     for status in known.failures:
         kind = known.unavailable if status == 503 else ErrorBody
-        responses[str(status)] = {"description": f"Status {status}", "content": _json_content(kind)}
+        answers[str(status)] = {"description": f"Status {status}", "content": _json_content(kind)}
     described: dict[str, Any] = {
         "tags": [known.tag],
         "summary": name.replace("_", " ").title(),
         "description": known.handler.__doc__,
         "operationId": name,
-        "responses": responses,
+        "responses": answers,
     }
     if "{name" in known.path:
         parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "title": "Name"}}

@@ -22,12 +22,11 @@ from starlette.types import Receive, Scope, Send
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.stream import Stream, Update
-from pilotfish.server.errors import ClientGone, HttpError
 from pilotfish.server.formats import ChatFormat, OutputBuffer, TextFormat
 from pilotfish.server.limits import RequestHandle
 from pilotfish.server.middleware import recorded_error
 from pilotfish.server.params import Generation
-from pilotfish.server.responses import encode
+from pilotfish.server.responses import ClientGone, HttpError, encode
 from pilotfish.wire.serving import Delta, Finish
 
 Result = TypeVar("Result")
