@@ -19,12 +19,12 @@ from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Load
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.target_machine import RemoteOptions
+from pilotfish.core.vocabulary import tokenizer_digest
 from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.draft_pool import make_worker
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.launch import wait_until
 from pilotfish.engine.process import Ending, WorkerSpec
-from pilotfish.engine.vocabulary import tokenizer_digest
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, ChannelThread

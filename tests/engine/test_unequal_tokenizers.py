@@ -17,10 +17,9 @@ from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import TokenTree
-from pilotfish.core.vocabulary import MAX_ADDED
+from pilotfish.core.vocabulary import MAX_ADDED, added_tokens, tokenizer_digest, why_unequal
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.engine.check import check_models
-from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest, why_unequal
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.target.remote import RemoteDrafter
 

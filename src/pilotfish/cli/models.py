@@ -24,7 +24,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
-    from pilotfish.engine.check import ModelFacts, Report
+    from pilotfish.engine.check import CheckReport, ModelFacts
 
 app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True)
 
@@ -69,14 +69,14 @@ def check(
     raise typer.Exit(0 if report.would_run else 2)
 
 
-def _print_json(report: Report) -> None:
+def _print_json(report: CheckReport) -> None:
     plan = report.memory
     memory = None if plan is None else {**dataclasses.asdict(plan), "total": plan.total, "workspace": plan.workspace}
     record = {**dataclasses.asdict(report), "memory": memory, "would_run": report.would_run}
     sys.stdout.write(json_module.dumps(record) + "\n")
 
 
-def _print(report: Report) -> None:
+def _print(report: CheckReport) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""What two tokenizers must agree on so that one's token ids can be guesses of the other's.
+"""How far two tokenizers must agree so that token ids of one can be guesses for the other.
 
 base     0 ................ 999     equal: the same tokens, merges, normalizer and pre-tokenizer
 added    1000 <eos>  1001 <tool>    each may have some that the other lacks: they are never guessed
@@ -6,8 +6,11 @@ added    1000 <eos>  1001 <tool>    each may have some that the other lacks: the
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +36,36 @@ class Unshared:
 def readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
     """A target's tokens as a draft with `vocab_size` embeddings reads them: 0 in place of those that it lacks."""
     return [token if token < vocab_size else 0 for token in tokens]
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """SHA-256, in hex, of all that maps text to base ids; added tokens change nothing."""
+    return hashlib.sha256(json.dumps(_base(tokenizer), sort_keys=True).encode()).hexdigest()
+
+
+def _base(tokenizer: Any) -> dict[str, Any]:
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {key: parts.get(key) for key in ("model", "normalizer", "pre_tokenizer")}
+
+
+def added_tokens(tokenizer: Any) -> dict[int, str]:
+    """Tokens beyond the base vocabulary by their ids, the lowest `MAX_ADDED`."""
+    base = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    every = sorted(tokenizer.backend_tokenizer.get_added_tokens_decoder().items())
+    added = {i: one.content for i, one in every if base.get(one.content) != i and len(one.content) <= LONGEST_TOKEN}
+    return dict(list(added.items())[:MAX_ADDED])
+
+
+def why_unequal(target: Any, draft: Any) -> str | None:
+    """Why the ids of one tokenizer cannot be guesses for the other; None: they can."""
+    vocabularies = (one.backend_tokenizer.get_vocab(with_added_tokens=False) for one in (target, draft))
+    reason = difference(*vocabularies) or clash(added_tokens(target), added_tokens(draft))
+    if reason is not None:
+        return reason
+    ours, theirs = ({**base["model"], **base} for base in (_base(target), _base(draft)))
+    differing = [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]
+    known = [name for name in ("merges", "normalizer", "pre_tokenizer") if name in differing]
+    return f"their {' and '.join(known) or 'models'} differ" if differing else None
 
 
 def difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str | None:

@@ -1,14 +1,15 @@
-"""Whether a model or a pair would run, what it would take, and why not. Reads no weights."""
+"""Checks whether a model or a pair would run, and how much memory it would take. Reads no weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pilotfish.config import EngineConfig
+from pilotfish.core.vocabulary import why_unequal
 from pilotfish.engine.memory import MemoryPlan, device_of, plan_memory
-from pilotfish.engine.vocabulary import why_unequal
 from pilotfish.errors import InputError, ModelError
 from pilotfish.model.checkpoint import check_weights, weight_files
 from pilotfish.model.loader import DTYPES, load_config, runs_native, shape_of
@@ -18,8 +19,6 @@ from pilotfish.model.quantize import check_quantization
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What stands in a model's directory."""
-
     directory: str
     architecture: str
     layers: str  # "12 full, 12 of window 4096"
@@ -34,8 +33,8 @@ class ModelFacts:
 
 
 @dataclass
-class Report:
-    """What was found; `problems` are reasons why it would not run."""
+class CheckReport:
+    """Facts about the models; `problems` are reasons why they would not run."""
 
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
@@ -46,45 +45,38 @@ class Report:
     def would_run(self) -> bool:
         return not self.problems
 
-
-def check_models(config: EngineConfig) -> Report:
-    """Look at the target, at the draft if there is one, and at both together. Whatever is wrong is in the report."""
-    report = Report()
-
-    def attempt(look: Callable[[], None]) -> None:
+    @contextmanager
+    def noting_problems(self) -> Iterator[None]:
         try:
-            look()
+            yield
         except InputError as error:
-            report.problems.append(str(error))
+            self.problems.append(str(error))
 
-    def target() -> None:
+
+def check_models(config: EngineConfig) -> CheckReport:
+    """Check the target, the draft if there is one, and both together. The report holds all that is wrong."""
+    report = CheckReport()
+    with report.noting_problems():
         report.target = model_facts(config.target, config)
-
-    def draft() -> None:
-        if config.draft is not None:
-            report.draft = model_facts(config.draft, config)
-
-    def together() -> None:
-        if config.draft is not None:
-            refuse_unequal_tokenizers(config.target, config.draft)
-        report.memory = plan_memory(config)
-
-    for look in (target, draft):
-        attempt(look)
-    if not report.problems:
-        attempt(together)
+    with report.noting_problems():
+        report.draft = None if config.draft is None else model_facts(config.draft, config)
+    if report.would_run:
+        with report.noting_problems():
+            if config.draft is not None:
+                refuse_unequal_tokenizers(config.target, config.draft)
+            report.memory = plan_memory(config)
     return report
 
 
 def refuse_unequal_tokenizers(target: Path, draft: Path) -> None:
-    """ModelError, which says what differs, for a pair whose token ids mean different texts."""
+    """ModelError, which says what differs, if token ids of one stand for other texts in the other."""
     reason = why_unequal(load_tokenizer(target), load_tokenizer(draft))
     if reason is not None:
         raise ModelError(f"draft: {draft} and target {target} have unequal tokenizers: {reason}")
 
 
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
-    """Of one model; an InputError where it would not run."""
+    """InputError if the model would not run."""
     device = device_of(config)
     check_quantization(config.quantization, DTYPES[config.dtype], device)
     fields = load_config(directory)

@@ -13,9 +13,9 @@ from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.target_machine import RemoteOptions
+from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.launch import WorkerState, wait_until
-from pilotfish.engine.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.errors import EngineError, ModelError
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import ChannelThread

@@ -1,4 +1,4 @@
-"""What comes back of one request, as an asynchronous iterator that never holds anybody up."""
+"""The outputs of a request as an asynchronous iterator."""
 
 from __future__ import annotations
 
@@ -6,44 +6,43 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from pilotfish.wire.serving import Delta, StepReport
 
 
 @dataclass(frozen=True)
 class Update:
-    """What was added to one output of a request."""
+    """Tokens and text added to one output since the last read (several steps if the reader is slow)."""
 
     delta: Delta
-    steps: tuple[StepReport, ...]  # in which that was
+    steps: tuple[StepReport, ...]
 
     def then(self, later: Update) -> Update:
-        """Both as one: `later` is of the same output."""
+        """Join with a later update of the same output."""
         return Update(joined(self.delta, later.delta), (*self.steps, *later.steps))
 
 
 def joined(first: Delta, later: Delta) -> Delta:
-    """Two deltas of one output as one."""
-    return Delta(
-        id=first.id,
-        index=first.index,
+    """Two deltas of one output as one. `seed` and `queued` come with its first one."""
+    return replace(
+        first,
         tokens=first.tokens + later.tokens,
         text=first.text + later.text,
         ends=first.ends + later.ends,
         verified=first.verified + later.verified,
         logprobs=first.logprobs + later.logprobs,
         prompt_logprobs=first.prompt_logprobs + later.prompt_logprobs,
-        seed=first.seed if later.seed is None else later.seed,
-        queued=first.queued if later.queued is None else later.queued,
         finish=later.finish,
     )
 
 
 class Stream:
-    """Updates of one request, until all its outputs have ended. While nobody takes them, those of an output become one,
-    so that a slow reader holds no more than the outputs themselves.
+    """Updates of a request until all its outputs have ended. Unread updates of an output are joined into one, so that a
+    slow reader costs no more memory than the outputs.
 
-    The iterator raises InputError where the target refused the request, TargetUnavailable where it is gone, EngineError
-    where a step broke; what came before that is given first.
+    After the updates so far the iterator raises InputError if the target refused the request, TargetUnavailable if the
+    target is gone, EngineError if a step broke.
     """
 
     def __init__(self, outputs: int, abort: Callable[[], None]) -> None:
@@ -67,13 +66,13 @@ class Stream:
         return self._updates.pop(next(iter(self._updates)))
 
     def abort(self) -> None:
-        """Nobody waits any more: what the request holds is free before the next step. Idempotent, never waits."""
+        """End the request; the target frees its slots before the next step. Idempotent, never waits."""
         self._abort()
 
     # -- the engine's side
 
     def add(self, update: Update) -> None:
-        """One more update, in the loop's thread."""
+        """To be called in the event loop's thread."""
         index = update.delta.index
         before = self._updates.get(index)
         self._updates[index] = update if before is None else before.then(update)
@@ -81,7 +80,6 @@ class Stream:
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """There will be no more."""
         self.open = 0
         self._error = error
         self._changed.set()
