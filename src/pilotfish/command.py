@@ -1,29 +1,40 @@
-"""Commands whose options stand in dataclasses, so that several commands share them."""
+"""Command lines derived from declared options, so that several commands share them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import itertools
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import typer
+
+from pilotfish.errors import ParameterError
+from pilotfish.options import REQUIRED, Option
+
+Command = Callable[..., None]
+#: Values of options by name; those that were not given and have no default are not in it.
+Given = dict[str, Any]
+
+#: What a whole number may end with.
+_UNITS = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 
 
-def taking(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose first arguments are instances of these dataclasses of options. Typer sees each of their
-    fields as a parameter of the command, before the command's own."""
+def taking(*groups: type | Sequence[Option]) -> Callable[[Command], Command]:
+    """A command whose first arguments are groups of options, each of which Typer sees as a parameter of the command,
+    before the command's own. A group is a sequence of declared options, given as a dict (`Given`), or a dataclass
+    whose fields have Typer's annotations, given as an instance."""
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Command) -> Command:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[len(groups) :]
-        fields = [list(inspect.signature(group, eval_str=True).parameters.values()) for group in groups]
+        fields = [_parameters(group) for group in groups]
 
         @functools.wraps(command)
-        def run(**given: Any) -> None:
-            chosen = [
-                group(**{p.name: given.pop(p.name) for p in own_fields})
-                for group, own_fields in zip(groups, fields, strict=True)
-            ]
-            command(*chosen, **given)
+        def run(**values: Any) -> None:
+            parts = [{p.name: values.pop(p.name) for p in parameters} for parameters in fields]
+            command(*map(_group, groups, parts), **values)
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in itertools.chain(*fields, own)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -31,3 +42,70 @@ def taking(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]
         return run
 
     return decorate
+
+
+def _parameters(group: type | Sequence[Option]) -> list[inspect.Parameter]:
+    if isinstance(group, type):
+        return list(inspect.signature(group, eval_str=True).parameters.values())
+    return [_parameter(option) for option in group]
+
+
+def _group(group: type | Sequence[Option], values: dict[str, Any]) -> object:
+    if isinstance(group, type):
+        return group(**values)
+    parsed = {option.name: _parsed(option, values[option.name]) for option in group}
+    return {name: value for name, value in parsed.items() if value is not None}
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    extra, default = option.extra, option.default
+    names = extra.get("names") or ([f"--{option.name.replace('_', '-')}"] if option.kind is bool else [])
+    kind: Any = str if option.kind is Literal or _is_text(option) else option.kind
+    if kind in (tuple, dict):
+        kind = list[str if kind is dict else option.entries[0].kind]  # type: ignore[misc]
+    if default in (None, (), {}):
+        kind, default = kind | None, None
+    declared = typer.Option(
+        *names,
+        help=option.help + (" Repeatable." if option.kind in (tuple, dict) and not _is_text(option) else ""),
+        metavar=extra.get("metavar"),
+        rich_help_panel=extra.get("panel"),
+        show_default=extra.get("shown", True),
+    )
+    default = inspect.Parameter.empty if default is REQUIRED else str(default) if kind is str else default
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
+    )
+
+
+def _is_text(option: Option) -> bool:
+    """Whether the command line has a text for a number (8k) or a list (joined)."""
+    return "separator" in option.extra or "count" in option.extra
+
+
+def _parsed(option: Option, value: Any) -> Any:
+    """The option's value from that of the command line."""
+    if value is None or (option.kind in (tuple, dict) and not value):
+        return None
+    if "separator" in option.extra:
+        return tuple(value.split(option.extra["separator"]))
+    if _is_text(option):
+        return count(option.name, value)
+    if option.kind is dict:
+        return dict(_entry(option, text) for text in value)
+    return tuple(value) if option.kind is tuple else value
+
+
+def _entry(option: Option, text: str) -> tuple[int, float]:
+    token, _, number = text.partition("=")
+    try:
+        return int(token), float(number)
+    except ValueError as error:
+        raise ParameterError(option.name, text, "ID=BIAS, as in 42=-5.5") from error
+
+
+def count(field: str, text: str) -> int:
+    """A whole number, as in 8192, 8k or 8K. ParameterError, naming `field`, otherwise."""
+    if (match := re.fullmatch(r"(\d{1,12})([kKmM]?)", text, re.ASCII)) is None:
+        raise ParameterError(field, text, "a whole number, as in 8192, 8k (8000) or 8K (8192)")
+    return int(match[1]) * _UNITS[match[2]]

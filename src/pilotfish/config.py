@@ -1,15 +1,19 @@
-"""How an engine is set up. Frozen; every field is checked when it is made."""
+"""How engines, draft pools and servers are set up, declared once: command lines and their help are derived from here,
+and each worker process starts from the same JSON. Frozen; every field is checked when it is made."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pilotfish.core.sampling_params import MAX_SAMPLES
+import msgspec
+
+from pilotfish.core.sampling_params import MAX_SAMPLES, MAX_TOKENS
 from pilotfish.errors import ParameterError
-from pilotfish.options import refuse_unknown
+from pilotfish.options import check_options, option, refuse_unknown
 from pilotfish.plan.pace import Paces
 
 Mode = Literal["off", "sync", "async"]
@@ -19,8 +23,17 @@ DType = Literal["float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
 MetricsLevel = Literal["none", "summary", "detailed"]
 GenerationDefaults = Literal["auto", "vllm"]
-#: Seconds of silence that a busy machine brings about by itself.
+Config = TypeVar("Config")
+#: Seconds of silence that a busy machine brings about by itself: a target is heard twice in each.
 MIN_TARGET_TIMEOUT = 2.0
+
+#: Groups of options in the help of commands.
+speculation = partial(option, panel="Speculation")
+elsewhere = partial(option, panel="Drafts in processes of their own (--mode async)")
+machine = partial(option, panel="Device and memory")
+limit = partial(option, panel="How much at a time")
+timeout = partial(option, panel="How long", above=0, high=86400, unit="seconds")
+answer = partial(option, panel="What answers are by default")
 
 
 def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
@@ -63,87 +76,84 @@ def model_name(directory: Path) -> str:
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One target, maybe a draft, and how they run.
+    """One target, maybe a draft, and how they run. Fields without a help text have no command-line option.
 
     `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow
-    trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, or the pools that listen at `draft_pool`
-    (with `draft_key`, a key file, and `draft_pool_key`, each pool's public key, where they have keys).
-    `draft_optional` serves without pools that cannot be had; otherwise they are an error.
+    trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, or the pools that listen at `draft_pool`.
+    `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup of the last tokens in the sequence),
+    suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept). In async the draft grows
+    up to `wanted` nodes of a sequence. `budget` auto spends of `nodes` and `levels` what pays by measured costs, down
+    to plain decoding; fixed spends all of it, always.
 
-    `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup of the last `ngram_max` to `ngram_min`
-    tokens in the sequence), suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept).
-    A step verifies at most `nodes` nodes of a sequence. In sync the draft grows a tree in at most `levels` forwards of
-    `width` leaves; in async up to `wanted` nodes of a sequence, by forwards of `leaves` leaves of all sequences
-    together. `budget` auto spends of that what pays by measured costs, down to plain decoding; fixed spends all of it,
-    always.
-
-    `kv_slots` tokens fit into the target's KV pool (and into the draft's); 0: what `max_requests` sequences can use
-    and `memory` GiB hold, or, where that is 0 too, most of what is available. `max_rows` rows fit into one forward,
-    `max_requests` sequences run at a time. A prompt and its output have at most `max_model_len` tokens together; 0: as
-    many as the target's context. `quantization` is that of the weights of target and draft. `pace` holds
-    their forwards back to the speed of other devices. `trace` is a file for a timeline of all steps and levels.
-    `eager` runs transformers' own torch operations instead of kernels and CUDA graphs: the reference.
+    `kv_slots` and `memory` bind each process that has a model. Where both are 0 the KV pool holds what `max_requests`
+    sequences can use, within most of the memory that is available. `eager` runs transformers' own torch operations.
     """
 
-    target: Path
-    draft: Path | None = None
-    mode: Mode = "off"
-    drafter: str = "lm+ngram"
-    nodes: int = 8
-    levels: int = 8
-    width: int = 2
-    ngram_min: int = 1
-    ngram_max: int = 4
-    wanted: int = 2048
-    leaves: int = 32
-    draft_workers: int = 1
-    draft_cores: str = ""  # as `cores`; "": some of those that the process may use, the target gets the rest
-    draft_pool: tuple[str, ...] = ()
-    draft_pool_key: tuple[str, ...] = ()
-    draft_key: Path | None = None
-    draft_optional: bool = False
-    insecure: bool = False  # pools on other hosts may do without keys
-    budget: BudgetKind = "auto"
-    dtype: DType = "bfloat16"
-    quantization: Quantization = "none"
-    device: str = "cpu"
-    threads: int = 0  # 0: as many as cores
-    cores: str = ""  # as in "0,2-3"; "": all that the process may use
-    kv_slots: int = 0  # 0: planned
-    memory: float = 0.0  # GiB; 0: most of what is available
-    max_rows: int = 256
-    max_requests: int = 32
-    max_model_len: int = 0  # 0: the target's context
-    max_cached_tokens: int = 1 << 17
-    trace: Path | None = None
-    pace: str = ""  # as in "target=10.4ms,draft=2.6ms"; "": not paced
-    eager: bool = False
+    target: Annotated[Path, option("A model directory in Hugging Face format.", names=("--target", "--model"))]
+    draft: Annotated[Path, option("A draft's directory, with a target.")] | None = None
+    mode: Annotated[Mode, option("off, sync or async; by default as the draft allows.")] = "off"
+    dtype: Annotated[DType, option("float32 or bfloat16.")] = "bfloat16"
+    max_model_len: Annotated[
+        int,
+        option(
+            "Of prompt and output, at most.",
+            2,
+            1 << 26,
+            or_zero=True,
+            count=True,
+            metavar="TOKENS",
+            shown="the model's context",
+        ),
+    ] = 0
+    drafter: Annotated[str, speculation("lm, ngram, suffix, or several joined by +.")] = "lm+ngram"
+    nodes: Annotated[int, speculation("Nodes of a token tree, at most.", 1, 1024)] = 8
+    levels: Annotated[int, speculation("Draft forwards that grow a tree, at most.", 1, 64)] = 8
+    width: Annotated[int, speculation("Leaves that a draft forward expands, in sync.", 1, 256)] = 2
+    budget: Annotated[BudgetKind, speculation("auto: guess as much as pays; fixed: always all.")] = "auto"
+    ngram_min: Annotated[int, speculation("Tokens that n-gram lookup matches, at least.", 1, 16)] = 1
+    ngram_max: Annotated[int, speculation("And at most.", 1, 16)] = 4
+    wanted: Annotated[int, option("", 1, 1 << 16)] = 2048
+    max_cached_tokens: Annotated[int, option("", 2, 1 << 26)] = 1 << 17
+    leaves: Annotated[int, elsewhere("Leaves that a draft forward expands.", 1, 1024)] = 32
+    draft_workers: Annotated[int, elsewhere("Draft processes.", 1, 64)] = 1
+    draft_cores: Annotated[str, elsewhere("Their cores.", shown="a few")] = ""
+    draft_pool: Annotated[
+        tuple[str, ...], elsewhere("Pools instead: ipc://… or tcp://…, joined by ,", separator=",")
+    ] = ()
+    draft_key: Annotated[Path, elsewhere("This target's key file, for pools with keys.")] | None = None
+    draft_pool_key: Annotated[
+        tuple[str, ...], elsewhere("The pools' public keys, joined by a space.", separator=None)
+    ] = ()
+    draft_optional: Annotated[bool, elsewhere("Serve without a pool that fails.")] = False
+    insecure: Annotated[bool, elsewhere("Use pools on other hosts without keys.")] = False
+    quantization: Annotated[Quantization, machine("Weights: none, int8, or fp8 on CUDA.")] = "none"
+    device: Annotated[str, machine("cpu, or cuda where there is one.")] = "cpu"
+    threads: Annotated[int, machine("CPU threads; 0: all cores of this process.", 0, 1024)] = 0
+    cores: Annotated[str, machine("Cores to run on, as in 0,2-3.", shown="all")] = ""
+    kv_slots: Annotated[int, machine("Tokens that fit into the KV pool; 0: planned.", 64, 1 << 26, or_zero=True)] = 0
+    memory: Annotated[float, machine("GiB to stay within; 0: most of what is free.", 0, 1 << 20, unit="GiB")] = 0.0
+    pace: Annotated[str, machine("Emulate devices, as in target=10.4ms,draft=2.6ms.")] = ""
+    trace: Annotated[Path, machine("Write a timeline of steps and levels to this file.")] | None = None
+    eager: Annotated[bool, machine("The reference: plain torch operations, no C++ kernels.")] = False
+    max_requests: Annotated[
+        int, limit("Sequences that run at a time.", 1, 1 << 12, names=("--max-requests", "--max-num-seqs"))
+    ] = 32
+    max_rows: Annotated[
+        int,
+        limit(
+            "Of a forward, guesses included.",
+            1,
+            1 << 16,
+            names=("--max-rows", "--max-num-batched-tokens"),
+            count=True,
+            metavar="TOKENS",
+        ),
+    ] = 256
 
     def __post_init__(self) -> None:
-        kinds = (("mode", Mode), ("budget", BudgetKind), ("dtype", DType), ("quantization", Quantization))
-        for field, kind in kinds:
-            if getattr(self, field) not in get_args(kind):
-                raise ParameterError(field, getattr(self, field), " or ".join(get_args(kind)))
-        limits = (
-            ("nodes", 1, 1024),
-            ("levels", 1, 64),
-            ("width", 1, 256),
-            ("ngram_min", 1, 16),
-            ("ngram_max", self.ngram_min, 16),
-            ("wanted", 1, 1 << 16),
-            ("leaves", 1, 1024),
-            ("draft_workers", 1, 64),
-            ("threads", 0, 1024),
-            ("max_rows", 1, 1 << 16),
-            ("max_requests", 1, 1 << 12),
-            ("max_model_len", 2 if self.max_model_len else 0, 1 << 26),
-            ("max_cached_tokens", 2, 1 << 26),
-        )
-        for field, low, high in limits:
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise ParameterError(field, value, f"an integer {low} to {high}")
-        self._check_memory()
+        check_options(self)
+        if self.ngram_max < self.ngram_min:
+            raise ParameterError("ngram_max", self.ngram_max, f"an integer {self.ngram_min} to 16")
         parse_cores(self.cores)
         Paces.parse(self.pace)
         if self.trace is not None and not self.trace.parent.is_dir():
@@ -151,22 +161,12 @@ class EngineConfig:
         if self.draft_pool and self.mode != "async":
             raise ParameterError("mode", self.mode, "async with draft_pool")
         needs_draft = "lm" in self.drafters  # which checks them
-        if (
-            needs_draft
-            and self.draft is None
-            and (self.mode == "sync" or (self.mode == "async" and not self.draft_pool))
-        ):
+        own_draft = self.mode == "sync" or (self.mode == "async" and not self.draft_pool)
+        if needs_draft and own_draft and self.draft is None:
             allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"
             raise ParameterError("draft", None, allowed)
         if self.mode == "async" and not needs_draft:
             raise ParameterError("drafter", self.drafter, "a drafter with lm in mode async; the others need no process")
-
-    def _check_memory(self) -> None:
-        slots, memory = self.kv_slots, self.memory
-        if not isinstance(slots, int) or isinstance(slots, bool) or not (slots == 0 or 64 <= slots <= 1 << 26):
-            raise ParameterError("kv_slots", slots, f"0, or an integer 64 to {1 << 26}")
-        if not isinstance(memory, int | float) or isinstance(memory, bool) or not 0 <= memory <= 1 << 20:
-            raise ParameterError("memory", memory, f"a number of GiB, 0 to {1 << 20}")
 
     @property
     def drafters(self) -> tuple[DrafterKind, ...]:
@@ -182,6 +182,13 @@ class EngineConfig:
         return Paces.parse(self.pace)
 
     @property
+    def of_draft(self) -> EngineConfig:
+        """For the process of a draft worker, whose parent has placed it on its cores."""
+        assert self.draft is not None  # as in every mode that starts one
+        own: dict[str, Any] = {"cores": "", "threads": 0, "max_model_len": 0, "max_rows": EngineConfig.max_rows}
+        return replace(self, target=self.draft, draft=None, mode="off", **own)
+
+    @property
     def num_threads(self) -> int:
         return self.threads or len(self.core_set) or available_cores()
 
@@ -189,83 +196,78 @@ class EngineConfig:
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig:
-    """A draft pool: `model` (an EngineConfig whose target is the draft) that listens for targets at `listen`.
-
-    `key` and `allow`, a key file and an allowlist, say who may come; without them only this host's processes may,
-    unless `insecure`. A level expands up to `leaves` nodes of all sequences together; each gets `children`.
-    """
+    """A draft pool: `model`, whose target is the draft, serves targets that come to `listen`. Without `key` and
+    `allow` only this host's processes may come, unless `insecure`."""
 
     model: EngineConfig
-    listen: str
-    name: str = "draft"
-    key: Path | None = None
-    allow: Path | None = None
-    insecure: bool = False
-    leaves: int = EngineConfig.leaves
-    children: int = 12
+    listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
+    name: Annotated[str, option("What ps and logs call it.")] = "draft"
+    key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None
+    allow: Annotated[Path, option("The allowlist: who may come, and their weights.")] | None = None
+    insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False
+    leaves: Annotated[int, option("Nodes that a forward expands.", 1, 1024)] = EngineConfig.leaves
+    children: Annotated[int, option("Children that an expanded node gets.", 1, 64)] = 12
 
     def __post_init__(self) -> None:
-        for field, high in (("leaves", 1024), ("children", 64)):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
-                raise ParameterError(field, value, f"an integer 1 to {high}")
+        check_options(self)
 
 
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """How a target is served over HTTP.
+    """How a target is served over HTTP. It answers to any of `served_model_name`; none: to the target's own name. A
+    request's head, and then its body, must be there after `read_timeout`; `metrics` is what an answer says of its
+    speculation unless the request asks for more."""
 
-    It answers to any of `served_model_name`; none: to the target's own name. A body has at most `max_body_bytes`, a
-    request at most `max_prompts` prompts and `max_n` outputs of each. One that gives no limit gets
-    `default_max_tokens` tokens (0: what the context leaves). Its head, and then its body, must be there after
-    `read_timeout` seconds. It is ended after `request_timeout` seconds, once its reader takes nothing for
-    `write_timeout` seconds, and `drain_timeout` seconds after the server was told to end. A target that is silent for
-    `target_timeout` seconds, as a stopped process is, is killed and started again.
-    `metrics` is what a response says about its speculation unless the request asks for more. `chat_template` replaces
-    that of the model. `generation_config` auto samples as the model's generation_config.json says where a request does
-    not; vllm does not.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_name: tuple[str, ...] = ()
-    max_body_bytes: int = 4 << 20
-    max_prompts: int = 64
-    max_n: int = 16
-    default_max_tokens: int = 0
-    read_timeout: float = 30.0
-    request_timeout: float = 600.0
-    write_timeout: float = 30.0
-    drain_timeout: float = 30.0
-    target_timeout: float = 30.0
-    metrics: MetricsLevel = "none"
-    chat_template: str | None = None
-    generation_config: GenerationDefaults = "auto"
+    host: Annotated[str, option("Address to listen at.")] = "127.0.0.1"
+    port: Annotated[int, option("0: any that is free.", 0, 65535)] = 8000
+    served_model_name: Annotated[
+        tuple[str, ...], option("What clients call the model. One name or more.", metavar="NAME…")
+    ] = ()
+    max_body_bytes: Annotated[int, limit("Of a request.", 1024, 1 << 30)] = 4 << 20
+    max_prompts: Annotated[int, limit("Of a request.", 1, 1 << 12)] = 64
+    max_n: Annotated[int, limit("Outputs of a prompt.", 1, MAX_SAMPLES)] = 16
+    read_timeout: Annotated[float, timeout("Seconds that a client has to send a request.")] = 30.0
+    request_timeout: Annotated[float, timeout("Seconds that a request may take.")] = 600.0
+    write_timeout: Annotated[float, timeout("Seconds that a reader may take nothing.")] = 30.0
+    drain_timeout: Annotated[float, timeout("Seconds that requests have to end after SIGTERM.")] = 30.0
+    target_timeout: Annotated[
+        float, timeout("Seconds of silence after which a target is killed.", MIN_TARGET_TIMEOUT, above=None)
+    ] = 30.0
+    chat_template: (
+        Annotated[str, answer("A Jinja template, or its text; in place of the model's own.", metavar="FILE")] | None
+    ) = None
+    generation_config: Annotated[
+        GenerationDefaults,
+        answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them."),
+    ] = "auto"
+    default_max_tokens: Annotated[int, answer("0: what the context leaves.", 0, MAX_TOKENS)] = 0
+    metrics: Annotated[
+        MetricsLevel, answer("none, summary or detailed.", names=("--per-request-spec-decode-metrics",))
+    ] = "none"
 
     def __post_init__(self) -> None:
-        limits = (
-            ("port", 0, 65535),
-            ("max_body_bytes", 1024, 1 << 30),
-            ("max_prompts", 1, 1 << 12),
-            ("max_n", 1, MAX_SAMPLES),
-            ("default_max_tokens", 0, 1 << 31),
-        )
-        for field, low, high in limits:
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise ParameterError(field, value, f"an integer {low} to {high}")
-        for field in ("read_timeout", "request_timeout", "write_timeout", "drain_timeout", "target_timeout"):
-            value = getattr(self, field)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 86400:
-                raise ParameterError(field, value, "a number of seconds, more than 0 and at most 86400")
-        if self.target_timeout < MIN_TARGET_TIMEOUT:
-            allowed = f"at least {MIN_TARGET_TIMEOUT:g} seconds: a target is heard twice in each"
-            raise ParameterError("target_timeout", self.target_timeout, allowed)
-        for field, kind in (("metrics", MetricsLevel), ("generation_config", GenerationDefaults)):
-            if getattr(self, field) not in get_args(kind):
-                raise ParameterError(field, getattr(self, field), " or ".join(get_args(kind)))
+        check_options(self)
         if not self.host:
             raise ParameterError("host", self.host, "a host name or address")
         if not all(self.served_model_name):
             raise ParameterError("served_model_name", self.served_model_name, "names of at least one character")
+
+
+def config_text(config: object) -> str:
+    """A configuration as JSON, for a process that is to run the same."""
+    return msgspec.json.encode(config, enc_hook=str).decode()
+
+
+def config_of(text: str, kind: type[Config]) -> Config:
+    """The configuration of `kind` that `config_text` wrote; ParameterError for what is none."""
+    try:
+        return msgspec.json.decode(text, type=kind, dec_hook=_path)
+    except msgspec.DecodeError as error:
+        raise ParameterError("config", text, f"an engine's configuration ({error})") from error
+
+
+def _path(kind: type, value: Any) -> Path:
+    if kind is not Path:
+        raise ParameterError("config", value, f"no {kind.__name__}")
+    return Path(value)

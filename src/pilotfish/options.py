@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -28,6 +28,10 @@ Options = TypeVar("Options")
 #: Bounds beyond it are no part of a msgspec schema.
 INT64_MAX = (1 << 63) - 1
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list", dict: "a mapping"}
+
+
+#: The default of an option that must be given.
+REQUIRED: Any = ...
 
 
 def option(
@@ -63,7 +67,7 @@ class Option:
 
     name: str
     kind: Any  # a key of KINDS, Literal, or another type, of which any value is taken; None apart, see `optional`
-    default: Any = MISSING  # MISSING: it must be given
+    default: Any = REQUIRED
     help: str = ""
     low: float | None = None  # of a number, or of the length of a text, list or mapping
     high: float | None = None
@@ -78,16 +82,16 @@ class Option:
         """The values that are taken, in words."""
         if self.kind is Literal:
             return " or ".join(self.choices)
-        words = KINDS[self.kind] + (f" of {self.extra['unit']}" if "unit" in self.extra else "")
+        words = KINDS[self.kind] + (f" of {self.extra['unit']}," if "unit" in self.extra else "")
         if self.above is not None:
-            return f"{words}, more than {self.above:g} and at most {self.high:g}"
+            return f"{words} more than {self.above:g} and at most {self.high}"
         if self.high is None:
             return words
         if self.kind in (tuple, dict):
             return f"{words} of at most {self.high}"
-        low, high = (f"{bound:g}" if self.kind is float else str(bound) for bound in (self.low, self.high))
         zero = "0, or " if "or_zero" in self.extra else ""
-        return f"strings of {low} to {high} characters" if self.kind is str else f"{zero}{words} {low} to {high}"
+        span = f"{self.low} to {self.high}"
+        return f"strings of {span} characters" if self.kind is str else f"{zero}{words} {span}"
 
     def check(self, value: Any) -> None:
         """ParameterError unless `value` is taken."""
@@ -109,7 +113,7 @@ class Option:
         if self.kind is str:
             return isinstance(value, str) and self._within(len(value)) and (self.high is None or is_text(value))
         if self.kind in (tuple, dict):
-            return isinstance(value, tuple if self.kind is tuple else Mapping) and self._within(len(value))
+            return isinstance(value, (list, tuple) if self.kind is tuple else Mapping) and self._within(len(value))
         return self.kind is not bool or isinstance(value, bool)
 
     def _within(self, number: float) -> bool:
@@ -127,10 +131,12 @@ def options_of(cls: type) -> Mapping[str, Option]:
 
 
 def _default(item: dataclasses.Field[Any]) -> Any:
-    return item.default if item.default_factory is MISSING else item.default_factory()
+    if item.default_factory is not MISSING:
+        return item.default_factory()
+    return REQUIRED if item.default is MISSING else item.default
 
 
-def _declared(name: str, hint: Any, default: Any = MISSING) -> Option:
+def _declared(name: str, hint: Any, default: Any = REQUIRED) -> Option:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         (one,) = (argument for argument in arguments if argument is not NoneType)
@@ -151,6 +157,13 @@ def _described(plain: Option, meta: Meta) -> Option:
     low = extra.get("low", meta.min_length if meta.ge is None else meta.ge)
     high = extra.get("high", meta.max_length if meta.le is None else meta.le)
     return replace(plain, help=meta.description or "", low=low, high=high, above=meta.gt, extra=extra)
+
+
+def pick(cls: type, *names: str, without: Collection[str] = (), **defaults: Any) -> list[Option]:
+    """Those fields of a dataclass of options, or all but `without` that have a help text; with other defaults."""
+    declared = options_of(cls)
+    chosen = names or [name for name, one in declared.items() if one.help and name not in without]
+    return [replace(declared[name], default=defaults.get(name, declared[name].default)) for name in chosen]
 
 
 def check_options(options: Any) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from support import CONTEXT, assert_idle, make_engine
 
-from pilotfish.cli import chat_run, chat_screen
-from pilotfish.cli.chat_run import converse
+from pilotfish.cli import chat as chat_module
+from pilotfish.cli import chat_screen
+from pilotfish.cli.chat import Conversation, converse
 from pilotfish.cli.chat_screen import PlainScreen, TerminalScreen
-from pilotfish.cli.conversation import Conversation
-from pilotfish.cli.origin import OriginStream
+from pilotfish.cli.show import OriginStream
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
@@ -217,7 +217,7 @@ def test_the_command_line_then_the_model_say_how_long_answers_are(
     pilotfish: Any, chatty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(chat_run, "converse", lambda talk, _: seen.append(talk.params.max_tokens))
+    monkeypatch.setattr(chat_module, "converse", lambda talk, _: seen.append(talk.params.max_tokens))
     shutil.copytree(chatty, tmp_path, dirs_exist_ok=True)
     options = ("chat", "--target", tmp_path, "--threads", 1, "--eager")
     assert pilotfish(*options).code == 0
@@ -376,4 +376,4 @@ def test_a_terminal_at_both_ends_gets_the_sign(
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda name=name: name in terminals, raising=False)
         monkeypatch.setattr(sys, f"std{name}", stream)
-    assert isinstance(chat_run._screen(engine), kind)
+    assert isinstance(chat_module._screen(engine), kind)

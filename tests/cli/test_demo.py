@@ -12,10 +12,11 @@ import pytest
 from inline_drafts import inline_drafts
 
 from pilotfish import pairs
-from pilotfish.cli import demo_pace, demo_run
+from pilotfish.cli import demo as demo_module
+from pilotfish.cli import demo_pace
 from pilotfish.cli.compare import Comparison, Pass, Summary, run_pass, run_rounds
+from pilotfish.cli.demo import Result, Scene, run_demo
 from pilotfish.cli.demo_pace import Forwards, measure
-from pilotfish.cli.demo_run import Result, Scene, run_demo
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.sampling_params import SamplingParams
@@ -130,8 +131,8 @@ def test_a_draft_in_a_process_of_its_own(
 @pytest.mark.parametrize("colour", [True, False])
 def test_the_streamed_text_is_the_output(config: EngineConfig, colour: bool) -> None:
     engine = Engine(replace(config, mode="sync"))
-    prompt = demo_run.PROMPTS[0]
-    pieces = "".join(piece.plain for piece in demo_run._pieces(engine, prompt, PARAMS, coloured=colour))
+    prompt = demo_module.PROMPTS[0]
+    pieces = "".join(piece.plain for piece in demo_module._pieces(engine, prompt, PARAMS, coloured=colour))
     (sample,) = engine.submit(prompt, PARAMS)
     while engine.busy:
         engine.step()
@@ -139,7 +140,7 @@ def test_the_streamed_text_is_the_output(config: EngineConfig, colour: bool) -> 
     if colour:
         assert sample.text.startswith(pieces) or pieces.startswith(sample.text)
     else:
-        assert demo_run.OPENING in pieces
+        assert demo_module.OPENING in pieces
 
 
 def test_no_round_begins_that_would_end_after_the_budget(config: EngineConfig) -> None:
@@ -175,7 +176,7 @@ def test_the_command_fails_where_outputs_are_unequal(
     pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_, **__: False)
+    monkeypatch.setattr(demo_module, "run_demo", lambda *_, **__: False)
     assert pilotfish("demo", "--pace", "target=1ms").code == 1
 
 
@@ -198,8 +199,8 @@ def test_the_pace_is_one_that_was_held(target: list[float], draft: list[float], 
 
 def test_forwards_are_read_off_a_real_timeline(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_pace, "SECONDS", 0.5)
-    found = measure(config, demo_run.PROMPTS, PARAMS)
-    assert len(found.target) >= len(demo_run.PROMPTS) and found.draft
+    found = measure(config, demo_module.PROMPTS, PARAMS)
+    assert len(found.target) >= len(demo_module.PROMPTS) and found.draft
     assert min(found.target) >= demo_pace.TARGET_MS and min(found.draft) >= demo_pace.DRAFT_MS  # they were held
 
 
@@ -208,9 +209,9 @@ def test_the_command_takes_a_pace_that_the_machine_holds(
     pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
-    monkeypatch.setattr(demo_run, "measure", lambda *_: Forwards([10.4], [3.9]))
+    monkeypatch.setattr(demo_module, "measure", lambda *_: Forwards([10.4], [3.9]))
     shown: list[Scene] = []
-    monkeypatch.setattr(demo_run, "run_demo", lambda scenes, *_, **__: shown.extend(scenes) or True)
+    monkeypatch.setattr(demo_module, "run_demo", lambda scenes, *_, **__: shown.extend(scenes) or True)
     assert pilotfish("demo").code == 0
     assert [scene.config.pace for scene in shown] == ["target=19.76ms,draft=4.94ms", ""]
     assert "1.9 times slower" in shown[0].title

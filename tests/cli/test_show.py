@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pilotfish.cli.batch import Finished
+from pilotfish.cli.generate import Finished
 from pilotfish.cli.show import TextPrinter, report
 from pilotfish.engine.llm import Completion
 from pilotfish.prompts import BadRow, Row

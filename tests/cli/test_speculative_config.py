@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from pilotfish.cli.options import EngineOptions
-from pilotfish.cli.speculative_config import with_speculative_config
+from pilotfish.cli.options import engine_config
+from pilotfish.cli.vllm_arguments import with_speculative_config
 from pilotfish.config import EngineConfig
 from pilotfish.errors import InputError
 
 
 def configured(llama: Path, **keys: Any) -> EngineConfig:
-    return with_speculative_config(EngineOptions(target=llama), json.dumps(keys)).config(1)
+    return given(llama, json.dumps(keys))
+
+
+def given(llama: Path, text: str, **options: Any) -> EngineConfig:
+    return engine_config(with_speculative_config({"target": llama, "dtype": "float32", **options}, text))
 
 
 def test_an_ngram_config(llama: Path) -> None:
@@ -30,8 +34,7 @@ def test_a_draft_model_is_what_a_model_means(llama: Path, draft: Path) -> None:
 
 
 def test_a_mode_that_was_given_stays(llama: Path, draft: Path) -> None:
-    options = EngineOptions(target=llama, mode="async")
-    assert with_speculative_config(options, json.dumps({"model": str(draft)})).config(1).mode == "async"
+    assert given(llama, json.dumps({"model": str(draft)}), mode="async").mode == "async"
 
 
 def test_adaptive_verification_is_the_budget(llama: Path) -> None:
@@ -59,4 +62,4 @@ def test_adaptive_verification_is_the_budget(llama: Path) -> None:
 )
 def test_what_has_no_meaning_is_refused_by_name(llama: Path, text: str, named: str) -> None:
     with pytest.raises(InputError, match=named.replace("[", r"\[")):
-        with_speculative_config(EngineOptions(target=llama), text).config(1)
+        given(llama, text)

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from support import SNIPPETS, make_engine, run
 
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, config_of, config_text
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine, config_of, config_text
+from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.launch import WorkerState
 from pilotfish.engine.liveness import Silence, StartTime
 from pilotfish.engine.stream import Stream, joined
@@ -260,6 +260,6 @@ def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> 
 
 def test_a_configuration_survives_its_way_to_another_process(llama: Path, draft: Path) -> None:
     config = configured(llama, draft=draft, mode="async", draft_pool=("ipc:///tmp/a", "ipc:///tmp/b"), memory=2.5)
-    assert config_of(config_text(config)) == config
+    assert config_of(config_text(config), EngineConfig) == config
     with pytest.raises(ParameterError, match="config"):
-        config_of("{}")
+        config_of("{}", EngineConfig)

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pilotfish.config import EngineConfig
-from pilotfish.engine.async_engine import config_of, config_text
+from pilotfish.config import EngineConfig, config_of, config_text
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import WorkerSpec, die_with_parent
 
@@ -58,7 +57,7 @@ def run_round(engine: Engine, work: Round) -> Outcome:
 
 def main() -> None:
     die_with_parent()
-    with Engine(config_of(sys.argv[1])) as engine:
+    with Engine(config_of(sys.argv[1], EngineConfig)) as engine:
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
         for line in sys.stdin.buffer:

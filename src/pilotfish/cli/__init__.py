@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pilotfish import bench
-from pilotfish.cli import chat, demo, draft, generate, keys, models, serve, target, train
+from pilotfish.cli import chat, demo, generate, keys, models, serve, train, workers
 from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
 from pilotfish.printable import OneLineFormatter, one_line
@@ -28,8 +28,8 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
 app.command("serve", cls=ServeCommand)(serve.serve)
-app.command("draft")(draft.draft)
-app.command("target", hidden=True)(target.target)
+app.command("draft")(workers.draft)
+app.command("target", hidden=True)(workers.target)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(models.app, name="models")

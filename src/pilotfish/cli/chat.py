@@ -2,31 +2,198 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotfish.cli.options import EngineOptions, SamplingOptions
-from pilotfish.command import taking
+from pilotfish.cli.chat_screen import PlainScreen, Screen, TerminalScreen
+from pilotfish.cli.options import CHAT_SAMPLING, ENGINE, engine_config
+from pilotfish.cli.show import started
+from pilotfish.command import Given, taking
+from pilotfish.config import EngineConfig
+from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.errors import ModelError, PromptError
+from pilotfish.prompts import chat_prompt
+
+if TYPE_CHECKING:  # imports torch
+    from pilotfish.engine.engine import Engine
+    from pilotfish.engine.sample import Sample, SampleDelta
 
 ANSWER_TOKENS = 1024  # of an answer at most, where neither the user nor the model says
+EXIT = "/exit"
+HELP = """\
+/undo        forget the last turn
+/regenerate  forget the last answer and give another
+/reset       forget all turns
+/exit        leave, as Ctrl-D does
+A line that ends in a backslash goes on in the next one. Ctrl-C ends an answer."""
 
 
-@taking(EngineOptions, SamplingOptions)
+@taking(ENGINE, CHAT_SAMPLING)
 def chat(
-    engine: EngineOptions,
-    sampling: SamplingOptions,
+    engine: Given,
+    sampling: Given,
     system: Annotated[str | None, typer.Option(help="A system message, before all turns.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template: the model continues the joined turns.")] = False,
 ) -> None:
     """Talk to a model. Each line is a turn; /help lists the commands. From a pipe: answers on stdout, nothing else."""
-    given = sampling.given()
-    SamplingParams(**{"max_tokens": ANSWER_TOKENS, **given})  # what cannot be is refused before a model is loaded
-    config = engine.config(concurrency=1)
+    SamplingParams(**{"max_tokens": ANSWER_TOKENS, **sampling})  # what cannot be is refused before a model is loaded
+    run_chat(engine_config(engine), sampling, system=system, raw=raw)
+
+
+def run_chat(config: EngineConfig, sampling: Given, *, system: str | None, raw: bool) -> None:
+    """Load the models and converse to the end of the input. Parameters that are not given are the model's own."""
     from pilotfish.model.serving_imports import import_for_serving
 
     import_for_serving()
-    from pilotfish.cli.chat_run import run_chat
+    from pilotfish.model.metadata import load_tokenizer
 
-    run_chat(config, {"max_tokens": ANSWER_TOKENS}, given, system=system, raw=raw)
+    if not raw:
+        require_template(load_tokenizer(config.target))  # before the weights are loaded
+    with started(config) as engine:
+        params = engine.sampling_params(**{"max_tokens": ANSWER_TOKENS, **engine.model.generation.defaults, **sampling})
+        converse(Conversation(engine, params, system=system, raw=raw), _screen(engine))
+
+
+def _screen(engine: Engine) -> Screen:
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return TerminalScreen(drafts=engine.config.mode != "off")
+    return PlainScreen()
+
+
+def converse(conversation: Conversation, screen: Screen) -> None:
+    """Turn by turn, until the input ends. What cannot be served is one line, and changes nothing."""
+    screen.greet(conversation)
+    while True:
+        try:
+            text = screen.turn()
+            if text is None or text.rstrip() == EXIT:
+                return
+            if text.startswith("/"):
+                _command(text.rstrip(), conversation, screen)
+            elif text.strip():
+                answer(text, conversation, screen)
+        except PromptError as error:
+            screen.error(f"turn dropped: {error}")
+
+
+def answer(question: str, conversation: Conversation, screen: Screen) -> None:
+    """Stream the answer as far as it comes, which is what the conversation keeps."""
+    sample = conversation.ask(question)
+    with screen.answering(sample) as interrupted:
+        for delta in conversation.stream(sample):
+            screen.piece(delta)
+            if interrupted.is_set():
+                conversation.engine.abort(sample)
+
+
+def _command(name: str, conversation: Conversation, screen: Screen) -> None:
+    match name:
+        case "/help":
+            screen.note(HELP)
+        case "/reset":
+            conversation.reset()
+            screen.note("all turns are forgotten")
+        case "/undo":
+            screen.note("the last turn is forgotten" if conversation.undo() else "there is no turn to forget")
+        case "/regenerate":
+            if turn := conversation.undo():
+                answer(turn.question, conversation, screen)
+            else:
+                screen.note("there is no answer to give again")
+        case _:
+            screen.error(f"{name}: there is no such command; /help lists them")
+
+
+# -- the conversation
+
+
+def require_template(tokenizer: Any) -> None:
+    """ModelError when the model has no chat template."""
+    if not tokenizer.chat_template:
+        raise ModelError("chat template: the model has none; --raw joins the turns as plain text")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the user said, and the model's answer as far as it came."""
+
+    question: str
+    sample: Sample
+
+
+class Conversation:
+    """Turns over one engine. `ask`, then `stream` the answer.
+
+    The seed of answer i is H(seed, i), core.noise.sample_seed; i counts every answer since the start, those since
+    forgotten too. So equal input gives an equal conversation, and a turn asked again another answer.
+    """
+
+    def __init__(self, engine: Engine, params: SamplingParams, *, system: str | None, raw: bool) -> None:
+        """`system` goes before all turns. `raw` joins all texts by newlines, without a chat template."""
+        self.engine = engine
+        self.params = params
+        self.seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
+        self.turns: list[Turn] = []
+        self._system = [] if system is None else [_message("system", system)]
+        self._raw = raw
+        self._answers = 0
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The system message, then question and answer of each turn."""
+        said = [
+            message
+            for turn in self.turns
+            for message in (_message("user", turn.question), _message("assistant", turn.sample.text))
+        ]
+        return [*self._system, *said]
+
+    def ask(self, question: str) -> Sample:
+        """Submit the next turn; PromptError leaves the conversation as it was."""
+        prompt = self._prompt([*self.messages, _message("user", question)])
+        params = replace(self.params, seed=sample_seed(self.seed, self._answers))
+        (sample,) = self.engine.submit(prompt, params)
+        self.turns.append(Turn(question, sample))
+        self._answers += 1
+        return sample
+
+    def _prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        tokens, context = self._encode(messages), self.engine.model.shape.context
+        if len(tokens) >= context:
+            raise PromptError(
+                f"conversation: it has outgrown the model's context: {len(tokens)} tokens; "
+                f"{context - 1} and one to come are allowed"
+            )
+        return tokens
+
+    def _encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        if not self._raw:
+            return chat_prompt(messages, self.engine.tokenizer)
+        tokens: list[int] = self.engine.tokenizer.encode("\n".join(message["content"] for message in messages))
+        return tokens
+
+    def stream(self, sample: Sample) -> Iterator[SampleDelta]:
+        """What each step adds to the answer, up to its end, or until it is aborted. EngineError where its logits are
+        not finite."""
+        while sample.finish_reason is None:
+            yield from self.engine.step()
+        if sample.error is not None:
+            raise sample.error
+
+    def undo(self) -> Turn | None:
+        """Forget the last turn, which is returned; None when there is none."""
+        return self.turns.pop() if self.turns else None
+
+    def reset(self) -> None:
+        """Forget all turns; the system message stays."""
+        self.turns.clear()
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -7,17 +7,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Event
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.text import Text
 
-from pilotfish.cli.conversation import Conversation
-from pilotfish.cli.origin import DRAFTED, OWN, OriginStream, shows_colour
+from pilotfish.cli.show import DRAFTED, OWN, OriginStream, shows_colour
 from pilotfish.core.request import FinishReason
-from pilotfish.engine.sample import Sample, SampleDelta
 from pilotfish.errors import PromptError
 from pilotfish.printable import one_line, printable_output
+
+if TYPE_CHECKING:  # imports torch
+    from pilotfish.cli.chat import Conversation
+    from pilotfish.engine.sample import Sample, SampleDelta
 
 SIGN, CONTINUED = "> ", "... "
 

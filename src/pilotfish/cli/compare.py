@@ -7,17 +7,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from statistics import median
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
+
+from rich.table import Table
 
 from pilotfish.config import Mode, available_cores
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.drafter import NoDrafter
 from pilotfish.core.request import RequestStats
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine
-from pilotfish.target.worker import StepTimes
+
+if TYPE_CHECKING:  # imports torch
+    from pilotfish.engine.engine import Engine
+    from pilotfish.target.worker import StepTimes
+
+DEPTHS_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -174,3 +180,39 @@ def run_rounds(
         for name, run in modes.items():
             summaries[name].passes.append(run(replace(params, seed=done)))
     return summaries
+
+
+def comparison_table(title: str, modes: Mapping[str, Summary]) -> Table:
+    """A column for each mode."""
+    summaries = list(modes.values())
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column()
+    for name in modes:
+        table.add_column(name, justify="right")
+    table.add_row("tokens/s, median", *(f"{s.tokens_per_second:.1f}" for s in summaries), style="bold")
+    table.add_row("  slowest to fastest round", *map(_spread, summaries))
+    table.add_row("tokens per verify step", *(f"{s.tokens_per_verify_step:.2f}" for s in summaries))
+    table.add_row("cores of the target", *(str(s.cores) for s in summaries))
+    for part in modes["off"].time_share:
+        table.add_row(f"time: {part}", *(f"{s.time_share[part]:.0%}" for s in summaries))
+    for origin in dict.fromkeys(name for s in summaries for name in s.accepted_by_origin):
+        table.add_row(f"accepted, guessed by {origin}", *(_guessed(s, origin) for s in summaries))
+    depths = zip_longest(*map(_accepted, summaries), fillvalue="")
+    for depth, cells in enumerate(islice(depths, DEPTHS_SHOWN), 1):
+        table.add_row(f"accepted at depth {depth}", *cells)
+    return table
+
+
+def _spread(summary: Summary) -> str:
+    return f"{min(summary.speeds):.1f} to {max(summary.speeds):.1f}"
+
+
+def _guessed(summary: Summary, origin: str) -> str:
+    """Accepted tokens of an origin."""
+    return str(summary.accepted_by_origin.get(origin, 0)) if summary.offered_by_depth else ""
+
+
+def _accepted(summary: Summary) -> list[str]:
+    """By depth."""
+    depths = zip(summary.accepted_by_depth, summary.offered_by_depth, strict=True)
+    return [f"{accepted} of {offered} · {accepted / offered:4.0%}" for accepted, offered in depths]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -17,7 +18,9 @@ import numpy as np
 from pilotfish.cli.compare import run_pass
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine
+
+if TYPE_CHECKING:  # imports torch
+    from pilotfish.engine.engine import Engine
 
 #: Milliseconds of a forward of a 70B model on four H200, and of a 1B model on one.
 TARGET_MS, DRAFT_MS = 10.4, 2.6
@@ -66,6 +69,8 @@ def _late(times: Sequence[float]) -> float:
 
 def measure(config: EngineConfig, prompts: Sequence[str], params: SamplingParams) -> Forwards:
     """Run `config`, of mode async, at TARGET_MS and DRAFT_MS: with the pauses that cool caches, as the demo will."""
+    from pilotfish.engine.engine import Engine
+
     with tempfile.TemporaryDirectory() as directory:
         trace = Path(directory, "timeline.json")
         with _quietly_closed(Engine(replace(config, trace=trace, pace=HeldPace(1.0).text))) as engine:

@@ -6,21 +6,15 @@ import dataclasses
 import json as json_module
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pilotfish.cli.options import (
-    DeviceOption,
-    DTypeOption,
-    EagerOption,
-    JsonOption,
-    KVSlotsOption,
-    MemoryOption,
-    QuantizationOption,
-)
-from pilotfish.config import DType, EngineConfig, Quantization
+from pilotfish.cli.options import JsonOption
+from pilotfish.command import Given, taking
+from pilotfish.config import EngineConfig
 from pilotfish.errors import ParameterError
+from pilotfish.options import pick
 from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
@@ -35,15 +29,11 @@ def models() -> None:
 
 
 @app.command()
+@taking(pick(EngineConfig, "dtype", "quantization", "device", "kv_slots", "memory", "eager"))
 def check(
+    engine: Given,
     directory: Annotated[Path, typer.Argument(help="A model, or a pair: a directory of target and draft.")],
     draft: Annotated[Path | None, typer.Option(help="A draft's directory, to be checked with the model.")] = None,
-    dtype: DTypeOption = EngineConfig.dtype,
-    quantization: QuantizationOption = EngineConfig.quantization,
-    device: DeviceOption = EngineConfig.device,
-    kv_slots: KVSlotsOption = EngineConfig.kv_slots,
-    memory: MemoryOption = EngineConfig.memory,
-    eager: EagerOption = False,
     json: JsonOption = False,
 ) -> None:
     """Say whether DIRECTORY would run, how much memory it takes, and why not. Exit 0: it would; 2: it would not."""
@@ -51,17 +41,7 @@ def check(
         raise ParameterError("directory", str(directory), "a model directory in Hugging Face format, or one of a pair")
     if (directory / "target").is_dir():
         directory, draft = directory / "target", draft or directory / "draft"
-    config = EngineConfig(
-        target=directory,
-        draft=draft,
-        mode="off" if draft is None else "sync",
-        dtype=cast(DType, dtype),
-        quantization=cast(Quantization, quantization),
-        device=device,
-        kv_slots=kv_slots,
-        memory=memory,
-        eager=eager,
-    )
+    config = EngineConfig(target=directory, draft=draft, mode="off" if draft is None else "sync", **engine)
     from pilotfish.engine.check import check_models
 
     report = check_models(config)

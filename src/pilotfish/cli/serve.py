@@ -5,63 +5,94 @@ from __future__ import annotations
 import json as json_text
 import os
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
-from pilotfish.cli.options import EngineOptions, JsonOption
-from pilotfish.cli.server_options import ServerOptions
-from pilotfish.cli.speculative_config import with_speculative_config
-from pilotfish.command import taking
+from pilotfish.cli.options import ENGINE, JsonOption, engine_config
+from pilotfish.cli.vllm_arguments import with_speculative_config
+from pilotfish.command import Given, taking
+from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.errors import InputError, ParameterError
+from pilotfish.options import pick
+
+limit = partial(typer.Option, rich_help_panel="How much at a time")
+client = partial(typer.Option, rich_help_panel="Who may come")
+log = partial(typer.Option, rich_help_panel="Logs and traces")
+API_KEY_HELP = (
+    "What clients must show, one or more. Every user of this host can read them in ps: PILOTFISH_API_KEY and "
+    "--api-keys keep them out of sight."
+)
 
 
-@taking(EngineOptions, ServerOptions)
+@taking(ENGINE, pick(EngineConfig, "max_requests", "max_rows"), pick(ServerConfig))
 def serve(
-    engine: EngineOptions,
-    server: ServerOptions,
+    engine: Given,
+    rows: Given,
+    server: Given,
     model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="The target's directory, as --target.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(metavar="SECRET…", help=API_KEY_HELP)] = None,
+    max_queued_requests: Annotated[int, limit(help="Sequences that may wait beyond those that run.")] = 256,
+    max_queued_tokens: Annotated[int, limit(help="Tokens of them; 0: four times the KV pool.")] = 0,
+    api_keys: Annotated[Path | None, client(help="A file of keys and their limits.")] = None,
+    allow_anonymous: Annotated[bool, client("--allow-anonymous", help="Listen beyond this host without keys.")] = False,
+    speculative_config: Annotated[
+        str | None, typer.Option(rich_help_panel="Speculation", help="vLLM's JSON, where it has a meaning here.")
+    ] = None,
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager/--no-enforce-eager", hidden=True)] = False,
+    log_format: Annotated[str | None, log(help="json or text.", show_default="text on a terminal, else json")] = None,
+    log_prompts: Annotated[bool, log("--log-prompts", help="Write prompts into the log.")] = False,
+    otlp_traces_endpoint: Annotated[str | None, log(help="URL of an OpenTelemetry collector.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Serve OpenAI's API: completions, chats, metrics, and a page to try it at /. Ends on Ctrl-C or SIGTERM.
 
     Flags of `vllm serve` are taken, or refused with what there is instead: docs/coming-from-vllm.md. With --json one
     line on stdout says where, once requests can be served."""
-    options = with_speculative_config(_with_model(engine, model), server.speculative_config)
-    config = replace(options.config(concurrency=1), max_requests=server.max_requests, max_rows=server.rows)
-    listening = server.config()
-    if server.log_format not in (None, "json", "text"):
-        raise ParameterError("log_format", server.log_format, "json or text")
-    if server.enforce_eager and config.device != "cpu":
+    config = engine_config(with_speculative_config(_with_model(engine, model), speculative_config), **rows)
+    listening = server_config(server)
+    form = _log_form(log_format)
+    if enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
     from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
     from pilotfish.server.limits import QueueLimits
-    from pilotfish.server.logs import LogFormat, configure
+    from pilotfish.server.logs import configure
 
-    keys = load_keyring(server.api_key or (), os.environ.get(ENVIRONMENT, ""), server.api_keys)
-    if "VLLM_API_KEY" in os.environ and not (keys or server.allow_anonymous):
+    keys = load_keyring(api_key or (), os.environ.get(ENVIRONMENT, ""), api_keys)
+    if "VLLM_API_KEY" in os.environ and not (keys or allow_anonymous):
         raise InputError(f"VLLM_API_KEY: it is not read; give {ENVIRONMENT}, or --allow-anonymous to do without keys")
-    refuse_open(listening.host, keys, server.allow_anonymous)
-    limits = QueueLimits(max_queued_requests=server.max_queued_requests, max_queued_tokens=server.max_queued_tokens)
+    refuse_open(listening.host, keys, allow_anonymous)
+    limits = QueueLimits(max_queued_requests=max_queued_requests, max_queued_tokens=max_queued_tokens)
     _leave_out_torch()
     from pilotfish.server.main import ServerSetup, run_server, traces_url
 
-    if server.otlp_traces_endpoint is not None:
-        traces_url(server.otlp_traces_endpoint)
-    form = cast(LogFormat, server.log_format or ("text" if sys.stderr.isatty() else "json"))
-    configure(form, prompts=server.log_prompts)
-    setup = ServerSetup(config, listening, keys, limits, form, server.otlp_traces_endpoint)
+    if otlp_traces_endpoint is not None:
+        traces_url(otlp_traces_endpoint)
+    configure(form, prompts=log_prompts)
+    setup = ServerSetup(config, listening, keys, limits, form, otlp_traces_endpoint)
     run_server(setup, _tell if json else lambda _: None)
 
 
-def _with_model(options: EngineOptions, model: Path | None) -> EngineOptions:
+def _with_model(engine: Given, model: Path | None) -> Given:
     if model is None:
-        return options
-    if options.target is not None:
-        raise InputError(f"target: {str(options.target)!r} cannot be combined with MODEL; give one of them")
-    return replace(options, target=model)
+        return engine
+    if "target" in engine:
+        raise InputError(f"target: {str(engine['target'])!r} cannot be combined with MODEL; give one of them")
+    return {**engine, "target": model}
+
+
+def server_config(given: Given) -> ServerConfig:
+    if "chat_template" in given:
+        given = {**given, "chat_template": read_chat_template(given["chat_template"])}
+    return ServerConfig(**given)
+
+
+def _log_form(given: str | None) -> Literal["json", "text"]:
+    if given not in (None, "json", "text"):
+        raise ParameterError("log_format", given, "json or text")
+    return cast(Literal["json", "text"], given or ("text" if sys.stderr.isatty() else "json"))
 
 
 def _leave_out_torch() -> None:
@@ -75,3 +106,42 @@ def _leave_out_torch() -> None:
 def _tell(url: str) -> None:
     sys.stdout.write(json_text.dumps({"url": url}) + "\n")
     sys.stdout.flush()
+
+
+def read_chat_template(given: str) -> str:
+    """The template in the file `given`, or `given` itself where it cannot be a file's name: there \\n is a newline.
+    ParameterError for a file that cannot be read, or what is no template."""
+    template = given.replace("\\n", "\n") if any(sign in given for sign in "{}\n") else _template_in(given)
+    _check_syntax(template)
+    return template
+
+
+def _template_in(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        allowed = f"a file that can be read ({why}), or the text of a template"
+        raise ParameterError("chat_template", path, allowed) from error
+
+
+def _check_syntax(template: str) -> None:
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+    class Generation(Extension):
+        """The blocks with which some templates mark the assistant's words."""
+
+        tags = {"generation"}  # noqa: RUF012  # as its base has them
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    try:
+        jinja2.Environment(extensions=[Generation, loopcontrols]).parse(template)
+    except jinja2.TemplateSyntaxError as error:
+        message = f"chat_template: it is no Jinja template: line {error.lineno}: {error.message}"
+        raise ParameterError.described("chat_template", message) from error

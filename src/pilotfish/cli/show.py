@@ -16,13 +16,18 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from pilotfish.config import EngineConfig
+from pilotfish.engine.process import name_process
 from pilotfish.printable import one_line, printable, printable_output
 from pilotfish.prompts import BadRow
 
 if TYPE_CHECKING:
-    from pilotfish.cli.batch import Finished
+    from pilotfish.cli.generate import Finished
+    from pilotfish.engine.engine import Engine
+    from pilotfish.engine.sample import SampleDelta
     from pilotfish.model.pacer import Pacing
 
+DRAFTED, OWN = "bold green", "magenta"  # text that the draft guessed, text that the target added
 SHOW_PROGRESS_AFTER = 2.0  # seconds
 
 
@@ -30,6 +35,19 @@ def status(message: str) -> AbstractContextManager[Any]:
     """A spinner on stderr while something slow goes on; nothing where stderr is no terminal."""
     console = Console(stderr=True)
     return console.status(Text(one_line(message))) if console.is_terminal else nullcontext()
+
+
+def started(config: EngineConfig) -> Engine:
+    """An engine with its models loaded. Beside drafts in processes of their own, this one is called what it is too."""
+    from pilotfish.model.serving_imports import import_for_serving
+
+    import_for_serving()
+    from pilotfish.engine.engine import Engine
+
+    if config.mode == "async":
+        name_process("target")
+    with status(f"loading {config.target}"):
+        return Engine(config)
 
 
 def report(row: BadRow) -> None:
@@ -174,3 +192,30 @@ def _guessers(records: Sequence[Mapping[str, Any]]) -> str:
     for record in records:
         counts.update(record["stats"]["accepted_by_origin"])
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+
+# -- who wrote which text
+
+
+def shows_colour(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color
+
+
+class OriginStream:
+    """Follows one sample's deltas and finds where in their text the draft's part ends."""
+
+    def __init__(self) -> None:
+        self._shown = 0  # characters of the deltas so far
+
+    def drafted(self, delta: SampleDelta) -> int:
+        """How many characters of `delta.text` the draft had guessed: they come first. A character belongs to the
+        token that completes it."""
+        end = delta.ends[accepted - 1] if (accepted := delta.commit.accepted) else 0
+        before, self._shown = self._shown, self._shown + len(delta.text)
+        return min(max(end - before, 0), len(delta.text))
+
+    def coloured(self, delta: SampleDelta) -> Text:
+        """The text of `delta`, both parts in their colours, for a terminal."""
+        end = self.drafted(delta)
+        drafted, own = printable_output(delta.text[:end]), printable_output(delta.text[end:])
+        return Text.assemble((drafted, DRAFTED), (own, OWN))

@@ -6,15 +6,17 @@ import dataclasses
 import json as json_module
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pilotfish.cli.options import JsonOption, ThreadsOption
-from pilotfish.config import available_cores
+from pilotfish.cli.options import JsonOption
+from pilotfish.command import Given, taking
+from pilotfish.config import EngineConfig, available_cores
 from pilotfish.errors import ParameterError
+from pilotfish.options import Option, options_of, pick
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imports torch
     from pilotfish.train.evaluate import Evaluation
     from pilotfish.train.models import LlamaSize
     from pilotfish.train.recipe import PairRecipe
@@ -28,64 +30,62 @@ def _group() -> None:
     """Train models."""
 
 
+def _integer(name: str, help: str = "") -> Option:
+    return Option(name, int, None, help)
+
+
+#: Fields of PairRecipe, whose module imports torch. Those that are left out have the recipe's values.
+RECIPE = [
+    Option(
+        "sources",
+        tuple,
+        None,
+        "A file or directory of .py files.",
+        entries=(Option("sources", Path),),
+        extra={"names": ["--source"]},
+    ),
+    Option("held_out", tuple, None, "A package never trained on.", entries=(Option("held_out", str),)),
+    _integer("seed"),
+    _integer("vocab_size", "Tokens of the byte-level BPE."),
+    _integer("context", "Positions that the models serve."),
+    Option("target_shape", str, None, extra={"metavar": SHAPE_HELP}),
+    Option("draft_shape", str, None, extra={"metavar": SHAPE_HELP}),
+    _integer("sequence_length", "Tokens of a training row."),
+    _integer("batch_rows", "Rows of an optimizer step."),
+    _integer("target_tokens", "Tokens the target trains on."),
+    _integer("draft_tokens", "Tokens the draft is distilled on."),
+    _integer("sampled_tokens", "Tokens the target writes for the draft."),
+    Option("learning_rate", float, None, "The target's peak rate."),
+    Option("draft_learning_rate", float, None, "The draft's peak rate."),
+    _integer("checkpoint_every", "Steps between checkpoints."),
+]
+
+
 @app.command("pair")
+@taking(RECIPE, pick(EngineConfig, "threads"))
 def pair(
+    recipe: Given,
+    engine: Given,
     out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
     run: Annotated[Path | None, typer.Option(help="Checkpoints to resume from; OUT/run.")] = None,
-    source: Annotated[list[Path] | None, typer.Option(help="A file or directory of .py files. Repeatable.")] = None,
-    held_out: Annotated[list[str] | None, typer.Option(help="A package never trained on. Repeatable.")] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Tokens of the byte-level BPE.")] = None,
-    context: Annotated[int | None, typer.Option(help="Positions that the models serve.")] = None,
-    target_shape: Annotated[str | None, typer.Option(metavar=SHAPE_HELP)] = None,
-    draft_shape: Annotated[str | None, typer.Option(metavar=SHAPE_HELP)] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens of a training row.")] = None,
-    batch_rows: Annotated[int | None, typer.Option(help="Rows of an optimizer step.")] = None,
-    target_tokens: Annotated[int | None, typer.Option(help="Tokens the target trains on.")] = None,
-    draft_tokens: Annotated[int | None, typer.Option(help="Tokens the draft is distilled on.")] = None,
-    sampled_tokens: Annotated[int | None, typer.Option(help="Tokens the target writes for the draft.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="The target's peak rate.")] = None,
-    draft_learning_rate: Annotated[float | None, typer.Option(help="The draft's peak rate.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, or a CUDA device.")] = "auto",
-    threads: ThreadsOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Train a target and its draft. Options left out take the recipe's values, which make `pycode`."""
-    recipe = make_recipe(
-        sources=tuple(source) if source else None,
-        held_out=tuple(held_out) if held_out else None,
-        seed=seed,
-        vocab_size=vocab_size,
-        context=context,
-        target=parse_shape("target_shape", target_shape),
-        draft=parse_shape("draft_shape", draft_shape),
-        sequence_length=sequence_length,
-        batch_rows=batch_rows,
-        target_tokens=target_tokens,
-        draft_tokens=draft_tokens,
-        sampled_tokens=sampled_tokens,
-        learning_rate=learning_rate,
-        draft_learning_rate=draft_learning_rate,
-        checkpoint_every=checkpoint_every,
-    )
-    result = _train(recipe, out, run or out / "run", device, threads)
+    from pilotfish.train.recipe import PairRecipe
+
+    sizes = {f"{role}_shape": recipe.pop(f"{role}_shape", None) for role in ("target", "draft")}
+    for field, text in sizes.items():
+        if text is not None:
+            recipe[field.removesuffix("_shape")] = parse_shape(field, text)
+    result = _train(PairRecipe(**recipe), out, run or out / "run", device, engine["threads"])
     _print_result(dataclasses.asdict(result), json=json)
 
 
-def make_recipe(**given: Any) -> PairRecipe:
-    """The recipe with the values that are not None."""
-    from pilotfish.train.recipe import PairRecipe
-
-    return PairRecipe(**{field: value for field, value in given.items() if value is not None})
-
-
-def parse_shape(field: str, text: str | None) -> LlamaSize | None:
+def parse_shape(field: str, text: str) -> LlamaSize:
     """`6,512,8,2,1536` as layers, widths and heads."""
     from pilotfish.train.models import LlamaSize
 
-    if text is None:
-        return None
     try:
         return LlamaSize(*map(int, text.split(",")))
     except (TypeError, ValueError) as error:
@@ -93,8 +93,7 @@ def parse_shape(field: str, text: str | None) -> LlamaSize | None:
 
 
 def _train(recipe: PairRecipe, out: Path, run: Path, device: str, threads: int) -> Evaluation:
-    if not 0 <= threads <= 1024:
-        raise ParameterError("threads", threads, "an integer 0 to 1024")
+    options_of(EngineConfig)["threads"].check(threads)
     import torch
     from rich.console import Console
     from rich.progress import Progress

@@ -1,17 +1,23 @@
-"""The command line of `vllm serve`, as ours."""
+"""The command line of `vllm serve`, and its `--speculative-config`, as ours."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from pilotfish.cli.vllm_flags import FLAGS, OFF, ON, SHORT, Flag
-from pilotfish.errors import InputError
+from pilotfish.command import Given
+from pilotfish.config import EngineConfig
+from pilotfish.errors import InputError, ParameterError, UnknownOptionError
+from pilotfish.options import Option, options_of
 
 #: Options that take all words up to the next one.
 SEVERAL = ("--served-model-name", "--api-key")
@@ -111,3 +117,90 @@ def _check(option: _Option, flag: Flag, rest: deque[str]) -> None:
         given = option.name if value is None else f"{option.name} {value!r}"
         accepted = f"; {' or '.join(flag.accepted)} is accepted" if flag.accepted else ""
         raise InputError(f"{given}: {flag.why}{accepted}")
+
+
+# -- --speculative-config
+
+FIELD = "speculative_config"
+#: vLLM's methods that are served, and our drafters that do the same.
+METHODS = {"ngram": "ngram", "suffix": "suffix", "draft_model": "lm"}
+#: Keys whose only accepted values say what is the case anyway.
+AS_IT_IS: dict[str, tuple[Any, ...]] = {
+    "draft_tensor_parallel_size": (1,),
+    "parallel_drafting": (False,),
+    "use_heterogeneous_vocab": (False,),
+    "enforce_eager": (False,),
+    "rejection_sample_method": ("standard",),
+    "revision": (None,),
+    "code_revision": (None,),
+}
+#: Keys of vLLM that ask for what is not done here, and what to do instead.
+REFUSED = {
+    "quantization": "--quantization, which is of target and draft",
+    "max_model_len": "nothing: a draft's context is its model's",
+    "num_speculative_tokens_per_batch_size": "nothing: measured costs decide it, with --budget auto",
+    "draft_sample_method": "nothing: a draft mirrors the target's noise",
+    "tensor_parallel_size": "nothing: drafts run on one device",
+    "speculative_model": "model",
+}
+
+
+_ENGINE = options_of(EngineConfig)
+#: Keys that have a meaning here, and their values.
+KEYS = {
+    "method": Option("method", Literal, choices=tuple(METHODS)),
+    "model": Option("model", str),
+    "num_speculative_tokens": _ENGINE["nodes"],
+    "prompt_lookup_min": _ENGINE["ngram_min"],
+    "prompt_lookup_max": _ENGINE["ngram_max"],
+    "enable_adaptive_verification": Option("enable_adaptive_verification", bool),
+}
+
+
+def with_speculative_config(engine: Given, text: str | None) -> Given:
+    """The engine's options with those that `text` asks for. ParameterError, naming the key, for what cannot be;
+    UnknownOptionError for a key that vLLM does not have either."""
+    if text is None:
+        return engine
+    given = _object(text)
+    given.setdefault("method", "draft_model" if "model" in given else None)
+    options = {"mode": "sync", **engine}
+    for name, value in given.items():
+        options |= _meaning(name, value)
+    if given["method"] == "draft_model" and "draft" not in options and "target" in options:
+        raise ParameterError(f"{FIELD}.model", None, "a draft's directory")
+    return options
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ParameterError(FIELD, text, f"JSON ({error})") from error
+    if not isinstance(given, dict):
+        raise ParameterError(FIELD, text, "a JSON object")
+    return given
+
+
+def _meaning(name: str, value: Any) -> Given:
+    """Our options for a key of vLLM's."""
+    field = f"{FIELD}.{name}"
+    if name in REFUSED:
+        raise ParameterError(field, value, REFUSED[name])
+    if name in AS_IT_IS:
+        if value not in AS_IT_IS[name]:
+            raise ParameterError(field, value, " or ".join(json.dumps(allowed) for allowed in AS_IT_IS[name]))
+        return {}
+    if name not in KEYS:
+        raise UnknownOptionError(field, sorted({*KEYS, *AS_IT_IS}))
+    replace(KEYS[name], name=field).check(value)
+    match name:
+        case "method":
+            return {"drafter": METHODS[value]}
+        case "model":
+            return {"draft": Path(value)}
+        case "num_speculative_tokens":  # a chain where the drafter gives chains
+            return {"nodes": value, "levels": min(value, 64)}
+        case "enable_adaptive_verification":
+            return {"budget": "auto" if value else "fixed"}
+    return {KEYS[name].name: value}

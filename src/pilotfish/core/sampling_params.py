@@ -56,7 +56,7 @@ class SamplingParams:
     frequency_penalty: Annotated[float, sampled("The same, times their count.", -2, 2)] = 0.0
     logit_bias: Annotated[
         Mapping[TokenId, Annotated[float, option("", -100, 100)]],
-        sampled("Added to the logits of these tokens.", most=MAX_TOKEN_IDS),
+        sampled("Added to the logits of these tokens.", most=MAX_TOKEN_IDS, metavar="ID=BIAS"),
     ] = field(default_factory=dict)
     allowed_token_ids: (
         Annotated[Sequence[TokenId], sampled("Give no other token.", most=MAX_TOKEN_IDS, names=("--allowed-token-id",))]

@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.config import EngineConfig, model_name
+from pilotfish.config import EngineConfig, config_text, model_name
 from pilotfish.core.messages import Peer
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.launch import Delays, Supervisor, WorkerState
 from pilotfish.engine.liveness import Silence, StartTime
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream, Update
-from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError, TargetUnavailable, WireError
+from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable, WireError
 from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.listening import ListeningChannel
 from pilotfish.wire.serving import (
@@ -285,22 +285,3 @@ def refusal(message: Refusal) -> PromptError | ParameterError:
 def target_command(config: EngineConfig, endpoint: str) -> list[str]:
     """How a target worker is started."""
     return [sys.executable, "-m", "pilotfish", "target", f"--connect={endpoint}", f"--config={config_text(config)}"]
-
-
-def config_text(config: EngineConfig) -> str:
-    """As JSON, for a process that is to run the same."""
-    return msgspec.json.encode(config, enc_hook=str).decode()
-
-
-def config_of(text: str) -> EngineConfig:
-    """The configuration that `config_text` wrote; ParameterError for what is none."""
-    try:
-        return msgspec.json.decode(text, type=EngineConfig, dec_hook=_path)
-    except msgspec.DecodeError as error:
-        raise ParameterError("config", text, f"an engine's configuration ({error})") from error
-
-
-def _path(kind: type, value: Any) -> Path:
-    if kind is not Path:
-        raise ModelError(f"config: {kind.__name__} cannot be read")
-    return Path(value)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, config_text
 from pilotfish.engine.launch import Supervisor, WorkerState
 from pilotfish.engine.placement import split_cores
 from pilotfish.engine.process import WorkerSpec
@@ -46,20 +45,6 @@ def start_draft_workers(config: EngineConfig) -> DraftWorkers | None:
 
 
 def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:
-    """The command line of one."""
-    assert config.draft is not None  # EngineConfig checks it
-    options = {
-        "draft": str(Path(config.draft).resolve()),
-        "listen": endpoint,
-        "name": name,
-        "dtype": config.dtype,
-        "quantization": config.quantization,
-        "device": config.device,
-        "leaves": str(config.leaves),
-        "pace": config.pace,
-        "kv-slots": str(config.kv_slots),
-    }
-    if config.trace is not None:
-        options["trace"] = str(config.trace.resolve())
-    flags = ["--eager"] if config.eager else []
-    return [sys.executable, "-m", "pilotfish", "draft", *(f"--{k}={v}" for k, v in options.items()), *flags]
+    """The command line of one, which starts from the configuration of its engine."""
+    own = {"config": config_text(config), "listen": endpoint, "name": name}
+    return [sys.executable, "-m", "pilotfish", "draft", *(f"--{option}={value}" for option, value in own.items())]

@@ -1,0 +1,125 @@
+"""`pilotfish draft`: a draft pool that listens for targets. `pilotfish target`: the process of a server's target."""
+
+from __future__ import annotations
+
+import json as json_text
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+
+from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directory, resolve_models
+from pilotfish.command import Given, taking
+from pilotfish.config import DraftConfig, EngineConfig, config_of
+from pilotfish.engine.process import (
+    LOG_FORMAT,
+    Signals,
+    Stopped,
+    die_with_parent,
+    name_process,
+    remove_directory,
+    supervised,
+)
+from pilotfish.errors import InputError, ParameterError
+from pilotfish.options import pick
+from pilotfish.printable import OneLineFormatter
+
+MODEL = ("dtype", "quantization", "device", "threads", "cores", "kv_slots", "memory", "pace", "trace", "eager")
+
+
+@taking(pick(DraftConfig), pick(EngineConfig, *MODEL))
+def draft(
+    pool: Given,
+    engine: Given,
+    draft: Annotated[Path | None, typer.Option(help="The draft's directory in Hugging Face format.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The bundled pair whose draft to run: pycode, the default.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
+    ] = None,
+    json: JsonOption = False,
+    config: Annotated[str | None, typer.Option(hidden=True, help="Of the engine whose draft worker this is.")] = None,
+) -> None:
+    """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM.
+
+    With --json one line on stdout says where it listens, once it serves."""
+    if config is None:
+        prepared = DraftConfig(model=EngineConfig(target=_directory(draft, pair), **engine), **pool)
+    else:
+        parent = config_of(config, EngineConfig)
+        prepared = DraftConfig(**{**pool, "model": parent.of_draft, "leaves": parent.leaves})
+    from pilotfish.model.serving_imports import import_for_serving
+
+    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
+    _configure_log(log_format, prepared.name, level)
+    import_for_serving()
+    from pilotfish.model.metadata import log_through_root
+
+    log_through_root()
+    from pilotfish.engine.draft_pool import run_pool
+
+    run_pool(prepared, _tell if json else lambda _: None)
+
+
+def _configure_log(form: str | None, name: str, level: int) -> None:
+    if form not in (None, "json", "text"):
+        raise ParameterError("log_format", form, "json or text")
+    if form is not None:
+        from pilotfish.server.logs import configure
+
+        configure(cast(Literal["json", "text"], form), level=level, process=name)
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter(f"pilotfish {name.replace('%', '%%')}: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def _tell(endpoint: str) -> None:
+    sys.stdout.write(json_text.dumps({"endpoint": endpoint}) + "\n")
+    sys.stdout.flush()
+
+
+def _directory(draft: Path | None, pair: str | None) -> Path:
+    if draft is not None and pair is not None:
+        raise InputError("draft: it cannot be combined with --pair; give one of them")
+    if draft is not None:
+        return model_directory("draft", draft)
+    found = resolve_models(pair or DEFAULT_PAIR, None, None).draft
+    assert found is not None  # a pair has one
+    return found
+
+
+def target(
+    connect: Annotated[str, typer.Option(help="Where the server listens: ipc://PATH.")],
+    config: Annotated[str, typer.Option(help="The engine's configuration as JSON, as the server writes it.")],
+) -> None:
+    """Run a target worker for a server. `pilotfish serve` does so itself."""
+    from pilotfish.server.logs import configure
+
+    configure("json" if os.environ.get(LOG_FORMAT) == "json" else "text", process="target")
+    name_process("target")
+    signals = Signals()
+    with suppress(Stopped), signals:  # from here on there are processes to end
+        die_with_parent(signal.SIGHUP)
+        _run_target(config_of(config, EngineConfig), connect, signals)
+    if signals.received == signal.SIGHUP:
+        remove_directory()
+
+
+def _run_target(config: EngineConfig, endpoint: str, signals: Signals) -> None:
+    """Draft workers load while this process imports torch."""
+    from pilotfish.engine.draft_workers import start_draft_workers
+
+    workers = start_draft_workers(config)
+    from pilotfish.model.serving_imports import import_for_serving
+
+    import_for_serving()
+    from pilotfish.engine.target_process import run_target
+    from pilotfish.model.metadata import log_through_root
+
+    log_through_root()
+    run_target(config, endpoint, signals, workers)
