@@ -10,7 +10,7 @@ from support import tiny_model
 
 from pilotfish.model.experts import Mixture, Router, use_library_experts
 from pilotfish.model.native import load_kernels
-from pilotfish.model.native_modules import use_kernels
+from pilotfish.model.native_modules import with_kernels
 
 ROWS = 300
 KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -27,7 +27,7 @@ def blocks(kind: str, options: dict[str, Any], native: bool) -> tuple[torch.nn.M
     if native:
         assert load_kernels()
         ours.config.architectures = [type(ours).__name__]  # as in a saved model
-        use_kernels(ours)
+        ours = with_kernels(ours, context=64)
     else:
         use_library_experts(ours)
     return reference.model.layers[1].mlp, ours.model.layers[1].mlp  # type: ignore[union-attr, index, return-value]

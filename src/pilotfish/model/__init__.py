@@ -4,8 +4,8 @@ import sys
 
 from transformers.utils import is_torchao_available
 
-# transformers asks once whether torchao is installed, and imports it if so, which takes 2 s and prints. While None
-# stands for it in sys.modules the answer is no; the answer is kept, so torchao waits for `quantize`.
+# transformers checks once whether torchao is installed, and imports it if so, which takes 2 s and prints. While
+# sys.modules holds None for it the check says no, and transformers remembers that, so torchao waits for `quantize`.
 if "torchao" not in sys.modules:
     sys.modules["torchao"] = None  # type: ignore[assignment]
     is_torchao_available()

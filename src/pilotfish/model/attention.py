@@ -51,10 +51,9 @@ class KVPool:
     def zeros(
         cls, layers: int, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> KVPool:
-        def pool() -> list[torch.Tensor]:
-            return [_zeros((slots + 1, kv_heads, head_dim), dtype, device) for _ in range(layers)]
-
-        return cls(pool(), pool())
+        shape = (slots + 1, kv_heads, head_dim)
+        keys, values = ([_zeros(shape, dtype, device) for _ in range(layers)] for _ in range(2))
+        return cls(keys, values)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

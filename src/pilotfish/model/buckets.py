@@ -1,4 +1,4 @@
-"""The few sizes that forwards are padded to: a row's bits may depend on them, and CUDA graphs are recorded for each."""
+"""Sizes that forwards are padded to: a row's bits may depend on them, and a CUDA graph is recorded for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Buckets:
     path: tuple[int, ...] = ()  # nodes
 
     def pad_rows(self, rows: int) -> int:
-        """Rows after padding: whole forwards of the largest bucket, and one of the smallest that holds the rest."""
+        """Rows after padding: whole forwards of the largest bucket, and the smallest bucket that holds the rest."""
         if not self.rows:
             return rows
         rest = rows % self.rows[-1]
@@ -27,13 +27,13 @@ class Buckets:
 
 
 def bucket(size: int, sizes: tuple[int, ...]) -> int:
-    """The smallest of `sizes` that holds `size`; where none does, `size` itself."""
+    """The smallest of `sizes` that holds `size`; `size` itself if none does."""
     return next((each for each in sizes if each >= size), size)
 
 
-#: The C++ kernels give a row the same bits in any company.
+#: For the C++ kernels: a row's bits do not depend on the other rows.
 EXACT = Buckets()
-#: Library matrix products on a CPU give a row the same bits at every row count from 16 up; below, others.
+#: Library matrix products on a CPU give a row the same bits at every row count from 16 up, others below.
 LIBRARY = Buckets(rows=(16, 32, 64, 128, 256, 512, 1024))
 _WIDTHS = {"sequences": POWERS[::3], "trunk": POWERS[10:], "path": POWERS[3::3]}
 #: cuBLAS chooses a kernel by the row count, and kernels differ in the order of their sums. So in float32 there is one
@@ -45,5 +45,5 @@ CUDA = {
 
 
 def library_buckets(device: torch.device, dtype: torch.dtype) -> Buckets:
-    """Where matrix products are a library's."""
+    """For forwards whose matrix products are a library's."""
     return CUDA[dtype] if device.type == "cuda" else LIBRARY

@@ -17,8 +17,8 @@ from pilotfish.model.buckets import library_buckets
 
 
 class Mixture(torch.nn.Module):
-    """In place of transformers' stacked experts: each expert that was chosen runs once, over its rows. A row
-    adds up what its experts give in the order of its own choices."""
+    """Takes the place of transformers' stacked experts: each chosen expert runs once, over its rows. A row sums the
+    results of its experts in the order of its own choices."""
 
     def __init__(self, experts: Iterable[torch.nn.Module]) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Mixture(torch.nn.Module):
 
 
 class Router(torch.nn.Module):
-    """The best `k` experts of each row and their weights: `over_all`, shares of the softmax over all experts,
-    otherwise the softmax over the chosen, which is what shares that are scaled to a sum of 1 come to."""
+    """The best `k` experts of each row and their weights: shares of the softmax over all experts (`over_all`), or the
+    softmax over the chosen, which equals those shares scaled to a sum of 1."""
 
     def __init__(self, linear: torch.nn.Module, k: int, *, over_all: bool) -> None:
         super().__init__()
@@ -84,6 +84,14 @@ def linear_of(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linea
     return linear
 
 
+def split_gate_up(linear: torch.nn.Linear, *, interleaved: bool = False) -> tuple[torch.nn.Linear, torch.nn.Linear]:
+    """Gate and up of a linear that computes both: gates before ups, or in turns."""
+    half = linear.out_features // 2
+    parts = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(half), slice(half, None))
+    gate, up = (linear_of(linear.weight[p], None if linear.bias is None else linear.bias[p]) for p in parts)
+    return gate, up
+
+
 def expert_linear(experts: Any, name: str, index: int) -> torch.nn.Linear:
     """One expert's projection out of the stack: views, no copies."""
     weight = getattr(experts, name)[index]
@@ -92,13 +100,13 @@ def expert_linear(experts: Any, name: str, index: int) -> torch.nn.Linear:
 
 
 def refuse_quantized(module: torch.nn.Module, quantization: str) -> None:
-    """ParameterError for stacked experts: they are no linear layers, so they would stay as they are."""
+    """ParameterError for stacked experts: `quantize` changes linear layers only."""
     if any(type(child).__name__.endswith("Experts") for child in module.modules()):
         raise ParameterError("quantization", quantization, "none for a mixture of experts")
 
 
 def use_library_experts(module: torch.nn.Module) -> None:
-    """Replace transformers' stacked experts in place, where no kernel computes them."""
+    """Replace transformers' stacked experts, in place, for models without kernels."""
     for name, child in list(module.named_children()):
         if type(child).__name__.endswith("Experts"):
             setattr(module, name, Mixture(LibraryExpert(child, i) for i in range(len(child.gate_up_proj))))  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-"""What a configuration asks of attention and feed-forward layers, and what of that is refused.
+"""Features that a configuration asks of attention and feed-forward layers; those that are not supported are refused.
 
 A field that we do not know how to honour is an error here, so that no model is served wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pilotfish.errors import ModelError
 
-#: The window of every layer: as `layer_types` says, the same everywhere, or none whatever other fields say.
+#: The windows of layers: as `layer_types` says, the same everywhere, or none whatever other fields say.
 _BY_LAYER, _EVERYWHERE, _NONE = "by layer", "everywhere", "none"
 ARCHITECTURES = {
     "LlamaForCausalLM": _NONE,
@@ -34,14 +34,12 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that see equally far back."""
-
-    window: int  # positions, the row's own included; 0: all
+    window: int  # positions that its layers see, the row's own included; 0: all
     layers: tuple[int, ...]
 
 
 def layer_groups(config: Any) -> tuple[LayerGroup, ...]:
-    """Every layer in one group, groups by window."""
+    """The layers grouped by window, ascending."""
     windows = layer_windows(config)
     members = {w: tuple(i for i, window in enumerate(windows) if window == w) for w in sorted(set(windows))}
     return tuple(LayerGroup(window, layers) for window, layers in members.items())
@@ -59,21 +57,15 @@ def layer_windows(config: Any) -> tuple[int, ...]:
 
 
 def activation(config: Any) -> str:
-    """The activation of the gates, by transformers' name."""
+    """transformers' name of the gates' activation."""
     return getattr(config, "hidden_activation", None) or config.hidden_act  # type: ignore[no-any-return]
 
 
-#: Fields that are positive integers wherever they are given.
+#: Fields that are positive integers if they are given.
 _COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
+)  # fmt: skip
 
 
 def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
@@ -90,70 +82,61 @@ def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
 
 
 def refuse_unsupported(config: Any, directory: Path) -> None:
-    """ModelError, in one line, for the first thing that we could not serve exactly."""
+    """ModelError, in one line, for the first feature that we could not serve exactly."""
     architecture = config.architectures[0]
     if architecture not in ARCHITECTURES:
         raise ModelError(f"model: {directory} is a {architecture}; supported are {', '.join(ARCHITECTURES)}")
-    checks: tuple[Callable[[Any], str | None], ...] = (_class, _quantization, _layers, _attention, _rope, _feed_forward)
-    for check in checks:
-        reason = check(config)
-        if reason:
-            raise ModelError(f"model: {directory} {reason}")
+    for check in (_class, _quantization, _layers, _attention, _rope, _feed_forward):
+        for problem in check(config):
+            raise ModelError(f"model: {directory} {problem}")
 
 
-def _class(config: Any) -> str | None:
-    loaded = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
-    if loaded != config.architectures[0]:
-        return f"has model_type {config.model_type}, which is no {config.architectures[0]}"
-    return None
+def _class(config: Any) -> Iterator[str]:
+    if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type) != config.architectures[0]:
+        yield f"has model_type {config.model_type}, which is no {config.architectures[0]}"
 
 
-def _quantization(config: Any) -> str | None:
+def _quantization(config: Any) -> Iterator[str]:
     quantization = getattr(config, "quantization_config", None)
-    if not quantization:
-        return None
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-    return f"has weights quantized by {getattr(method, 'value', method)}; float32 or bfloat16 weights are needed"
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        yield f"has weights quantized by {getattr(method, 'value', method)}; float32 or bfloat16 weights are needed"
 
 
-def _layers(config: Any) -> str | None:
+def _layers(config: Any) -> Iterator[str]:
     kinds = set(getattr(config, "layer_types", None) or ())
     unknown = sorted(kinds - {"full_attention", "sliding_attention"})
     if unknown:
-        return f"has layers of {', '.join(unknown)}; full_attention and sliding_attention are supported"
+        yield f"has layers of {', '.join(unknown)}; full_attention and sliding_attention are supported"
     window = getattr(config, "sliding_window", None)
     if "sliding_attention" in kinds and window is None:
-        return "has layers of sliding_attention and no sliding_window"
+        yield "has layers of sliding_attention and no sliding_window"
     if window is not None and window < 1:
-        return f"has a sliding_window of {window}; at least 1 is needed"
-    return None
+        yield f"has a sliding_window of {window}; at least 1 is needed"
 
 
-def _attention(config: Any) -> str | None:
+def _attention(config: Any) -> Iterator[str]:
     if getattr(config, "use_bidirectional_attention", None):
-        return "has use_bidirectional_attention; only causal attention is supported"
+        yield "has use_bidirectional_attention; only causal attention is supported"
     if config.architectures[0] == "Gemma3ForCausalLM" and config.attn_logit_softcapping is not None:
-        return "has attn_logit_softcapping, which transformers ignores for Gemma 3; only null is supported"
-    return None
+        yield "has attn_logit_softcapping, which transformers ignores for Gemma 3; only null is supported"
 
 
-def _rope(config: Any) -> str | None:
+def _rope(config: Any) -> Iterator[str]:
     """Longrope's angles depend on the longest sequence of the batch: a row's logits would depend on the rows beside
     it. Part of a head is rotated by Phi-3 alone; transformers ignores the field elsewhere, or fails."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (x for x in (parameters, *parameters.values()) if isinstance(x, dict)):
         if rope.get("rope_type") == "longrope":
-            return "has rotary embeddings of type longrope, which are not supported"
+            yield "has rotary embeddings of type longrope, which are not supported"
         partial = rope.get("partial_rotary_factor") or 1.0
         if partial != 1.0 and config.architectures[0] != "Phi3ForCausalLM":
-            return f"has a partial_rotary_factor of {partial}; {config.architectures[0]} is supported with 1.0"
-    return None
+            yield f"has a partial_rotary_factor of {partial}; {config.architectures[0]} is supported with 1.0"
 
 
-def _feed_forward(config: Any) -> str | None:
+def _feed_forward(config: Any) -> Iterator[str]:
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if experts and not 1 <= config.num_experts_per_tok <= experts:
-        return f"has num_experts_per_tok {config.num_experts_per_tok}; 1 to its {experts} experts are needed"
-    if config.architectures[0] == "GptOssForCausalLM" or activation(config) in ACTIVATIONS:
-        return None  # gpt-oss has a gate of its own
-    return f"has activation {activation(config)}; supported are {', '.join(ACTIVATIONS)}"
+        yield f"has num_experts_per_tok {config.num_experts_per_tok}; 1 to its {experts} experts are needed"
+    if config.architectures[0] != "GptOssForCausalLM" and activation(config) not in ACTIVATIONS:  # gpt-oss has its own
+        yield f"has activation {activation(config)}; supported are {', '.join(ACTIVATIONS)}"

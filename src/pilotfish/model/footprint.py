@@ -1,4 +1,4 @@
-"""Bytes that a model will take, from its configuration alone."""
+"""Bytes that a model takes, from its configuration alone."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from typing import Any
 import torch
 
 from pilotfish.config import Quantization
-from pilotfish.model import decoder, native
+from pilotfish.model import native
 from pilotfish.model.checkpoint import meta_module
 from pilotfish.model.loader import load_config, runs_native, shape_of
+from pilotfish.model.native_modules import is_plain
 
-#: Bytes that torchao takes for each weight of the layer that it quantizes: its own, and copies in float32.
+#: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
 _QUANTIZING = 14
-#: Bytes of sampling for each logit: its float32, and float64 scores before and after the filters.
+#: Bytes per logit in sampling: its float32, and float64 scores before and after the filters.
 _SAMPLING = 4 + 8 + 8
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes by what they grow with."""
-
-    parameters: int  # how many
+    parameters: int  # a number; all others are bytes
     weights: int
     slot: int  # a token's keys and values
     row: int  # of a forward, while it runs: activations, logits, sampling
-    loading: int  # beside the weights, at worst, while they are quantized
+    loading: int  # at most, beside the weights, while they are quantized
 
 
 def footprint(
@@ -39,7 +38,7 @@ def footprint(
     quantization: Quantization = "none",
     max_model_len: int = 0,
 ) -> Footprint:
-    """Of the model as `load_model` would keep it; its errors, without reading a weight."""
+    """Of the model as `load_model` would keep it, with the same errors. Reads no weights."""
     config = load_config(directory)
     shape = shape_of(config, directory, max_model_len)
     module = meta_module(config, dtype)
@@ -48,7 +47,7 @@ def footprint(
     sizes = _Sizes(size, packed, quantization != "none", bool(config.tie_word_embeddings))
     linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
     inner = max(m.out_features for m in linears if m is not module.lm_head)
-    angles = 2 * shape.context * shape.head_dim * size if packed and decoder.is_plain(module) else 0
+    angles = 2 * shape.context * shape.head_dim * size if packed and is_plain(module) else 0
     return Footprint(
         parameters=sum(p.numel() for p in module.parameters()),
         weights=sum(sizes.of(m, head=m is module.lm_head) for m in module.modules()) + angles,
@@ -60,7 +59,7 @@ def footprint(
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How weights are kept."""
+    """Sizes of weights as they are kept."""
 
     element: int  # bytes
     packed: bool
@@ -68,7 +67,7 @@ class _Sizes:
     tied: bool
 
     def of(self, module: Any, *, head: bool) -> int:
-        """A module's own weights, without those of its parts."""
+        """Bytes of a module's own weights, without those of its children."""
         own = list(module.parameters(recurse=False))
         if type(module).__name__.endswith("Experts"):
             return self._experts(module)
@@ -80,7 +79,7 @@ class _Sizes:
         return self._linear(module.out_features, module.in_features) + bias
 
     def _experts(self, module: Any) -> int:
-        """Stacked ones: gate, up and down of each."""
+        """Bytes of stacked experts: gate, up and down of each."""
         count, *down = module.down_proj.shape
         inner, outputs = down if module.is_transposed else reversed(down)
         products = 2 * self._linear(inner, outputs) + self._linear(outputs, inner)
@@ -89,7 +88,7 @@ class _Sizes:
 
     def _linear(self, outputs: int, inputs: int) -> int:
         element, scales = (1, 4 * outputs) if self.quantized else (self.element, 0)
-        if self.packed:  # whole panels of whole steps
+        if self.packed:  # padded to whole panels and steps
             outputs += -outputs % native.PANEL
             inputs += inputs % 2 if self.element == 2 else 0
         return outputs * inputs * element + scales

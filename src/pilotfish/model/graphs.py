@@ -12,13 +12,13 @@ import torch
 if TYPE_CHECKING:
     from pilotfish.model.runner import Batch
 
-#: Runs a call, records it, and gives what repeats it and where its result then lies.
+#: Runs and records a call; returns a function that replays it, and the tensor that it writes.
 Record = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A recorded forward: it reads `batch` and writes `output`, wherever they lay when it was recorded."""
+    """A recorded forward: it reads `batch` and writes `output`, in the memory that they had when it was recorded."""
 
     batch: Batch
     replay: Callable[[], None]
@@ -26,14 +26,14 @@ class Graph:
 
 
 class GraphCache:
-    """A forward that is recorded on the first batch of each shape and replayed from then on."""
+    """Records a forward on the first batch of each shape and replays it from then on."""
 
     def __init__(self, forward: Callable[[Batch], torch.Tensor], record: Record, device: torch.device) -> None:
         self._forward, self._record, self._device = forward, record, device
         self._graphs: dict[tuple[torch.Size, ...], Graph] = {}
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """What the forward gives for this batch, in memory of its own."""
+        """The forward's result for this batch, in memory of its own."""
         shapes = tuple(tensor.shape for tensor in batch.tensors())
         if shapes not in self._graphs:
             self._graphs[shapes] = self._new_graph(batch)
@@ -68,8 +68,8 @@ class CudaRecorder:
 
 
 def recordable(config: Any) -> bool:
-    """Whether a forward of this architecture never waits for what it has computed: dynamic rotary embeddings do, and
-    so do experts."""
+    """Whether a forward of this architecture never reads back its own results: dynamic rotary embeddings and experts
+    do."""
     settings = config.to_dict()
     experts = any("experts" in name and value for name, value in settings.items())
     return not experts and "dynamic" not in str(settings.get("rope_parameters"))

@@ -1,4 +1,4 @@
-"""From a model directory in Hugging Face format to a module ready to run, or one line that says why not."""
+"""Loads a model directory in Hugging Face format for inference, or says in one line why it cannot."""
 
 from __future__ import annotations
 
@@ -11,24 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pilotfish.config import Quantization
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model import (
-    attention,  # noqa: F401  # registers the attention implementation that the models are loaded with
-    decoder,
-    experts,
-    graphs,
-    native,
-)
+from pilotfish.model import attention, experts, graphs, native  # noqa: F401  # attention registers itself
 from pilotfish.model.checkpoint import check_weights, refuse_non_finite
 from pilotfish.model.features import LayerGroup, layer_groups, refuse_nonsense, refuse_unsupported
-from pilotfish.model.metadata import (
-    GenerationConfig,
-    eos_ids,
-    one_line,
-    quiet,
-    read_generation_config,
-    read_object,
-)
-from pilotfish.model.native_modules import use_kernels
+from pilotfish.model.metadata import GenerationConfig, eos_ids, one_line, quiet, read_generation_config, read_object
+from pilotfish.model.native_modules import with_kernels
 from pilotfish.model.quantize import check_quantization, quantize
 from pilotfish.model.serving_imports import without_decompositions
 
@@ -37,8 +24,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the runtime needs to know of an architecture."""
-
     vocab_size: int
     context: int  # positions
     layers: int
@@ -68,8 +53,8 @@ def load_model(
     quantization: Quantization = "none",
     max_model_len: int = 0,
 ) -> LoadedModel:
-    """Load weights for inference. ModelError for what is missing, corrupt or not supported, ParameterError for a
-    quantization that the device lacks, or a `max_model_len` above the model's context."""
+    """ModelError for a model that is incomplete, corrupt or not supported, ParameterError for a quantization that the
+    device lacks, or a `max_model_len` above the model's context."""
     check_quantization(quantization, dtype, device)
     config = load_config(directory)
     shape = shape_of(config, directory, max_model_len)
@@ -87,41 +72,39 @@ def load_model(
         experts.refuse_quantized(module, quantization)
         quantize(module, quantization)
     if use_native:
-        use_kernels(module)
+        module = with_kernels(module, shape.context)
     else:
         experts.use_library_experts(module)
-    if use_native and decoder.is_plain(module):
-        module = decoder.PlainDecoder(module, shape.context)
     _own_memory(module)
     recordable = not eager and device.type == "cuda" and graphs.recordable(config)
     return LoadedModel(module, shape, generation, parameters, dtype, device, use_native, recordable)
 
 
 def load_config(directory: Path) -> Any:
-    """The model's configuration; ModelError unless its architecture is one that we serve."""
+    """The model's configuration; ModelError unless its architecture is served."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
     fields = read_object(path)
     refuse_nonsense(fields, path)
-    eos_ids(path, fields.get("eos_token_id"), vocab_size=None)  # in one line, where transformers writes three
+    eos_ids(path, fields.get("eos_token_id"), vocab_size=None)  # one line, where transformers' error has three
     try:
         with quiet():
             config = AutoConfig.from_pretrained(directory)
-    except Exception as error:  # what is wrong in a file or a field has no common base
+    except Exception as error:  # errors in files and fields have no common base
         raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
     refuse_unsupported(config, directory)
     return config
 
 
 def runs_native(shape: ModelShape, device: torch.device, *, eager: bool) -> bool:
-    """Whether the C++ kernels run such a model. Builds them where they are not built yet."""
+    """Whether the C++ kernels run such a model. Builds them if they are not built yet."""
     return not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
 
 
 def shape_of(config: Any, directory: Path, max_model_len: int = 0) -> ModelShape:
-    """With a context of `max_model_len`, where that is not 0; ParameterError for more than the model's. ModelError for
-    heads that do not divide."""
+    """Its context is `max_model_len` unless that is 0; ParameterError for more than the model's. ModelError for heads
+    that do not divide."""
     if max_model_len > config.max_position_embeddings:
         allowed = f"at most {config.max_position_embeddings}, the model's context"
         raise ParameterError("max_model_len", max_model_len, allowed)
@@ -143,15 +126,16 @@ def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.
     check_weights(directory, config)
     try:
         with quiet(), without_decompositions():
-            module = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, use_safetensors=True)
+            return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
+                directory, config=config, dtype=dtype, use_safetensors=True
+            )
     except Exception as error:  # safetensors, torch and OS errors have no common base
         raise ModelError(f"model: weights in {directory} cannot be loaded: {one_line(error)}") from error
-    return module  # type: ignore[no-any-return]
 
 
 def _refuse_untied(module: Any, config: Any, directory: Path) -> None:
-    """ModelError where the files hold a head of its own for a model whose head is the embedding: transformers would
-    serve the one that the configuration denies."""
+    """ModelError if the files hold a separate head although the configuration ties it to the embedding: transformers
+    would serve that head."""
     head, embedding = module.get_output_embeddings().weight, module.get_input_embeddings().weight
     if config.tie_word_embeddings and head is not embedding:
         raise ModelError(
@@ -161,7 +145,7 @@ def _refuse_untied(module: Any, config: Any, directory: Path) -> None:
 
 
 def _own_memory(module: torch.nn.Module) -> None:
-    """Copy whatever still lies in the mapped weight files, so that their pages can go. What is tied stays tied."""
+    """Copy tensors out of the mapped weight files, so that their pages can go. Tied tensors stay tied."""
     copies: dict[int, Any] = {}
     for part in module.modules():
         for tensors in (vars(part), part._parameters, part._buffers):

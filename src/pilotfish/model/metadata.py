@@ -122,15 +122,18 @@ def eos_ids(path: Path, value: Any, vocab_size: int | None) -> frozenset[int]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """transformers logs nothing and shows no progress meanwhile: its reports have many lines."""
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+def quiet(*names: str, level: int = logging.CRITICAL) -> Iterator[None]:
+    """The loggers of `names`, or transformers', log nothing below `level` meanwhile. transformers shows no progress."""
     transformers_logging.disable_progress_bar()
+    loggers = [logging.getLogger(name) for name in names or ("transformers",)]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(level)
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
 
 
 def log_through_root() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pilotfish.model.attention import AttentionMetadata, KVPool, Scoring, native_tree_attention
-from pilotfish.model.experts import Mixture, Router, expert_linear, linear_of
+from pilotfish.model.experts import Mixture, Router, expert_linear, linear_of, split_gate_up
 from pilotfish.model.features import activation, layer_windows
 from pilotfish.model.native import PANEL, pack_weight
 from pilotfish.model.quantize import concatenated, int8_of
@@ -22,6 +22,8 @@ FAMILIES = (
 _PARTS = {
     f"{family}{part}": part for family in FAMILIES for part in ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
 }
+#: Decoders that are nothing but: embed; per layer x += attention(norm(x)), x += mlp(norm(x)); norm; head.
+PLAIN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 #: Families whose norms multiply by their weight before they round.
 _ROUND_ONCE = ("Olmo2", "Gemma2", "Gemma3", "GptOss")
 
@@ -181,13 +183,14 @@ class PackedAttention(torch.nn.Module):
         return attended
 
 
-def use_kernels(model: Any) -> None:
-    """Replace, in place, every part of a transformers causal LM that a kernel computes."""
+def with_kernels(model: Any, context: int) -> Any:
+    """Replace, in place, every part of a transformers causal LM that a kernel computes; a `PLAIN` model altogether."""
     replace_parts(model)
     cap = getattr(model.config, "final_logit_softcapping", None)
     if cap:
         model.lm_head = CappedLinear(model.lm_head, cap)
         model.config.final_logit_softcapping = None
+    return PlainDecoder(model, context) if is_plain(model) else model
 
 
 def replace_parts(module: torch.nn.Module) -> None:
@@ -244,9 +247,57 @@ def joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
     return linear_of(concatenated([x.weight for x in linears]), bias)
 
 
-def split_gate_up(linear: torch.nn.Linear, *, interleaved: bool = False) -> tuple[torch.nn.Linear, torch.nn.Linear]:
-    """Gate and up of a linear that computes both: gates before ups, or in turns."""
-    half = linear.out_features // 2
-    parts = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(half), slice(half, None))
-    gate, up = (linear_of(linear.weight[p], None if linear.bias is None else linear.bias[p]) for p in parts)
-    return gate, up
+def is_plain(model: torch.nn.Module) -> bool:
+    return type(model).__name__ in PLAIN
+
+
+@dataclass(frozen=True)
+class DecoderOutput:
+    logits: torch.Tensor  # [1, kept rows, vocab]
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    before_attention: FusedRMSNorm
+    attention: PackedAttention
+    before_mlp: FusedRMSNorm
+    mlp: torch.nn.Module
+
+
+class PlainDecoder(torch.nn.Module):
+    """One of the `PLAIN` models, its parts replaced already, without transformers' own Python between the kernels: for
+    small models that is most of a forward. The model's rotary embedding computes the angles of all positions, once."""
+
+    def __init__(self, model: Any, context: int) -> None:
+        super().__init__()
+        inner = model.model
+        self.embed_tokens = inner.embed_tokens
+        self.layers = inner.layers  # holds the parts for code that walks over modules
+        self._parts = [
+            DecoderLayer(layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm, layer.mlp)
+            for layer in inner.layers
+        ]
+        self.norm: FusedRMSNorm = inner.norm
+        self.lm_head: torch.nn.Module = model.lm_head
+        cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(context)[None])
+        self.cos, self.sin = cos[0], sin[0]  # [context, rotated part of a head]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,  # [1, rows]
+        position_ids: torch.Tensor,  # [1, rows]
+        logits_to_keep: torch.Tensor,  # [kept rows], rows whose logits are wanted
+        metadata: AttentionMetadata,
+        kv: KVPool,
+        **_: object,
+    ) -> DecoderOutput:
+        """Writes KV to the pool."""
+        cos, sin = self.cos[position_ids[0]], self.sin[position_ids[0]]
+        residual = torch.nn.functional.embedding(input_ids[0], self.embed_tokens.weight)
+        update = torch.zeros_like(residual)
+        for layer in self._parts:
+            hidden = layer.before_attention.of_sum(residual, update)
+            update = layer.attention.attend(hidden, cos, sin, metadata, kv)
+            update = layer.mlp(layer.before_mlp.of_sum(residual, update))
+        hidden = self.norm.of_sum(residual, update)
+        return DecoderOutput(self.lm_head(hidden[logits_to_keep])[None])

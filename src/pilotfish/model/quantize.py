@@ -1,4 +1,4 @@
-"""Weights of fewer bits, through torchao: int8 for weights alone, fp8 for weights and activations.
+"""Quantization by torchao: int8 for weights alone, fp8 for weights and activations.
 
 `quantize` replaces the weights of a module's linear layers by torchao's tensors, which know how to multiply; the C++
 kernels take their int8 values out of them (`int8_of`) and multiply by themselves.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -17,27 +16,28 @@ import torch
 
 from pilotfish.config import Quantization
 from pilotfish.errors import ParameterError
+from pilotfish.model.metadata import quiet
 
-#: Where FP8 matrix units begin: Ada and Hopper.
+#: The first with FP8 matrix units: Ada and Hopper.
 FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A linear layer's weight: `values` times the scale of their row."""
+    """A linear layer's weight: `values` times their row's scale."""
 
     values: torch.Tensor  # int8 [N, K]
     scales: torch.Tensor  # float32 [N]
 
 
 def int8_of(weight: torch.Tensor) -> Int8Weight | None:
-    """What torchao has made of a weight; None for a plain one."""
+    """A weight that torchao has quantized; None for a plain one."""
     values = getattr(weight, "qdata", None)
     return None if values is None else Int8Weight(values, cast(Any, weight).scale.flatten())
 
 
 def concatenated(weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Weights [N, K] of one format, one below the other; torch.cat does not know torchao's."""
+    """Weights [N, K] of one format, concatenated along N; torch.cat does not know torchao's."""
     first: Any = weights[0]
     parts = [part for weight in weights if (part := int8_of(weight)) is not None]
     if not parts:
@@ -47,7 +47,7 @@ def concatenated(weights: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
-    """ParameterError where the device cannot multiply such weights."""
+    """ParameterError if the device cannot multiply such weights."""
     if quantization != "fp8":
         return
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
@@ -72,28 +72,13 @@ def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> N
     for linear in module.modules():
         if isinstance(linear, torch.nn.Linear):
             ao.quantize_(linear, config)
-            vars(linear).pop("extra_repr", None)  # a cycle: a layer that is replaced would keep its weight for a while
+            vars(linear).pop("extra_repr", None)  # a cycle that would keep the weight of a replaced layer for a while
 
 
 def load_torchao() -> Any:
-    """Its quantization module; the import takes seconds and about 70 MiB, so only where it is needed."""
-    with _quiet():
+    """torchao's quantization module. Lazily: the import takes seconds and about 70 MiB. It logs which of its CUDA
+    libraries do not load, and how it uses torch."""
+    with quiet("torchao", "torch.utils._pytree", level=logging.ERROR), warnings.catch_warnings(action="ignore"):
         import torchao.quantization
 
     return torchao.quantization
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torchao's import logs which of its CUDA libraries do not load, and how it uses torch."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
