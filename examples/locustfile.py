@@ -1,4 +1,4 @@
-"""Streamed completions for locust, a load tool that knows nothing of Pilotfish:
+"""Streamed completions for locust, a load tool:
 
 pilotfish serve --pair pycode --port 8000
 locust --locustfile examples/locustfile.py --host http://127.0.0.1:8000 --headless --users 16 --run-time 1m
@@ -18,7 +18,7 @@ PROMPTS = (
 
 
 class Reader(HttpUser):
-    """Reads one completion after the other as it comes. Locust's own time of a streamed request ends with the first
+    """Reads one completion after another as it streams. Locust's own time of a streamed request ends with the first
     token; `to the last token` is reported beside it."""
 
     @task
@@ -36,5 +36,4 @@ class Reader(HttpUser):
 
 
 def broken(event: bytes) -> bool:
-    """Whether an event tells of an error."""
     return event != b"data: [DONE]" and "error" in json.loads(event.removeprefix(b"data: "))

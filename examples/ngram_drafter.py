@@ -2,8 +2,8 @@
 
     python examples/ngram_drafter.py --listen ipc:///tmp/draft.sock
 
-It learns from all prompts and outputs that it sees, and guesses what followed before. Whoever is served faster can
-tell what others wrote: let only those share it who may know.
+It learns from all prompts and outputs that it sees, and guesses tokens that followed before. A user who is served
+faster can infer what others wrote: only users who may know that should share it.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from types import SimpleNamespace
 import msgspec
 import zmq
 
-LOAD_EVERY, SILENCE = 0.25, 10.0  # seconds: between Loads, which targets miss after 1; after which a target is gone
+LOAD_EVERY, SILENCE = 0.25, 10.0  # seconds: between Loads (targets wait for 1); until a silent target is forgotten
 MAX_SESSIONS, MAX_CONTEXTS = 1024, 1 << 18  # more sessions are refused; a fuller table starts anew
-CONTEXT, RECENT = 4, 4096  # tokens that are looked up; the last ones of an Open, which are read
+CONTEXT, RECENT = 4, 4096  # tokens that are looked up; last tokens of an Open that are learned from
 NODES, CHILDREN, CANDIDATES = 24, 4, 8  # of a tree; of a node; the commonest tokens after a context
-PRIOR = 6.0  # how often a context of one token was seen that weighs as much as all that was not
+PRIOR = 6.0  # weight of the shorter contexts, in sightings of a context of one token
 
 
 def noise(seed: int, position: int, token: int) -> float:
-    """What the target adds to a token's log-probability before it takes the best (docs/noise-vectors.md)."""
+    """The target adds it to a token's log-probability before it takes the best (docs/noise-vectors.md)."""
     w, low, high = (position & 0xFFFFFFFF, position >> 32, token >> 2, 0), seed & 0xFFFFFFFF, seed >> 32
     for _ in range(10):  # Philox4x32-10
         a, b = w[0] * 0xD2511F53, w[2] * 0xCD9E8D57
@@ -37,7 +37,7 @@ def noise(seed: int, position: int, token: int) -> float:
 
 
 class Drafter:
-    """Answers each Open and Commit with one Tree, and keeps none: the target drops the nodes that it has already."""
+    """Answers each Open and Commit with a Tree, and keeps none: the target drops the nodes that it has already."""
 
     def __init__(self, socket: zmq.Socket) -> None:
         self.socket, self.reported = socket, 0.0
@@ -48,7 +48,7 @@ class Drafter:
     def run(self) -> None:
         while True:
             if self.socket.poll(1000 * LOAD_EVERY):
-                with contextlib.suppress(Exception):  # a bad message costs its own session at most
+                with contextlib.suppress(Exception):  # a bad message harms its own session at most
                     self.receive(*self.socket.recv_multipart())
             if time.monotonic() - self.reported >= LOAD_EVERY:
                 self.report()
@@ -71,8 +71,8 @@ class Drafter:
             handler(target, **message)
 
     def report(self) -> None:
-        """Load to all, a few times a second: after one without a word they hold back Commits and open nothing, and
-        later close what is open. Whatever takes long must call this in between. Forget targets gone silent."""
+        """Send Load to all targets, a few times a second, and forget silent ones. After a second without Load a target
+        holds back Commits and opens nothing; later it closes its sessions. Long work must call this in between."""
         self.reported = now = time.monotonic()
         self.targets = {name: target for name, target in self.targets.items() if now - target.heard < SILENCE}
         load = {"model": "ngram", "sessions": self.num_sessions(), "free_slots": MAX_SESSIONS - self.num_sessions()}
@@ -86,7 +86,7 @@ class Drafter:
     def open(self, target, session, generation, tokens, max_length, seed, sampling, wanted, **_) -> None:
         known = target.sessions.get(session)
         if known and known.generation >= generation:
-            return  # it came twice, or late
+            return  # repeated, or late
         if not known and self.num_sessions() >= MAX_SESSIONS:
             self.send(target.route, "refuse", session=session, generation=generation, reason="too many sessions")
             return
@@ -102,7 +102,7 @@ class Drafter:
         if (generation, base_len) > known:  # something was lost, or this draft is new
             target.sessions.pop(session, None)
             self.send(target.route, "resync", session=session, generation=generation, reason="tokens are missing")
-        elif (generation, base_len) == known:  # else it came twice, or late
+        elif (generation, base_len) == known:  # else it is repeated, or late
             self.extend(target, state, tokens, wanted)
 
     def close(self, target, session, generation, **_) -> None:
@@ -112,7 +112,7 @@ class Drafter:
     def extend(self, target, state, tokens: list[int], wanted: int) -> None:
         """Learn what came next, and push a Tree of what may follow."""
         if not all(type(token) is int and token in self.vocab for token in tokens):
-            raise ValueError("no token of this vocabulary")  # into the table, it would reach all targets
+            raise ValueError("no token of this vocabulary")  # in the table it would reach all targets
         if len(self.followers) > MAX_CONTEXTS:
             self.followers.clear()
         for token in tokens[-RECENT:]:
@@ -156,7 +156,7 @@ class Drafter:
         return heapq.nlargest(CHILDREN, ((chance / total, token) for token, chance in chances.items()))
 
     def send(self, route: bytes, kind: str, **fields) -> None:
-        """Lost where nobody is there, or too much waits: ROUTER drops it, and targets notice."""
+        """ROUTER drops the message if the target is gone or its queue is full; targets notice."""
         self.socket.send_multipart([route, msgspec.msgpack.encode({"type": kind, **fields})], zmq.NOBLOCK)
 
 

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show. `tests/model/test_triton_attention.py` runs on the device too, where there is one.
+"""Tests that need a CUDA device. `tests/model/test_triton_attention.py` runs on the device too, if there is one.
 
 None of this asserts a time. Float32 is compared with ==; bfloat16 has a measured rate of equal outputs.
 """
@@ -133,7 +133,7 @@ def test_the_reference_runs_on_the_device(directory: Path) -> None:
 
 
 def test_float32_gives_a_row_the_same_bits_in_any_company_and_place(directory: Path) -> None:
-    """The promise stands on cuBLAS giving one row count's rows the same bits wherever they stand: here it is seen."""
+    """The promise of equal bits rests on cuBLAS: at one row count a row has the same bits wherever it stands."""
     bench = Bench(directory, torch.float32)
     alone = bench.plain.forward([bench.rows(66, 0, seed=0)])[0]
     for count in range(0, 130, 7):
@@ -160,7 +160,7 @@ def test_float32_gives_a_node_the_bits_that_it_has_alone(directory: Path) -> Non
 
 @pytest.fixture
 def engines(llama: Path, draft: Path) -> Iterator[Any]:
-    """Builds engines by drafter and precision; whatever ran must leave no slot behind."""
+    """Builds engines by drafter and precision; each must free all of its slots."""
     made: list[Engine] = []
 
     def build(drafter: str | None, dtype: str) -> Engine:

@@ -1,6 +1,6 @@
 """Compiles the Triton kernels as `triton_tree_attention` would on a GPU, without one; run by test_triton_attention.
 
-Prints what each precision came to, as JSON. Needs a process in which the interpreter is off.
+Prints the result for each precision as JSON. Needs a process in which the interpreter is off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CALLS = ((1, 1, 1, 0), (64, 1024, 8, 0), (3, 17, 1, 1), (64, 5000, 64, 3))
 
 
 class Launches:
-    """Takes the place of a kernel: keeps what each launch would be compiled for."""
+    """Takes the place of a kernel and keeps the arguments that each launch would be compiled for."""
 
     def __init__(self, kernel: Any, target: GPUTarget) -> None:
         self.kernel, self.target = kernel, target
@@ -52,7 +52,7 @@ class Launches:
 
 
 def launches(target: GPUTarget, dtype: torch.dtype, head_dim: int) -> tuple[Launches, Launches]:
-    """What calls of all shapes launch."""
+    """Launches of calls of all shapes."""
     both = Launches(triton_kernels.attend_split, target), Launches(triton_kernels.combine_splits, target)
     triton_attention.attend_split, triton_attention.combine_splits = both
     sinks = torch.zeros(8, dtype=dtype) if dtype == torch.bfloat16 else None

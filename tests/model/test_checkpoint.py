@@ -32,13 +32,12 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
 
 
 def problems(directory: Path) -> list[str]:
-    """What `models check` says."""
     return check_models(EngineConfig(target=directory, mode="off", dtype="float32", kv_slots=256)).problems
 
 
 @pytest.fixture
 def refusal(foreign_lines: list[str]) -> Refusal:
-    """The one line that both the loader and `models check` give; nothing else is logged."""
+    """The line that both the loader and `models check` give; nothing else is logged."""
     return lambda directory: _refusal(directory, foreign_lines)
 
 

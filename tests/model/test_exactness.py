@@ -87,7 +87,7 @@ def _cut(tree: TokenTree, depth: int) -> TokenTree:
 
 
 def mirror_trees(world: World, widths: tuple[int, ...]) -> Trees:
-    """Trees from the noise: `widths[d]` children at depth d, the draft's best for this very seed."""
+    """Trees from the noise: `widths[d]` children at depth d, the draft's best for each seed."""
 
     def trees(prefix: Path, i: int) -> TokenTree:
         return build(tuple(level(prefix, i, 0)))
@@ -152,7 +152,7 @@ def paths(tree: TokenTree, prefix: Path) -> list[Path]:
 
 
 def outputs(world: World, trees: Trees, rule: Rule) -> list[int]:
-    """Each seed's tokens, as one number in base `vocab`."""
+    """Each seed's tokens, as a number in base `vocab`."""
     found = []
     for i in range(len(world.seeds)):
         prefix: Path = ()
@@ -163,7 +163,7 @@ def outputs(world: World, trees: Trees, rule: Rule) -> list[int]:
 
 
 def p_value(found: list[int], chances: np.ndarray) -> float:
-    """Chi-square of outputs against chances; 0 where the impossible happened. Rare outputs share a cell."""
+    """Chi-square of outputs against chances; 0 if an impossible output occurred. Rare outputs share a cell."""
     observed, expected = np.bincount(found, minlength=len(chances)), chances * len(found)
     if observed[expected == 0].any():
         return 0.0
@@ -182,7 +182,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def worlds() -> dict[int, World]:
-    """One a vocabulary; what they sample is computed once."""
+    """By vocabulary; their samples are computed once."""
     assert load_kernels(), "these tests need a C++ compiler"
     return {vocab: World(vocab, params) for vocab, params in CASES.items()}
 

@@ -22,7 +22,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 
 def blocks(kind: str, options: dict[str, Any], native: bool) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """transformers' mixture, and the same served by us."""
+    """transformers' mixture, and ours with the same weights."""
     reference, ours = (tiny_model(kind, experts_implementation="eager", **options).eval() for _ in range(2))
     if native:
         assert load_kernels()

@@ -22,7 +22,7 @@ ROWS = CUDA[torch.float32].rows[-1]
 
 
 class Recorder:
-    """As CUDA has it: what is replayed reads and writes the memory of the first call."""
+    """As in CUDA, a replay reads and writes the memory of the first call."""
 
     def __init__(self) -> None:
         self.recordings = 0
@@ -56,14 +56,14 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def recorded(llama: Path, recorder: Recorder) -> Runner:
-    """As on CUDA in float32, less the device."""
+    """As on CUDA in float32, but on the CPU."""
     runner = Runner(load_model(llama, torch.float32, CPU, eager=True), 1000)
     runner.buckets = CUDA[torch.float32]
     runner._forward = GraphCache(runner._run_model, recorder, CPU)
     return runner
 
 
-def test_replays_give_what_the_forward_gives(plain: Runner, recorded: Runner, recorder: Recorder) -> None:
+def test_replays_give_the_results_of_the_forward(plain: Runner, recorded: Runner, recorder: Recorder) -> None:
     for tokens, nodes in ((9, 0), (1, 5), (33, 8), (40, 20), (9, 1)):
         rows = [sequence(tokens, nodes, 0)]
         assert torch.equal(recorded.forward(rows), plain.forward(rows)), f"{tokens} tokens, {nodes} nodes"
@@ -119,7 +119,7 @@ def test_a_bucket_is_the_smallest_that_holds() -> None:
     assert bucket(7, ()) == 7
 
 
-def test_what_reads_its_own_results_is_not_recorded() -> None:
+def test_forwards_that_read_their_own_results_are_not_recorded() -> None:
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert recordable(LlamaConfig())
     assert not recordable(LlamaConfig(rope_parameters=dynamic))

@@ -8,22 +8,16 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from tree_rows import TreeRows, shifted
 
 from pilotfish.model import native
-from pilotfish.model.attention import (
-    AttentionMetadata,
-    Scoring,
-    TreeAttention,
-    dense_tree_attention,
-    native_tree_attention,
-)
+from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention, native_tree_attention
 from pilotfish.model.native import load_kernels, pack_weight
 from pilotfish.model.native_modules import PackedLinear
 
@@ -250,45 +244,8 @@ def test_gates_and_softcap_refuse_what_does_not_fit() -> None:
 # -- attention
 
 
-class Rows:
-    """Rows of several sequences: a chunk of each prefix, and nodes of a random tree below it."""
-
-    def __init__(self, prefixes: list[int], nodes: int, dtype: torch.dtype, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        torch.manual_seed(seed)
-        slots = iter(rng.permutation(2 * (sum(prefixes) + nodes * len(prefixes))))
-        self.num_slots = 2 * (sum(prefixes) + nodes * len(prefixes))
-        self.prefixes = [[int(next(slots)) for _ in range(size)] for size in prefixes]
-        self.rows: list[tuple[int, int, int, list[int]]] = []  # slot, sequence, position, path
-        for i, prefix in enumerate(self.prefixes):
-            self.rows += [(prefix[p], i, p, []) for p in range(max(0, len(prefix) - 3), len(prefix))]
-            paths: list[list[int]] = [[]]
-            for _ in range(nodes):
-                path = [*paths[rng.integers(len(paths))], int(next(slots))]
-                paths.append(path)
-                self.rows.append((path[-1], i, len(prefix) + len(path) - 1, path))
-        self.q, self.k, self.v = (
-            torch.randn(len(self.rows), heads, HEAD_DIM).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)
-        )
-        self.pools = [torch.randn(self.num_slots + 1, KV_HEADS, HEAD_DIM).to(dtype) for _ in range(2)]
-
-    def inputs(self, chosen: list[int], extra_width: int = 0) -> list[Any]:
-        """Arguments of a `TreeAttention` for some rows, without the scoring."""
-        rows = [self.rows[i] for i in chosen]
-        prefix_slots = torch.zeros(len(self.prefixes), max(map(len, self.prefixes)) + extra_width, dtype=torch.int32)
-        for i, prefix in enumerate(self.prefixes):
-            prefix_slots[i, : len(prefix)] = torch.tensor(prefix)
-        paths = torch.zeros(len(rows), max(len(r[3]) for r in rows) + 1 + extra_width, dtype=torch.int32)
-        for i, row in enumerate(rows):
-            paths[i, : len(row[3])] = torch.tensor(row[3], dtype=torch.int32)
-        columns = [[r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]]
-        prefixes = [len(self.prefixes[r[1]]) for r in rows]
-        indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, prefixes)]
-        metadata = AttentionMetadata(*indices, prefix_slots, paths)
-        return [self.q[chosen], self.k[chosen], self.v[chosen], *self.pools, metadata]
-
-    def everything(self) -> list[int]:
-        return list(range(len(self.rows)))
+def tree_rows(prefixes: list[int], nodes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> TreeRows:
+    return TreeRows(prefixes, nodes, dtype, (HEADS, KV_HEADS, HEAD_DIM), chunk=3, seed=seed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -297,17 +254,17 @@ class Rows:
 def test_attention_is_the_dense_reference(
     prefixes: list[int], dtype: torch.dtype, scoring: Scoring, threads: int
 ) -> None:
-    rows = Rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads)
-    got = native_tree_attention(*rows.inputs(rows.everything()), scoring)
-    expected = dense_tree_attention(*rows.inputs(rows.everything()), scoring)
+    rows = tree_rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads)
+    got = native_tree_attention(*rows.inputs(rows.everything), scoring)
+    expected = dense_tree_attention(*rows.inputs(rows.everything), scoring)
     tolerance = 4e-6 if dtype == torch.float32 else 2**-7
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_the_dense_reference_is_softmax_attention() -> None:
-    """One sequence without a tree is what torch calls causal attention."""
-    rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
-    got = dense_tree_attention(*rows.inputs(rows.everything()), PLAIN)
+    """A sequence without a tree has torch's causal attention."""
+    rows = tree_rows([3], nodes=0)
+    got = dense_tree_attention(*rows.inputs(rows.everything), PLAIN)
     q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(got, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
@@ -317,9 +274,9 @@ def test_the_dense_reference_is_softmax_attention() -> None:
 def test_the_dense_reference_scores_as_transformers_does(
     window: int, softcap: float, sinks: torch.Tensor | None
 ) -> None:
-    """Said again with a mask: sliding_window_overlay's, and a column of scores for the sinks."""
-    rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
-    got = dense_tree_attention(*rows.inputs(rows.everything()), Scoring(2.0, window, softcap, sinks))
+    """Computed with a mask, as sliding_window_overlay makes it, and a column of scores for the sinks."""
+    rows = tree_rows([3], nodes=0)
+    got = dense_tree_attention(*rows.inputs(rows.everything), Scoring(2.0, window, softcap, sinks))
     q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))
     scores = 2.0 * q @ k.repeat_interleave(2, dim=0).mT  # [heads, 3, 3]
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
@@ -332,10 +289,10 @@ def test_the_dense_reference_scores_as_transformers_does(
 
 
 def test_attention_refuses_what_does_not_fit() -> None:
-    rows = Rows([3], nodes=0, dtype=torch.float32, seed=0)
+    rows = tree_rows([3], nodes=0)
     for wrong in (Scoring(SCALE, window=-1), Scoring(SCALE, softcap=-1.0), Scoring(SCALE, sinks=SINKS[:2])):
         with pytest.raises(RuntimeError, match="tree_attention:"):
-            native_tree_attention(*rows.inputs(rows.everything()), wrong)
+            native_tree_attention(*rows.inputs(rows.everything), wrong)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -344,8 +301,8 @@ def test_attention_refuses_what_does_not_fit() -> None:
 def test_attention_gives_a_row_the_same_bits_in_any_company(
     attend: TreeAttention, dtype: torch.dtype, scoring: str, threads: int
 ) -> None:
-    rows = Rows([5, 130, 64], nodes=10, dtype=dtype, seed=threads)
-    every = rows.everything()
+    rows = tree_rows([5, 130, 64], nodes=10, dtype=dtype, seed=threads)
+    every = rows.everything
     together = attend(*rows.inputs(every), SCORINGS[scoring])  # fills the pools for what follows
     rng = np.random.default_rng(0)
     for count in itertools.chain(range(1, len(every)), [len(every)] * 3):
@@ -356,33 +313,21 @@ def test_attention_gives_a_row_the_same_bits_in_any_company(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype) -> None:
-    one, other = (Rows([70, 9], nodes=8, dtype=dtype, seed=4) for _ in range(2))
-    other.prefixes = [[s + 1 for s in prefix] for prefix in one.prefixes]
-    other.rows = [(slot + 1, i, p, [s + 1 for s in path]) for slot, i, p, path in one.rows]
-    other.pools = [pool.roll(1, dims=0) for pool in one.pools]
-    results = [native_tree_attention(*r.inputs(r.everything()), SCORINGS["all"]) for r in (one, other)]
+    one, other = tree_rows([70, 9], nodes=8, dtype=dtype), shifted(tree_rows([70, 9], nodes=8, dtype=dtype))
+    results = [native_tree_attention(*r.inputs(r.everything), SCORINGS["all"]) for r in (one, other)]
     assert torch.equal(*results)
 
 
 def test_padding_rows_are_zero_and_harm_nobody() -> None:
-    rows = Rows([5], nodes=3, dtype=torch.float32, seed=0)
-    *qkv, k_pool, v_pool, metadata = rows.inputs(rows.everything())
-    expected = native_tree_attention(*qkv, k_pool, v_pool, metadata, SCORINGS["all"])
-    padded = AttentionMetadata(
-        row_slots=F.pad(metadata.row_slots, (0, 2), value=rows.num_slots),  # the scratch slot
-        row_sequences=F.pad(metadata.row_sequences, (0, 2)),
-        row_positions=F.pad(metadata.row_positions, (0, 2), value=-1),
-        row_prefixes=F.pad(metadata.row_prefixes, (0, 2)),
-        prefix_slots=metadata.prefix_slots,
-        path_slots=F.pad(metadata.path_slots, (0, 0, 0, 2)),
-    )
+    rows = tree_rows([5], nodes=3)
+    expected = native_tree_attention(*rows.inputs(rows.everything), SCORINGS["all"])
     for attend in (native_tree_attention, dense_tree_attention):
-        out = attend(*(F.pad(x, (0, 0, 0, 0, 0, 2)) for x in qkv), k_pool, v_pool, padded, SCORINGS["all"])
+        out = attend(*rows.padded_inputs(), SCORINGS["all"])
         torch.testing.assert_close(out[:-2], expected, rtol=2e-6, atol=2e-6)
         assert not out[-2:].any()
 
 
-# -- what they are built for
+# -- the processor that they are built for
 
 
 def test_kernels_for_another_processor_are_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +340,7 @@ def test_kernels_for_another_processor_are_another_build(monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names a type of x86")
 def test_kernels_for_avx2_have_the_promise_too() -> None:
-    """Which is all that many processors have; in a process of its own, where nothing else is loaded."""
+    """Many processors have nothing newer. In a process of its own, where no other kernels are loaded."""
     code = """
 import torch
 from pilotfish.model.native import load_kernels, pack_weight

@@ -23,7 +23,7 @@ def copy(llama: Path, tmp_path: Path) -> Path:
 
 
 def refusal(directory: Path) -> str:
-    """The one line that `load_model` raises."""
+    """The line that `load_model` raises."""
     with pytest.raises(ModelError) as caught:
         load_model(directory, torch.float32, torch.device("cpu"), eager=True)
     assert isinstance(caught.value, ValueError)
@@ -228,14 +228,14 @@ def tokenizer_refusal(directory: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["TokenizersBackend", "LlamaTokenizer"])
 def test_a_missing_tokenizer(copy: Path, kind: str) -> None:
-    """transformers makes some kinds of nothing: a tokenizer of three tokens."""
+    """From an empty directory transformers makes some kinds of tokenizer, with three tokens."""
     (copy / "tokenizer.json").unlink()
     (copy / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
     assert tokenizer_refusal(copy) == f"tokenizer: {copy} has no tokenizer.json"
 
 
 def test_a_tokenizer_is_loaded_without_a_word(copy: Path, foreign_lines: list[str]) -> None:
-    """Though transformers has something to say about the configuration beside it."""
+    """Though transformers logs about the configuration beside it."""
     edit_config(copy, eos_token_id=10_000)
     load_tokenizer(copy)
     assert foreign_lines == []

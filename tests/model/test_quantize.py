@@ -43,7 +43,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def quantized_linear(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = False) -> torch.nn.Linear:
-    """Random weights of int8, those of each output of another size."""
+    """Random int8 weights, of another magnitude for each output."""
     torch.manual_seed(outputs + inputs)
     linear = torch.nn.Linear(inputs, outputs, bias=bias)
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_linear_multiplies_dequantized_weights(outputs: int, inputs: int, dtype:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_int8_is_exact(dtype: torch.dtype) -> None:
-    """One input, of 1: outputs are the weights themselves."""
+    """A single input of 1: outputs are the weights themselves."""
     values = torch.arange(-128, 128).to(torch.int8)[:, None]
     scales = torch.full((256,), 0.5)
     y = torch.ops.pilotfish.linear(torch.ones(1, 1).to(dtype), pack_weight(values, dtype), 256, scales)
@@ -237,7 +237,7 @@ def test_bytes_are_halved(llama: Path) -> None:
 
 
 def test_a_native_model_keeps_no_other_copy(llama: Path) -> None:
-    """What is left as a parameter is the embedding."""
+    """The only parameter left is the embedding."""
     module = native_model(llama).module
     quantized = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
     for model in (module, quantized):

@@ -1,4 +1,4 @@
-"""A forward's row: the same bits alone, in a tree, in a batch, at any thread count; and what transformers gives."""
+"""A forward's rows: the same bits alone, in a tree, in a batch, at any thread count; and the logits of transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHER_SHAPES: list[dict[str, Any]] = [
     {"tie_word_embeddings": True},
 ]
 ROPE = {"rope_theta": 1e4, "factor": 4.0}
-#: Fields that one architecture has, and what else they may be.
+#: Fields of single architectures, with other values than the tiny models have.
 OTHER_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"mlp_bias": True}),
     ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
@@ -101,7 +101,7 @@ def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> P
 
 
 def test_heads_that_no_kernel_takes_run_without_kernels(tmp_path: Path) -> None:
-    """Of 24, no multiple of 32."""
+    """A head size of 24 is no multiple of 32."""
     reference = tiny_model("phi3", head_dim=24)
     reference.save_pretrained(tmp_path)
     model = native_model(tmp_path)
@@ -140,7 +140,7 @@ def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, option
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(("kind", "options"), OTHER_FIELDS, ids=str)
 def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str, Any], eager: bool) -> None:
-    """Each gives what transformers gives, and something else than the tiny model without it."""
+    """Each gives the logits of transformers, and others than the tiny model without the field."""
     reference, usual = tiny_model(kind, **options), tiny_model(kind)
     reference.save_pretrained(tmp_path)
     bench, tokens = Bench(tmp_path, torch.float32, eager=eager), tokens_of(3 * WINDOW)
@@ -167,7 +167,7 @@ def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dtype) -> None:
-    """Decoded one by one along its path, each token a forward of one row, against one forward of the tree."""
+    """Tokens decoded along a node's path, a forward of one row each, against a single forward of the tree."""
     bench = Bench(directory, dtype)
     tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, 15)
     together = bench.logits(bench.rows(tokens, tree))

@@ -87,7 +87,7 @@ def test_kernel_torch_and_numpy_choose_the_same(seed: int, position: int, vocab:
 @pytest.mark.parametrize("vocab", [3, 4, 1001, 8192])
 @pytest.mark.parametrize("k", [1, 4])
 def test_kernel_prunes_exactly(vocab: int, k: int) -> None:
-    """What it does not hash could not have won: flat, peaked and one-sided rows."""
+    """Tokens that it does not hash could not have won: flat, peaked and one-sided rows."""
     flat, peaked = torch.zeros(40, vocab), random_logits(40, vocab) * 4
     ramp = torch.linspace(0, 60, vocab).expand(40, vocab)
     k = min(k, vocab)
@@ -180,7 +180,8 @@ def test_filters_are_those_of_transformers(params: dict[str, float]) -> None:
 
 
 def test_the_order_of_filters_is_min_p_then_top_k_then_top_p() -> None:
-    """Top-p of what top-k left: 0.5 and 0.3 of 0.5, 0.3, 0.2 hold 0.8, but all of what two tokens hold is two."""
+    """Top-p counts the mass that top-k has left: of 0.5, 0.3, 0.2 the first two hold 0.8, but all of it once two are
+    left."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     kept = filtered(logits, [SamplingParams(top_k=2, top_p=0.55)]).isfinite()
     assert kept.tolist() == [[True, False, False, False]]  # 0.4 of 0.7 is 0.57

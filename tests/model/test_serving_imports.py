@@ -16,7 +16,7 @@ LEFT_OUT = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch
 ORDER = (*DENSE, *MIXTURES)
 PARAMS = [SamplingParams(temperature=0.8, seed=index, max_tokens=12) for index in range(3)]
 
-#: What a worker does: its imports, engines, outputs. Arguments: model directories.
+#: A worker: its imports, engines, outputs. Arguments: model directories.
 WORKER = """
 import sys
 from pilotfish.model.serving_imports import import_for_serving
@@ -57,12 +57,12 @@ def test_every_architecture_gives_the_same_tokens(printed: list[str], tiny_model
     assert printed[0] == str(expected)
 
 
-def test_what_serving_does_not_need_is_not_imported(printed: list[str]) -> None:
-    """Of models without experts, whose tensors are joined without values by what torch decomposes in Python."""
+def test_modules_that_serving_does_not_need_are_not_imported(printed: list[str]) -> None:
+    """For models without experts: experts' tensors are joined by operations that torch decomposes in Python."""
     assert printed[1] == "[]"
 
 
-def test_what_was_left_out_is_there_for_whoever_asks_later(printed: list[str]) -> None:
+def test_modules_that_were_left_out_can_be_imported_later(printed: list[str]) -> None:
     assert printed[2] == "True True torch._dynamo._trace_wrapped_higher_order_op"
 
 

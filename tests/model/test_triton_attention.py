@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from support import KINDS, VOCAB, random_tree, tiny_model
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
+from tree_rows import TreeRows, shifted
 
 pytest.importorskip("triton")
 
 from pilotfish.model import attention, native, triton_attention
-from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
+from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.experts import use_library_experts
 from pilotfish.model.graphs import recordable
 from pilotfish.model.loader import LoadedModel, ModelShape, load_model
@@ -30,7 +30,6 @@ from pilotfish.model.triton_attention import triton_tree_attention
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.bfloat16)
 SCALE = 0.25
-HEADS = (4, 2, 32)  # heads, KV heads, head size
 OTHER_HEADS = [(1, 1, 16), (6, 2, 24), (20, 1, 8), (3, 3, 80)]
 FEATURES: list[dict[str, Any]] = [
     {"window": 1},
@@ -42,69 +41,15 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-class Rows:
-    """The last row of each prefix, and nodes of a random tree below it. The second prefix begins with slots of the
-    first. Slots that nobody may read hold NaN."""
-
-    def __init__(
-        self,
-        prefixes: list[int],
-        nodes: int,
-        dtype: torch.dtype = torch.float32,
-        heads: tuple[int, int, int] = HEADS,
-        seed: int = 0,
-    ) -> None:
-        rng = np.random.default_rng(seed)
-        torch.manual_seed(seed)
-        num_slots = 2 * (sum(prefixes) + nodes * len(prefixes))
-        free = iter(rng.permutation(num_slots).tolist())
-        self.prefixes = [[next(free) for _ in range(size)] for size in prefixes]
-        if len(prefixes) > 1:
-            shared = min(prefixes[:2]) // 2
-            self.prefixes[1][:shared] = self.prefixes[0][:shared]
-        self.rows: list[tuple[int, int, int, list[int]]] = []  # slot, sequence, position, path
-        for i, prefix in enumerate(self.prefixes):
-            self.rows.append((prefix[-1], i, len(prefix) - 1, []))
-            paths: list[list[int]] = [[]]
-            for _ in range(nodes):
-                paths.append([*paths[rng.integers(len(paths))], next(free)])
-                self.rows.append((paths[-1][-1], i, len(prefix) + len(paths[-1]) - 1, paths[-1]))
-        num_heads, kv_heads, head_dim = heads
-        self.q, self.k, self.v = (
-            torch.randn(len(self.rows), n, head_dim).to(dtype) for n in (num_heads, kv_heads, kv_heads)
-        )
-        self.sinks = torch.randn(num_heads).to(dtype)
-        self.pools = [torch.full((num_slots + 1, kv_heads, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
-        for slot in (slot for prefix in self.prefixes for slot in prefix):
-            for pool in self.pools:
-                pool[slot] = torch.randn(kv_heads, head_dim).to(dtype)
-        self.everything = list(range(len(self.rows)))
-
-    def path_of(self, row: int) -> list[int]:
-        """Slots of all that it sees without a window."""
-        _, sequence, position, path = self.rows[row]
-        return (self.prefixes[sequence] + path)[: position + 1]
-
-    def inputs(self, chosen: list[int], extra_width: int = 0) -> list[Any]:
-        """Arguments of the kernel for some rows, without the scoring; pools are shared among calls."""
-        rows = [self.rows[i] for i in chosen]
-        prefix_slots = torch.zeros(len(self.prefixes), max(map(len, self.prefixes)) + extra_width, dtype=torch.int32)
-        for i, prefix in enumerate(self.prefixes):
-            prefix_slots[i, : len(prefix)] = torch.tensor(prefix)
-        paths = torch.zeros(len(rows), max(len(r[3]) for r in rows) + 1 + extra_width, dtype=torch.int32)
-        for i, row in enumerate(rows):
-            paths[i, : len(row[3])] = torch.tensor(row[3], dtype=torch.int32)
-        columns = [[r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]]
-        indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, [len(self.prefixes[r[1]]) for r in rows])]
-        self.pools = [pool.to(DEVICE) for pool in self.pools]
-        metadata = AttentionMetadata(*(tensor.to(DEVICE) for tensor in (*indices, prefix_slots, paths)))
-        return [*(x[chosen].to(DEVICE) for x in (self.q, self.k, self.v)), *self.pools, metadata]
-
-    def attend(self, chosen: list[int], extra_width: int = 0, **features: Any) -> torch.Tensor:
-        return triton_tree_attention(*self.inputs(chosen, extra_width), Scoring(SCALE, **features)).cpu()
+def tree_rows(*args: Any, **options: Any) -> TreeRows:
+    return TreeRows(*args, device=DEVICE, **options)
 
 
-def plain_attention(rows: Rows, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> Any:
+def attend(rows: TreeRows, chosen: list[int], extra_width: int = 0, **features: Any) -> torch.Tensor:
+    return triton_tree_attention(*rows.inputs(chosen, extra_width), Scoring(SCALE, **features)).cpu()
+
+
+def plain_attention(rows: TreeRows, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> Any:
     """Head by head in float64, over the keys that a row sees and no others. After the rows' KV is in the pools."""
     keys, values = (pool.cpu().double() for pool in rows.pools)
     group = rows.q.shape[1] // keys.shape[1]
@@ -119,9 +64,9 @@ def plain_attention(rows: Rows, window: int = 0, softcap: float = 0.0, sinks: to
     return out
 
 
-def check(rows: Rows, features: dict[str, Any]) -> None:
+def check(rows: TreeRows, features: dict[str, Any]) -> None:
     features = {**features, "sinks": rows.sinks.to(DEVICE) if features.get("sinks") else None}
-    got = rows.attend(rows.everything, **features).double()
+    got = attend(rows, rows.everything, **features).double()
     tolerance = 1e-5 if rows.q.dtype == torch.float32 else 2**-6
     features["sinks"] = None if features["sinks"] is None else rows.sinks
     torch.testing.assert_close(got, plain_attention(rows, **features), rtol=tolerance, atol=tolerance)
@@ -130,81 +75,68 @@ def check(rows: Rows, features: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("prefixes", [[1], [64], [256], [3, 70, 540]], ids=str)
 def test_it_is_softmax_attention(prefixes: list[int], dtype: torch.dtype) -> None:
-    check(Rows(prefixes, nodes=2, dtype=dtype), {})
+    check(tree_rows(prefixes, nodes=2, dtype=dtype), {})
 
 
 @pytest.mark.parametrize("heads", OTHER_HEADS, ids=str)
 def test_any_heads(heads: tuple[int, int, int]) -> None:
-    check(Rows([5, 70], nodes=2, heads=heads), {"softcap": 3.0, "sinks": True})
+    check(tree_rows([5, 70], nodes=2, heads=heads), {"softcap": 3.0, "sinks": True})
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=str)
 def test_features(features: dict[str, Any]) -> None:
-    check(Rows([5, 300], nodes=1), features)
+    check(tree_rows([5, 300], nodes=1), features)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("features", [{}, {"window": 40}], ids=str)
 def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, features: dict[str, Any]) -> None:
-    rows = Rows([5, 260], nodes=3, dtype=dtype)
-    together = rows.attend(rows.everything, **features)
+    rows = tree_rows([5, 260], nodes=3, dtype=dtype)
+    together = attend(rows, rows.everything, **features)
     rng = np.random.default_rng(0)
     for count in (1, 1, 3, 5):
         chosen = rng.permutation(len(rows.rows))[:count].tolist()
-        some = rows.attend(chosen, extra_width=300 * (count % 2), **features)
+        some = attend(rows, chosen, extra_width=300 * (count % 2), **features)
         assert torch.equal(some, together[chosen]), f"rows {chosen}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype) -> None:
-    one, other = (Rows([70, 9], nodes=2, dtype=dtype) for _ in range(2))
-    other.prefixes = [[slot + 1 for slot in prefix] for prefix in one.prefixes]
-    other.rows = [(slot + 1, i, p, [s + 1 for s in path]) for slot, i, p, path in one.rows]
-    other.pools = [pool.roll(1, dims=0) for pool in one.pools]
-    assert torch.equal(one.attend(one.everything), other.attend(other.everything))
+    one, other = tree_rows([70, 9], nodes=2, dtype=dtype), shifted(tree_rows([70, 9], nodes=2, dtype=dtype))
+    assert torch.equal(attend(one, one.everything), attend(other, other.everything))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_path_that_has_become_prefix_gives_the_same_bits(dtype: torch.dtype) -> None:
-    rows = Rows([255], nodes=6, dtype=dtype)
-    as_tree = rows.attend(rows.everything)
+    rows = tree_rows([255], nodes=6, dtype=dtype)
+    as_tree = attend(rows, rows.everything)
     deepest = max(rows.everything, key=lambda i: len(rows.rows[i][3]))
     slot, sequence, position, path = rows.rows[deepest]
     assert position >= 256, "the path crosses a split"
     rows.prefixes[0] += path
     rows.rows[deepest] = slot, sequence, position, []
-    assert torch.equal(rows.attend([deepest])[0], as_tree[deepest])
+    assert torch.equal(attend(rows, [deepest])[0], as_tree[deepest])
 
 
 def test_rows_in_turn_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Rows([5, 260], nodes=2)
-    together = rows.attend(rows.everything)
+    rows = tree_rows([5, 260], nodes=2)
+    together = attend(rows, rows.everything)
     monkeypatch.setattr(triton_attention, "PARTIAL_BYTES", 3 * 4 * rows.q[0].numel() * 2)
-    assert torch.equal(rows.attend(rows.everything), together)
+    assert torch.equal(attend(rows, rows.everything), together)
 
 
 @pytest.mark.parametrize("features", [{}, {"window": 2, "sinks": True}], ids=str)
 def test_padding_rows_are_zero_and_harm_nobody(features: dict[str, Any]) -> None:
-    rows = Rows([5], nodes=3)
+    rows = tree_rows([5], nodes=3)
     features = {**features, "sinks": rows.sinks.to(DEVICE) if features else None}
-    expected = rows.attend(rows.everything, **features)
-    *qkv, k_pool, v_pool, metadata = rows.inputs(rows.everything)
-    padded = AttentionMetadata(
-        row_slots=F.pad(metadata.row_slots, (0, 2), value=len(rows.pools[0]) - 1),  # the scratch slot
-        row_sequences=F.pad(metadata.row_sequences, (0, 2)),
-        row_positions=F.pad(metadata.row_positions, (0, 2), value=-1),
-        row_prefixes=F.pad(metadata.row_prefixes, (0, 2)),
-        prefix_slots=metadata.prefix_slots,
-        path_slots=F.pad(metadata.path_slots, (0, 0, 0, 2)),
-    )
-    more = (F.pad(x, (0, 0, 0, 0, 0, 2)) for x in qkv)
-    out = triton_tree_attention(*more, k_pool, v_pool, padded, Scoring(SCALE, **features)).cpu()
+    expected = attend(rows, rows.everything, **features)
+    out = triton_tree_attention(*rows.padded_inputs(), Scoring(SCALE, **features)).cpu()
     assert torch.equal(out[:-2], expected) and not out[-2:].any()
 
 
 def test_keys_and_values_are_written() -> None:
-    rows = Rows([5, 9], nodes=3)
-    rows.attend(rows.everything)
+    rows = tree_rows([5, 9], nodes=3)
+    attend(rows, rows.everything)
     slots = [slot for slot, *_ in rows.rows]
     for pool, given in zip(rows.pools, (rows.k, rows.v), strict=True):
         assert torch.equal(pool[slots].cpu(), given)
@@ -242,7 +174,7 @@ class NoLaunch:
 
 
 def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """A forward of tensors that hold nothing: whatever asks one for its value fails, as it would in a CUDA graph."""
+    """A forward of tensors without values: reading a value fails, as it would in a CUDA graph."""
     for kernel in ("attend_split", "combine_splits"):
         monkeypatch.setattr(triton_attention, kernel, NoLaunch())
     monkeypatch.setattr(attention, "_attention_on", lambda _: triton_tree_attention)
@@ -274,7 +206,8 @@ def test_what_waits_for_nothing_is_recorded(kind: str, monkeypatch: pytest.Monke
 
 
 def test_one_binary_a_kernel_compiles_for_ampere_and_hopper(tmp_path: Path) -> None:
-    """What the interpreter accepts, the compiler need not; and a binary a width could change the order of sums."""
+    """The compiler may refuse kernels that the interpreter accepts; and a binary for each width could change the order
+    of sums."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     environment["PYTHONPATH"] = str(Path(triton_attention.__file__).parents[2])
     script = Path(__file__).with_name("compile_triton.py")

@@ -1,5 +1,4 @@
-"""The cost model against published parameter counts and rates. Fitted rates say that the sums are right, the others
-how far to trust them."""
+"""The cost model against published parameter counts and rates. Fitted rates test the sums, the others the model."""
 
 from __future__ import annotations
 
@@ -93,5 +92,5 @@ def test_weights_need_devices() -> None:
 
 
 def test_names_are_written_in_lower_case() -> None:
-    """They are looked up so."""
+    """Look-ups are in lower case."""
     assert all(name == name.lower() for name in (*MODELS, *DEVICES))

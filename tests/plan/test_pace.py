@@ -1,4 +1,4 @@
-"""Paces: what their text says, by rows, and one line for text that says nothing."""
+"""Paces: times by rows, and one line for text that is no pace."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Router(torch.nn.Module):
 
 
 class LibraryExpert(torch.nn.Module):
-    """One of transformers' stacked experts, by transformers' operations: the reference."""
+    """The reference: transformers' operations on one of its stacked experts."""
 
     def __init__(self, experts: Any, index: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def split_gate_up(linear: torch.nn.Linear, *, interleaved: bool = False) -> tupl
 
 
 def expert_linear(experts: Any, name: str, index: int) -> torch.nn.Linear:
-    """One expert's projection out of the stack: views, no copies."""
+    """The projection of a stacked expert: views, no copies."""
     weight = getattr(experts, name)[index]
     bias = getattr(experts, f"{name}_bias")[index] if experts.has_bias else None
     return linear_of(weight.T if experts.is_transposed else weight, bias)

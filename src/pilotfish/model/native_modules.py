@@ -241,7 +241,7 @@ def _gated(gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, ki
 
 
 def joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
-    """One linear that computes all of them, outputs end to end."""
+    """A linear that computes all of them, outputs end to end."""
     biased = linears[0].bias is not None
     bias = torch.cat([x.bias for x in linears]) if biased else None
     return linear_of(concatenated([x.weight for x in linears]), bias)
@@ -265,7 +265,7 @@ class DecoderLayer:
 
 
 class PlainDecoder(torch.nn.Module):
-    """One of the `PLAIN` models, its parts replaced already, without transformers' own Python between the kernels: for
+    """Runs a `PLAIN` model, its parts replaced already, without transformers' own Python between the kernels: for
     small models that is most of a forward. The model's rotary embedding computes the angles of all positions, once."""
 
     def __init__(self, model: Any, context: int) -> None:

@@ -1,4 +1,4 @@
-"""The bundled pair, by name: `pycode`, and `pycode@<N>m`, the same function at a larger model's cost."""
+"""The bundled pair by name: `pycode`, and `pycode@<N>m`, which computes the same at a larger model's cost."""
 
 import re
 from dataclasses import dataclass
@@ -12,8 +12,6 @@ ALLOWED = "pycode, or pycode@<N>m for a target inflated to N million parameters"
 
 @dataclass(frozen=True)
 class PairDirs:
-    """A target's and its draft's model directories."""
-
     target: Path
     draft: Path
 

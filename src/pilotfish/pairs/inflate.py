@@ -1,4 +1,4 @@
-"""A model made as costly as a larger one without changing what it computes.
+"""Makes a model as costly as a larger one without changing its results.
 
 Every layer's FFN gets neurons whose inputs are random and whose outputs are multiplied by zero:
 
@@ -17,14 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pilotfish.errors import ParameterError
 
 SEED = 0
-MULTIPLE = 128  # of FFN neurons, so that matrix kernels meet no ragged edges
+MULTIPLE = 128  # of FFN neurons: matrix kernels run on whole tiles
 MEBIBYTE = 2**20
 SHARD_BYTES = 1024 * MEBIBYTE
 
@@ -102,13 +101,12 @@ def _bytes(tensor: Tensor) -> int:
 def _load(directory: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            weights |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        weights |= load_file(path)
     return weights
 
 
 def _digest(directory: Path) -> str:
-    """Digest of everything the inflated directory is made from."""
+    """Digest of everything that the inflated directory is made from."""
     digest = hashlib.sha256(f"{SEED} {MULTIPLE}".encode())
     for path in sorted(directory.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -116,5 +114,4 @@ def _digest(directory: Path) -> str:
 
 
 def _cache() -> Path:
-    chosen = os.environ.get("PILOTFISH_CACHE")
-    return (Path(chosen) if chosen else Path.home() / ".cache" / "pilotfish") / "pairs"
+    return Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish") / "pairs"
