@@ -16,51 +16,7 @@ from pilotfish.train.recipe import PairRecipe
 
 SHARD_SIZE = "15MB"  # files stay under 16 MiB
 
-CARD = Template("""\
----
-library_name: transformers
-pipeline_tag: text-generation
-tags: [code, python, speculative-decoding]
----
-
-# The $role of a pair made by `pilotfish train pair`
-
-$purpose
-
-| | |
-|---|---|
-| architecture | Llama: $layers layers, width $hidden, $heads heads ($kv_heads for keys, values), FFN $ffn |
-| parameters | $parameters, stored in bfloat16 |
-| vocabulary | $vocab_size tokens, byte-level BPE, trained on the same text |
-| context | $context tokens; trained on rows of $sequence_length with position jumps |
-
-## Data
-
-$data
-
-## Recipe
-
-$method Muon for the layers' matrices, AdamW for the rest; peak learning rate $rate, seed $seed.
-
-```json
-$recipe
-```
-
-## Held-out figures
-
-| | |
-|---|---|
-| loss of the target, nats a token | $target_loss |
-| loss of the draft, nats a token | $draft_loss |
-| KL(target ‖ draft), nats a token | $divergence |
-| both find the same token likeliest | $agreement |
-| acceptance on the target's own text, greedy | $greedy_acceptance |
-| acceptance on the target's own text, temperature 1 | $sampled_acceptance |
-
-Acceptance is per token, for one proposed token, on continuations of held-out prompts.
-
-It continues Python source text. It follows no instructions, and what it writes need not be correct.
-""")
+CARD = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
 PURPOSES = {
     "target": "The model whose output counts. Its draft, beside it, guesses what it will say next.",
     "draft": "A small model that guesses what the target beside it will say next.",
