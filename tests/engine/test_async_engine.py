@@ -170,7 +170,7 @@ def test_requests_of_a_target_that_is_gone_are_told_when_to_come_again(llama: Pa
     engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
     stream = engine._streams[1] = Stream(1, lambda: None)
     now[0] = 500.0
-    engine._watch(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
+    engine._note_state(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
     with pytest.raises(TargetUnavailable) as caught:
         asyncio.run(output(stream))
     assert caught.value.retry_after == 21.0  # what the start before took
@@ -192,7 +192,7 @@ def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) 
     beats = ((42, 1.0, True), (41, 31.0, True), (42, 31.0, False), (42, 0.5, True), (42, 301.0, False))
     for pid, seconds, ready in beats:
         engine._receive(Received(b"other", msgspec.msgpack.encode(Beat(pid, seconds))))
-        engine._look()
+        engine._poll()
         assert engine.health.ready == ready
     assert engine.health.reason == "target: in one step for 301 s"
     assert killed == ["was in one step for 300 s and is killed"]
@@ -220,14 +220,14 @@ def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(l
 
         def heard(self) -> None:
             if engine._peer is not None:
-                engine._look()
+                engine._poll()
             super().heard()
 
     engine = AsyncEngine(configured(llama), clock=lambda: 0.0)
     engine._supervisor, engine._worker = Crew(), *Crew().poll()  # type: ignore[assignment]
     engine._silence = Loading()
     engine._silence.seconds = 100.0
-    engine._look()
+    engine._poll()
     assert engine.health.ready and killed == []
 
 
@@ -236,7 +236,7 @@ def test_the_last_word_of_a_target_that_is_gone_does_not_bring_it_back(llama: Pa
     engine = AsyncEngine(configured(llama))
     engine._handle(b"first", Status(identity, 0, 0, 4096, 0))
     assert engine.health.ready
-    engine._lose("target: gone")
+    engine._drop_target("target: gone")
     engine._handle(b"first", Status(identity, 0, 0, 4096, 0))
     assert not engine.health.ready and engine.health.status is None
     engine._handle(b"second", Status(identity, 0, 0, 4096, 0))

@@ -1,4 +1,4 @@
-"""The engine of a server: a target worker in a process of its own, and streams of what it commits."""
+"""The engine of a server: a target in a process of its own, and a stream of updates for each request."""
 
 from __future__ import annotations
 
@@ -43,46 +43,32 @@ logger = logging.getLogger(__name__)
 TARGET = "target"
 #: Seconds without a Beat after which a target is not ready, and seconds in one step.
 SILENCE, LONG_STEP = 2.0, 30.0
-#: Seconds in one step after which a target is killed; also of silence while it loads, for libraries that let no other
-#: thread run meanwhile.
+#: Seconds in one step after which a target is killed; also seconds of silence while it loads, because some libraries
+#: let no other thread run meanwhile.
 ENDLESS = 300.0
-#: Seconds after which a target that is silent may well be there again.
+#: Seconds after which a client should try a silent target again.
 RETRY = 2.0
-#: Seconds that a target has to end: its drafts end before it.
+#: Seconds that a target has to end, its draft workers included.
 GRACE = 10.0
 CLOSED = "draining: the server is shutting down"
 
 
 @dataclass(frozen=True)
 class Health:
-    """Whether requests can be served, and what the target last said of itself."""
+    """Whether requests can be served, and the target's last status."""
 
     ready: bool
-    reason: str  # why not, one line; "" where ready
-    retry_after: float  # seconds after which they may be, estimated from how long the last start took
+    reason: str  # why not ready, in one line; "" if ready
+    retry_after: float  # seconds until requests may be served, estimated from the duration of the last start
     restarts: int
-    failed: bool  # whether it will not be started again
+    failed: bool  # whether the target stays down
     status: Status | None
 
 
-@dataclass(frozen=True)
-class _Model:
-    tokenizer: Any
-    defaults: dict[str, Any]  # fields of SamplingParams
-
-
-def _read(directory: Path) -> _Model:
-    """What is to be known of a model outside its target. Imports transformers, which takes a while."""
-    from pilotfish.model.metadata import load_tokenizer, log_through_root, read_generation_config
-
-    log_through_root()
-    return _Model(load_tokenizer(directory), read_generation_config(directory).defaults)
-
-
 class AsyncEngine:
-    """`start`, `submit` from the same event loop, `close`. Where the target's process ends, its requests fail and it is
-    started again. One that is silent, as a stopped process is, keeps its requests and goes on with them, if it speaks
-    again within `target_timeout` seconds; then it is killed."""
+    """`start`, `submit` from the same event loop, `close`. If the target's process ends, its requests fail and it is
+    started again. A silent target, such as a stopped process, keeps its requests; it is killed after `target_timeout`
+    seconds."""
 
     def __init__(
         self,
@@ -91,24 +77,23 @@ class AsyncEngine:
         environment: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`environment` is added to that of the target's process, and of those that it starts."""
+        """`environment` is added to that of the target's process and of its draft workers."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
-        self.defaults: dict[str, Any] = {}
-        #: Called with every Progress.
+        self.defaults: dict[str, Any] = {}  # the model's own sampling parameters, by SamplingParams' names
         self.observe: Callable[[Progress], None] = lambda _: None
         self._clock = clock
         self._streams: dict[int, Stream] = {}
         self._next_id = 1
         self._peer: Peer | None = None  # the target that serves
-        self._gone: Peer | None = None  # the one before it, of which a last word may still arrive
-        self._status: Status | None = None  # what it last said
+        self._last_peer: Peer | None = None  # the target before it: its last messages may still arrive
+        self._status: Status | None = None  # the last one
         self._silence = Silence()
-        self._step = 0.0  # seconds that its step had lasted at the last Beat
+        self._step = 0.0  # seconds that the target's step had lasted at the last Beat
         self._timeout = target_timeout
         self._environment = environment
-        self._sequence = 0  # of its next Progress
+        self._sequence = 0  # of the next Progress
         self._worker = WorkerState(TARGET)
         self._start = StartTime(clock())
         self._closed = False
@@ -117,12 +102,12 @@ class AsyncEngine:
 
     @property
     def health(self) -> Health:
-        reason, worker = self._reason(), self._worker
+        reason, worker = self._obstacle(), self._worker
         retry = RETRY if self._peer is not None else self._start.left(self._clock())
         return Health(not reason, reason, retry, worker.restarts, worker.status == "failed", self._status)
 
-    def _reason(self) -> str:
-        """Why requests cannot be served; "" where they can."""
+    def _obstacle(self) -> str:
+        """Why requests cannot be served; "" if they can."""
         if self._peer is None:
             return self._absence()
         if self._silence.seconds > SILENCE:
@@ -136,8 +121,8 @@ class AsyncEngine:
         cache_salt: str | None = None,
         max_nodes: int | None = None,
     ) -> Stream:
-        """Have `params.n` outputs of a prompt made. TargetUnavailable where there is nobody to make them."""
-        if reason := self._reason():
+        """Request `params.n` outputs of a prompt. TargetUnavailable if the target is not ready."""
+        if reason := self._obstacle():
             raise TargetUnavailable(reason, self.health.retry_after)
         request, self._next_id = self._next_id, self._next_id + 1
         stream = self._streams[request] = Stream(params.n, lambda: self._abort(request))
@@ -161,25 +146,31 @@ class AsyncEngine:
     # -- the target's process
 
     async def start(self) -> None:
-        """Start the target; read, while it loads, what is to be known here. `health` tells when it is ready. ModelError
-        for a tokenizer or a generation_config.json that cannot be used; the rest is the target's."""
+        """Start the target, and load the tokenizer meanwhile. `health` tells when the target is ready. ModelError for a
+        tokenizer or a generation_config.json that cannot be used; `health` tells of other problems with the model."""
         self._loop = asyncio.get_running_loop()
         self._supervisor = Supervisor(Delays(grace=GRACE))
         endpoint = f"ipc://{self._supervisor.directory}/server"
         channel = ListeningChannel(endpoint, high_water=0)
-        self._channel_thread = ChannelThread(channel, self._receive, self._look, period=0.05)
+        self._channel_thread = ChannelThread(channel, self._receive, self._poll, period=0.05)
         self._channel_thread.start()
         command = target_command(self.config, endpoint)
         self._supervisor.start([WorkerSpec(TARGET, command, environment=self._environment)])
-        model = await asyncio.to_thread(_read, self.config.target)
-        self.tokenizer, self.defaults = model.tokenizer, model.defaults
+        await asyncio.to_thread(self._read_model)
+
+    def _read_model(self) -> None:
+        from pilotfish.model.metadata import load_tokenizer, log_through_root, read_generation_config  # takes seconds
+
+        log_through_root()
+        self.tokenizer = load_tokenizer(self.config.target)
+        self.defaults = read_generation_config(self.config.target).defaults
 
     async def close(self) -> None:
-        """End the target; streams that are open fail. Idempotent."""
+        """End the target; open streams fail. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._lose(CLOSED)
+        self._drop_target(CLOSED)
         await asyncio.to_thread(self._supervisor.close)
         await asyncio.to_thread(self._channel_thread.close)
 
@@ -191,23 +182,20 @@ class AsyncEngine:
         except WireError as error:
             logger.error("the target sent no message: %s", error)
             return
-        if isinstance(message, Beat):
-            self._beat(message)
-            return
-        self._in_loop(lambda: self._handle(received.peer, message))
-
-    def _beat(self, beat: Beat) -> None:
-        if beat.pid == self._worker.pid:
+        if not isinstance(message, Beat):
+            self._in_loop(lambda: self._handle(received.peer, message))
+        elif message.pid == self._worker.pid:
             self._silence.heard()
-            self._step = beat.step
+            self._step = message.step
 
-    def _look(self) -> None:
-        """Whether the target's process has ended, another one begun, or it stands still."""
+    def _poll(self) -> None:
+        """Note an end or a start of the target's process; kill one that stands still."""
         (state,) = self._supervisor.poll() or (self._worker,)
         if state != self._worker:
             self._silence, self._step = Silence(), 0.0
-            self._in_loop(lambda: self._watch(state))
-        limit = ENDLESS if self._peer is None else self._timeout  # first: the silence of one that is ready is short
+            self._in_loop(lambda: self._note_state(state))
+        # The limit is read before the silence: a target that gets ready in between has just been heard.
+        limit = ENDLESS if self._peer is None else self._timeout
         silent = self._silence.look(self._clock())
         if state.pid is not None and silent > limit:
             self._supervisor.kill(TARGET, f"was silent for {limit:g} s and is killed")
@@ -220,31 +208,31 @@ class AsyncEngine:
 
     # -- in the loop
 
-    def _watch(self, state: WorkerState) -> None:
+    def _note_state(self, state: WorkerState) -> None:
         gone = state.pid != self._worker.pid and self._worker.pid is not None
         if state.pid != self._worker.pid:
             self._start.begin(self._clock())
         self._worker = state
         if gone:
-            self._lose(self._absence())
+            self._drop_target(self._absence())
 
-    def _lose(self, reason: str) -> None:
-        """The target is gone, and all it had."""
-        self._gone = self._peer or self._gone
+    def _drop_target(self, reason: str) -> None:
+        """The target is gone; fail its requests."""
+        self._last_peer = self._peer or self._last_peer
         self._peer = None
-        self._status = self._status if self._closed else None  # what it was, for those who still ask
-        self._end(list(self._streams), TargetUnavailable(reason, self.health.retry_after))
+        self._status = self._status if self._closed else None  # while the server drains, routes still read it
+        self._fail(list(self._streams), TargetUnavailable(reason, self.health.retry_after))
 
-    def _end(self, requests: Sequence[int], error: Exception) -> None:
+    def _fail(self, requests: Sequence[int], error: Exception) -> None:
         for request in requests:
             if (stream := self._streams.pop(request, None)) is not None:
                 stream.fail(error)
 
     def _handle(self, peer: Peer, message: ToServer) -> None:
-        if peer == self._gone:
+        if peer == self._last_peer:
             return
         if isinstance(message, Status) and peer != self._peer:
-            self._lose("target: it was started anew")
+            self._drop_target("target: it was started anew")
             self._silence.heard()
             self._peer, self._sequence = peer, 0
             self._start.end(self._clock())
@@ -255,16 +243,16 @@ class AsyncEngine:
         elif isinstance(message, Progress):
             self._progress(message)
         elif isinstance(message, Refusal):
-            self._end([message.id], refusal(message))
+            self._fail([message.id], refusal_error(message))
         else:
             assert isinstance(message, Failure)
-            self._end(message.ids, EngineError(message.reason))
+            self._fail(message.ids, EngineError(message.reason))
 
     def _progress(self, progress: Progress) -> None:
-        if progress.sequence != self._sequence:  # some were lost: nobody can tell which tokens are missing
+        if progress.sequence != self._sequence:  # messages were lost, with unknown tokens of any request
             for request in list(self._streams):
                 self._post(Abort(request))
-            self._end(list(self._streams), TargetUnavailable("target: the connection to it broke off"))
+            self._fail(list(self._streams), TargetUnavailable("target: the connection to it broke off"))
         self._sequence = progress.sequence + 1
         self.observe(progress)
         for delta in progress.deltas:
@@ -275,7 +263,7 @@ class AsyncEngine:
                     del self._streams[delta.id]
 
 
-def refusal(message: Refusal) -> PromptError | ParameterError:
+def refusal_error(message: Refusal) -> PromptError | ParameterError:
     """The error that the target's engine raised."""
     if message.field is None:
         return PromptError(message.message)
@@ -283,5 +271,4 @@ def refusal(message: Refusal) -> PromptError | ParameterError:
 
 
 def target_command(config: EngineConfig, endpoint: str) -> list[str]:
-    """How a target worker is started."""
     return [sys.executable, "-m", "pilotfish", "target", f"--connect={endpoint}", f"--config={config_text(config)}"]
