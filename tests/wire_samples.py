@@ -15,6 +15,7 @@ from msgspec.inspect import (
     BoolType,
     DataclassType,
     DictType,
+    EnumType,
     FloatType,
     IntType,
     ListType,
@@ -73,6 +74,8 @@ def _plain(kind: Type) -> Any:
             return "plain"
         case NoneType() | AnyType():
             return None
+        case EnumType():
+            return next(iter(kind.cls)).value
         case ListType() | VarTupleType():
             return [_plain(kind.item_type)] * (kind.min_length or 0)
         case TupleType():
@@ -94,7 +97,7 @@ def _plain_struct(kind: StructType | DataclassType) -> dict[str, Any]:
 def _hostile(kind: Type) -> Iterator[tuple[str, Any]]:
     """Values with one hostile text each, and where it is."""
     match kind:
-        case StrType():
+        case StrType() | EnumType():
             yield "", HOSTILE
         case ListType() | VarTupleType():
             yield from ((f"[]{place}", [value]) for place, value in _hostile(kind.item_type))
