@@ -6,7 +6,7 @@ import pytest
 
 from pilotfish.cli.generate import Finished
 from pilotfish.cli.show import TextPrinter, report
-from pilotfish.engine.llm import Completion
+from pilotfish.engine.llm import Completion, RequestOutput
 from pilotfish.prompts import BadRow, Row
 
 TEXT = "one\x1b[2J\x07\n\ttwo \u202e日本語"
@@ -25,7 +25,8 @@ STATS = {
 def shown(capfd: pytest.CaptureFixture[str], row_id: str = "row") -> str:
     row = Row(row_id, ("a",), chat=False, place="file:1")
     printer = TextPrinter()
-    printer.row(Finished(row, 1, [Completion(0, [5, 6, 7], TEXT, "length", 7, STATS, None)], None, {}))
+    output = Completion(0, [5, 6, 7], TEXT, "length", 7, STATS, None)
+    printer.row(Finished(row, RequestOutput([1], [output], None), {}))
     printer.end([])
     return capfd.readouterr().out
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice, zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any, get_args
@@ -34,10 +35,6 @@ class Pass:
     outputs: list[list[int]]
     stats: list[RequestStats]
     times: StepTimes
-
-    @property
-    def tokens_per_second(self) -> float:
-        return sum(map(len, self.outputs)) / self.seconds
 
 
 def run_pass(engine: Engine, prompts: Sequence[str], params: SamplingParams) -> Pass:
@@ -71,57 +68,31 @@ class Summary:
     passes: list[Pass]
     cores: int  # that the target could run on
 
-    @property
-    def speeds(self) -> list[float]:
-        return [one.tokens_per_second for one in self.passes]
-
-    @property
-    def tokens_per_second(self) -> float:
-        return median(self.speeds)
-
-    @property
-    def tokens_per_verify_step(self) -> float:
-        steps = sum(stats.verify_steps for stats in self._stats)
-        return sum(len(tokens) for one in self.passes for tokens in one.outputs) / steps
-
-    @property
-    def offered_by_depth(self) -> list[int]:
-        """Verify steps whose tree reached depth 1, 2, …"""
-        return _summed([stats.offered_by_depth for stats in self._stats])
-
-    @property
-    def accepted_by_depth(self) -> list[int]:
-        """Of those, the steps that accepted a token there."""
-        return _summed([stats.accepted_by_depth for stats in self._stats])
-
-    @property
-    def accepted_by_origin(self) -> dict[str, int]:
-        """Accepted tokens by who guessed them."""
-        return dict(sum((Counter(stats.accepted_by_origin) for stats in self._stats), Counter[str]()))
-
-    @property
-    def time_share(self) -> dict[str, float]:
-        """Where the time went: the draft, the target's forward, sampling and walking, all else."""
-        total = sum(one.seconds for one in self.passes)
-        parts = ("draft", "forward", "verify")
-        shares = {part: sum(getattr(one.times, part) for one in self.passes) / total for part in parts}
-        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
-
-    @property
-    def _stats(self) -> list[RequestStats]:
-        return [stats for one in self.passes for stats in one.stats]
-
-    def record(self) -> dict[str, Any]:
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """Medians and counts over all passes. Depths count verify steps: whose tree reached depth 1, 2, …, and that
+        accepted a token there."""
+        stats = [one for run in self.passes for one in run.stats]
+        speeds = [sum(map(len, run.outputs)) / run.seconds for run in self.passes]
+        tokens = sum(len(output) for run in self.passes for output in run.outputs)
+        origins = sum((Counter(one.accepted_by_origin) for one in stats), Counter[str]())
         return {
-            "tokens_per_second": self.tokens_per_second,
-            "tokens_per_second_rounds": self.speeds,
-            "tokens_per_verify_step": self.tokens_per_verify_step,
+            "tokens_per_second": median(speeds),
+            "tokens_per_second_rounds": speeds,
+            "tokens_per_verify_step": tokens / sum(one.verify_steps for one in stats),
             "target_cores": self.cores,
-            "offered_by_depth": self.offered_by_depth,
-            "accepted_by_depth": self.accepted_by_depth,
-            "accepted_by_origin": self.accepted_by_origin,
-            "time_share": self.time_share,
+            "offered_by_depth": _summed([one.offered_by_depth for one in stats]),
+            "accepted_by_depth": _summed([one.accepted_by_depth for one in stats]),
+            "accepted_by_origin": dict(origins),
+            "time_share": self._time_share(),
         }
+
+    def _time_share(self) -> dict[str, float]:
+        """Where the time went: the draft, the target's forward, sampling and walking, all else."""
+        total = sum(run.seconds for run in self.passes)
+        parts = ("draft", "forward", "verify")
+        shares = {part: sum(getattr(run.times, part) for run in self.passes) / total for part in parts}
+        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
 
 
 def _summed(lists: Sequence[Sequence[int]]) -> list[int]:
@@ -160,7 +131,17 @@ class Comparison:
         return all(self.matched(mode) == self.sequences for mode in self.others)
 
     def speedup(self, mode: str) -> float:
-        return self.modes[mode].tokens_per_second / self.modes["off"].tokens_per_second
+        of = {name: self.modes[name].figures["tokens_per_second"] for name in (mode, "off")}
+        return float(of[mode] / of["off"])
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            **{mode: summary.figures for mode, summary in self.modes.items()},
+            "speedup": {mode: self.speedup(mode) for mode in self.others},
+            "sequences": self.sequences,
+            "matched": {mode: self.matched(mode) for mode in self.others},
+        }
 
 
 #: One pass of a mode with such parameters.
@@ -184,35 +165,31 @@ def run_rounds(
 
 def comparison_table(title: str, modes: Mapping[str, Summary]) -> Table:
     """A column for each mode."""
-    summaries = list(modes.values())
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column()
+    table = Table("", title=title, title_justify="left", box=None, pad_edge=False)
     for name in modes:
         table.add_column(name, justify="right")
-    table.add_row("tokens/s, median", *(f"{s.tokens_per_second:.1f}" for s in summaries), style="bold")
-    table.add_row("  slowest to fastest round", *map(_spread, summaries))
-    table.add_row("tokens per verify step", *(f"{s.tokens_per_verify_step:.2f}" for s in summaries))
-    table.add_row("cores of the target", *(str(s.cores) for s in summaries))
-    for part in modes["off"].time_share:
-        table.add_row(f"time: {part}", *(f"{s.time_share[part]:.0%}" for s in summaries))
-    for origin in dict.fromkeys(name for s in summaries for name in s.accepted_by_origin):
-        table.add_row(f"accepted, guessed by {origin}", *(_guessed(s, origin) for s in summaries))
-    depths = zip_longest(*map(_accepted, summaries), fillvalue="")
-    for depth, cells in enumerate(islice(depths, DEPTHS_SHOWN), 1):
-        table.add_row(f"accepted at depth {depth}", *cells)
+    for number, (heading, cells) in enumerate(_rows([summary.figures for summary in modes.values()])):
+        table.add_row(heading, *cells, style=None if number else "bold")
     return table
 
 
-def _spread(summary: Summary) -> str:
-    return f"{min(summary.speeds):.1f} to {max(summary.speeds):.1f}"
+def _rows(figures: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Iterable[str]]]:
+    yield "tokens/s, median", [f"{one['tokens_per_second']:.1f}" for one in figures]
+    rounds = [one["tokens_per_second_rounds"] for one in figures]
+    yield "  slowest to fastest round", [f"{min(speeds):.1f} to {max(speeds):.1f}" for speeds in rounds]
+    yield "tokens per verify step", [f"{one['tokens_per_verify_step']:.2f}" for one in figures]
+    yield "cores of the target", [str(one["target_cores"]) for one in figures]
+    for part in figures[0]["time_share"]:
+        yield f"time: {part}", [f"{one['time_share'][part]:.0%}" for one in figures]
+    for name in dict.fromkeys(name for one in figures for name in one["accepted_by_origin"]):
+        cells = [str(one["accepted_by_origin"].get(name, 0)) if one["offered_by_depth"] else "" for one in figures]
+        yield f"accepted, guessed by {name}", cells
+    depths = zip_longest(*map(_accepted, figures), fillvalue="")
+    for depth, shares in enumerate(islice(depths, DEPTHS_SHOWN), 1):
+        yield f"accepted at depth {depth}", shares
 
 
-def _guessed(summary: Summary, origin: str) -> str:
-    """Accepted tokens of an origin."""
-    return str(summary.accepted_by_origin.get(origin, 0)) if summary.offered_by_depth else ""
-
-
-def _accepted(summary: Summary) -> list[str]:
+def _accepted(figures: dict[str, Any]) -> list[str]:
     """By depth."""
-    depths = zip(summary.accepted_by_depth, summary.offered_by_depth, strict=True)
+    depths = zip(figures["accepted_by_depth"], figures["offered_by_depth"], strict=True)
     return [f"{accepted} of {offered} · {accepted / offered:4.0%}" for accepted, offered in depths]

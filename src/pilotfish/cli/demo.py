@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -26,7 +24,7 @@ from pilotfish.cli.compare import (
 )
 from pilotfish.cli.demo_pace import measure
 from pilotfish.cli.options import JsonOption, resolve_models
-from pilotfish.cli.show import DRAFTED, OWN, OriginStream, paced, shows_colour, status, warn_of_overruns
+from pilotfish.cli.show import DRAFTED, OWN, OriginStream, paced, print_json, shows_colour, status, warn_of_overruns
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
@@ -145,8 +143,7 @@ def run_demo(scenes: Sequence[Scene], params: SamplingParams, *, rounds: int, js
             "max_tokens": params.max_tokens,
             "prompts": len(PROMPTS),
         }
-        record = {**settings, **{result.scene.name: _record(result) for result in results}}
-        sys.stdout.write(json_module.dumps(record) + "\n")
+        print_json({**settings, **{result.scene.name: _record(result) for result in results}})
     return all(result.passed for result in results)
 
 
@@ -257,13 +254,5 @@ def _verdict(result: Result) -> Text:
 
 
 def _record(result: Result) -> dict[str, Any]:
-    comparison = result.comparison
-    return {
-        "pair": result.scene.pair,
-        "parameters": result.parameters,
-        "pace": result.scene.config.pace,
-        **{mode: summary.record() for mode, summary in comparison.modes.items()},
-        "speedup": {mode: comparison.speedup(mode) for mode in comparison.others},
-        "sequences": comparison.sequences,
-        "matched": {mode: comparison.matched(mode) for mode in comparison.others},
-    }
+    scene = {"pair": result.scene.pair, "parameters": result.parameters, "pace": result.scene.config.pace}
+    return {**scene, **result.comparison.record()}

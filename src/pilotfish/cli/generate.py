@@ -20,58 +20,54 @@ from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.request import check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import EngineError, InputError, ParameterError
+from pilotfish.options import check_options, option, pick
 from pilotfish.prompts import BadRow, Row, prompt_of, read_rows
 
 if TYPE_CHECKING:  # imports torch
     from pilotfish.engine.engine import Engine
-    from pilotfish.engine.llm import Completion
+    from pilotfish.engine.llm import Completion, RequestOutput
     from pilotfish.engine.sample import Sample
 
-MAX_CONCURRENCY = 4096
-rows = partial(typer.Option, rich_help_panel="How rows are run")
+rows = partial(option, panel="How rows are run")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Handling:
     """How rows are run."""
 
-    cache_salt: str | None
-    concurrency: int
-    raw: bool
-    profile: Path | None
+    cache_salt: Annotated[str, rows("The tenant from whose outputs suffix guesses.")] | None = None
+    concurrency: Annotated[int, rows("Rows that run at a time.", 1, 4096)] = 1
+    raw: Annotated[bool, rows("Apply no chat template to turns.")] = False
+    profile: Annotated[Path, rows("Write a timeline of all operations to this file.")] | None = None
 
     def __post_init__(self) -> None:
+        check_options(self)
         check_cache_salt(self.cache_salt)
-        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
-            raise ParameterError("concurrency", self.concurrency, f"an integer 1 to {MAX_CONCURRENCY}")
         if self.profile is not None and not self.profile.parent.is_dir():
             raise ParameterError("profile", str(self.profile), "a file in a directory that exists")
 
 
-@taking(ENGINE, SAMPLING)
+@taking(ENGINE, SAMPLING, pick(Handling))
 def generate(
     engine: Given,
     sampling: Given,
+    handling: Given,
     prompt: Annotated[str | None, typer.Option(help="One prompt, taken as it is.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON Lines of {id, prompt} or {id, turns}.")] = None,
-    cache_salt: Annotated[str | None, rows(help="The tenant from whose outputs suffix guesses.")] = None,
-    concurrency: Annotated[int, rows(help="Rows that run at a time.")] = 1,
-    raw: Annotated[bool, rows("--raw", help="Apply no chat template to turns.")] = False,
-    profile: Annotated[Path | None, rows(help="Write a timeline of all operations to this file.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Continue prompts. With --json one object a line: id, token_ids, text, finish_reason, seed, stats."""
     SamplingParams(**sampling)  # what cannot be is refused before a model is loaded
-    handling = Handling(cache_salt, concurrency, raw, profile)
+    how = Handling(**handling)
     if not json and ("logprobs" in sampling or "prompt_logprobs" in sampling):
         raise InputError("logprobs: they are reported with --json only")
     rows = _rows(prompt, prompts)
-    config = engine_config(engine, max_requests=max(concurrency, EngineConfig.max_requests))
+    config = engine_config(engine, max_requests=max(how.concurrency, EngineConfig.max_requests))
     good = [row for row in rows if isinstance(row, Row)]
     for row in rows:
         if isinstance(row, BadRow):
             report(row)
-    served = bool(good) and _generate(config, sampling, good, JsonPrinter() if json else TextPrinter(), handling)
+    served = bool(good) and _generate(config, sampling, good, JsonPrinter() if json else TextPrinter(), how)
     if not served or len(good) < len(rows):
         raise typer.Exit(2)
 
@@ -92,39 +88,35 @@ def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printe
 
 @dataclass(frozen=True)
 class Finished:
-    """A row and its outputs, in order of their index."""
+    """A row and its outputs."""
 
     row: Row
-    prompt_tokens: int
-    outputs: list[Completion]
-    prompt_logprobs: list[TokenLogprobs] | None
+    output: RequestOutput
     drops: dict[str, dict[str, int]]  # of draft pools' messages, since the engine started
 
     def records(self) -> list[dict[str, Any]]:
         """One JSON object for each output; `index` tells them apart where there are several."""
-        return [self._record(output) for output in self.outputs]
+        return [self._record(output) for output in self.output.outputs]
 
     def _record(self, output: Completion) -> dict[str, Any]:
-        index = {"index": output.index} if len(self.outputs) > 1 else {}
+        index = {"index": output.index} if len(self.output.outputs) > 1 else {}
         return {
             "id": self.row.id,
             **index,
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": len(self.output.prompt_token_ids),
             "token_ids": output.token_ids,
             "text": output.text,
             "finish_reason": output.finish_reason,
             "seed": output.seed,
             **_reported("logprobs", output.logprobs),
-            **_reported("prompt_logprobs", self.prompt_logprobs if output.index == 0 else None),
+            **_reported("prompt_logprobs", self.output.prompt_logprobs if output.index == 0 else None),
             "stats": output.stats,
             **({"pools": self.drops} if self.drops else {}),
         }
 
 
 def _reported(field: str, logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-    if logprobs is None:
-        return {}
-    return {field: [_logprob_record(entry) for entry in logprobs]}
+    return {} if logprobs is None else {field: [_logprob_record(entry) for entry in logprobs]}
 
 
 def _logprob_record(entry: TokenLogprobs) -> dict[str, Any]:
@@ -171,13 +163,12 @@ def timeline(path: Path | None) -> Iterator[None]:
 
 
 def run_rows(
-    engine: Engine,
-    rows: Iterable[Row],
-    params: SamplingParams,
-    handling: Handling,
+    engine: Engine, rows: Iterable[Row], params: SamplingParams, handling: Handling
 ) -> Iterator[Finished | BadRow]:
     """Each row as it ends, at most `handling.concurrency` of them submitted. One that cannot be served harms no
     other."""
+    from pilotfish.engine.llm import first_error, request_output
+
     waiting = deque(rows)
     running: dict[str, tuple[Row, list[Sample]]] = {}
     while waiting or running:
@@ -190,19 +181,10 @@ def run_rows(
                 yield BadRow(row.place, str(error))
         if running:
             engine.step()
-        ended = [place for place, (_, samples) in running.items() if all(map(_has_ended, samples))]
+        ended = [place for place, (_, samples) in running.items() if all(s.finish_reason is not None for s in samples)]
         for place in ended:
-            yield _outcome(*running.pop(place), engine.drops())
-
-
-def _has_ended(sample: Sample) -> bool:
-    return sample.finish_reason is not None
-
-
-def _outcome(row: Row, samples: list[Sample], drops: dict[str, dict[str, int]]) -> Finished | BadRow:
-    from pilotfish.engine.llm import first_error, request_output
-
-    if (error := first_error(samples)) is not None:
-        return BadRow(row.place, str(error), failed=True)
-    output = request_output(samples)
-    return Finished(row, len(output.prompt_token_ids), output.outputs, output.prompt_logprobs, drops)
+            row, samples = running.pop(place)
+            if (failure := first_error(samples)) is not None:
+                yield BadRow(row.place, str(failure), failed=True)
+            else:
+                yield Finished(row, request_output(samples), engine.drops())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pilotfish.cli.options import JsonOption
+from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig
 from pilotfish.errors import ParameterError
@@ -45,15 +44,14 @@ def check(
     from pilotfish.engine.check import check_models
 
     report = check_models(config)
-    _print_json(report) if json else _print(report)
+    print_json(_record(report)) if json else _print(report)
     raise typer.Exit(0 if report.would_run else 2)
 
 
-def _print_json(report: CheckReport) -> None:
+def _record(report: CheckReport) -> dict[str, object]:
     plan = report.memory
     memory = None if plan is None else {**dataclasses.asdict(plan), "total": plan.total, "workspace": plan.workspace}
-    record = {**dataclasses.asdict(report), "memory": memory, "would_run": report.would_run}
-    sys.stdout.write(json_module.dumps(record) + "\n")
+    return {**dataclasses.asdict(report), "memory": memory, "would_run": report.would_run}
 
 
 def _print(report: CheckReport) -> None:

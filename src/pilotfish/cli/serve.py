@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 import os
 import sys
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from pilotfish.cli.options import ENGINE, JsonOption, engine_config
+from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import with_speculative_config
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig, ServerConfig
@@ -72,7 +72,12 @@ def serve(
         traces_url(otlp_traces_endpoint)
     configure(form, prompts=log_prompts)
     setup = ServerSetup(config, listening, keys, limits, form, otlp_traces_endpoint)
-    run_server(setup, _tell if json else lambda _: None)
+
+    def tell(url: str) -> None:
+        if json:
+            print_json({"url": url})
+
+    run_server(setup, tell)
 
 
 def _with_model(engine: Given, model: Path | None) -> Given:
@@ -101,11 +106,6 @@ def _leave_out_torch() -> None:
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it is told that there is none
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that no models can be loaded
-
-
-def _tell(url: str) -> None:
-    sys.stdout.write(json_text.dumps({"url": url}) + "\n")
-    sys.stdout.flush()
 
 
 def read_chat_template(given: str) -> str:

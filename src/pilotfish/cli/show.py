@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -50,6 +50,12 @@ def started(config: EngineConfig) -> Engine:
         return Engine(config)
 
 
+def print_json(record: object) -> None:
+    """One object on a line of stdout, at once."""
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+
+
 def report(row: BadRow) -> None:
     """One line on stderr."""
     sys.stderr.write(one_line(f"{row.place}: {row.reason}") + "\n")
@@ -67,37 +73,34 @@ def warn_of_overruns(pacing: Sequence[Pacing]) -> None:
             sys.stderr.write(f"pilotfish: warning: this run is invalid, its device is too slow: {one}\n")
 
 
-class Printer(Protocol):
+class Printer:
     """Prints rows as they end."""
 
-    def begin(self, memory: str) -> None: ...
-
-    def row(self, finished: Finished) -> None: ...
-
-    def end(self, pacing: Sequence[Pacing]) -> None: ...
-
-    def progress(self, total: int) -> Progress: ...
-
-
-class JsonPrinter:
-    """One object a line on stdout, at once. Progress goes to stderr, unless stdout shows on a terminal as well."""
-
     def begin(self, memory: str) -> None:
-        """Nothing but rows."""
+        """Print the plan of the memory."""
+
+    def row(self, finished: Finished) -> None:
+        raise NotImplementedError
+
+    def end(self, pacing: Sequence[Pacing]) -> None:
+        """Print what all rows together came to."""
+
+    def progress(self, total: int) -> Progress:
+        raise NotImplementedError
+
+
+class JsonPrinter(Printer):
+    """One object a line on stdout, at once. Progress goes to stderr, unless stdout shows on a terminal as well."""
 
     def row(self, finished: Finished) -> None:
         for record in finished.records():
-            sys.stdout.write(json.dumps(record) + "\n")
-        sys.stdout.flush()
-
-    def end(self, pacing: Sequence[Pacing]) -> None:
-        """Nothing but rows."""
+            print_json(record)
 
     def progress(self, total: int) -> Progress:
         return _bar(Console(stderr=True), enabled=total > 1 and not sys.stdout.isatty())
 
 
-class TextPrinter:
+class TextPrinter(Printer):
     """Each row's text below its id, and a table of figures at the end. On a terminal control characters of a text are
     escaped; a pipe gets it as it is."""
 

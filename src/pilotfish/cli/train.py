@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pilotfish.cli.options import JsonOption
+from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig, available_cores
 from pilotfish.errors import ParameterError
@@ -108,7 +108,7 @@ def _train(recipe: PairRecipe, out: Path, run: Path, device: str, threads: int) 
 
 def _print_result(figures: dict[str, float], *, json: bool) -> None:
     if json:
-        sys.stdout.write(json_module.dumps(figures) + "\n")
+        print_json(figures)
         return
     for name, value in figures.items():
         sys.stdout.write(f"{name.replace('_', ' '):<20} {value:.3f}\n")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json as json_text
 import logging
 import os
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -14,6 +12,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directory, resolve_models
+from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config import DraftConfig, EngineConfig, config_of
 from pilotfish.engine.process import (
@@ -62,7 +61,11 @@ def draft(
     log_through_root()
     from pilotfish.engine.draft_pool import run_pool
 
-    run_pool(prepared, _tell if json else lambda _: None)
+    def tell(endpoint: str) -> None:
+        if json:
+            print_json({"endpoint": endpoint})
+
+    run_pool(prepared, tell)
 
 
 def _configure_log(form: str | None, name: str, level: int) -> None:
@@ -76,11 +79,6 @@ def _configure_log(form: str | None, name: str, level: int) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(OneLineFormatter(f"pilotfish {name.replace('%', '%%')}: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
-
-
-def _tell(endpoint: str) -> None:
-    sys.stdout.write(json_text.dumps({"endpoint": endpoint}) + "\n")
-    sys.stdout.flush()
 
 
 def _directory(draft: Path | None, pair: str | None) -> Path:
