@@ -20,8 +20,9 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
 from pilotfish.server import responses
 from pilotfish.server.params import Generation, TokenizedPrompt
+from pilotfish.server.requests import ChatRequest, StreamOptions
 from pilotfish.server.responses import Answer, PromptLogprobs
-from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
+from pilotfish.wire.serving import Delta, StepReport, Verified
 
 LEAST = -9999.0  # stands for minus infinity, which JSON does not know
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -43,7 +44,9 @@ class OutputBuffer:
     tokens: int = 0
     end: int = 0  # characters of the whole output's text
     seed: int | None = None
-    finish: Finish | None = None
+    finished: bool = False
+    reason: str | None = None
+    stop: str | int | None = None  # the stop string or token that ended it
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     verified: list[Verified] = field(default_factory=list)
     delta: Delta | None = None  # the newest
@@ -59,7 +62,8 @@ class OutputBuffer:
             self.end = delta.ends[-1]
         self.tokens += len(delta.tokens)
         self.seed = delta.seed if self.seed is None else self.seed
-        self.finish = delta.finish or self.finish
+        if delta.finish is not None:
+            self.finished, self.reason, self.stop = True, delta.finish.reason, delta.finish.stop
         self.prompt_logprobs += delta.prompt_logprobs
         self.verified += delta.verified
 
@@ -72,22 +76,14 @@ class OutputBuffer:
         self.offsets.clear()
 
     @property
-    def reason(self) -> str | None:
-        return None if self.finish is None else self.finish.reason
-
-    @property
-    def stop(self) -> str | int | None:
-        return None if self.finish is None else self.finish.stop
-
-    @property
     def started(self) -> bool:
         """False while the engine scores a prompt, part by part: the first event has all of it."""
-        return self.tokens > 0 or self.finish is not None
+        return self.tokens > 0 or self.finished
 
     @property
     def has_news(self) -> bool:
         """Whether there is something to send: tokens can end within a character, or where a stop string may begin."""
-        return not self.begun or self.finish is not None or bool(self.logprobs) or any(self.text)
+        return not self.begun or self.finished or bool(self.logprobs) or any(self.text)
 
 
 class AnswerFormat:
@@ -100,7 +96,8 @@ class AnswerFormat:
         self, generation: Generation, outputs: Sequence[OutputBuffer], tokenizer: Any, token_text: TokenNames
     ) -> None:
         self.generation, self.outputs, self.tokenizer, self.token_text = generation, outputs, tokenizer, token_text
-        self.body, self.options = generation.body, generation.stream_options
+        self.body = generation.body
+        self.options = self.body.stream_options or StreamOptions()
         self.names: TokenNames = token_text
         if self.body.return_tokens_as_token_ids:
             self.names = lambda token: (f"token_id:{token}", token_text(token)[1])
@@ -131,7 +128,7 @@ class AnswerFormat:
 
     def event(self, output: OutputBuffer, choice: Struct) -> Answer:
         """The last event of an update. responses.Metrics come with the last one of the stream."""
-        ended = output.finish is not None and all(each.finish for each in self.outputs)
+        ended = output.finished and all(each.finished for each in self.outputs)
         return self.chunk(
             **self.head,
             choices=[choice],
@@ -167,7 +164,7 @@ class AnswerFormat:
 
     def detail(self, output: OutputBuffer) -> Any:
         """The steps behind an event."""
-        if not self.generation.detail or output.delta is None:
+        if not self.body.detail or output.delta is None:
             return UNSET
         delta = output.delta
         return {"tokens": delta.tokens, "ends": delta.ends, "verified": delta.verified, "steps": output.steps}
@@ -247,6 +244,11 @@ class ChatFormat(AnswerFormat):
 
     answer, chunk = responses.ChatCompletion, responses.ChatChunk
 
+    @property
+    def echoed(self) -> str:
+        assert isinstance(self.body, ChatRequest)
+        return self.body.echoed
+
     def whole(self) -> Answer:
         first = self.outputs[0]
         prompt_logprobs, token_ids = self.prompt_logprobs(first), self.prompt_token_ids(first)
@@ -255,7 +257,7 @@ class ChatFormat(AnswerFormat):
     def choice(self, output: OutputBuffer) -> responses.ChatChoice:
         return responses.ChatChoice(
             index=output.index,
-            message=responses.ChatMessage("assistant", self.generation.echoed + "".join(output.text)),
+            message=responses.ChatMessage("assistant", self.echoed + "".join(output.text)),
             logprobs=self._logprobs(output),
             finish_reason=output.reason,
             stop_reason=output.stop,
@@ -276,7 +278,7 @@ class ChatFormat(AnswerFormat):
         return [*opening, self.event(output, choice)]
 
     def _opening(self, output: OutputBuffer) -> Answer:
-        delta, first = responses.ChatDelta(role="assistant", content=self.generation.echoed), output.index == 0
+        delta, first = responses.ChatDelta(role="assistant", content=self.echoed), output.index == 0
         return responses.ChatChunk(
             **self.head,
             choices=[responses.ChatChunkChoice(output.index, delta, None, None, seed=self.choice_seed(output))],

@@ -30,6 +30,7 @@ from pilotfish.options import check_options, option, refuse_unknown
 from pilotfish.server.auth import Caller, Keyring
 from pilotfish.server.middleware import state_of
 from pilotfish.server.params import Generation
+from pilotfish.server.requests import ChatRequest
 from pilotfish.server.responses import ClientGone, HttpError, http_error, retry_after
 from pilotfish.wire.serving import Delta, Identity
 
@@ -278,7 +279,8 @@ class RequestGuard:
     def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestHandle:
         """HttpError 429 or 503. Called for requests that can be served."""
         state, params, target = state_of(request.scope), generation.params, generation.target
-        tag = request.headers.get(TAG_HEADER) if generation.tag is None else checked_tag(generation.tag)
+        chat = isinstance(generation.body, ChatRequest)
+        tag = request.headers.get(TAG_HEADER) if generation.body.tag is None else checked_tag(generation.body.tag)
         cost = RequestCost(tuple(len(prompt.tokens) for prompt in generation.prompts), params.max_tokens, params.n)
         reservation = self.admission.admit(caller, cost, target)
         facts = RequestFacts(
@@ -286,14 +288,14 @@ class RequestGuard:
             n=cost.sequences,
             max_tokens=params.max_tokens,
             mode=cast(Mode, "off" if generation.max_nodes == 0 else target.mode),
-            streaming=generation.stream,
-            output="chat" if generation.chat else "completion",
+            streaming=bool(generation.body.stream),
+            output="chat" if chat else "completion",
             tag=tag,
             client=caller.name,
         )
         span = None
         if self._tracer is not None:
-            operation: Operation = "chat" if generation.chat else "text_completion"
+            operation: Operation = "chat" if chat else "text_completion"
             span = self._tracer.request(operation, state.id, request.headers)
         state.handle = RequestHandle(reservation, RequestMeter(self.metrics, facts, state.arrived), span)
         return state.handle

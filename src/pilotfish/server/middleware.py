@@ -29,6 +29,8 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})
 PROMPTS = frozenset({"prompt", "messages", "suffix", "prediction", "documents", "body"})
 #: Routes whose requests go to the target.
 GENERATION = frozenset({"/v1/completions", "/v1/chat/completions"})
+#: Attribute of a route's handler.
+ROUTE_PATH = "route_path"
 _STATE = "pilotfish.request"
 
 
@@ -82,7 +84,8 @@ class RequestMiddleware:
             self._report(scope, state, CLIENT_GONE if status is None else status)
 
     def _report(self, scope: Scope, state: RequestState, status: int) -> None:
-        self._metrics.http(_route_pattern(scope), scope["method"], status)
+        path = getattr(scope.get("endpoint"), ROUTE_PATH, "other")  # a label must not hold what clients make up
+        self._metrics.http(path, scope["method"], status)
         if scope["path"] in GENERATION and state.handle is None and status >= 400:
             self._metrics.rejected(status)
         if scope["path"] in PROBES and status == 200:
@@ -128,9 +131,3 @@ def _error_fields(error: HttpError | None) -> dict[str, Any]:
         return {}
     quotes_prompt = (error.param or "").split(".")[0].split("[")[0] in PROMPTS
     return {"param": error.param, "code": error.code, "error": None if quotes_prompt else str(error)}
-
-
-def _route_pattern(scope: Scope) -> str:
-    """A label must not hold what clients make up."""
-    path = getattr(scope.get("route"), "path", None)
-    return path if isinstance(path, str) else "other"

@@ -10,25 +10,22 @@ from inspect import signature
 from typing import Any, TypeVar, cast
 
 from pilotfish.config import MetricsLevel, ServerConfig
-from pilotfish.core.sampling_params import MAX_LOGPROBS, SAMPLING_OPTIONS, SamplingParams
+from pilotfish.core.sampling_params import SAMPLING_OPTIONS, SamplingParams
 from pilotfish.errors import PromptError
 from pilotfish.prompts import chat_prompt
 from pilotfish.server.requests import (
+    SAMPLING,
     SEED,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
     Message,
-    SamplingFields,
     SpeculationOptions,
-    StreamOptions,
     TokenizeRequest,
 )
 from pilotfish.server.responses import HttpError, bad, bad_request
 from pilotfish.wire.serving import Identity
 
-#: OpenAI's, of a completion that gives no limit.
-COMPLETION_TOKENS = 16
 #: Characters or tokens up to which tokenizing is so fast that the event loop does it itself.
 SHORT = 2048
 
@@ -60,43 +57,12 @@ class Generation:
     metrics: MetricsLevel
 
     @property
-    def chat(self) -> bool:
-        return isinstance(self.body, ChatRequest)
-
-    @property
-    def stream(self) -> bool:
-        return bool(self.body.stream)
-
-    @property
-    def stream_options(self) -> StreamOptions:
-        return self.body.stream_options or StreamOptions()
-
-    @property
-    def detail(self) -> bool:
-        return self.body.speculation is not None and bool(self.body.speculation.detail)
-
-    @property
     def outputs(self) -> int:
         return len(self.prompts) * self.params.n
 
-    @property
-    def tag(self) -> Any:
-        """What the client says that the request is for; None: nothing."""
-        return self.body.metadata.get("tag") if isinstance(self.body.metadata, dict) else None
-
-    @property
-    def only_echo(self) -> bool:
-        return only_echo(self.body)
-
-    @property
-    def echoed(self) -> str:
-        """The beginning of a chat's answer: the last message, if the assistant goes on with it."""
-        last = self.body.messages[-1] if isinstance(self.body, ChatRequest) and self.body.echo else None
-        return last.text if last is not None and last.role == "assistant" else ""
-
 
 @dataclass(frozen=True)
-class Room:
+class TokenRoom:
     """Tokens that the target can hold of one prompt and its output."""
 
     target: Identity
@@ -111,32 +77,39 @@ class Room:
         """For an output."""
         return self.most - self.prompt
 
-    @property
-    def bound(self) -> str:
-        """Whose limit `most` is."""
-        return "the context" if self.target.context <= self.target.kv_slots else "the target's KV pool"
-
-
-# -- sampling parameters
+    def check(self, body: GenerationRequest) -> None:
+        """HttpError names the prompt if it leaves no room for an output, else the limit that is too large."""
+        (field, asked), least = body.limit, body.min_tokens or 0
+        bound = "the context" if self.target.context <= self.target.kv_slots else "the target's KV pool"
+        if self.left < 1:
+            field = body.prompt_field
+            problem = f"{self.prompt} tokens are not allowed; expected at most {self.most - 1}: {bound} has {self.most}"
+        elif (most := max(asked or 0, least)) > self.left:
+            field = field if (asked or 0) >= least else "min_tokens"
+            problem = f"{most} is not allowed; expected at most {self.left}: the prompt has {self.prompt} tokens, "
+            problem += f"{bound} {self.most}"
+        else:
+            return
+        raise bad_request(field, problem, "context_length_exceeded")
 
 
 def sampling_params(
-    request: GenerationRequest, defaults: Mapping[str, Any], room: Room, config: ServerConfig
+    body: GenerationRequest, defaults: Mapping[str, Any], room: TokenRoom, config: ServerConfig
 ) -> SamplingParams:
     """The request's fields over the model's `defaults`. HttpError or ParameterError names the first bad field."""
-    given = {name: getattr(request, name) for name in SamplingFields.__struct_fields__}
+    given = {name: getattr(body, name) for name in SAMPLING}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     _check_lengths(given)
-    values["seed"] = _seed(request.seed)
-    values["logit_bias"] = _logit_bias(request.logit_bias or {})
-    values["logprobs"] = logprobs = _num_logprobs(request)
-    if isinstance(request, CompletionRequest) and request.echo and logprobs is not None:
-        values["prompt_logprobs"] = max(logprobs, request.prompt_logprobs or 0)
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise bad("best_of", request.best_of, "n, as choosing among more outputs is not supported")
-    if request.n is not None and not 1 <= request.n <= config.max_n:
-        raise bad("n", request.n, f"an integer 1 to {config.max_n}")
-    values["max_tokens"] = _max_tokens(request, defaults.get("max_tokens"), room, config.default_max_tokens)
+    values["seed"] = _seed(body.seed)
+    values["logit_bias"] = _logit_bias(body.logit_bias or {})
+    values["logprobs"] = logprobs = body.num_logprobs
+    if isinstance(body, CompletionRequest) and body.echo and logprobs is not None:
+        values["prompt_logprobs"] = max(logprobs, body.prompt_logprobs or 0)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad("best_of", body.best_of, "n, as choosing among more outputs is not supported")
+    if body.n is not None and not 1 <= body.n <= config.max_n:
+        raise bad("n", body.n, f"an integer 1 to {config.max_n}")
+    values["max_tokens"] = _max_tokens(body, defaults.get("max_tokens"), room, config.default_max_tokens)
     return SamplingParams(**values)
 
 
@@ -164,63 +137,16 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in given.items()}
 
 
-def _num_logprobs(request: GenerationRequest) -> int | None:
-    """Likeliest tokens to report of each token of the output; None: no log-probabilities at all."""
-    if isinstance(request, CompletionRequest):
-        return request.logprobs
-    assert isinstance(request, ChatRequest)
-    top = request.top_logprobs
-    if top is not None and not 0 <= top <= MAX_LOGPROBS:
-        raise bad("top_logprobs", top, f"an integer 0 to {MAX_LOGPROBS}")
-    if top and not request.logprobs:
-        raise bad("logprobs", request.logprobs, "true with top_logprobs")
-    return (top or 0) if request.logprobs else None
-
-
-def only_echo(request: GenerationRequest) -> bool:
-    """Whether only the prompt is wanted."""
-    return isinstance(request, CompletionRequest) and bool(request.echo) and request.max_tokens == 0
-
-
-def _max_tokens(request: GenerationRequest, model_default: int | None, room: Room, config_default: int) -> int:
+def _max_tokens(body: GenerationRequest, model_default: int | None, room: TokenRoom, config_default: int) -> int:
     """Of one output. HttpError where there is no room for it."""
-    field, asked = _limit(request)
-    if asked is not None and asked < 1 and not only_echo(request):
-        with_echo = ", or 0 with echo" if isinstance(request, CompletionRequest) else ""
+    field, asked = body.limit
+    if asked is not None and asked < 1 and not body.only_echo:
+        with_echo = ", or 0 with echo" if isinstance(body, CompletionRequest) else ""
         raise bad(field, asked, f"an integer of at least 1{with_echo}")
-    _check_room(request, room)
+    room.check(body)
     if asked is not None:
         return max(asked, 1)
-    completion = COMPLETION_TOKENS if isinstance(request, CompletionRequest) else None
-    return min(most for most in (completion, model_default, config_default, room.left) if most)
-
-
-def _check_room(request: GenerationRequest, room: Room) -> None:
-    """HttpError names the prompt if it leaves no room for an output, else the limit that is too large."""
-    (field, asked), least = _limit(request), request.min_tokens or 0
-    if room.left < 1:
-        field = "prompt" if isinstance(request, CompletionRequest) else "messages"
-        problem = (
-            f"{room.prompt} tokens are not allowed; expected at most {room.most - 1}: {room.bound} has {room.most}"
-        )
-    elif max(asked or 0, least) > room.left:
-        field = field if (asked or 0) >= least else "min_tokens"
-        problem = (
-            f"{max(asked or 0, least)} is not allowed; expected at most {room.left}: the prompt has {room.prompt} "
-            f"tokens, {room.bound} {room.most}"
-        )
-    else:
-        return
-    raise bad_request(field, problem, "context_length_exceeded")
-
-
-def _limit(request: GenerationRequest) -> tuple[str, int | None]:
-    """The field that limits the output's tokens, and its value."""
-    if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
-        return "max_tokens", request.max_tokens
-    if request.max_tokens not in (None, request.max_completion_tokens):
-        raise bad("max_tokens", request.max_tokens, f"max_completion_tokens, {request.max_completion_tokens}")
-    return "max_completion_tokens", request.max_completion_tokens
+    return min(most for most in (body.default_tokens, model_default, config_default, room.left) if most)
 
 
 def max_nodes(speculation: SpeculationOptions, target: Identity) -> int | None:
@@ -231,13 +157,6 @@ def max_nodes(speculation: SpeculationOptions, target: Identity) -> int | None:
     if nodes is not None and not 0 <= nodes <= target.max_nodes:
         raise bad("speculation.max_nodes", nodes, f"an integer 0 to {target.max_nodes}")
     return 0 if speculation.mode == "off" else nodes
-
-
-def request_timeout(asked: float | None, most: float) -> float:
-    """Seconds that the request may take."""
-    if asked is not None and not 0 < asked <= 1e9:
-        raise bad("timeout", asked, "a number of seconds, more than 0")
-    return min(asked or most, most)
 
 
 # -- prompts
@@ -274,14 +193,6 @@ async def chat_tokens(request: ChatRequest | TokenizeRequest, tokenizer: Any) ->
         return await _tokenize(size, lambda: chat_prompt(plain, tokenizer, arguments, special=special))
     except PromptError as error:
         raise HttpError(400, str(error), param="messages") from error
-
-
-async def chat_prompts(request: ChatRequest, tokenizer: Any) -> list[TokenizedPrompt]:
-    """The only prompt of a chat."""
-    tokens = await chat_tokens(request, tokenizer)
-    if not tokens:
-        raise bad_request("messages", "the chat template makes nothing of them; at least one token is needed")
-    return [TokenizedPrompt(tokens)]
 
 
 def _template_arguments(request: ChatRequest | TokenizeRequest, tokenizer: Any) -> dict[str, Any]:
@@ -339,21 +250,17 @@ def check_token_ids(field: str, tokens: list[int], tokenizer: Any) -> None:
             raise bad(field, token, f"token ids 0 to {size - 1}")
 
 
-def kept(prompts: list[TokenizedPrompt], request: GenerationRequest, room: Room) -> tuple[TokenizedPrompt, ...]:
+def kept(prompts: list[TokenizedPrompt], body: GenerationRequest, room: TokenRoom) -> tuple[TokenizedPrompt, ...]:
     """The parts of the prompts that the request keeps: all, or as many tokens as it says or as fit beside the
     output."""
-    keep = request.truncate_prompt_tokens
+    keep = body.truncate_prompt_tokens
     if keep is None:
         return tuple(prompts)
     if keep < 1 and keep != -1:
         raise bad("truncate_prompt_tokens", keep, "-1, or an integer of at least 1")
-    keep = max(1, room.most - _reserved_tokens(request)) if keep == -1 else keep
-    part = slice(keep) if request.truncation_side == "right" else slice(-keep, None)
+    if keep == -1:
+        asked = body.limit[1]
+        output = max((body.default_tokens or 1) if asked is None else asked, body.min_tokens or 0, 1)
+        keep = max(1, room.most - output)
+    part = slice(keep) if body.truncation_side == "right" else slice(-keep, None)
     return tuple(p if len(p.tokens) <= keep else TokenizedPrompt(p.tokens[part]) for p in prompts)
-
-
-def _reserved_tokens(request: GenerationRequest) -> int:
-    """For an output, beside a prompt that is cut to what fits."""
-    plain = COMPLETION_TOKENS if isinstance(request, CompletionRequest) else 1
-    asked = _limit(request)[1]
-    return max(plain if asked is None else asked, request.min_tokens or 0, 1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
+    ClassVar,
     Literal,
-    TypeAlias,
     TypeVar,
     Union,
     get_args,
@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from pilotfish.config import MetricsLevel, Mode, ServerConfig
 from pilotfish.core.noise import SEED_LIMIT
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from pilotfish.server.responses import ClientGone, HttpError, bad, bad_request, short
 
 #: Fields of OpenAI's and vLLM's APIs that are not supported, by the values besides null that change nothing.
@@ -51,29 +51,38 @@ _BY_NEUTRAL_VALUES: list[tuple[tuple[Any, ...], str]] = [
 ]
 UNSUPPORTED = {name: (None, *values) for values, names in _BY_NEUTRAL_VALUES for name in names.split()}
 #: Fields for the client's bookkeeping; they change no output, whatever they hold.
-HARMLESS = {
-    *("user", "safety_identifier", "session_id", "prompt_cache_key", "prompt_cache_retention"),
-    *("parallel_tool_calls", "return_mm_kwargs"),
-}
+HARMLESS = [
+    "user",
+    "safety_identifier",
+    "session_id",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+]
+HARMLESS += ["return_mm_kwargs"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
-Seed: TypeAlias = Annotated[int | str, Meta(description=SEED)]
-Nothing: TypeAlias = Annotated[list[Any], Meta(max_length=0, description="an empty list or null")]
-#: Sampling parameters that no body has, and those whose JSON is not SamplingParams' own type.
+Nothing = Annotated[list[Any], Meta(max_length=0, description="an empty list or null")]
+LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
+#: Sampling parameters that no body has, and those whose JSON is not SamplingParams' own type. A description is what
+#: errors say is allowed.
 NOT_IN_BODIES = frozenset({"bad_token_ids", "logprobs"})
-AS_JSON: dict[str, Any] = {"seed": Seed, "stop": str | list[str], "logit_bias": dict[str, float]}
+AS_JSON: dict[str, Any] = {
+    "seed": Annotated[int | str, Meta(description=SEED)],
+    "stop": str | list[str],
+    "logit_bias": Annotated[dict[str, float], Meta(description="an object of token ids and numbers")],
+}
 
 
-def _sampling_fields() -> list[tuple[str, Any, None]]:
-    hints = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_IN_BODIES}
-    return [(name, AS_JSON.get(name, hint) | None, None) for name, hint in hints.items()]
-
+SAMPLING = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_IN_BODIES}
 
 if TYPE_CHECKING:
 
-    class SamplingFields(Struct):
+    class DerivedFields(Struct):
         def __getattr__(self, name: str) -> Any: ...
-else:  # SamplingParams' fields, each optional
-    SamplingFields = msgspec.defstruct("SamplingFields", _sampling_fields(), kw_only=True)
+else:
+    _sampling = [(name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items()]
+    _harmless = [(name, Any, None) for name in HARMLESS]
+    DerivedFields = msgspec.defstruct("DerivedFields", [*_sampling, *_harmless], kw_only=True)
 
 
 class SpeculationOptions(Struct, forbid_unknown_fields=True):
@@ -88,10 +97,10 @@ class SpeculationOptions(Struct, forbid_unknown_fields=True):
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[Literal[False], Meta(description="false")] | None = None
 
 
-class GenerationRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+class GenerationRequest(DerivedFields, forbid_unknown_fields=True, kw_only=True):
     """Fields of completions and of chats. None: as if it was not there."""
 
     model: str | None = None
@@ -106,27 +115,60 @@ class GenerationRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     cache_salt: str | None = None
-    timeout: float | None = None  # seconds
+    timeout: Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")] | None = None
     request_id: str | None = None  # in the answer's id
     speculation: SpeculationOptions | None = None
-    user: Any = None
     metadata: Any = None  # of it, `tag` labels metrics
-    safety_identifier: Any = None
-    session_id: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    parallel_tool_calls: Any = None
-    return_mm_kwargs: Any = None
+
+    prompt_field: ClassVar[str]
+    id_prefix: ClassVar[str]
+    default_tokens: ClassVar[int | None]  # of an output
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """The field that limits an output's tokens, and its value."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens to report of each token of the output; None: no log-probabilities at all."""
+        raise NotImplementedError
+
+    @property
+    def only_echo(self) -> bool:
+        """Whether only the prompt is wanted."""
+        return False
+
+    @property
+    def tag(self) -> Any:
+        """The client's name for the request's purpose."""
+        return self.metadata.get("tag") if isinstance(self.metadata, dict) else None
+
+    @property
+    def detail(self) -> bool:
+        return self.speculation is not None and bool(self.speculation.detail)
 
 
 class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[str | int | list[int]]  # a text, tokens, or a list of either
     logprobs: int | None = None
 
+    prompt_field: ClassVar = "prompt"
+    id_prefix: ClassVar = "cmpl"
+    default_tokens: ClassVar = 16  # OpenAI's
+
     @property
     def texts(self) -> list[str]:
         """The prompts that are texts."""
         return [part for part in ([self.prompt] if isinstance(self.prompt, str) else self.prompt) if type(part) is str]
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def only_echo(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
 
 
 class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -158,10 +200,36 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")] | None = (
+        None
+    )
     add_generation_prompt: bool | None = None  # true unless continue_final_message
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    prompt_field: ClassVar = "messages"
+    id_prefix: ClassVar = "chatcmpl"
+    default_tokens: ClassVar = None
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        newer = self.max_completion_tokens
+        if newer is None:
+            return "max_tokens", self.max_tokens
+        if self.max_tokens not in (None, newer):
+            raise bad("max_tokens", self.max_tokens, f"max_completion_tokens, {newer}")
+        return "max_completion_tokens", newer
+
+    @property
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise bad("logprobs", self.logprobs, "true with top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def echoed(self) -> str:
+        """The beginning of the answer: the last message, if the assistant goes on with it."""
+        return self.messages[-1].text if self.echo and self.messages[-1].role == "assistant" else ""
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -187,7 +255,7 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 #: Types in JSON's words.
-_WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false", list: "a list", NoneType: "null"}
+_WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
 
 
 async def read_body(request: Request, kind: type[Body], config: ServerConfig) -> Body:
@@ -257,7 +325,9 @@ def _supported(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
         if name in UNSUPPORTED:
             raise bad_request(name, f"{short(value)} is not supported; leave it out")
         raise bad_request(name, "there is no such parameter")
-    return {name: value for name, value in fields.items() if name in names - HARMLESS and value is not None}
+    return {
+        name: value for name, value in fields.items() if name in names and name not in HARMLESS and value is not None
+    }
 
 
 def _blame(path: str, value: Any, kind: Any) -> HttpError:
@@ -281,26 +351,18 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _parts(path: str, value: Any, kind: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Path, value and type of the parts of an object or a list. UNSET: a value that is missing; None: a type for a name
-    that is not known."""
+    """Path, value and type of the parts of an object or a list. UNSET: a value that is missing; None: the type of an
+    unknown name."""
     for option in _options(kind):
-        origin = get_origin(option) or option
-        if isinstance(value, list) and origin in (list, Sequence):
+        if isinstance(value, list) and get_origin(option) in (list, Sequence):
             i = _first_misfit(value, option)
             yield f"{path}[{i}]", value[i], get_args(option)[0]
-        elif isinstance(value, dict) and origin in (dict, Mapping):
-            yield from ((f"{path}.{name}", item, get_args(option)[1]) for name, item in value.items())
-        elif isinstance(value, dict) and isinstance(origin, type) and issubclass(origin, Struct):
-            yield from _fields(f"{path}." if path else "", value, origin)
-
-
-def _fields(prefix: str, value: dict[str, Any], kind: type[Struct]) -> Iterator[tuple[str, Any, Any]]:
-    known = {field.name: field for field in msgspec.structs.fields(kind)}
-    for name, item in value.items():
-        yield prefix + name, item, known[name].type if name in known else None
-    for name, field in known.items():
-        if field.required and name not in value:
-            yield prefix + name, msgspec.UNSET, field.type
+        elif isinstance(value, dict) and isinstance(option, type) and issubclass(option, Struct):
+            prefix, known = f"{path}." if path else "", {field.name: field for field in msgspec.structs.fields(option)}
+            for name, item in value.items():
+                yield prefix + name, item, known[name].type if name in known else None
+            missing = (name for name, field in known.items() if field.required and name not in value)
+            yield from ((prefix + name, msgspec.UNSET, known[name].type) for name in missing)
 
 
 def _first_misfit(items: list[Any], kind: Any) -> int:
@@ -324,17 +386,12 @@ def _options(kind: Any) -> tuple[Any, ...]:
 
 def _allowed(kind: Any) -> str:
     """The type in words: its description, the values of a literal, or JSON's types."""
-    if get_origin(kind) is Annotated:
-        described: str = get_args(kind)[1].description
-        return described
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(_allowed(each) for each in get_args(kind) if each is not NoneType)
-    if get_origin(kind) is Literal:
-        *first, last = map(_literal, get_args(kind))
-        return f"{', '.join(first)} or {last}" if first else last
     origin = get_origin(kind) or kind
-    return _WORDS.get(list if origin is Sequence else origin, "an object")
-
-
-def _literal(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if origin is Annotated:
+        return str(get_args(kind)[1].description)
+    if origin in (Union, UnionType):
+        return " or ".join(_allowed(each) for each in get_args(kind) if each is not NoneType)
+    if origin is Literal:
+        *first, last = get_args(kind)
+        return f"{', '.join(first)} or {last}" if first else str(last)
+    return "a list" if origin in (list, Sequence) else _WORDS.get(origin, "an object")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.routing import Route
 
 from pilotfish.config import ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine
@@ -33,7 +33,7 @@ from pilotfish.server.auth import Caller
 from pilotfish.server.formats import ChatFormat, TextFormat, TokenText
 from pilotfish.server.limits import RequestGuard
 from pilotfish.server.logs import log_prompt, prompts_are_logged
-from pilotfish.server.middleware import MAX_ID, RequestMiddleware, is_request_id, on_routing_error, state_of
+from pilotfish.server.middleware import MAX_ID, ROUTE_PATH, RequestMiddleware, is_request_id, on_routing_error, state_of
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import Body, GenerationRequest, read_body
 from pilotfish.server.responses import ErrorBody, HttpError, bad, bad_request, encode, short
@@ -77,6 +77,7 @@ OPERATIONS: dict[str, Operation] = {}
 def operation(path: str, tag: str, answer: type[Struct], **types: Any) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         OPERATIONS[handler.__name__] = Operation(path, tag, answer, handler, **types)
+        setattr(handler, ROUTE_PATH, path)
         return handler
 
     return register
@@ -87,7 +88,7 @@ class Api:
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> None:
         self._engine, self._config, self._guard = engine, config, guard
-        self._started = int(time.time())
+        self._started, self._document = int(time.time()), msgspec.json.encode(openapi())
 
     @operation(
         "/v1/completions",
@@ -114,7 +115,10 @@ class Api:
         """Answer a conversation."""
         caller, body = await self._read(request, requests.ChatRequest)
         self._refuse_long("messages", (message.text for message in body.messages))
-        return self._respond(request, caller, body, await params.chat_prompts(body, self._engine.tokenizer))
+        tokens = await params.chat_tokens(body, self._engine.tokenizer)
+        if not tokens:
+            raise bad_request("messages", "the chat template makes nothing of them; at least one token is needed")
+        return self._respond(request, caller, body, [TokenizedPrompt(tokens)])
 
     @operation("/tokenize", "text", responses.Tokenized, body=requests.TokenizeRequest)
     async def tokenize(self, request: Request) -> Response:
@@ -168,6 +172,9 @@ class Api:
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         """Pilotfish's version."""
         return json(responses.Version(VERSION))
+
+    async def openapi(self, request: Request) -> Response:  # noqa: ARG002
+        return Response(self._document, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
@@ -237,14 +244,14 @@ class Api:
         self, request: Request, caller: Caller, body: GenerationRequest, prompts: list[TokenizedPrompt]
     ) -> Response:
         """HttpError or ParameterError names the first bad field, or says why the request is not admitted."""
-        tokenizer, chat = self._engine.tokenizer, isinstance(body, requests.ChatRequest)
+        tokenizer = self._engine.tokenizer
         generation = self._generation(request, caller, body, prompts)
         handle = self._guard.admit(request, caller, generation)
         if prompts_are_logged():
             for prompt in generation.prompts:
                 log_prompt(tokenizer.decode(prompt.tokens))
         stream = GenerationStream(generation, self._engine, handle)
-        kind = ChatFormat if chat else TextFormat
+        kind = ChatFormat if isinstance(body, requests.ChatRequest) else TextFormat
         return GenerationResponse(stream, kind(generation, stream.outputs, tokenizer, self._token_text.of))
 
     def _generation(
@@ -258,11 +265,11 @@ class Api:
             raise bad("request_id", own_id, f"1 to {MAX_ID} printable ASCII characters")
         if caller.cache_salt is not None and body.cache_salt is not None:
             raise bad("cache_salt", body.cache_salt, "none, as the key has its own")
-        parts = params.kept(prompts, body, params.Room(target))
-        room = params.Room(target, max(len(prompt.tokens) for prompt in parts))
+        parts = params.kept(prompts, body, params.TokenRoom(target))
+        room = params.TokenRoom(target, max(len(prompt.tokens) for prompt in parts))
         return Generation(
             body=body,
-            id=f"{'chatcmpl' if isinstance(body, requests.ChatRequest) else 'cmpl'}-{own_id}",
+            id=f"{body.id_prefix}-{own_id}",
             created=int(time.time()),
             model=self._name(body.model),
             fingerprint=self._fingerprint,
@@ -271,7 +278,7 @@ class Api:
             params=params.sampling_params(body, self._engine.defaults, room, self._config),
             max_nodes=params.max_nodes(speculation, target),
             cache_salt=body.cache_salt if caller.cache_salt is None else caller.cache_salt,
-            timeout=params.request_timeout(body.timeout, self._config.request_timeout),
+            timeout=min(body.timeout or math.inf, self._config.request_timeout),
             metrics=speculation.metrics or self._config.metrics,
         )
 
@@ -283,32 +290,13 @@ def json(answer: Struct, status: int = 200) -> Response:
 # -- the application
 
 
-class ApiRoute(Route):
-    """Answers its own method alone, and is `scope["route"]`, of which metrics take their label."""
-
-    def __init__(self, api: Api, name: str, operation: Operation) -> None:
-        super().__init__(operation.path, getattr(api, name), methods=[operation.method])
-        self.methods = {operation.method}
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, child = super().matches(scope)
-        return match, {**child, "route": self} if match is not Match.NONE else child
-
-
 def make_app(engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> Starlette:
     api = Api(engine, config, guard)
-    document = msgspec.json.encode(openapi())
-
-    async def openapi_json(request: Request) -> Response:  # noqa: ARG001
-        return Response(document, media_type="application/json")
-
+    routes = [Route(known.path, getattr(api, name), methods=[known.method]) for name, known in OPERATIONS.items()]
+    for route in routes:
+        route.methods = route.methods and route.methods - {"HEAD"}
     app = Starlette(
-        routes=[
-            *(ApiRoute(api, name, known) for name, known in OPERATIONS.items()),
-            Route("/openapi.json", openapi_json),
-            Route("/metrics", api.metrics),
-            *page_routes(),
-        ],
+        routes=[*routes, Route("/openapi.json", api.openapi), Route("/metrics", api.metrics), *page_routes()],
         middleware=[Middleware(RequestMiddleware, metrics=guard.metrics)],
         exception_handlers={HTTPException: on_routing_error},
     )

@@ -26,6 +26,7 @@ from pilotfish.server.formats import ChatFormat, OutputBuffer, TextFormat
 from pilotfish.server.limits import RequestHandle
 from pilotfish.server.middleware import recorded_error
 from pilotfish.server.params import Generation
+from pilotfish.server.requests import StreamOptions
 from pilotfish.server.responses import ClientGone, HttpError, encode
 from pilotfish.wire.serving import Delta, Finish
 
@@ -48,7 +49,7 @@ class GenerationStream:
         ]
         self._used_tokens = sum(len(prompt.tokens) for prompt in generation.prompts)
         self._ends = time.monotonic() + generation.timeout
-        self._only_echo = generation.only_echo
+        self._only_echo = generation.body.only_echo
         self._engine, self._handle = engine, handle
         self._streams: list[Stream] = []
         self._merged: MergedStreams | None = None
@@ -143,7 +144,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An error before anything was sent is raised; a client that is gone gets no answer."""
-        run = self._events if self._stream.generation.stream else self._whole
+        run = self._events if self._stream.generation.body.stream else self._whole
         ended: BaseException | None = None
         try:
             ended = await while_connected(receive, run(scope, receive, send))
@@ -186,13 +187,14 @@ class GenerationResponse(Response):
         return broken
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        given = self._stream.generation
-        every_update = given.detail or given.stream_options.continuous_usage_stats or given.body.return_token_ids
+        body = self._stream.generation.body
+        options = body.stream_options or StreamOptions()
+        every_update = body.detail or options.continuous_usage_stats or body.return_token_ids
         async for output in self._stream:
             if output.started and (every_update or output.has_news):
                 yield b"".join(map(encoded, self._format.chunks(output)))
                 output.clear()
-        if given.stream_options.include_usage:
+        if options.include_usage:
             yield encoded(self._format.closing())
 
 
