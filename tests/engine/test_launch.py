@@ -216,13 +216,13 @@ def test_a_healthy_run_begins_the_delays_anew(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(launch, "WorkerProcess", FakeProcess)
     worker, now, waits = launch._Worker(python(SLEEP), Delays()), 1000.0, []
     for seconds in (0.0, 29.0, 29.0, 31.0, 1.0):
-        worker.look(now)  # starts it
+        worker.check(now)  # starts it
         assert worker.state.status == "running"
         worker._process.running = False  # type: ignore[union-attr]
-        worker.look(now := now + seconds)
+        worker.check(now := now + seconds)
         assert worker.state.status == "restarting"
         waits.append(round(worker._due - now, 6))
-        worker.look(worker._due - 0.001)
+        worker.check(worker._due - 0.001)
         assert worker.state.status == "restarting"
         now = worker._due
     assert waits == [0.1, 0.2, 0.4, 0.1, 0.2] and worker.state.restarts == 4

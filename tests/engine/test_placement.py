@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pilotfish.engine.placement import split_cores
+from pilotfish.engine.draft_workers import split_cores
 from pilotfish.errors import ParameterError
 
 

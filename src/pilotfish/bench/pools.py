@@ -16,9 +16,8 @@ from typing import Any
 
 from pilotfish.bench.proxy import HOST
 from pilotfish.config import EngineConfig
-from pilotfish.engine.draft_workers import worker_command
+from pilotfish.engine.draft_workers import Placement, split_cores, worker_command
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.placement import Placement, split_cores
 from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
 from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
 from pilotfish.errors import EngineError

@@ -131,7 +131,7 @@ def _check_syntax(template: str) -> None:
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """The blocks with which some templates mark the assistant's words."""
 
         tags = {"generation"}  # noqa: RUF012  # as its base has them
@@ -141,7 +141,7 @@ def _check_syntax(template: str) -> None:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     try:
-        jinja2.Environment(extensions=[Generation, loopcontrols]).parse(template)
+        jinja2.Environment(extensions=[GenerationTag, loopcontrols]).parse(template)
     except jinja2.TemplateSyntaxError as error:
         message = f"chat_template: it is no Jinja template: line {error.lineno}: {error.message}"
         raise ParameterError.described("chat_template", message) from error

@@ -71,21 +71,21 @@ class Supervisor:
     """
 
     def __init__(self, delays: Delays | None = None) -> None:
-        self._crew = _Crew(delays or Delays())
-        weakref.finalize(self, self._crew.close)
+        self._thread = _SupervisorThread(delays or Delays())
+        weakref.finalize(self, self._thread.close)
 
     @property
     def directory(self) -> Path:
         """For sockets: this user's alone, short, and removed on close."""
-        return self._crew.directory
+        return self._thread.directory
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Returns at once. EngineError after `close`."""
-        self._crew.start(specs)
+        self._thread.start(specs)
 
     def poll(self) -> tuple[WorkerState, ...]:
         """All workers, in the order of their start."""
-        return tuple(worker.state for worker in self._crew.workers)
+        return tuple(worker.state for worker in self._thread.workers)
 
     def problems(self) -> tuple[str, ...]:
         """One line on each worker that is down."""
@@ -94,13 +94,13 @@ class Supervisor:
     def kill(self, name: str, reason: str) -> None:
         """Kill a worker, to be started again like one that has crashed, for that reason. From any thread; returns at
         once."""
-        for worker in self._crew.workers:
+        for worker in self._thread.workers:
             if worker.state.name == name:
-                worker.condemned = reason
+                worker.kill_reason = reason
 
     def close(self) -> None:
         """End all workers: ask, wait, then kill. Closing twice is fine."""
-        self._crew.close()
+        self._thread.close()
 
     def __enter__(self) -> Supervisor:
         return self
@@ -109,15 +109,15 @@ class Supervisor:
         self.close()
 
 
-class _Crew:
-    """What a Supervisor owns. Its thread does not keep the Supervisor alive. That thread alone starts and ends
-    processes, and lives as long as they may (see WorkerProcess); in a fork of this process there is none to do so."""
+class _SupervisorThread:
+    """Starts and ends processes, in one thread that lives as long as they may (see WorkerProcess). It does not keep the
+    Supervisor alive. In a fork of this process there is no such thread."""
 
     def __init__(self, delays: Delays) -> None:
         self.directory = _socket_directory()
         self.workers: tuple[_Worker, ...] = ()
         self._delays = delays
-        self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whose put is safe in a finalizer
+        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: end; put is safe in a finalizer
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
 
@@ -127,10 +127,10 @@ class _Crew:
         where = {DIRECTORY: str(self.directory)}
         known = [replace(spec, environment={**spec.environment, **where}) for spec in specs]
         self.workers += tuple(_Worker(spec, self._delays) for spec in known)
-        self._goes_on.put(True)
+        self._orders.put(True)
 
     def close(self) -> None:
-        self._goes_on.put(False)
+        self._orders.put(False)
         if threading.current_thread() is not self._thread:  # where a finalizer may run
             self._thread.join()
 
@@ -138,14 +138,14 @@ class _Crew:
         try:
             while self._wait():
                 for worker in self.workers:
-                    worker.look(time.monotonic())
+                    worker.check(time.monotonic())
         finally:
             self._shut_down()
 
     def _wait(self) -> bool:
         """Until the next look; False to end."""
         try:
-            return self._goes_on.get(timeout=POLL)
+            return self._orders.get(timeout=POLL)
         except queue.Empty:
             return True
 
@@ -161,11 +161,11 @@ class _Crew:
 
 
 class _Worker:
-    """A worker over all its runs. Others than the supervising thread read its `state` only."""
+    """A worker over all its runs. Other threads than the supervisor's may read `state` and write `kill_reason`."""
 
     def __init__(self, spec: WorkerSpec, delays: Delays) -> None:
         self.state = WorkerState(spec.name)
-        self.condemned = ""  # why it is to be killed; others may write this
+        self.kill_reason = ""  # why it is to be killed
         self._spec = spec
         self._delays = delays
         self._process: WorkerProcess | None = None
@@ -177,21 +177,21 @@ class _Worker:
     def running(self) -> bool:
         return self._process is not None and self._process.running
 
-    def look(self, now: float) -> None:
-        """Start it where it is due, find out that it ended."""
+    def check(self, now: float) -> None:
+        """Start it when it is due, notice that it ended, kill it on request."""
         if self._process is None and now >= self._due:
             self._start(now)
-        elif self._process is not None and self.condemned:
+        elif self._process is not None and self.kill_reason:
             self._process.end()
             self._process = None
-            self._ended(self.condemned, now, again=True)
+            self._ended(self.kill_reason, now, again=True)
         elif self._process is not None and not self._process.running:
             ending, self._process = self._process.end(), None
             self._ended(str(ending), now, again=ending.code != BAD_INPUT)
 
     def _start(self, now: float) -> None:
         restarts = self.state.restarts + (self.state.status == "restarting")
-        self._started, self.condemned = now, ""
+        self._started, self.kill_reason = now, ""
         try:
             self._process = WorkerProcess(self._spec)
         except OSError as error:
