@@ -1,5 +1,4 @@
-"""Signs of life: how a process gives them, how long another one hears none, and how long a start takes. Times are in
-seconds."""
+"""Liveness of a target, in seconds: its heartbeat, how long it has been silent, how long it takes to start."""
 
 from __future__ import annotations
 
@@ -16,18 +15,17 @@ from pilotfish.wire.serving import SERVER, Beat
 
 #: Seconds between two beats.
 BEAT = 0.5
-#: Seconds that the time between two looks counts at most: a look that comes later than that was late because this
-#: process, or the whole machine, had stopped, and the other one is not to blame.
+#: Longest time between two looks that counts as silence. A later look means that this process, or the whole machine,
+#: stood still itself.
 LONGEST_LOOK = 0.5
 
 
 class Heartbeat:
     """A thread that sends a Beat every BEAT seconds until `close`, over a connection of its own. A forward lets other
-    threads run, so only a process that stands still is silent; how long its step lasts already, the Beat says."""
+    threads run, so silence means that the process stands still. A long step shows in the Beat itself."""
 
     def __init__(self, endpoint: str) -> None:
-        #: Seconds that the step at hand has lasted.
-        self.step: Callable[[], float] = lambda: 0.0
+        self.step: Callable[[], float] = lambda: 0.0  # seconds that the present step has lasted
         self._endpoint = endpoint
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -40,12 +38,12 @@ class Heartbeat:
     def _run(self) -> None:
         with closing(DialingChannel((self._endpoint,), secrets.token_bytes(8))) as channel:
             while not self._closing.wait(BEAT):
-                channel.receive(0.0)  # sees to the connection
+                channel.receive(0.0)  # keeps the connection alive
                 channel.send(SERVER, msgspec.msgpack.encode(Beat(os.getpid(), self.step())))
 
 
 class Silence:
-    """Seconds since a process was last heard, as far as this process ran meanwhile."""
+    """Seconds since a process was last heard, not counting time in which this process stood still."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -55,7 +53,6 @@ class Silence:
         self.seconds = 0.0
 
     def look(self, now: float) -> float:
-        """The silence until `now`."""
         if self._looked is not None:
             self.seconds += min(now - self._looked, LONGEST_LOOK)
         self._looked = now
@@ -63,11 +60,11 @@ class Silence:
 
 
 class StartTime:
-    """How long a target takes from its process's start until it is ready."""
+    """Seconds that a target takes from its process's start until it is ready."""
 
     def __init__(self, now: float) -> None:
         self._began = now
-        self._last: float | None = None  # seconds that the last one took
+        self._last: float | None = None  # duration of the last start
 
     def begin(self, now: float) -> None:
         self._began = now
@@ -76,6 +73,6 @@ class StartTime:
         self._last = now - self._began
 
     def left(self, now: float) -> float:
-        """Seconds, if it takes as long as the last one; of the first as long again as it has taken."""
+        """Estimated seconds until it is ready: as long as the last start; in the first, as long again as so far."""
         passed = now - self._began
         return passed if self._last is None else max(self._last - passed, 0.0)

@@ -1,4 +1,4 @@
-"""A worker as a process: how its parent starts and ends it, and what it does itself to be one."""
+"""Worker processes. The parent starts and ends them; a worker names itself, heeds signals and ends with its parent."""
 
 from __future__ import annotations
 
@@ -22,13 +22,10 @@ from pilotfish.printable import printable, printable_output
 
 logger = logging.getLogger(__name__)
 
-#: In a worker's environment: the process id of its parent.
-PARENT = "PILOTFISH_PARENT"
-#: And the directory of its sockets.
-DIRECTORY = "PILOTFISH_DIRECTORY"
-#: And how a server's workers log, json or text.
-LOG_FORMAT = "PILOTFISH_LOG_FORMAT"
-#: What sizes the thread pools of torch and its libraries.
+#: Environment variables of a worker: the process id of its parent, the directory of its sockets, and how it logs (json
+#: or text).
+PARENT, DIRECTORY, LOG_FORMAT = "PILOTFISH_PARENT", "PILOTFISH_DIRECTORY", "PILOTFISH_LOG_FORMAT"
+#: Environment variables that size the thread pools of torch and its libraries.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Characters; a longer line of a worker is passed on in pieces.
 LONGEST_LINE = 1 << 16
@@ -39,24 +36,20 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What to start. `environment` adds to the parent's own."""
-
     name: str  # as in "draft 0"
     command: Sequence[str]
     cores: frozenset[int] = frozenset()  # empty: those of the parent
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)  # added to the parent's own
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended."""
-
     code: int  # negative: the signal that ended it
-    last_line: str  # of its stderr; "" where it wrote none
+    last_line: str  # of its stderr; "" if it wrote none
 
     def __str__(self) -> str:
-        """One line. Omits the last line of stderr where it explains nothing: after an end that was asked for, or where
-        it is a JSON record of the log."""
+        """One line. Omits the last line of stderr if it explains nothing: after an end that was asked for, and if it is
+        a JSON log record."""
         by_signal = f"was ended by signal {-self.code} ({signal.strsignal(-self.code)})" if self.code < 0 else ""
         how = by_signal or f"exited with code {self.code}"
         failed = self.code not in (0, -signal.SIGKILL, -signal.SIGTERM)
@@ -65,20 +58,20 @@ class Ending:
 
 
 class WorkerProcess:
-    """One run of a worker: in a session of its own, so that Ctrl-C on the terminal is its parent's alone, on its cores
-    from its first instruction, with stdout and stderr passed on to the parent's stderr.
+    """A run of a worker. It has a session of its own, so that Ctrl-C reaches only the parent, and runs on its cores
+    from its first instruction. Its stdout and stderr go to the parent's stderr.
 
     The worker dies with the *thread* that makes this (prctl(2), PR_SET_PDEATHSIG), which therefore must last."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        """OSError where it cannot be started."""
+        """OSError if it cannot be started."""
         environment = worker_environment(spec)
         with on_cores(spec.cores):
             self._process = subprocess.Popen(
                 list(spec.command),
                 env=environment,
-                stdin=subprocess.PIPE,  # nothing is written: where there is no prctl, its end tells that of the parent
-                stdout=2,  # that of the parent is for its own results
+                stdin=subprocess.PIPE,  # never written to: without prctl its end tells the worker of the parent's end
+                stdout=2,  # the parent's stdout is for its own results
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
@@ -93,11 +86,11 @@ class WorkerProcess:
         with io.TextIOWrapper(self._process.stderr, errors="replace", newline="") as stream:
             for line in iter(partial(stream.readline, LONGEST_LINE), ""):
                 self._last_line = printable(line.strip()) or self._last_line
-                with suppress(OSError, ValueError):  # nobody reads, or it is closed: the worker must not block
+                with suppress(OSError, ValueError):  # closed: read on, or the worker would block
                     self._show(line)
 
     def _show(self, line: str) -> None:
-        """Where lines are JSON, one that is not, a library's or a traceback's, becomes the message of one that is."""
+        """If logs are JSON, wrap lines that are not, such as those of a library or a traceback, in a log record."""
         if self._logs_json and not line.startswith("{"):
             if line.strip():
                 logger.warning("%s: %s", self._name, line.strip())
@@ -110,12 +103,11 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self._process.terminate()
 
     def end(self) -> Ending:
-        """Kill it and what it has started itself, as far as they run; free all."""
-        with suppress(ProcessLookupError, PermissionError):  # nothing runs
+        """Kill the worker and its own children, if they still run."""
+        with suppress(ProcessLookupError, PermissionError):  # none runs
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
         assert self._process.stdin is not None
@@ -125,14 +117,14 @@ class WorkerProcess:
 
 
 def _shown(line: str) -> str:
-    """A worker's line, or a piece of one, as this process prints it: it may quote what others sent."""
+    """A worker's line, or a piece of it, made safe to print: it may quote text from elsewhere."""
     body = line.rstrip("\r\n")
     return printable_output(body) + ("\n" if len(body) < len(line) else "")
 
 
 @contextmanager
 def on_cores(cores: frozenset[int]) -> Iterator[None]:
-    """This thread runs on `cores`, which a process that it starts inherits; empty: as it was."""
+    """Run this thread, and processes that it starts meanwhile, on `cores`; empty changes nothing."""
     if not cores:
         yield
         return
@@ -145,7 +137,6 @@ def on_cores(cores: frozenset[int]) -> Iterator[None]:
 
 
 def worker_environment(spec: WorkerSpec) -> dict[str, str]:
-    """All variables of a worker of this process."""
     threads = dict.fromkeys(THREAD_COUNTS, str(len(spec.cores))) if spec.cores else {}
     return {**os.environ, **threads, **spec.environment, PARENT: str(os.getpid())}
 
@@ -154,19 +145,19 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 def supervised() -> bool:
-    """Whether a Supervisor started this process, as long as `die_with_parent` was not called."""
+    """Whether a Supervisor started this process and `die_with_parent` has not been called yet."""
     return PARENT in os.environ
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have this process end, by signal `number` where there is prctl(2), when its parent does, however that ends, where
-    a Supervisor started it."""
+    """If a Supervisor started this process, have it end when its parent ends in any way: by signal `number`, if the
+    system has prctl(2)."""
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
-        if os.getppid() != int(parent):  # it was gone before
+        if os.getppid() != int(parent):  # the parent has ended before this call
             remove_directory()
             os._exit(1)
     else:
@@ -174,7 +165,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def remove_directory() -> None:
-    """Remove the directory of the Supervisor that started this process: for when that is gone and cannot."""
+    """Remove the directory of the Supervisor that started this process, in its place once it is gone."""
     if directory := os.environ.get(DIRECTORY):
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -186,26 +177,26 @@ def _exit_after_stdin() -> None:
 
 
 def name_process(role: str) -> None:
-    """The title of this process in `ps` and `top`: "pilotfish: draft 0" for the role "draft 0"."""
+    """Set the title in `ps` and `top`: "pilotfish: draft 0" for the role "draft 0"."""
     setproctitle(f"pilotfish: {role}")
 
 
 class Stopped(BaseException):
-    """A signal came before there was a loop to end."""
+    """A signal came before the worker's loop ran."""
 
 
 def heeded(numbers: Iterable[int]) -> list[int]:
-    """Those that this process was not started to ignore, as `nohup` and a shell's background jobs are; always
-    SIGTERM."""
+    """SIGTERM, and the signals that this process was not started to ignore, as `nohup` and a shell's background jobs
+    are."""
     return [n for n in numbers if n == signal.SIGTERM or signal.getsignal(n) != signal.SIG_IGN]
 
 
 class Signals:
-    """SIGTERM, SIGINT, and SIGHUP, which tells that the parent is gone: once `wake` is set they call it, with `stopped`
-    true; before they raise Stopped. Where nobody supervises this process only those that are `heeded` do.
+    """SIGTERM, SIGINT, and SIGHUP, which tells of the parent's end. Once `wake` is set they call it, with `stopped`
+    true; before that they raise Stopped. A process without a supervisor takes only those that are `heeded`.
 
-    They come while another one is handled too: a parent's end sends SIGHUP for each of its threads. So nothing here
-    waits for a lock that the interrupted handler may hold."""
+    Signals interrupt each other's handlers: a parent's end sends SIGHUP for each of its threads. So nothing here waits
+    for a lock that the interrupted handler may hold."""
 
     def __init__(self) -> None:
         self._stopped = False
@@ -213,7 +204,6 @@ class Signals:
         self.wake: Callable[[], None] | None = None
 
     def stopped(self) -> bool:
-        """Whether one has come."""
         return self._stopped
 
     def __enter__(self) -> Signals:

@@ -76,8 +76,8 @@ class TargetService:
         self._failures = 0
         self._told = -STATUS  # when the last Status was sent; less than 0 before the first one
         self._checked = -CHECK
-        self._began: float | None = None  # the step at hand; None between steps
-        self._stepped: float | None = None  # when the step before ended, where no wait followed it
+        self._began: float | None = None  # start of the present step; None between steps
+        self._stepped: float | None = None  # end of the last step, if no wait followed it
         self._record: StepRecord | None = None
         self._observe, engine.worker.observe = engine.worker.observe, self._note
 
@@ -99,7 +99,7 @@ class TargetService:
         self._check_slots()
 
     def step_seconds(self) -> float:
-        """How long the step at hand has lasted; 0 between steps. Any thread may call this."""
+        """Seconds that the present step has lasted; 0 between steps. Any thread may call this."""
         began = self._began
         return 0.0 if began is None else max(0.0, self._clock() - began)
 
@@ -228,7 +228,7 @@ def wire_delta(delta: SampleDelta, at: float) -> Delta:
 
 
 def step_report(record: StepRecord, before: float | None, pushes: Sequence[Arrival] = ()) -> StepReport:
-    """`before` is when the step before ended: what the loop did since counts as this step's coordination."""
+    """`before` is the end of the last step: the loop's time since then counts as this step's coordination."""
     draft = record.drafted - record.planned
     forward, verify = record.computed - record.prepared, record.verified - record.computed
     began = record.began if before is None else before

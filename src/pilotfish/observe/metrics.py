@@ -105,8 +105,6 @@ class ServerMetrics:
 
 
 class StepMetrics:
-    """Where the target's time and rows go."""
-
     def __init__(self, families: Families) -> None:
         seconds = families.histograms("pilotfish_step_seconds", "A step's parts.", PARTS, "part")
         self._seconds = [seconds(part) for part in STEP_PARTS]

@@ -79,7 +79,7 @@ ObserveLevel = Callable[[LevelRecord], None]
 
 
 class Timeline:
-    """One process's part."""
+    """A process's part of a timeline."""
 
     def __init__(self, path: Path, process: str) -> None:
         self._file = path.open("wb")
@@ -117,12 +117,12 @@ class Timeline:
 
 
 def part_of(path: Path, process: str) -> Path:
-    """Where a process streams its part of the timeline at `path`."""
+    """The file of a process's part of the timeline at `path`."""
     return path.with_name(f"{path.name}.{process.replace(' ', '-')}.part")
 
 
 def merge(parts: Sequence[Path], path: Path) -> None:
-    """Write one timeline of all parts that there are, and remove them."""
+    """Write all existing parts as one timeline, and remove them."""
     found = [part for part in parts if part.is_file()]
     with path.open("wb") as file:
         file.write(b'{"traceEvents":[\n')

@@ -1,4 +1,4 @@
-"""A request as metrics, logs and traces see it: what was asked, then what came of it. Times are monotonic seconds."""
+"""Records of requests for metrics, logs and traces. Times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OutputKind: TypeAlias = Literal["completion", "chat"]
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What is known of a request when it is submitted."""
+    """Facts known when a request is submitted."""
 
     prompt_tokens: int
     n: int
@@ -74,7 +74,7 @@ class RequestRecord:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Seconds for each token of an output after its first; None where no output has a second one."""
+        """Seconds for each token of an output after its first; None if no output has a second one."""
         if self.decode is None or self.longest < 2:
             return None
         return self.decode / (self.longest - 1)
@@ -85,7 +85,7 @@ class RequestRecord:
 
 
 class RequestSink(Protocol):
-    """What a meter tells: `ServerMetrics` is one."""
+    """Receiver of a meter's events; `ServerMetrics` is one."""
 
     def started(self) -> None: ...
     def first_token(self, seconds: float, prompt_tokens: int) -> None: ...
@@ -109,8 +109,7 @@ class RequestMeter:
         sink.started()
 
     def update(self, index: int, delta: Delta, now: float) -> None:
-        """Count what a delta of output `index` of all that the request has brought; `now` is when it reached the
-        server."""
+        """Count a delta of output `index` among all outputs of the request, which reached the server at `now`."""
         if delta.queued is not None and self._queued is None:
             self._queued = delta.queued
         if delta.tokens:
@@ -122,7 +121,7 @@ class RequestMeter:
             self._reasons.add(delta.finish.reason)
 
     def finish(self, now: float, reason: FinishReason | None = None) -> RequestRecord:
-        """Tell that it ended: for `reason`, or else as its outputs did."""
+        """The request has ended, for `reason` or else as its outputs did."""
         record = RequestRecord(
             facts=self._facts,
             reason=reason or self._reason(),
@@ -159,7 +158,7 @@ class RequestMeter:
                 self._sink.inter_token(verified.at - before)
 
     def _reason(self) -> FinishReason:
-        """The worst of the outputs' reasons; outputs that never said how they ended were aborted."""
+        """The worst of the outputs' reasons. An output without a reason was aborted."""
         if FinishReason.LENGTH in self._reasons and FinishReason.ABORT not in self._reasons:
             return FinishReason.LENGTH
         return FinishReason.STOP if self._reasons == {FinishReason.STOP} else FinishReason.ABORT

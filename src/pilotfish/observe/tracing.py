@@ -53,7 +53,7 @@ class Tracer:
         self._model_name = model_name
 
     def request(self, operation: Operation, request_id: str, headers: Mapping[str, str]) -> RequestSpan:
-        """A span that begins now, in the trace that the request's `traceparent` names where there is one."""
+        """A span that begins now, in the trace of the request's `traceparent`, if it has one."""
         attributes: Attributes = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "pilotfish",
@@ -77,18 +77,18 @@ class RequestSpan:
 
     def __init__(self, span: Span) -> None:
         self._span = span
-        self._records = span.is_recording()  # not where the caller's trace is not sampled
+        self._records = span.is_recording()  # false if the caller's trace is not sampled
         self._events = 0
 
     def update(self, index: int, delta: Delta) -> None:
-        """An event for each verify step that a delta of output `index` tells of."""
+        """Add an event for each verify step in a delta of output `index`."""
         if self._records:
             for verified in delta.verified:
                 if verified.nodes:
                     self._event(index, verified)
 
     def end(self, status: int, record: RequestRecord | None = None) -> None:
-        """The request was answered with this HTTP status; no record: it was refused before it was submitted."""
+        """The request was answered with this HTTP status. It has no record if it was refused before submission."""
         self._span.set_attribute("http.response.status_code", status)
         if record is not None:
             self._span.set_attributes(facts_attributes(record.facts))
@@ -114,7 +114,7 @@ class RequestSpan:
 
 
 def facts_attributes(facts: RequestFacts) -> Attributes:
-    """What was asked; what was not is left out."""
+    """Attributes of the request; unset parameters are left out."""
     attributes = {
         "gen_ai.request.max_tokens": facts.max_tokens,
         "gen_ai.request.choice.count": facts.n,
@@ -129,7 +129,7 @@ def facts_attributes(facts: RequestFacts) -> Attributes:
 
 
 def record_attributes(record: RequestRecord) -> Attributes:
-    """Tokens, trees and times; times of what never happened are left out."""
+    """Tokens, trees and times; times that the request never reached are left out."""
     counts: Attributes = {
         "gen_ai.usage.input_tokens": record.facts.prompt_tokens,
         "gen_ai.usage.prompt_tokens": record.facts.prompt_tokens,

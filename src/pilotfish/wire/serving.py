@@ -4,10 +4,10 @@
       │ ◄──────────────────────────── Status ──┤   first when it is ready, then about once a second
       ├─ Submit(prompt, parameters) ─────────► │
       │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output
-      ├─ Abort ──────────────────────────────► │   nobody waits for the rest
+      ├─ Abort ──────────────────────────────► │   ends the request early
     │ ◄────────────────────────────── Beat ──┤   twice a second, over a connection of its own, also during a step
 
-What a target answers is one line in a Refusal, where a request cannot be served, or in a Failure, where a step broke.
+A Refusal answers a request that cannot be served; a Failure ends requests whose step broke. Both hold one line.
 """
 
 from __future__ import annotations
@@ -41,14 +41,12 @@ class Submit(Struct, tag="submit", frozen=True):
 
 
 class Abort(Struct, tag="abort", frozen=True):
-    """Nobody waits for the request's outputs any more."""
+    """Ends a request early."""
 
     id: Id
 
 
 class Identity(Readable, frozen=True):
-    """What a target serves."""
-
     model: Text
     mode: Text  # off, sync or async
     dtype: Text
@@ -61,7 +59,7 @@ class Identity(Readable, frozen=True):
 
 
 class Status(Struct, tag="status", frozen=True):
-    """A target at a moment. Counts are of the whole target since it started, or of now."""
+    """The state of a target. `preemptions` counts since its start; the other counts are of now."""
 
     identity: Identity
     running: Count
@@ -72,7 +70,7 @@ class Status(Struct, tag="status", frozen=True):
 
 
 class PoolLoad(Readable, frozen=True):
-    """A draft pool as the target last heard of it."""
+    """A draft pool's state, as of its last message to the target."""
 
     name: Text
     ready: bool
@@ -103,7 +101,7 @@ class StepReport(Struct, frozen=True):
 
 
 class Verified(Struct, frozen=True, omit_defaults=True):
-    """One output's part of a step: `nodes` of its tree were verified, `accepted` of its `tokens` came from there."""
+    """An output's part of a step: `nodes` of its tree were verified; `accepted` of its `tokens` came from them."""
 
     at: float  # StepReport.at
     tokens: Count
@@ -113,14 +111,12 @@ class Verified(Struct, frozen=True, omit_defaults=True):
 
 
 class Finish(Struct, frozen=True):
-    """How an output ended."""
-
     reason: FinishReason
     stop: str | int | None  # the stop string or token that ended it; None for the end of sequence
 
 
 class Delta(Struct, frozen=True):
-    """What was added to one output of one request."""
+    """Tokens and text added to one output of a request."""
 
     id: Id
     index: Index  # of the output
@@ -136,15 +132,15 @@ class Delta(Struct, frozen=True):
 
 
 class Progress(Struct, tag="progress", frozen=True):
-    """What a step gave."""
+    """A step and its additions to outputs."""
 
-    sequence: Index  # one more each; a gap tells that some are lost
+    sequence: Index  # rises by one; a gap means that messages were lost
     step: StepReport
     deltas: list[Delta]
 
 
 class Refusal(Readable, tag="refusal", frozen=True):
-    """The request cannot be served; nothing of it was."""
+    """The request cannot be served."""
 
     id: Id
     message: Text
@@ -152,15 +148,13 @@ class Refusal(Readable, tag="refusal", frozen=True):
 
 
 class Failure(Readable, tag="failure", frozen=True):
-    """A step broke; these requests ended with it."""
+    """A step broke and ended these requests."""
 
     ids: list[Id]
     reason: Text
 
 
 class Beat(Struct, tag="beat", frozen=True):
-    """The target's process runs."""
-
     pid: Count
     step: Seconds  # that the step at hand has lasted; 0 between steps
 
