@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import Drafter, DraftLimits
+from pilotfish.core.executor import Sampling
+from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import TokenTree, TreeBuilder
 from pilotfish.engine.engine import Engine
 from pilotfish.model.loader import LoadedModel, load_model
 
@@ -194,10 +197,10 @@ def limits(nodes: int = 8, levels: int = 3) -> DraftLimits:
 
 def random_tree(rng: np.random.Generator, vocab_size: int, nodes: int) -> TokenTree:
     """Up to `nodes` nodes hung anywhere, with random tokens and scores."""
-    tree = TokenTree()
+    tree = TreeBuilder()
     for _ in range(nodes):
-        tree.add(int(rng.integers(len(tree) + 1)), int(rng.integers(vocab_size)), float(-rng.exponential()))
-    return tree
+        tree.add(int(rng.integers(len(tree) + 1)) - 1, int(rng.integers(vocab_size)), float(-rng.exponential()))
+    return tree.tree()
 
 
 class RandomDrafter:
@@ -220,6 +223,23 @@ class RandomDrafter:
 
 
 # -- sampling, said again in another way
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """How the token after one row is drawn."""
+
+    params: SamplingParams
+    seed: int
+    position: int
+    edits: LogitEdits | None = None
+
+
+def sampling_of(rows: Sequence[RowSampling], children: int = 0) -> Sampling:
+    """Of rows that have nothing in common."""
+    places, positions = np.arange(len(rows)), np.array([row.position for row in rows], np.int64)
+    params, seeds, edits = [row.params for row in rows], [row.seed for row in rows], [row.edits for row in rows]
+    return Sampling(places, params, seeds, places, positions, edits, children)
 
 
 def reference_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:

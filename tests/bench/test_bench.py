@@ -120,7 +120,7 @@ def test_memory(config: EngineConfig, capsys: pytest.CaptureFixture[str]) -> Non
 def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:
     """Chunks of a chain of nodes, against one forward of transformers."""
     tokens = list(range(1, 2 * CHUNK + 3))
-    runner = Bench(config).engine.worker.runner
+    runner = Bench(config).engine.runner
     reference = AutoModelForCausalLM.from_pretrained(config.target, dtype=torch.float32)
     with torch.inference_mode():
         logits = reference(torch.tensor([tokens])).logits[0, :-1]
@@ -134,7 +134,7 @@ def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:
 def test_agreement_is_with_plain_weights(config: EngineConfig) -> None:
     """Shown on weights that differ more than int8 does: the draft in place of the quantized target."""
     bench, texts = Bench(config), [list(range(1, 60)), [7, 8, 9]]
-    target, draft = bench.engine.worker.runner, bench.lm_drafter.runner
+    target, draft = bench.engine.runner, bench.draft_runner
     plain, other = compare_models("target", {"none": target, "int8": draft}, texts, 1)
     likeliest = [score(runner, texts).likeliest.tolist() for runner in (target, draft)]
     assert len(likeliest[0]) == 60

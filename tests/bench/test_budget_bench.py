@@ -33,7 +33,7 @@ from pilotfish.bench.machine import Machine
 from pilotfish.bench.watched import WatchedBudget
 from pilotfish.bench.workload import Prompt
 from pilotfish.config import DType, EngineConfig
-from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, Load
+from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import InputError
@@ -84,7 +84,7 @@ class Scripted:
     changes: int = 0
     times: list[float] = field(default_factory=list)
 
-    def limits(self, load: Load, now: float) -> DraftLimits:  # noqa: ARG002
+    def limits(self, load: StepLoad, now: float) -> DraftLimits:  # noqa: ARG002
         self.times.append(now)
         before = self.choice
         self.choice, drafts = next(self.script)
@@ -99,10 +99,10 @@ def test_only_steady_load_counts() -> None:
     watched = WatchedBudget(cast(AdaptiveBudget, Scripted(zip(chosen, drafts, strict=True))), 2)
     watched.begin_run()
     for now, sequences in enumerate((2, 2, 2, 2)):  # seconds 0 to 3: two changes, two probes
-        watched.limits(Load(sequences, sequences), float(now))
+        watched.limits(StepLoad(sequences, sequences), float(now))
     assert (watched.steps, watched.changes, watched.probes, watched.seconds) == (4, 2, 2, 3.0)
-    watched.limits(Load(1, 1), 4.0)
-    watched.limits(Load(2, 2), 7.0)  # what the new load has it choose is no change in steady load
+    watched.limits(StepLoad(1, 1), 4.0)
+    watched.limits(StepLoad(2, 2), 7.0)  # what the new load has it choose is no change in steady load
     assert (watched.steps, watched.changes, watched.probes, watched.seconds) == (5, 2, 2, 3.0)
     assert watched.last_choices == [off]
     watched.clear()
@@ -115,7 +115,7 @@ def test_its_clock_stands_still_while_others_run() -> None:
     for run in ((100.0, 101.0, 103.0), (200.0, 201.0), (300.0, 305.0)):
         watched.begin_run()
         for now in run:
-            watched.limits(Load(1, 1), now)
+            watched.limits(StepLoad(1, 1), now)
     assert scripted.times == [0.0, 1.0, 3.0, 3.0, 4.0, 4.0, 9.0]
     assert (watched.steps, watched.seconds, len(watched.last_choices)) == (7, 9.0, 3)
 

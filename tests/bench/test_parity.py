@@ -1,8 +1,8 @@
 """Parity finds nothing where there is nothing, and finds what is wrong."""
 
 import dataclasses
-from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from pilotfish.bench.parity import num_sequences, print_parity, run_parity, runs
@@ -10,7 +10,7 @@ from pilotfish.bench.workload import PARITY_SETTINGS, Prompt
 from pilotfish.config import EngineConfig
 from pilotfish.core import scheduler
 from pilotfish.core.drafter import NoDrafter
-from pilotfish.core.tree import ROOT, TokenTree, walk
+from pilotfish.core.tree import Forest, Ints, TokenTree, Verdict, walk
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.errors import EngineError
 
@@ -29,10 +29,13 @@ def test_zero_differences(config: EngineConfig, prompts: list[Prompt], capsys: p
     assert "lm 48" in capsys.readouterr().out
 
 
-def _accepts_first_child(tree: TokenTree, sampled: Sequence[int]) -> list[int]:
-    """A wrong rule: the root's first child is accepted whatever the target says; below it the walk is right."""
-    children = tree.children(ROOT)
-    return walk(tree, [tree.tokens[children[0]], *sampled[1:]]) if children else [sampled[ROOT]]
+def _accepts_first_child(forest: Forest, sampled: Ints) -> list[Verdict]:
+    """A wrong rule: a root's first child is accepted whatever the target says; below it the walk is right."""
+    roots = forest.starts[:-1] + np.arange(forest.num_trees)
+    first, own = forest.starts[:-1], np.diff(forest.starts) > 0
+    wrong = sampled.copy()
+    wrong[roots[own]] = forest.nodes.tokens[first[own]]
+    return walk(forest, wrong)
 
 
 def test_a_wrong_rule_is_found(

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 from inline_drafts import inline_drafts
 
@@ -14,7 +15,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core import scheduler
 from pilotfish.core.drafter import DraftLimits, NoDrafter
 from pilotfish.core.request import Request
-from pilotfish.core.tree import ROOT, TokenTree, walk
+from pilotfish.core.tree import Forest, Ints, TokenTree, Verdict, walk
 from pilotfish.target.remote import RemoteDrafter
 
 
@@ -46,10 +47,13 @@ def test_what_each_side_runs_on(config: EngineConfig) -> None:
     assert one.core_set == {every[0]} and all_cores.core_set == set(every)
 
 
-def _accepts_first_child(tree: TokenTree, sampled: Sequence[int]) -> list[int]:
-    """A wrong rule: the root's first child is accepted whatever the target says."""
-    children = tree.children(ROOT)
-    return walk(tree, [tree.tokens[children[0]], *sampled[1:]]) if children else [sampled[ROOT]]
+def _accepts_first_child(forest: Forest, sampled: Ints) -> list[Verdict]:
+    """A wrong rule: a root's first child is accepted whatever the target says; below it the walk is right."""
+    roots = forest.starts[:-1] + np.arange(forest.num_trees)
+    first, own = forest.starts[:-1], np.diff(forest.starts) > 0
+    wrong = sampled.copy()
+    wrong[roots[own]] = forest.nodes.tokens[first[own]]
+    return walk(forest, wrong)
 
 
 def test_a_wrong_rule_is_found(config: EngineConfig, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,10 @@ from pilotfish.bench.steps import (
     print_steps,
     run_steps,
 )
+from pilotfish.core.executor import SequenceRows
 from pilotfish.errors import InputError
 from pilotfish.model.native import load_kernels
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import Runner
 
 CPU = torch.device("cpu")
 MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
@@ -136,13 +137,13 @@ def test_clocks_change_nothing_and_go_away() -> None:
 def test_every_level_of_the_draft_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = DraftLevels(random_model(TINY, torch.float32, CPU))
     rows: list[int] = []
-    forward = levels.drafter.runner.forward
+    forward = levels.drafter.executor.runner.forward
 
     def counted(sequences: list[SequenceRows]) -> torch.Tensor:
         rows.append(sum(one.num_rows for one in sequences))
         return forward(sequences)
 
-    monkeypatch.setattr(levels.drafter.runner, "forward", counted)
+    monkeypatch.setattr(levels.drafter.executor.runner, "forward", counted)
     levels.seconds()
     assert rows == [CONTEXT - 1, 1, 1, *[WIDTH] * (LEVELS - 1)]
     levels.drafter.check()

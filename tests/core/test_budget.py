@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from pilotfish.core.budget import AdaptiveBudget, Budget, Effort, FixedBudget, Load
+from pilotfish.core.budget import AdaptiveBudget, Budget, Effort, FixedBudget, StepLoad
 from pilotfish.core.calibration import StepCosts
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Commit, Rows, Step, share
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.step import Chunk, RequestCommit, Step
+from pilotfish.core.tree import OTHER, Forest, TokenTree
 
 NODES, LEVELS = 8, 8
 
@@ -36,7 +37,7 @@ class Device:
 
     def step(self, budget: Budget, sequences: int) -> None:
         """One step as the target worker takes it."""
-        load = Load(sequences, sequences)
+        load = StepLoad(sequences, sequences)
         limits = budget.limits(load, self.now)
         depth = 0
         while depth < min(limits.levels, limits.nodes):  # as the LM drafter goes on while it pays
@@ -46,12 +47,13 @@ class Device:
                 break
             depth += 1
         draft_seconds = depth * self.level
-        grown = [self._chain(depth) for _ in range(sequences)]
-        trees = share(grown, budget.nodes(load, grown, draft_seconds, depth))
-        rows = [Rows(_request(i), 1, tree, True, range(0), [0] * (1 + len(tree))) for i, tree in enumerate(trees)]
-        commits = [Commit(r.request, self._walk(r.tree), [], [], range(0)) for r in rows]
-        seconds = self.forward(sum(1 + len(tree) for tree in trees))
-        budget.observe(Step(rows), commits, seconds * float(self.rng.uniform(0.95, 1.05)))
+        grown = Forest.of([self._chain(depth)] * sequences)
+        nodes = budget.nodes(load, grown, draft_seconds, depth)
+        step = _step(grown.take(grown.nodes.best(nodes)))
+        spans = pairwise(step.forest.starts.tolist())
+        commits = [self._commit(chunk.request, *span) for chunk, span in zip(step.chunks, spans, strict=True)]
+        seconds = self.forward(step.num_rows)
+        budget.observe(step, commits, seconds * float(self.rng.uniform(0.95, 1.05)))
         self.now += draft_seconds + seconds
         self.tokens += sum(len(commit.tokens) for commit in commits)
         self.drafted += depth > 0
@@ -60,16 +62,20 @@ class Device:
             self.choices.append((self.now, budget.choice))
 
     def _chain(self, depth: int) -> TokenTree:
-        tree, node = TokenTree(), ROOT
-        for d in range(depth):
-            node = tree.add(node, 1, math.log(self.chance) * self.bias * (d + 1))
-        return tree
+        return TokenTree.chain([1] * depth, [math.log(self.chance) * self.bias * (d + 1) for d in range(depth)], OTHER)
 
-    def _walk(self, tree: TokenTree) -> list[int]:
-        accepted = 0
-        while accepted < len(tree) and self.rng.random() < self.chance:
-            accepted += 1
-        return [1] * accepted + [2]
+    def _commit(self, request: Request, first: int, end: int) -> RequestCommit:
+        path = list[int]()
+        while first + len(path) < end and self.rng.random() < self.chance:
+            path.append(first + len(path))
+        return RequestCommit(request, [1] * len(path) + [2], path)
+
+
+def _step(forest: Forest) -> Step:
+    """Of one row of each sequence, and the trees."""
+    count, slots = forest.num_trees, np.zeros(1, np.int32)
+    chunks, samples = [Chunk(_request(i), 1) for i in range(count)], np.ones(count, np.bool_)
+    return Step(chunks, samples, [range(0)] * count, [slots] * count, forest, np.zeros(len(forest), np.int32))
 
 
 def _request(number: int) -> Request:
@@ -167,15 +173,15 @@ def test_choices_do_not_oscillate_between_equals() -> None:
 def test_nothing_samples_nothing_is_decided() -> None:
     budget = adaptive(Device(FLAT, 0.001, 0.5))
     before = budget.choice
-    assert budget.limits(Load(0, 256), 0.0).nodes == 0
-    assert budget.nodes(Load(0, 256), [], 0.0, 0) == 0
+    assert budget.limits(StepLoad(0, 256), 0.0).nodes == 0
+    assert budget.nodes(StepLoad(0, 256), Forest.of([]), 0.0, 0) == 0
     assert budget.choice is before
 
 
 def test_a_fixed_budget_takes_all_of_it() -> None:
     budget = FixedBudget(6, 3)
-    assert budget.limits(Load(2, 2), 0.0).levels == 3
-    assert budget.nodes(Load(2, 2), [], 9.9, 3) == 12
+    assert budget.limits(StepLoad(2, 2), 0.0).levels == 3
+    assert budget.nodes(StepLoad(2, 2), Forest.of([]), 9.9, 3) == 12
 
 
 def test_prompts_sway_no_choice() -> None:
@@ -188,5 +194,5 @@ def test_prompts_sway_no_choice() -> None:
     assert before.effort is Effort.NONE
     for sequences in (3, 4, 3, 4):
         device.now += 0.01
-        budget.limits(Load(sequences, 256), device.now)
+        budget.limits(StepLoad(sequences, 256), device.now)
     assert budget.choice == before

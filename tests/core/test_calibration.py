@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.core.calibration import Calibration, GainCurve, SecondsBySize, StepCosts
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.tree import ROOT, TokenTree, TreeBuilder
 
 
 def test_costs_are_lines_between_knots() -> None:
@@ -47,37 +47,37 @@ def test_costs_follow_what_is_seen() -> None:
 
 
 def chain(chance: float, length: int) -> TokenTree:
-    tree, node = TokenTree(), ROOT
+    tree, node = TreeBuilder(), ROOT
     for depth in range(length):
         node = tree.add(node, 1, math.log(chance) * (depth + 1))
-    return tree
+    return tree.tree()
 
 
 @pytest.mark.parametrize(("believed", "true"), [(0.9, 0.5), (0.4, 0.7)])
 def test_beliefs_are_corrected(believed: float, true: float) -> None:
     calibration, rng = Calibration(), np.random.default_rng(0)
-    assert calibration.chances([math.log(believed)])[0] == pytest.approx(believed, rel=0.15)
+    assert calibration.chances(np.array([math.log(believed)]))[0] == pytest.approx(believed, rel=0.15)
     for _ in range(3000):
         accepted = 0
         while accepted < 4 and rng.random() < true:
             accepted += 1
-        scores = chain(believed, 4).scores[1:]
+        scores = chain(believed, 4).scores
         calibration.observe(scores, scores[:accepted])
-    got = calibration.chances(chain(believed, 4).scores[1:])
+    got = calibration.chances(chain(believed, 4).scores)
     np.testing.assert_allclose(got[:2], [true, true**2], atol=0.08)
 
 
 def test_a_tree_without_nodes_teaches_nothing() -> None:
     calibration = Calibration()
-    before = calibration.chances([-0.1, -2.0])
-    calibration.observe([], [])
-    np.testing.assert_array_equal(before, calibration.chances([-0.1, -2.0]))
+    before = calibration.chances(np.array([-0.1, -2.0]))
+    calibration.observe(np.zeros(0), np.zeros(0))
+    np.testing.assert_array_equal(before, calibration.chances(np.array([-0.1, -2.0])))
 
 
 def test_gains_are_cumulated_means_by_rank() -> None:
     curve = GainCurve(4, 0.9, 0.5)
     for _ in range(500):
-        curve.observe(np.array([0.2, 0.6, 0.6, 0.2, 0.0]), [2, 2, 1])
+        curve.observe(np.array([0.2, 0.6, 0.6, 0.2, 0.0]), np.array([2, 2, 1]))
     np.testing.assert_allclose(curve.gain(np.array([0.0, 0.5, 1.0, 2.0, 4.0])), [0, 0.2, 0.4, 0.533, 0.533], atol=0.01)
 
 

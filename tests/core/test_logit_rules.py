@@ -64,7 +64,7 @@ def test_idle_parameters_need_no_rules() -> None:
 def test_a_request_extends_its_rules_by_what_it_commits() -> None:
     request = Request(0, [1], SamplingParams(presence_penalty=1.0, max_tokens=2), 0, NO_STOPS, 100)
     request.extend([3, 3, 3])  # the third is beyond max_tokens
-    edits = request.edits([])
+    edits = request.rules.edits([])
     assert edits is not None
     assert dict(zip(edits.seen.tolist(), edits.counts.tolist(), strict=True)) == {1: 0, 3: 2}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import check_tree
 
-from pilotfish.core.lookahead import NO_SLOT, Lookahead, Nodes
+from pilotfish.core.lookahead import NO_SLOT, Lookahead, GrownTree
 
 DEEP = 1000
 
@@ -76,14 +76,14 @@ class PlainTree:
 def described(tree: Lookahead) -> list[tuple[int, tuple[int, ...], int | None]]:
     nodes = tree.nodes
     slots = [None if slot == NO_SLOT else slot for slot in nodes.slots.tolist()]
-    return [(int(nodes.ids[i]), tuple(tree.path_tokens(i)), slots[i]) for i in range(len(nodes))]
+    return [(int(nodes.ids[i]), tuple(tree.nodes.path_tokens(i)), slots[i]) for i in range(len(nodes))]
 
 
 CHANCES = st.one_of(st.sampled_from([0.0, -0.5, -1.0]), st.floats(-20.0, 0.0))
 CHILDREN = st.dictionaries(st.integers(0, 5), CHANCES, max_size=4).map(lambda x: list(x.items()))
 
 
-def grow(tree: Lookahead, plain: PlainTree, leaf: int, children: list[tuple[int, float]]) -> Nodes:
+def grow(tree: Lookahead, plain: PlainTree, leaf: int, children: list[tuple[int, float]]) -> GrownTree:
     """Expand the node at index `leaf` (-1: the root) of both."""
     number = 0 if leaf < 0 else int(tree.nodes.ids[leaf])
     node = plain.root if leaf < 0 else next(n for n in plain.root.below() if n.number == number)
@@ -127,7 +127,7 @@ def test_a_life_equals_that_of_plain_nodes(data: st.DataObject) -> None:
     assert tree.add(np.array([-1]), np.array([0]), np.array([0.0])).ids.tolist() == [plain.next_id]  # ids go on
 
 
-def random_nodes(data: st.DataObject, most: int = 40) -> Nodes:
+def random_nodes(data: st.DataObject, most: int = 40) -> GrownTree:
     tree = Lookahead()
     for _ in range(data.draw(st.integers(0, most))):
         parent = data.draw(st.integers(-1, len(tree) - 1))
@@ -141,12 +141,12 @@ def test_the_best_are_connected_and_the_older_of_equals(data: st.DataObject) -> 
     count = data.draw(st.integers(0, 45))
     expected = sorted(sorted(range(len(nodes)), key=lambda i: (-nodes.scores[i], i))[:count])
     assert nodes.best(count).tolist() == expected
-    tree = nodes.tree(count)
+    tree = nodes.take(nodes.best(count))
     assert len(tree) == len(expected)
     assert {int(nodes.parents[i]) for i in expected} <= {-1, *expected}
-    assert [tree.tokens[n] for n in tree.nodes()] == nodes.tokens[expected].tolist()
-    assert tree.depths[1:] == nodes.depths[expected].tolist()
-    assert tree.scores[1:] == nodes.scores[expected].tolist()
+    assert tree.tokens.tolist() == nodes.tokens[expected].tolist()
+    assert tree.depths.tolist() == nodes.depths[expected].tolist()
+    assert tree.scores.tolist() == nodes.scores[expected].tolist()
 
 
 @given(st.data())
@@ -186,7 +186,7 @@ def test_paths_are_the_slots_from_below_the_root(data: st.DataObject) -> None:
     paths = tree.paths(leaves)
     assert paths.shape == (len(leaves), max(tree.nodes.depths[leaves].tolist(), default=0))
     for row, leaf in zip(paths.tolist(), leaves.tolist(), strict=True):
-        indices = tree.nodes.follow(tree.path_tokens(leaf))
+        indices = tree.nodes.follow(tree.nodes.path_tokens(leaf))
         assert indices[-1] == leaf
         assert row[: len(indices)] == [100 + index for index in indices]
 

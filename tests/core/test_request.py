@@ -68,9 +68,9 @@ def test_pending_tokens_are_those_without_slots() -> None:
 
 def test_stats_count_offers_and_acceptance_by_depth() -> None:
     stats = RequestStats()
-    stats.count([1, 1, 2], ["lm"])
-    stats.count([1, 2, 3], ["lm", "lm", "ngram"])
-    stats.count([], [])
+    stats.count(3, 2, ["lm"])
+    stats.count(3, 3, ["lm", "lm", "ngram"])
+    stats.count(0, 0, [])
     assert (stats.verify_steps, stats.draft_tokens, stats.accepted_tokens) == (3, 6, 4)
     assert stats.offered_by_depth == [2, 2, 1]
     assert stats.accepted_by_depth == [2, 1, 1]

@@ -11,9 +11,10 @@ from support import random_tree
 
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Scheduler, Step, share
+from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.step import Step
+from pilotfish.core.tree import ROOT, Forest, TokenTree, TreeBuilder
 from pilotfish.errors import PromptError
 
 VOCAB = 5
@@ -40,13 +41,13 @@ def new_request(number: int, prompt: int, max_tokens: int) -> Request:
 
 def guess(request: Request, rng: np.random.Generator, nodes: int) -> TokenTree:
     """A random tree, half of the time with the right path in it."""
-    tree, path = TokenTree(), list[int]()
+    tree, path = TreeBuilder(), list[int]()
     node = ROOT
     for _ in range(int(rng.integers(0, 5)) if rng.random() < 0.5 else 0):
         path.append(next_token(request, path))
         node = tree.add(node, path[-1], float(-rng.exponential()))
     tree.merge(random_tree(rng, VOCAB, nodes))
-    return tree
+    return tree.tree()
 
 
 def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
@@ -54,18 +55,25 @@ def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
     plan = scheduler.plan()
     assert all(r.stats.preemptions == 1 and r.num_computed == 0 for r in plan.preempted)
     trees = [guess(chunk.request, rng, nodes) for chunk in plan.chunks if chunk.complete]
-    step = scheduler.schedule(plan.chunks, trees, 1000)
-    assert step.num_rows <= scheduler.max_rows
-    assert [rows.request for rows in step.rows] == scheduler.running
-    assert all(rows.count >= 1 for rows in step.rows)
-    sampled = [
-        next_token(rows.request, [rows.tree.tokens[n] for n in rows.tree.path(node)])
-        for rows in step.rows
-        if rows.samples
-        for node in (ROOT, *rows.tree.nodes())
-    ]
-    scheduler.commit(step, sampled)
+    step = scheduler.schedule(plan.chunks, Forest.of(trees), 1000)
+    assert step.num_rows == sum(rows.num_rows for rows in step.rows()) <= scheduler.max_rows
+    assert [chunk.request for chunk in step.chunks] == scheduler.running
+    assert all(chunk.count >= 1 for chunk in step.chunks)
+    for cut, whole in zip(step.forest.trees(), trees, strict=True):
+        assert paths(cut).items() <= paths(whole).items()
+    scheduler.commit(step, sampled_of(step))
     return step
+
+
+def sampled_of(step: Step) -> np.ndarray:
+    """The target's token after each root and each node."""
+    trees = zip(step.requests, step.forest.trees(), strict=True)
+    nodes = [(request, tree.path_tokens(n)) for request, tree in trees for n in (ROOT, *range(len(tree)))]
+    return np.array([next_token(request, path) for request, path in nodes], np.int64)
+
+
+def paths(tree: TokenTree) -> dict[tuple[int, ...], float]:
+    return {tuple(tree.path_tokens(node)): float(tree.scores[node]) for node in range(len(tree))}
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -104,7 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, nodes: int) -> None:
         if self.scheduler.busy:
             taken = advance(self.scheduler, self.rng, nodes)
-            assert taken.rows, "something waits and nothing runs"
+            assert taken.chunks, "something waits and nothing runs"
             waiting = [r.id for r in self.scheduler.waiting]
             assert waiting == sorted(waiting)  # in order of arrival
 
@@ -152,14 +160,28 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=80, stateful_step_count=40)
 
 
-@given(seed=st.integers(0, 1 << 32), count=st.integers(1, 6), budget=st.integers(-3, 40))
-def test_share_takes_the_best_of_all_trees(seed: int, count: int, budget: int) -> None:
+@given(seed=st.integers(0, 1 << 32), count=st.integers(1, 6), budget=st.integers(0, 40))
+def test_rows_go_to_the_best_nodes_of_all_trees(seed: int, count: int, budget: int) -> None:
     rng = np.random.default_rng(seed)
+    scheduler = Scheduler(SlotPool(1000), max_rows=100, max_requests=8)
+    for number in range(count):
+        scheduler.add(new_request(number, 1, 100))
     trees = [random_tree(rng, VOCAB, int(rng.integers(0, 12))) for _ in range(count)]
-    shared = share(trees, budget)
-    every = sorted((score for tree in trees for score in tree.scores[1:]), reverse=True)
-    taken = sorted((score for tree in shared for score in tree.scores[1:]), reverse=True)
-    assert taken == every[: max(budget, 0)]
+    step = scheduler.schedule(scheduler.plan().chunks, Forest.of(trees), budget)
+    every = sorted((score for tree in trees for score in tree.scores), reverse=True)
+    assert sorted(step.forest.nodes.scores, reverse=True) == every[:budget]
+
+
+def test_a_request_may_want_few_nodes_or_none() -> None:
+    rng = np.random.default_rng(0)
+    scheduler = Scheduler(SlotPool(1000), max_rows=100, max_requests=8)
+    for number, most in enumerate((None, 3, 0)):
+        params = SamplingParams(max_tokens=100)
+        scheduler.add(Request(number, [1], params, number, frozenset(), 1000, max_nodes=most))
+    trees = [random_tree(rng, VOCAB, 12) for _ in range(3)]
+    step = scheduler.schedule(scheduler.plan().chunks, Forest.of(trees), 1000)
+    assert [len(tree) for tree in step.forest.trees()] == [len(trees[0]), 3, 0]
+    assert paths(step.forest.trees()[1]) == paths(trees[1].take(trees[1].best(3)))
 
 
 def test_a_long_prompt_delays_nobody() -> None:
@@ -230,22 +252,20 @@ def test_prompt_tokens_are_scored_once_however_often_they_are_computed() -> None
 def test_nodes_too_deep_to_be_committed_get_no_row() -> None:
     scheduler = Scheduler(SlotPool(100), max_rows=64, max_requests=1)
     scheduler.add(new_request(0, 3, 3))
-    tree, node = TokenTree(), ROOT
-    for token in range(8):
-        node = tree.add(node, token, -0.1)
-    step = scheduler.schedule(scheduler.plan().chunks, [tree], 1000)
-    assert max(step.rows[0].tree.depths) == 2  # two nodes and the bonus token make three
+    chain = TokenTree.chain(range(8), [-0.1] * 8, "ngram")
+    step = scheduler.schedule(scheduler.plan().chunks, Forest.of([chain]), 1000)
+    assert step.forest.nodes.depths.max() == 2  # two nodes and the bonus token make three
 
 
 def test_a_commit_says_who_guessed_its_tokens() -> None:
     scheduler = Scheduler(SlotPool(100), max_rows=64, max_requests=1)
     request = new_request(0, 3, 30)
     scheduler.add(request)
-    tree = TokenTree()
+    tree = TreeBuilder()
     second = tree.add(tree.add(ROOT, 7, -0.1, "ngram"), 8, -0.2, "pool 1")
     tree.add(second, 9, -0.3, "lm")
-    step = scheduler.schedule(scheduler.plan().chunks, [tree], 1000)
-    (commit,) = scheduler.commit(step, [7, 8, 50, 0])
+    step = scheduler.schedule(scheduler.plan().chunks, Forest.of([tree.tree()]), 1000)
+    (commit,) = scheduler.commit(step, np.array([7, 8, 50, 0]))
     assert (commit.tokens, commit.accepted, commit.origins) == ([7, 8, 50], 2, ["ngram", "pool 1"])
     assert request.stats.accepted_by_origin == {"ngram": 1, "pool 1": 1}
 
@@ -255,22 +275,22 @@ def test_a_chunk_that_is_not_complete_samples_nothing() -> None:
     request = new_request(0, 10, 3)
     scheduler.add(request)
     for computed in (4, 8):
-        step = scheduler.schedule(scheduler.plan().chunks, [], 1000)
+        step = scheduler.schedule(scheduler.plan().chunks, Forest.of([]), 1000)
         assert step.num_samples == 0
-        assert scheduler.commit(step, []) == []
+        assert scheduler.commit(step, np.zeros(0, np.int64)) == []
         assert request.num_computed == computed
     (chunk,) = scheduler.plan().chunks
     assert chunk.complete
 
 
 def test_a_request_that_came_back_alone_is_drafted_for() -> None:
-    """All slots are set aside for it: its trees borrow them."""
+    """All slots are reserved for it: its trees borrow them."""
     scheduler = Scheduler(SlotPool(40), max_rows=64, max_requests=2)
     request = Request(0, [1] * 5, SamplingParams(max_tokens=35), 0, frozenset(), 1000)
     request.restart()
     scheduler.add(request)
     rng = np.random.default_rng(0)
-    assert len(advance(scheduler, rng, 12).rows[0].tree) > 0
+    assert len(advance(scheduler, rng, 12).forest) > 0
     while scheduler.busy:
         advance(scheduler, rng, 12)
         scheduler.check()

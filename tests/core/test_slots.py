@@ -1,7 +1,8 @@
-"""A slot is free or live, never both, never neither."""
+"""A slot is free or live, never both, never neither; live as long as it has an owner."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +15,10 @@ CAPACITY = 12
 
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, CAPACITY)), max_size=40))
 def test_slots_are_handed_out_once(steps: list[tuple[bool, int]]) -> None:
-    pool, live = SlotPool(CAPACITY), []
+    pool, live = SlotPool(CAPACITY), list[int]()
     for allocate, count in steps:
         if allocate and count <= pool.num_free:
-            taken = pool.allocate(count)
+            taken = pool.allocate(count).tolist()
             assert not set(taken) & set(live)
             live += taken
         elif not allocate:
@@ -50,3 +51,34 @@ def test_check_finds_lost_and_shared_slots(live: list[int]) -> None:
     assert sorted(pool.allocate(2)) == [0, 1]
     with pytest.raises(EngineError, match="slots"):
         pool.check(live)
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 6)), max_size=60))
+def test_a_slot_is_free_when_its_last_owner_gave_it_back(steps: list[tuple[str, int]]) -> None:
+    pool, held = SlotPool(CAPACITY), list[list[int]]()  # what each owner holds
+    for action, number in steps:
+        if action == "allocate" and number <= pool.num_free:
+            held.append(pool.allocate(number).tolist())
+        elif action == "share" and held:
+            held.append(held[number % len(held)][:])
+            pool.share(np.array(held[-1], np.int32))
+        elif action == "release" and held:
+            pool.release(held.pop(number % len(held)))
+        live = [slot for owned in held for slot in owned]
+        assert pool.num_free == CAPACITY - len(set(live))
+        pool.check(live)
+
+
+def test_a_free_slot_cannot_be_shared() -> None:
+    pool = SlotPool(2)
+    slots = pool.allocate(1)
+    pool.release(slots)
+    with pytest.raises(EngineError, match="a free slot cannot be shared"):
+        pool.share(slots)
+
+
+def test_one_release_may_not_hold_a_slot_twice() -> None:
+    pool = SlotPool(2)
+    (slot,) = pool.allocate(1)
+    with pytest.raises(EngineError, match="released twice"):
+        pool.release([slot, slot])

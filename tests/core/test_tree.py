@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import random_tree
 
-from pilotfish.core.tree import ROOT, TokenTree, walk
+from pilotfish.core.tree import NO_TOKEN, ROOT, Forest, TokenTree, TreeBuilder, walk
 
 VOCAB = 4
 Target = Callable[[Sequence[int]], int]
@@ -24,7 +23,7 @@ def trees(draw: st.DrawFn, max_nodes: int = 24) -> TokenTree:
 
 def paths(tree: TokenTree) -> dict[tuple[int, ...], float]:
     """Score of every path, by its tokens."""
-    return {tuple(tree.tokens[n] for n in tree.path(node)): tree.scores[node] for node in tree.nodes()}
+    return {tuple(tree.path_tokens(node)): float(tree.scores[node]) for node in range(len(tree))}
 
 
 def target(seed: int) -> Target:
@@ -34,59 +33,69 @@ def target(seed: int) -> Target:
 
 @given(tree=trees())
 def test_parents_come_first_and_scores_never_rise(tree: TokenTree) -> None:
-    assert len(tree) == len(list(tree.nodes()))
-    for node in tree.nodes():
+    for node in range(len(tree)):
         parent = tree.parents[node]
-        assert parent < node
-        assert tree.scores[node] <= tree.scores[parent]
-        assert tree.depths[node] == tree.depths[parent] + 1 == len(tree.path(node))
+        assert ROOT <= parent < node
+        above, depth = (0.0, 0) if parent == ROOT else (tree.scores[parent], tree.depths[parent])
+        assert tree.scores[node] <= above
+        assert tree.depths[node] == depth + 1 == len(tree.path(node))
         assert tree.child(parent, tree.tokens[node]) == node
-        assert node in tree.children(parent)
 
 
 @given(tree=trees())
 def test_siblings_carry_different_tokens(tree: TokenTree) -> None:
-    for node in (ROOT, *tree.nodes()):
-        tokens = [tree.tokens[child] for child in tree.children(node)]
-        assert len(set(tokens)) == len(tokens)
+    assert len(set(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))) == len(tree)
 
 
 def test_origins_follow_their_nodes() -> None:
-    tree, other = TokenTree(), TokenTree()
+    tree, other = TreeBuilder(), TreeBuilder()
     first = tree.add(ROOT, 3, -1.0, "lm")
     tree.add(first, 4, -1.5, "lm")
     tree.add(ROOT, 5, -0.5, "pool 0")
     again = other.add(ROOT, 3, -0.1, "ngram")
     other.add(again, 9, -0.2, "ngram")
-    tree.merge(other)
-    named = {tuple(tree.path_tokens(node)): tree.origins[node] for node in tree.nodes()}
+    tree.merge(other.tree())
+    merged = tree.tree()
+    named = {tuple(merged.path_tokens(node)): merged.origins[node] for node in range(len(merged))}
     assert named == {(3,): "lm", (3, 4): "lm", (5,): "pool 0", (3, 9): "ngram"}  # the first to guess it holds it
-    for cut in (tree.best(2), tree.subtree([1, 3, 4])):
-        assert {tuple(cut.path_tokens(node)): cut.origins[node] for node in cut.nodes()}.items() <= named.items()
-        assert len(cut.origins) == len(cut.tokens)
+    for nodes in (merged.best(2), np.array([0, 2, 3])):
+        cut = merged.take(nodes)
+        assert {tuple(cut.path_tokens(node)): cut.origins[node] for node in range(len(cut))}.items() <= named.items()
+        assert len(cut.origins) == len(cut.tokens) == len(nodes)
 
 
 def test_a_child_added_twice_is_one_child_with_its_first_score() -> None:
-    tree = TokenTree()
+    tree = TreeBuilder()
     first = tree.add(ROOT, 3, -1.0)
     assert tree.add(ROOT, 3, -0.1) == first
     assert tree.scores[first] == -1.0
     assert len(tree) == 1
 
 
+@given(tokens=st.lists(st.integers(0, VOCAB - 1), max_size=5))
+def test_a_chain_is_one_path(tokens: list[int]) -> None:
+    scores = [-0.5 * (place + 1) for place in range(len(tokens))]
+    tree, built, node = TokenTree.chain(tokens, scores, "ngram"), TreeBuilder(), ROOT
+    for token, score in zip(tokens, scores, strict=True):
+        node = built.add(node, token, score, "ngram")
+    for name, values in vars(tree).items():
+        assert values.tolist() == getattr(built.tree(), name).tolist(), name
+        assert values.dtype == getattr(TokenTree.empty(), name).dtype, name
+
+
 @given(tree=trees(), count=st.integers(0, 30))
 def test_the_best_nodes_form_a_connected_tree(tree: TokenTree, count: int) -> None:
-    best = tree.best(count)
+    best = tree.take(tree.best(count))
     assert len(best) == min(count, len(tree))
     every = paths(tree)
-    assert paths(best).items() <= every.items()  # subtree() would have failed on a missing parent
-    worst = min(best.scores)
+    assert paths(best).items() <= every.items()
+    worst = min(best.scores, default=0.0)
     assert all(score <= worst for path, score in every.items() if path not in paths(best))
 
 
 @given(tree=trees(), depth=st.integers(0, 4))
 def test_a_subtree_keeps_paths_and_scores(tree: TokenTree, depth: int) -> None:
-    cut = tree.subtree([node for node in tree.nodes() if tree.depths[node] <= depth])
+    cut = tree.take(np.flatnonzero(tree.depths <= depth))
     assert paths(cut) == {path: score for path, score in paths(tree).items() if len(path) <= depth}
 
 
@@ -101,39 +110,77 @@ def test_follow_goes_as_far_as_the_tree(tree: TokenTree, tokens: list[int]) -> N
 
 @given(one=trees(), other=trees())
 def test_merge_holds_both_and_keeps_its_own_scores(one: TokenTree, other: TokenTree) -> None:
-    before, added = paths(one), paths(other)
-    one.merge(other)
-    merged = paths(one)
+    before, added, builder = paths(one), paths(other), TreeBuilder()
+    builder.merge(one)
+    builder.merge(other)
+    merged = paths(builder.tree())
     assert merged.keys() == before.keys() | added.keys()
     assert before.items() <= merged.items()
-    assert all(one.scores[node] <= one.scores[one.parents[node]] for node in one.nodes())
 
 
-@given(tree=trees(), seed=st.integers(0, 1 << 20))
-def test_a_walk_gives_what_the_target_alone_gives(tree: TokenTree, seed: int) -> None:
-    model = target(seed)
-    sampled = [model([tree.tokens[n] for n in tree.path(node)]) for node in (ROOT, *tree.nodes())]
-    tokens = walk(tree, sampled)
-    alone: list[int] = []
-    for _ in tokens:
-        alone.append(model(alone))
-    assert tokens == alone
-    assert tuple(tokens[:-1]) in paths(tree) or len(tokens) == 1
-    assert tuple(tokens) not in paths(tree)  # it stops only where the tree does
+@given(tree=trees(), data=st.data())
+def test_paths_as_rows_and_what_is_below(tree: TokenTree, data: st.DataObject) -> None:
+    values = np.arange(100, 100 + len(tree), dtype=np.int32)
+    nodes = np.array(sorted(data.draw(st.sets(st.integers(0, max(len(tree) - 1, 0))))) if len(tree) else [], np.int64)
+    along = tree.along_paths(values, nodes)
+    for row, node in enumerate(nodes.tolist()):
+        assert along[row].tolist() == [*values[tree.path(node)], *[0] * (along.shape[1] - tree.depths[node])]
+    for root in range(len(tree)):
+        below = [node for node in range(len(tree)) if root in tree.path(node)[:-1]]
+        assert np.flatnonzero(tree.below(root)).tolist() == below
+        rerooted = tree.rerooted(root)
+        cut = len(tree.path(root))
+        assert [rerooted.path_tokens(node) for node in range(len(rerooted))] == [
+            tree.path_tokens(node)[cut:] for node in below
+        ]
+        np.testing.assert_allclose(rerooted.scores, tree.scores[below] - tree.scores[root])
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_an_empty_tree_gives_the_bonus_token(count: int) -> None:
-    assert walk(TokenTree().best(count), [7]) == [7]
+@given(forest=st.lists(trees(), max_size=5), seed=st.integers(0, 1 << 20))
+def test_a_walk_gives_what_the_target_alone_gives(forest: list[TokenTree], seed: int) -> None:
+    """Of trees side by side, each with a target of its own."""
+    models = [target(seed + index) for index in range(len(forest))]
+    sampled = [
+        model(tree.path_tokens(node))
+        for model, tree in zip(models, forest, strict=True)
+        for node in (ROOT, *range(len(tree)))
+    ]
+    together = Forest.of(forest)
+    verdicts = walk(together, np.array(sampled, np.int64))
+    for tree, model, verdict in zip(forest, models, verdicts, strict=True):
+        alone: list[int] = []
+        for _ in verdict.tokens:
+            alone.append(model(alone))
+        assert verdict.tokens == alone
+        assert together.nodes.tokens[verdict.path].tolist() == alone[:-1]
+        assert tuple(alone[:-1]) in paths(tree) or len(alone) == 1
+        assert tuple(alone) not in paths(tree)  # it stops only where the tree does
+        assert [sampled[place] for place in verdict.samples] == alone
+        assert (verdict.nodes, verdict.deepest) == (len(tree), tree.depths.max(initial=0))
+
+
+@given(forest=st.lists(trees(), max_size=5), data=st.data())
+def test_trees_side_by_side_stay_what_they_are(forest: list[TokenTree], data: st.DataObject) -> None:
+    together = Forest.of(forest)
+    assert [paths(tree) for tree in together.trees()] == [paths(tree) for tree in forest]
+    count = data.draw(st.integers(0, 40))
+    cut = together.take(together.nodes.best(count))
+    assert len(cut) == min(count, len(together)) and cut.num_trees == len(forest)
+    for part, tree in zip(cut.trees(), forest, strict=True):
+        assert paths(part).items() <= paths(tree).items()
+
+
+def test_an_empty_tree_gives_the_bonus_token() -> None:
+    (verdict,) = walk(Forest.of([TokenTree.empty()]), np.array([7]))
+    assert (verdict.path, verdict.tokens, verdict.samples) == ([], [7], [0])
 
 
 def test_a_walk_ends_before_a_node_that_cannot_be_sampled() -> None:
-    tree = TokenTree()
-    first = tree.add(ROOT, 1, -0.1)
-    second = tree.add(first, 2, -0.2)
-    assert walk(tree, [1, 2, 3]) == [1, 2, 3]
-    assert walk(tree, [1, 2, None]) == [1, 2]
-    assert walk(tree, [1, None, 3]) == [1]
-    assert walk(tree, [None, 2, 3]) == []
-    assert walk(tree, [0, None, None]) == [0]
-    assert second == 2
+    tree = TreeBuilder()
+    second = tree.add(tree.add(ROOT, 1, -0.1), 2, -0.2)
+    tree.add(second, 3, -0.3)
+    forest = Forest.of([tree.tree()])
+    (verdict,) = walk(forest, np.array([1, 2, NO_TOKEN, 5]))
+    assert (verdict.path, verdict.tokens) == ([0, 1], [1, 2])  # the next step finds nothing to sample at its root
+    (verdict,) = walk(forest, np.array([NO_TOKEN, 2, 3, 5]))
+    assert (verdict.path, verdict.tokens) == ([], [])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import check_tree
 
-from pilotfish.core.lookahead import Lookahead, Nodes
+from pilotfish.core.lookahead import GrownTree, Lookahead
 from pilotfish.core.tree_copy import LEAST, PushedNodes, TreeCopy
 
 VOCAB = 8
@@ -24,7 +24,7 @@ def make_push(base_len: int, *nodes: tuple[int, int, int, float]) -> PushedNodes
     return PushedNodes(1, 1, 0, base_len, *integers, np.array(scores, np.float64))
 
 
-def paths(nodes: Nodes) -> dict[tuple[int, ...], float]:
+def paths(nodes: GrownTree) -> dict[tuple[int, ...], float]:
     """Score of each path."""
     found: list[tuple[int, ...]] = []
     for parent, token in zip(nodes.parents.tolist(), nodes.tokens.tolist(), strict=True):
@@ -67,7 +67,7 @@ class Draft:
 
 def some_tokens(data: st.DataObject, tree: Lookahead) -> list[int]:
     """A path of the tree, or a part of one, and maybe a token that is in no tree."""
-    path = tree.path_tokens(data.draw(st.integers(0, len(tree) - 1))) if len(tree) else []
+    path = tree.nodes.path_tokens(data.draw(st.integers(0, len(tree) - 1))) if len(tree) else []
     extra = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=not path, max_size=2))
     return [*path, *extra]
 
@@ -119,7 +119,7 @@ def test_whatever_is_pushed_it_stays_a_tree(data: st.DataObject) -> None:
         assert len(copy.nodes) <= most
         assert ((copy.nodes.tokens >= 0) & (copy.nodes.tokens < VOCAB)).all()
         assert np.isfinite(copy.nodes.scores).all()
-        assert len(copy.nodes.tree(6)) == min(6, len(copy.nodes))
+        assert len(copy.nodes.take(copy.nodes.best(6))) == min(6, len(copy.nodes))
         if data.draw(st.booleans()):
             copy.commit(data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3)))
             check_tree(copy.nodes)
@@ -180,7 +180,7 @@ def test_one_by_one_equals_together(nodes: list[tuple[int, int, int, float]]) ->
         if rows:
             singly._attach_one_by_one(push, singly._parents(push, push.parents))
         level, number = set(names), number + len(rows)
-    for mine, other in zip(together.nodes.arrays(), singly.nodes.arrays(), strict=True):
+    for mine, other in zip(vars(together.nodes).values(), vars(singly.nodes).values(), strict=True):
         assert mine.tolist() == other.tolist()
     assert singly.repeated == together.repeated == 0
 

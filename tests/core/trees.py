@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pilotfish.core.lookahead import Nodes
+from pilotfish.core.lookahead import GrownTree
 
 
-def check_tree(nodes: Nodes) -> None:
+def check_tree(nodes: GrownTree) -> None:
     """Parents before children, depths right, ids rising, scores falling, siblings of different tokens."""
     above = np.append(nodes.scores, 0.0)[nodes.parents]
     assert (nodes.parents < np.arange(len(nodes))).all() and (nodes.parents >= -1).all()

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from support import CONTEXT, VOCAB, native_model
+from support import RowSampling, sampling_of, CONTEXT, VOCAB, native_model
 
 from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
 from pilotfish.core.draft_sessions import DraftSession, SessionTable
@@ -32,10 +32,12 @@ from pilotfish.core.messages import (
 )
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
-from pilotfish.draft.grower import Grower, likely_children
+from pilotfish.draft.grower import Grower
 from pilotfish.draft.worker import DraftWorker
-from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
-from pilotfish.model.sampling import RowSampling
+from pilotfish.core.executor import NO_NODES, SequenceRows
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.runner import Runner
+from pilotfish.model.sampling import likely_tokens
 from pilotfish.wire.channel import Received
 from pilotfish.wire.codec import decode_to_target, encode
 
@@ -84,7 +86,8 @@ class Rig:
         self.channel = Box()
         self.table = SessionTable(SlotPool(slots))
         runner = Runner(loaded(directory).model, slots)
-        grower = Grower(runner, self.table, shape.children, VOCAB + len(added_tokens or {}))
+        executor = TorchExecutor(runner, vocab_size=VOCAB + len(added_tokens or {}))
+        grower = Grower(executor, self.table, shape.children)
         identity = replace(IDENTITY, added_tokens=added_tokens or {})
         machine = DraftMachine(identity, self.table, shape, runner.model.shape.context)
         self.worker = DraftWorker(machine, grower, self.channel, lambda: self.now)
@@ -125,7 +128,7 @@ class Rig:
         return session
 
     def children_of(self, tokens: Sequence[int], message: Open) -> dict[int, float]:
-        """What `likely_children` says after `tokens`, computed from nothing."""
+        """Chances of what is likely after `tokens`, computed from nothing."""
         count, sampling = len(tokens), message.sampling
         rows = SequenceRows(0, tokens, np.arange(count, dtype=np.int32), NO_NODES, kept=[count - 1])
         logits = loaded(self.directory).forward([rows])
@@ -133,8 +136,8 @@ class Rig:
         params = params_of(sampling)
         rules = LogitRules.of(params, prompt, frozenset(sampling.stop_ids), sampling.bad_sequences)
         row = RowSampling(params, message.seed, count, None if rules is None else rules.edits(output))
-        children = likely_children(logits, [row], self.worker.grower.children)
-        return dict(zip(children.tokens[0].tolist(), children.log_chances[0].tolist(), strict=True))
+        likely, chances = likely_tokens(logits, sampling_of([row], self.worker.grower.children))
+        return dict(zip(likely[0].tolist(), chances[0].tolist(), strict=True))
 
 
 def params_of(sampling: Sampling) -> SamplingParams:

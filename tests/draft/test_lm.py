@@ -6,21 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import VOCAB, limits, native_model
+from support import VOCAB, RowSampling, limits, native_model, sampling_of
 
+from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import ROOT
 from pilotfish.draft.lm import CHUNK, LMDrafter, TreeShape
-from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
-from pilotfish.model.sampling import RowSampling, sample
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.runner import Runner
+from pilotfish.model.sampling import sample
 
 SHAPE = TreeShape(width=3, children=4)
 LIMITS = limits(nodes=12, levels=3)
 
 
 def make_drafter(directory: Path, shape: TreeShape = SHAPE, slots: int = 600) -> LMDrafter:
-    return LMDrafter(Runner(native_model(directory), slots), shape, VOCAB)
+    return LMDrafter(TorchExecutor(Runner(native_model(directory), slots), vocab_size=VOCAB), shape)
 
 
 def make_request(number: int = 0, prompt: int = 10, max_tokens: int = 50, **params: float) -> Request:
@@ -34,7 +36,7 @@ def next_token(directory: Path, request: Request) -> int:
     count = len(request.tokens)
     rows = SequenceRows(0, request.tokens, np.arange(count, dtype=np.int32), NO_NODES, kept=[count - 1])
     logits = Runner(native_model(directory), count).forward([rows])
-    return sample(logits, [RowSampling(request.params, request.seed, count)])[0]
+    return sample(logits, sampling_of([RowSampling(request.params, request.seed, count)]))[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

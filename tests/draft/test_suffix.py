@@ -40,7 +40,7 @@ def finish(drafter: SuffixDrafter, r: Request, output: list[int], reason: Finish
 
 
 def seen(tree: TokenTree) -> list[Any]:
-    return [tree.tokens, tree.parents, tree.scores]
+    return [tree.tokens.tolist(), tree.parents.tolist(), tree.scores.tolist()]
 
 
 # -- chances

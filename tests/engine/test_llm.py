@@ -159,7 +159,7 @@ def test_a_step_that_fails_leaves_nothing_behind(
     llm: LLM, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither requests that were running nor those that waited for their turn."""
-    runner, left = llm.engine.worker.runner, iter(range(3))
+    runner, left = llm.engine.runner, iter(range(3))
     run = runner.run
 
     def fail(batch: Any) -> Any:

@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused_with_what_would(llama: Path, draft: Path) 
 
 def test_the_pool_has_what_was_planned(llama: Path) -> None:
     engine = make_engine(llama, kv_slots=0, max_requests=1)
-    assert engine.memory.slots == engine.worker.scheduler.pool.capacity == engine.worker.runner.num_slots == 2048
+    assert engine.memory.slots == engine.worker.scheduler.pool.capacity == engine.runner.num_slots == 2048
 
 
 def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 from typing import Any
 
 import pytest
 import torch
-from support import KINDS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, edit_tensors, make_engine, run
+from support import RowSampling, sampling_of, KINDS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, edit_tensors, make_engine, run
 
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import TokenTree
-from pilotfish.draft.grower import likely_children
+from pilotfish.core.tree import ROOT, TokenTree, TreeBuilder
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.llm import LLM
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, ModelError
-from pilotfish.model.sampling import RowSampling, non_finite_rows
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.sampling import non_finite_rows
 
 #: No prompt and no output here has it.
 POISON = 499
@@ -38,12 +39,12 @@ class Oracle:
         return [self._tree(len(request.output)) for request in requests]
 
     def _tree(self, done: int) -> TokenTree:
-        tree = TokenTree()
-        node = 0
+        tree = TreeBuilder()
+        node = ROOT
         for depth, token in enumerate(self.path[done : done + 6], 1):
             node = tree.add(node, token, -0.1 * depth)
-        tree.add(0, self.wrong, -0.5)
-        return tree
+        tree.add(ROOT, self.wrong, -0.5)
+        return tree.tree()
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         return False
@@ -197,7 +198,7 @@ def test_a_draft_whose_logits_are_not_finite_costs_speed_only(llama: Path, draft
     expected = run(make_engine(llama, **way), SNIPPETS[:3], [params()] * 3)
     engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", **way)
     lm = engine.drafter
-    poison_module(lm.runner.model.module, expected[0][5])  # type: ignore[attr-defined]
+    poison_module(lm.executor.runner.model.module, expected[0][5])  # type: ignore[attr-defined]
     samples = [engine.submit(snippet, params())[0] for snippet in SNIPPETS[:3]]
     finish(engine, samples)
     assert [sample.token_ids for sample in samples] == expected
@@ -216,14 +217,15 @@ def test_a_draft_with_such_weights_is_refused(llama: Path, draft: Path, tmp_path
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_nothing_is_likely_after_such_a_row(temperature: float) -> None:
     logits = torch.randn(3, 50)
-    rows = [RowSampling(params(temperature=temperature), 1, position) for position in range(3)]
-    plain = likely_children(logits, rows, 4)
+    executor = TorchExecutor(Mock(prepare=Mock(), run=lambda _: logits))
+    sampling = sampling_of([RowSampling(params(temperature=temperature), 1, position) for position in range(3)], 4)
+    plain = executor.execute([], sampling)
     logits[1, 3], logits[1, 4] = float("inf"), float("nan")
-    children = likely_children(logits, rows, 4)
-    assert (children.log_chances[1] == -float("inf")).all()
+    outcome = executor.execute([], sampling)
+    assert outcome.broken == [1] and (outcome.log_chances[1] == -float("inf")).all()
     for row in (0, 2):
-        assert children.tokens[row].tolist() == plain.tokens[row].tolist()
-        assert children.log_chances[row].tolist() == plain.log_chances[row].tolist()
+        assert outcome.tokens[row].tolist() == plain.tokens[row].tolist()
+        assert outcome.log_chances[row].tolist() == plain.log_chances[row].tolist()
 
 
 # -- finding them

@@ -14,12 +14,13 @@ import pytest
 import torch
 from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, random_tree, run
 
+from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
 from pilotfish.model.graphs import GraphCache
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
+from pilotfish.model.runner import Runner
 
 DEVICE = torch.device("cuda")
 DTYPES = (torch.float32, torch.bfloat16)

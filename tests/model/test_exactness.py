@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from support import random_tree, reference_probs
+from support import RowSampling, random_tree, reference_probs, sampling_of
 
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import ROOT, TokenTree, walk
+from pilotfish.core.tree import ROOT, Forest, TokenTree, TreeBuilder, walk
 from pilotfish.model.native import load_kernels
-from pilotfish.model.sampling import RowSampling, filtered, sample
+from pilotfish.model.sampling import filtered, sample
 
 NUM_SEEDS = 200_000
 LENGTH = 3
 Path = tuple[int, ...]
 #: The tree below `prefix` for the i-th seed, and what commits tokens of it.
 Trees = Callable[[Path, int], TokenTree]
-Rule = Callable[["World", TokenTree, Path, int], list[int]]
+Walks = list[tuple[TokenTree, Path, int]]  # a tree, the tokens before it, the number of a seed
+Rule = Callable[["World", Walks], list[list[int]]]
 
 SEEDS = np.random.default_rng(2).integers(0, 1 << 64, NUM_SEEDS, dtype=np.uint64)
 
@@ -43,7 +44,7 @@ class World:
 
     def _topk(self, logits: torch.Tensor, position: int, k: int, salt: int = 0) -> list[list[int]]:
         """perturbed_topk for every seed, less the cost of 200,000 objects a call."""
-        scores = filtered(logits, [self.params]).expand(len(self.seeds), -1)
+        scores = filtered(logits, sampling_of([RowSampling(self.params, 0, 0)])).expand(len(self.seeds), -1)
         seeds = torch.from_numpy((self.seeds ^ np.uint64(salt)).view(np.int64))
         _, tokens = torch.ops.pilotfish.perturbed_topk(scores, seeds, torch.full_like(seeds, position), k)
         return tokens.T.tolist() if k == 1 else tokens.tolist()
@@ -83,7 +84,7 @@ def random_trees(world: World) -> Trees:
 
 
 def _cut(tree: TokenTree, depth: int) -> TokenTree:
-    return tree.subtree([node for node in tree.nodes() if tree.depths[node] <= depth])
+    return tree.take(np.flatnonzero(tree.depths <= depth))
 
 
 def mirror_trees(world: World, widths: tuple[int, ...]) -> Trees:
@@ -103,63 +104,70 @@ def mirror_trees(world: World, widths: tuple[int, ...]) -> Trees:
 @functools.cache
 def build(children: tuple[object, ...]) -> TokenTree:
     """The tree of nested (token, children)."""
-    tree = TokenTree()
+    tree = TreeBuilder()
 
     def grow(parent: int, below: tuple[object, ...]) -> None:
         for token, more in below:  # type: ignore[misc]
             grow(tree.add(parent, token, -1.0), more)
 
     grow(ROOT, children)
-    return tree
+    return tree.tree()
 
 
 # -- rules
 
 
-def lossless(world: World, tree: TokenTree, prefix: Path, i: int) -> list[int]:
+def lossless(world: World, walks: Walks) -> list[list[int]]:
     """The engine's own walk."""
-    return walk(tree, [world.sampled[path][i] for path in paths(tree, prefix)])
+    sampled = [world.sampled[path][i] for tree, prefix, i in walks for path in paths(tree, prefix)]
+    return [verdict.tokens for verdict in walk(Forest.of([tree for tree, *_ in walks]), np.array(sampled, np.int64))]
 
 
-def fresh_bonus(world: World, tree: TokenTree, prefix: Path, i: int) -> list[int]:
+def fresh_bonus(world: World, walks: Walks) -> list[list[int]]:
     """WRONG: where no child is hit the bonus is drawn anew, as if nothing had been rejected."""
-    tokens = lossless(world, tree, prefix, i)
-    return [*tokens[:-1], world.fresh[(*prefix, *tokens[:-1])][i]]
+    right = zip(lossless(world, walks), walks, strict=True)
+    return [[*path, world.fresh[(*prefix, *path)][i]] for (*path, _), (_, prefix, i) in right]
 
 
-def accept_by_ratio(world: World, tree: TokenTree, prefix: Path, i: int) -> list[int]:
+def accept_by_ratio(world: World, walks: Walks) -> list[list[int]]:
     """WRONG: p / q acceptance of children that were not drawn from q."""
+    return [_accepted_by_ratio(world, *each) for each in walks]
+
+
+def _accepted_by_ratio(world: World, tree: TokenTree, prefix: Path, i: int) -> list[int]:
     node, path = ROOT, prefix
-    while children := tree.children(node):
+    while children := children_of(tree, node):
         ratios = world.target_probs[path] / np.maximum(world.draft_probs[path], 1e-12)
-        child = next((c for c in children if world.uniform() < ratios[tree.tokens[c]]), None)
+        child = next((c for c, token in children if world.uniform() < ratios[token]), None)
         if child is None:
             break
-        node, path = child, (*path, tree.tokens[child])
+        node, path = child, (*path, int(tree.tokens[child]))
     return [*path[len(prefix) :], world.fresh[path][i]]
+
+
+@functools.cache
+def children_of(tree: TokenTree, node: int) -> list[tuple[int, int]]:
+    """Index and token of each."""
+    return [(c, int(tree.tokens[c])) for c in np.flatnonzero(tree.parents == node).tolist()]
 
 
 @functools.cache
 def paths(tree: TokenTree, prefix: Path) -> list[Path]:
     """Tokens from the start to each node, the root first."""
-    found = [prefix]
-    for node in tree.nodes():
-        found.append((*found[tree.parents[node]], tree.tokens[node]))
-    return found
+    return [(*prefix, *tree.path_tokens(node)) for node in (ROOT, *range(len(tree)))]
 
 
 # -- the test
 
 
 def outputs(world: World, trees: Trees, rule: Rule) -> list[int]:
-    """Each seed's tokens, as a number in base `vocab`."""
-    found = []
-    for i in range(len(world.seeds)):
-        prefix: Path = ()
-        while len(prefix) < LENGTH:
-            prefix = (*prefix, *rule(world, trees(prefix, i), prefix, i))[:LENGTH]
-        found.append(functools.reduce(lambda number, token: number * world.vocab + token, prefix))
-    return found
+    """Each seed's tokens, as one number in base `vocab`."""
+    found: list[Path] = [()] * len(world.seeds)
+    while unfinished := [i for i, prefix in enumerate(found) if len(prefix) < LENGTH]:
+        walks = [(trees(found[i], i), found[i], i) for i in unfinished]
+        for i, tokens in zip(unfinished, rule(world, walks), strict=True):
+            found[i] = (*found[i], *tokens)[:LENGTH]
+    return [functools.reduce(lambda number, token: number * world.vocab + token, prefix) for prefix in found]
 
 
 def p_value(found: list[int], chances: np.ndarray) -> float:
@@ -214,7 +222,7 @@ def test_the_batched_tokens_are_those_of_sample() -> None:
         world = World(vocab, params, SEEDS[:300])
         for prefix in list(world.target)[:8]:
             rows = [RowSampling(params, int(seed), len(prefix)) for seed in world.seeds]
-            assert sample(world.target[prefix].expand(300, -1), rows) == world.sampled[prefix]
+            assert sample(world.target[prefix].expand(300, -1), sampling_of(rows)) == world.sampled[prefix]
 
 
 def test_mirrored_guesses_are_worth_making() -> None:

@@ -12,10 +12,11 @@ import torch
 from support import VOCAB, random_tree
 from transformers import LlamaConfig, MixtralConfig
 
+from pilotfish.core.executor import NodeRows, SequenceRows
 from pilotfish.model.buckets import CUDA, EXACT, bucket
 from pilotfish.model.graphs import GraphCache, recordable
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import NodeRows, Runner, SequenceRows
+from pilotfish.model.runner import Runner
 
 CPU = torch.device("cpu")
 ROWS = CUDA[torch.float32].rows[-1]
@@ -38,7 +39,7 @@ def sequence(tokens: int, nodes: int, seed: int, start: int = 0) -> SequenceRows
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, VOCAB, nodes)
     first = 500 * seed
-    slots = {node: first + 400 + node for node in tree.nodes()}
+    slots = np.arange(first + 400, first + 400 + len(tree), dtype=np.int32)
     trunk = np.arange(first, first + tokens, dtype=np.int32)
     ids = rng.integers(0, VOCAB, tokens).tolist()
     return SequenceRows(start, ids[start:], trunk, NodeRows.of(tree, slots), kept=[len(ids) - start - 1])

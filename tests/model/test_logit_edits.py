@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import RowSampling, sampling_of
 from transformers import (
     LogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
@@ -49,6 +50,12 @@ def request_of(params: dict[str, Any], prompt: list[int], output: list[int], bad
     return request
 
 
+def after(request: Request, path: list[int] | None = None) -> RowSampling:
+    """How the token after `path` is drawn."""
+    edits = None if request.rules is None else request.rules.edits(path or [])
+    return RowSampling(request.params, request.seed, len(request.tokens), edits)
+
+
 def loops(logits: np.ndarray, request: Request, path: list[int], bad: Any = BAD) -> np.ndarray:
     """The documented order, one token after the other."""
     p, history = request.params, request.tokens + path
@@ -72,8 +79,8 @@ def loops(logits: np.ndarray, request: Request, path: list[int], bad: Any = BAD)
 def test_edits_are_the_documented_ones_row_by_row(rows: list[Any], seed: int) -> None:
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed))
     requests = [request_of(params, prompt, output) for params, prompt, output, _ in rows]
-    edits = [request.edits(path) for request, (*_, path) in zip(requests, rows, strict=True)]
-    got = edited(logits, edits, [r.params for r in requests])
+    samples = [after(request, path) for request, (*_, path) in zip(requests, rows, strict=True)]
+    got = edited(logits, sampling_of(samples))
     for i, (request, (*_, path)) in enumerate(zip(requests, rows, strict=True)):
         np.testing.assert_allclose(got[i].numpy(), loops(logits[i].numpy(), request, path), rtol=1e-12, atol=1e-12)
 
@@ -84,8 +91,8 @@ def test_rows_without_rules_keep_their_logits() -> None:
         request_of({}, [1], [], bad=()),
         request_of({"logit_bias": {3: 1.0}}, [1], [], bad=()),
     )
-    assert edited(logits, [plain.edits([])] * 2, [plain.params] * 2) is logits
-    mixed = edited(logits, [plain.edits([]), biased.edits([])], [plain.params, biased.params])
+    assert edited(logits, sampling_of([after(plain), after(plain)])) is logits
+    mixed = edited(logits, sampling_of([after(plain), after(biased)]))
     assert torch.equal(mixed[0], logits[0].double())
     assert mixed[1, 3] == logits[1, 3].double() + 1.0
 
@@ -95,8 +102,8 @@ def test_a_smaller_vocabulary_skips_foreign_ids() -> None:
     params = {"logit_bias": {11: 5.0, 1: 1.0}, "allowed_token_ids": (1, 9, 11), "repetition_penalty": 2.0}
     request = request_of(params, [9, 1], [])
     whole, part = torch.randn(1, VOCAB), None
-    part = edited(whole[:, :8], [request.edits([])], [request.params])
-    assert torch.equal(part, edited(whole, [request.edits([])], [request.params])[:, :8])
+    part = edited(whole[:, :8], sampling_of([after(request)]))
+    assert torch.equal(part, edited(whole, sampling_of([after(request)]))[:, :8])
 
 
 PROCESSORS: list[tuple[dict[str, Any], Any, LogitsProcessor]] = [
@@ -113,7 +120,7 @@ def test_edits_are_those_of_transformers(params: Any, bad: Any, processor: Any, 
     request = request_of(params, [1, 8, 2], output, bad)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     want = processor(torch.tensor([request.tokens]), logits.clone())
-    torch.testing.assert_close(edited(logits, [request.edits([])], [request.params]).float(), want.float())
+    torch.testing.assert_close(edited(logits, sampling_of([after(request)])).float(), want.float())
 
 
 def test_logprobs_are_log_softmax_with_ranks_and_the_likeliest() -> None:

@@ -17,13 +17,14 @@ from support import DENSE, MIXTURES, VOCAB, native_model, random_tree, tiny_mode
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
+from pilotfish.core.executor import NodeRows, SequenceRows
 from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.loader import load_model
 from pilotfish.model.native import load_kernels, pack_weight
 from pilotfish.model.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, replace_parts
 from pilotfish.model.quantize import concatenated, int8_of, quantize
-from pilotfish.model.runner import NodeRows, Runner, SequenceRows
+from pilotfish.model.runner import Runner
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (513, 600), (40, 5001)]  # outputs, inputs
@@ -185,11 +186,9 @@ def test_linear_refuses_what_does_not_fit() -> None:
 
 
 def rows_of(tokens: list[int], tree: TokenTree, slots: np.ndarray) -> SequenceRows:
-    nodes = list(tree.nodes())
-    node_slots = dict(zip(nodes, slots[len(tokens) :].tolist(), strict=False))
-    return SequenceRows(
-        0, tokens, slots[: len(tokens)].astype(np.int32), NodeRows.of(tree, node_slots), kept=[len(tokens) - 1]
-    )
+    slots = slots.astype(np.int32)
+    nodes = NodeRows.of(tree, slots[len(tokens) : len(tokens) + len(tree)])
+    return SequenceRows(0, tokens, slots[: len(tokens)], nodes, kept=[len(tokens) - 1])
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -204,7 +203,7 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
             module.weight = torch.nn.Parameter(dequantized(copy).float(), requires_grad=False)
     model = load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8")
     tokens = np.random.default_rng(0).integers(0, VOCAB, 70).tolist()
-    got = Runner(model, 100).forward([rows_of(tokens, TokenTree(), np.arange(70))])[0]
+    got = Runner(model, 100).forward([rows_of(tokens, TokenTree.empty(), np.arange(70))])[0]
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens])).logits[0, -1]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
@@ -221,10 +220,10 @@ def test_a_node_has_the_bits_that_it_has_alone(tiny_models: dict[str, Path], kin
     rng = np.random.default_rng(1)
     tokens, tree = rng.integers(0, VOCAB, 30).tolist(), random_tree(rng, VOCAB, 20)
     together = runner.forward([rows_of(tokens, tree, rng.permutation(400))])
-    for node in tree.nodes():
-        whole = tokens + [tree.tokens[n] for n in tree.path(node)]
-        alone = runner.forward([rows_of(whole, TokenTree(), rng.permutation(400))])
-        assert torch.equal(alone[0], together[node]), f"node {node}"
+    for node in range(len(tree)):
+        whole = tokens + tree.path_tokens(node)
+        alone = runner.forward([rows_of(whole, TokenTree.empty(), rng.permutation(400))])
+        assert torch.equal(alone[0], together[1 + node]), f"node {node}"
 
 
 def test_bytes_are_halved(llama: Path) -> None:

@@ -11,9 +11,10 @@ import torch
 from support import CONTEXT, KINDS, VOCAB, WINDOW, native_model, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
 
+from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.core.tree import TokenTree
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
+from pilotfish.model.runner import Runner
 
 SLOTS = 3000
 OTHER_SHAPES: list[dict[str, Any]] = [
@@ -81,13 +82,12 @@ class Bench:
     def rows(self, tokens: list[int], tree: TokenTree, start: int = 0, trunk: list[int] | None = None) -> SequenceRows:
         """Tokens from `start` on, and all nodes of the tree."""
         slots = (trunk or []) + self.take(len(tokens) - len(trunk or []))
-        nodes = list(tree.nodes())
-        node_slots = dict(zip(nodes, self.take(len(nodes)), strict=True))
+        nodes = NodeRows.of(tree, np.array(self.take(len(tree)), np.int32))
         return SequenceRows(
             start,
             tokens[start:],
             np.array(slots, np.int32),
-            NodeRows.of(tree, node_slots),
+            nodes,
             [len(tokens) - start - 1],
         )
 
@@ -122,10 +122,6 @@ def tokens_of(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
 
 
-def path_tokens(tree: TokenTree, node: int) -> list[int]:
-    return [tree.tokens[n] for n in tree.path(node)]
-
-
 @pytest.mark.parametrize("options", OTHER_SHAPES)
 def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
     for kind in KINDS:
@@ -134,7 +130,9 @@ def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, option
         bench, tokens = Bench(tmp_path / kind, torch.float32), tokens_of(9)
         with torch.inference_mode():
             expected = reference(torch.tensor([tokens])).logits[0, -1]
-        torch.testing.assert_close(bench.logits(bench.rows(tokens, TokenTree()))[0], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            bench.logits(bench.rows(tokens, TokenTree.empty()))[0], expected, rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -146,7 +144,7 @@ def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str,
     bench, tokens = Bench(tmp_path, torch.float32, eager=eager), tokens_of(3 * WINDOW)
     with torch.inference_mode():
         expected, other = (model.eval()(torch.tensor([tokens])).logits[0, -1] for model in (reference, usual))
-    torch.testing.assert_close(bench.logits(bench.rows(tokens, TokenTree()))[0], expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(bench.logits(bench.rows(tokens, TokenTree.empty()))[0], expected, rtol=0, atol=1e-4)
     assert "dynamic" in str(options) or (expected - other).abs().max() > 1e-2  # dynamic: beyond the context only
 
 
@@ -159,7 +157,7 @@ def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
         tree = random_tree(np.random.default_rng(length), VOCAB, 6)
         got = bench.logits(bench.rows(tokens, tree))
         for row, node in enumerate((0, *tree.nodes())):
-            ids = torch.tensor([tokens + path_tokens(tree, node)])
+            ids = torch.tensor([tokens + tree.path_tokens(node)])
             with torch.inference_mode():
                 expected = reference(ids).logits[0, -1]
             torch.testing.assert_close(got[row], expected, rtol=0, atol=1e-4)
@@ -171,8 +169,8 @@ def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dty
     bench = Bench(directory, dtype)
     tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, 15)
     together = bench.logits(bench.rows(tokens, tree))
-    for node in tree.nodes():
-        whole = tokens + path_tokens(tree, node)
+    for node in range(len(tree)):
+        whole = tokens + tree.path_tokens(node)
         trunk = bench.take(len(tokens))
         alone = bench.logits(SequenceRows(0, tokens, np.array(trunk, np.int32), NO_NODES, [len(tokens) - 1]))
         for length in range(len(tokens) + 1, len(whole) + 1):
@@ -185,7 +183,7 @@ def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dty
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dtype, threads: int) -> None:
-    bench, empty = Bench(directory, dtype), TokenTree()
+    bench, empty = Bench(directory, dtype), TokenTree.empty()
     tokens = tokens_of(66)
     alone = bench.logits(bench.rows(tokens, empty))[0]
     torch.set_num_threads(threads)
@@ -200,7 +198,7 @@ def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: torch.dtype) -> None:
     bench, tokens = Bench(directory, dtype), tokens_of(150)
-    whole = bench.logits(bench.rows(tokens, TokenTree()))
+    whole = bench.logits(bench.rows(tokens, TokenTree.empty()))
     for size in (1, 7, 64, 100):
         slots = np.array(bench.take(len(tokens)), np.int32)
         for start in range(0, len(tokens), size):
@@ -222,6 +220,6 @@ def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> N
     bench = Bench(directory, torch.float32, eager=True)
     tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, 20)
     together = bench.logits(bench.rows(tokens, tree))
-    for node in tree.nodes():
-        alone = bench.logits(bench.rows(tokens + path_tokens(tree, node), TokenTree()))
-        assert torch.equal(alone[0], together[node]), f"node {node}"
+    for node in range(len(tree)):
+        alone = bench.logits(bench.rows(tokens + tree.path_tokens(node), TokenTree.empty()))
+        assert torch.equal(alone[0], together[1 + node]), f"node {node}"

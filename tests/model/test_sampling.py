@@ -10,14 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from support import reference_probs
+from support import RowSampling, reference_probs, sampling_of
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from pilotfish.core import noise
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.model.native import load_kernels
 from pilotfish.model.sampling import (
-    RowSampling,
     filtered,
     filtered_reference,
     gumbel,
@@ -55,6 +54,10 @@ def row(seed: int, position: int = 0, **params: object) -> RowSampling:
     return RowSampling(SamplingParams(**params), seed, position)  # type: ignore[arg-type]
 
 
+def filtered_by(logits: torch.Tensor, every: list[SamplingParams]) -> torch.Tensor:
+    return filtered(logits, sampling_of([RowSampling(params, 0, 0) for params in every]))
+
+
 # -- noise, three times
 
 
@@ -75,7 +78,7 @@ def test_kernel_torch_and_numpy_choose_the_same(seed: int, position: int, vocab:
     finite = int(scores.isfinite().sum())
     k = min(k, finite)
     rows = [row(seed, position)]
-    values, tokens = perturbed_topk(scores, rows, k)
+    values, tokens = perturbed_topk(scores, sampling_of(rows), k)
     signed = torch.tensor([seed - (1 << 64) if seed >= 1 << 63 else seed])
     other_values, other_tokens = perturbed_topk_reference(scores, signed, torch.tensor([position]), k)
     plain = scores[0].numpy() + noise.gumbel(seed, position, vocab)
@@ -93,7 +96,7 @@ def test_kernel_prunes_exactly(vocab: int, k: int) -> None:
     k = min(k, vocab)
     for scores in (flat, peaked, ramp, -ramp):
         rows = [row(seed, seed % 7) for seed in range(2**63 - 20, 2**63 + 20)]
-        _, tokens = perturbed_topk(scores.double(), rows, k)
+        _, tokens = perturbed_topk(scores.double(), sampling_of(rows), k)
         for i, r in enumerate(rows):
             plain = scores[i].double().numpy() + noise.gumbel(r.seed, r.position, vocab)
             assert tokens[i].tolist() == np.argsort(-plain, kind="stable")[:k].tolist()
@@ -102,7 +105,7 @@ def test_kernel_prunes_exactly(vocab: int, k: int) -> None:
 def test_ties_go_to_the_lowest_id() -> None:
     """Equal noise is rare: tokens of one value at minus infinity from each other stand for it."""
     logits = torch.tensor([[1.0, 2.0, 2.0, 2.0]])
-    assert sample(logits, [row(0, temperature=0.0)]) == [1]
+    assert sample(logits, sampling_of([row(0, temperature=0.0)])) == [1]
     for op in (perturbed_topk_reference, torch.ops.pilotfish.perturbed_topk):
         huge = torch.tensor([[0.0, 1e300, 1e300, 1e300]], dtype=torch.float64)  # the noise is below one ulp
         assert op(huge, torch.tensor([5]), torch.tensor([1]), 3)[1].tolist() == [[1, 2, 3]]
@@ -127,7 +130,7 @@ def test_the_kernel_refuses_what_does_not_fit() -> None:
 def test_filters_are_the_plain_ones(params: dict[str, float], vocab: int) -> None:
     logits = random_logits(30, vocab)
     each = [SamplingParams(**params)] * 30  # type: ignore[arg-type]
-    probs = filtered(logits, each).softmax(dim=-1).numpy()
+    probs = filtered_by(logits, each).softmax(dim=-1).numpy()
     expected = np.array([reference_probs(r.numpy(), each[0]) for r in logits])
     assert ((probs > 0) == (expected > 0)).all()
     np.testing.assert_allclose(probs, expected, rtol=1e-9, atol=1e-15)
@@ -161,7 +164,7 @@ def test_the_filter_kernel_is_the_reference(
 
 def test_the_filter_kernel_drops_what_is_no_number() -> None:
     logits = torch.tensor([[1.0, math.nan, 3.0, math.nan]])
-    kept = filtered(logits, [SamplingParams(min_p=0.01, top_k=3, top_p=0.9)]).isfinite()
+    kept = filtered_by(logits, [SamplingParams(min_p=0.01, top_k=3, top_p=0.9)]).isfinite()
     assert kept.tolist() == [[True, False, True, False]]
 
 
@@ -176,44 +179,44 @@ def test_filters_are_those_of_transformers(params: dict[str, float]) -> None:
         (p.top_p < 1, lambda: TopPLogitsWarper(p.top_p)),
     ):
         expected = warper()(None, expected) if wanted else expected
-    torch.testing.assert_close(filtered(logits, [p] * 30), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(filtered_by(logits, [p] * 30), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_order_of_filters_is_min_p_then_top_k_then_top_p() -> None:
     """Top-p counts the mass that top-k has left: of 0.5, 0.3, 0.2 the first two hold 0.8, but all of it once two are
     left."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    kept = filtered(logits, [SamplingParams(top_k=2, top_p=0.55)]).isfinite()
+    kept = filtered_by(logits, [SamplingParams(top_k=2, top_p=0.55)]).isfinite()
     assert kept.tolist() == [[True, False, False, False]]  # 0.4 of 0.7 is 0.57
-    kept = filtered(logits, [SamplingParams(min_p=0.6, top_p=0.55)]).isfinite()
+    kept = filtered_by(logits, [SamplingParams(min_p=0.6, top_p=0.55)]).isfinite()
     assert kept.tolist() == [[True, False, False, False]]
 
 
 def test_rows_of_one_call_keep_their_own_parameters() -> None:
     logits = random_logits(len(FILTERS), 64)
     each = [SamplingParams(**params) for params in FILTERS]  # type: ignore[arg-type]
-    together = filtered(logits, each)
+    together = filtered_by(logits, each)
     for i, p in enumerate(each):
-        torch.testing.assert_close(together[i : i + 1], filtered(logits[i : i + 1], [p]), rtol=0, atol=0)
+        torch.testing.assert_close(together[i : i + 1], filtered_by(logits[i : i + 1], [p]), rtol=0, atol=0)
 
 
 def test_a_row_gives_the_same_token_in_any_company() -> None:
     logits = random_logits(20, 200)
     rows = [row(i, i, **FILTERS[i % len(FILTERS)]) if i % 4 else row(i, temperature=0.0) for i in range(20)]
-    together = sample(logits, rows)
-    assert together == [sample(logits[i : i + 1], [r])[0] for i, r in enumerate(rows)]
+    together = sample(logits, sampling_of(rows))
+    assert together == [sample(logits[i : i + 1], sampling_of([r]))[0] for i, r in enumerate(rows)]
 
 
 def test_greedy_is_the_arg_max() -> None:
     logits = random_logits(10, 50)
-    assert sample(logits, [row(i, temperature=0.0) for i in range(10)]) == logits.argmax(dim=-1).tolist()
+    assert sample(logits, sampling_of([row(i, temperature=0.0) for i in range(10)])) == logits.argmax(dim=-1).tolist()
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-9, 1e-300, 5e-324])
 def test_a_temperature_near_zero_is_nearly_greedy(temperature: float) -> None:
     logits = random_logits(10, 50)
     rows = [row(i, temperature=temperature) for i in range(10)]
-    assert sample(logits, rows) == logits.argmax(dim=-1).tolist()
+    assert sample(logits, sampling_of(rows)) == logits.argmax(dim=-1).tolist()
 
 
 # -- the distribution
@@ -224,7 +227,7 @@ def test_samples_follow_the_distribution(params: dict[str, float]) -> None:
     draws, vocab = 20_000, 30
     logits = random_logits(1, vocab, seed=3)
     rows = [row(1_000_003 * i, i % 11, **params) for i in range(draws)]
-    counts = np.bincount(sample(logits.expand(draws, vocab), rows), minlength=vocab)
+    counts = np.bincount(sample(logits.expand(draws, vocab), sampling_of(rows)), minlength=vocab)
     expected = reference_probs(logits[0].numpy(), rows[0].params) * draws
     assert not counts[expected == 0].any()
     likely = expected > 5

@@ -24,7 +24,8 @@ from pilotfish.model.experts import use_library_experts
 from pilotfish.model.graphs import recordable
 from pilotfish.model.loader import LoadedModel, ModelShape, load_model
 from pilotfish.model.metadata import GenerationConfig
-from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
+from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.model.runner import Runner
 from pilotfish.model.triton_attention import triton_tree_attention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -155,7 +156,7 @@ def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch
     """Windows, a soft cap, sinks."""
     monkeypatch.setattr(native, "load_kernels", lambda: False)
     tree = random_tree(np.random.default_rng(0), VOCAB, 4)
-    slots = dict(zip(tree.nodes(), range(20, 24), strict=True))
+    slots = np.arange(20, 20 + len(tree), dtype=np.int32)
     rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), NodeRows.of(tree, slots), [19])
     expected = Runner(load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=True), 30).forward([rows])
     calls = []

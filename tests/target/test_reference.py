@@ -12,9 +12,9 @@ import torch
 from support import KINDS, make_engine, run
 from transformers import AutoModelForCausalLM
 
+from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.model.runner import NO_NODES, SequenceRows
 from pilotfish.pairs import resolve_pair
 
 NEW_TOKENS = 32
@@ -73,7 +73,7 @@ def test_logits_are_those_of_transformers(directory: Path) -> None:
         rows = SequenceRows(0, prompt, np.arange(length, dtype=np.int32), NO_NODES, kept=[len(prompt) - 1])
         with torch.inference_mode():
             expected = reference(torch.tensor([prompt])).logits[0, -1]
-        torch.testing.assert_close(engine.worker.runner.forward([rows])[0], expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(engine.runner.forward([rows])[0], expected, rtol=0, atol=1e-4)
 
 
 def test_logprobs_are_those_of_transformers(directory: Path) -> None:

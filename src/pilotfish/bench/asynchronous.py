@@ -22,6 +22,7 @@ from pilotfish.engine.engine import Engine, load
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError
 from pilotfish.model.pacer import Pacer
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
 from pilotfish.observe.records import StepRecord
 
@@ -133,8 +134,7 @@ class Arena:
     """An async engine in which sync and off take their turns: same target, same devices' paces."""
 
     engine: Engine
-    draft: Runner
-    draft_pacer: Pacer | None
+    draft: TorchExecutor
 
     @classmethod
     def open(cls, config: EngineConfig) -> Arena:
@@ -143,7 +143,8 @@ class Arena:
         engine = Engine(config)
         pace = config.paces.draft
         pacer = None if pace is None else Pacer("draft", pace)
-        return cls(engine, Runner(load(config, config.draft), engine.memory.slots), pacer)
+        runner = Runner(load(config, config.draft), engine.memory.slots)
+        return cls(engine, TorchExecutor(runner, pacer, engine.model.shape.vocab_size))
 
     def contestants(self, grid: Sequence[SyncSetting]) -> list[Contestant]:
         config = self.engine.config
@@ -153,7 +154,7 @@ class Arena:
         return [off, *sync, Contestant(ASYNC, lambda: remote, FixedBudget(config.nodes, config.levels))]
 
     def _sync(self, setting: SyncSetting) -> Drafter:
-        lm = LMDrafter(self.draft, TreeShape(setting.width), self.engine.model.shape.vocab_size, self.draft_pacer)
+        lm = LMDrafter(self.draft, TreeShape(setting.width))
         return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in self.engine.config.drafters else lm
 
     def run(self, player: Contestant, jobs: Sequence[Job], concurrency: int, done: Callable[[str], None]) -> Run:

@@ -164,7 +164,7 @@ def num_sequences(workload: Workload, concurrencies: Sequence[int], fixed: Seque
 
 def adaptive_budget(bench: Bench) -> AdaptiveBudget:
     """A fresh one, as the engine makes it."""
-    budget = make_budget(bench.engine.config, bench.engine.worker.runner, bench.lm_drafter, bench.engine.worker.pacer)
+    budget = make_budget(bench.engine.config, bench.engine.worker.executor, bench.lm_drafter)
     assert isinstance(budget, AdaptiveBudget)  # the configuration says so
     return budget
 

@@ -12,7 +12,7 @@ from pilotfish.core.budget import FixedBudget
 from pilotfish.core.drafter import Drafter, DraftLimits, NoDrafter
 from pilotfish.core.request import Request
 from pilotfish.core.scheduler import HEADROOM
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import TokenTree, TreeBuilder
 from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
@@ -40,12 +40,12 @@ class RandomDrafter:
 
     def _tree(self, request: Request) -> TokenTree:
         rng = np.random.default_rng((request.seed, len(request.tokens)))
-        tree = TokenTree()
+        tree = TreeBuilder()
         for _ in range(rng.integers(self.max_nodes + 1)):
             seen = request.tokens[rng.integers(len(request.tokens))]
             token = seen if rng.random() < 0.5 else int(rng.integers(self.vocab_size))
-            tree.add(int(rng.integers(len(tree) + 1)), token, -float(rng.exponential()))
-        return tree
+            tree.add(int(rng.integers(-1, len(tree))), token, -float(rng.exponential()))
+        return tree.tree()
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """Nothing is held."""
@@ -96,7 +96,7 @@ class JobRunner:
         self.use(drafter, nodes)
         scheduler = self.engine.worker.scheduler
         scheduler.max_requests = concurrency
-        held = [] if kv_slots is None else scheduler.pool.allocate(scheduler.pool.capacity - kv_slots)
+        held = scheduler.pool.allocate(0 if kv_slots is None else scheduler.pool.capacity - kv_slots)
         scheduler.headroom = HEADROOM if kv_slots is None else 1
         samples = [self.engine.submit(job.prompt.text, job.params, cache_salt)[0] for job in jobs]
         self.drain(done)
@@ -113,12 +113,13 @@ class Bench(JobRunner):
         drafter = self.engine.drafter
         if not isinstance(drafter, LMDrafter):
             raise EngineError("bench: an engine of mode sync with drafter lm is needed")
-        self.lm_drafter = drafter
+        assert self.engine.draft_runner is not None
+        self.lm_drafter, self.draft_runner = drafter, self.engine.draft_runner
 
     def lm(self) -> LMDrafter:
         """An LM drafter over the loaded draft."""
         lm = self.lm_drafter
-        return LMDrafter(lm.runner, lm.shape, lm.vocab_size, lm.pacer)
+        return LMDrafter(lm.executor, lm.shape)
 
     def drafter(self, name: str) -> Drafter:
         """`off`, or what EngineConfig.drafter may name."""

@@ -10,9 +10,10 @@ from unittest import mock
 
 import torch
 
+from pilotfish.core.executor import SequenceRows
 from pilotfish.model.loader import LoadedModel
 from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight
-from pilotfish.model.runner import Runner, SequenceRows
+from pilotfish.model.runner import Runner
 
 #: Ops of torch.ops.pilotfish by what they are here; `linear` gives the output embedding's product too.
 OPS = {

@@ -147,7 +147,7 @@ def _players(engine: Engine, network: Network, remotes: Sequence[RemoteDrafts], 
 
 
 def _player(engine: Engine, drafter: RemoteDrafter, concurrency: int) -> Player:
-    budget: Budget = make_budget(engine.config, engine.worker.runner, drafter, engine.worker.pacer)
+    budget: Budget = make_budget(engine.config, engine.worker.executor, drafter)
     if not isinstance(budget, AdaptiveBudget):
         return Player(Contestant(drafter, budget))
     watched = WatchedBudget(budget, concurrency)

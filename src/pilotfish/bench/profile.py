@@ -16,8 +16,9 @@ from pilotfish.bench.machine import Machine, describe_machine, timed
 from pilotfish.bench.report import print_table
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.config import EngineConfig
-from pilotfish.core.tree import TokenTree
-from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
+from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.core.tree import TreeBuilder
+from pilotfish.model.runner import Runner
 
 DRAFTERS = ("off", "lm", "lm+ngram")
 ROWS = (1, 4, 8, 16, 32, 64)
@@ -78,8 +79,8 @@ def run_profile(
         for name in DRAFTERS:
             profile_steps(bench, name, temperature, prompts[:1], max_tokens)  # warm-up
             steps.append(profile_steps(bench, name, temperature, prompts, max_tokens, done))
-    forward = {rows: forward_ms(bench.engine.worker.runner, rows, repeats) for rows in ROWS}
-    draft = forward_ms(bench.lm_drafter.runner, config.width, repeats)
+    forward = {rows: forward_ms(bench.engine.runner, rows, repeats) for rows in ROWS}
+    draft = forward_ms(bench.draft_runner, config.width, repeats)
     machine = machine or describe_machine(config.dtype)
     precision, shape = (config.dtype, config.quantization), (config.nodes, config.levels, config.width)
     return ProfileReport(machine, str(config.target), *precision, *shape, steps, forward, draft)
@@ -136,12 +137,12 @@ def context_and_tree(rows: int, vocab_size: int) -> tuple[SequenceRows, Sequence
     """`CONTEXT` tokens; then a token and a tree below it, `rows` together. Slots count up from 0."""
     trunk = np.arange(CONTEXT + 1, dtype=np.int32)
     prompt = [1 + token % (vocab_size - 1) for token in range(CONTEXT + 1)]
-    tree = TokenTree()
-    for node in range(1, rows):
-        tree.add((node - 1) // 4, node % vocab_size, -float(node))
-    node_slots = {node: CONTEXT + node for node in tree.nodes()}
+    tree = TreeBuilder()
+    for node in range(rows - 1):
+        tree.add(node // 4 - 1, (node + 1) % vocab_size, -float(node + 1))
+    nodes = NodeRows.of(tree.tree(), np.arange(CONTEXT + 1, CONTEXT + rows, dtype=np.int32))
     before = SequenceRows(0, prompt[:CONTEXT], trunk[:CONTEXT], NO_NODES, kept=[CONTEXT - 1])
-    return before, SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, NodeRows.of(tree, node_slots), kept=[0])
+    return before, SequenceRows(CONTEXT, prompt[CONTEXT:], trunk, nodes, kept=[0])
 
 
 def print_profile(report: ProfileReport) -> None:

@@ -17,9 +17,10 @@ from pilotfish.bench.profile import CONTEXT, interleaved_ms
 from pilotfish.bench.report import print_table
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.config import EngineConfig, Quantization
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.executor import NodeRows, SequenceRows
+from pilotfish.core.tree import OTHER, TokenTree
 from pilotfish.engine.sample import Sample
-from pilotfish.model.runner import NodeRows, Runner, SequenceRows
+from pilotfish.model.runner import Runner
 
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8")
 ROWS = (1, 8, 16)
@@ -84,8 +85,8 @@ def run_quantization(
     """`machine` is probed unless given; `repeats` of each forward. `done` is called with a label for each sequence."""
     benches = {name: Bench(replace(config, quantization=name)) for name in QUANTIZATIONS}
     texts = [benches["none"].engine.check_prompt(prompt.text) for prompt in prompts]
-    targets = {name: bench.engine.worker.runner for name, bench in benches.items()}
-    drafts = {name: bench.lm_drafter.runner for name, bench in benches.items()}
+    targets = {name: bench.engine.runner for name, bench in benches.items()}
+    drafts = {name: bench.draft_runner for name, bench in benches.items()}
     models = [*compare_models("target", targets, texts, repeats), *compare_models("draft", drafts, texts, repeats)]
     pairs = [result for t in TEMPERATURES for result in compare_pairs(benches, prompts, t, max_tokens, done)]
     machine, shape = machine or describe_machine(config.dtype), (config.nodes, config.levels, config.width)
@@ -130,12 +131,9 @@ def _score_text(runner: Runner, tokens: Sequence[int]) -> list[Scores]:
     parts, slots = [], np.arange(len(tokens), dtype=np.int32)
     for first in range(0, len(tokens) - 1, CHUNK):
         chunk, wanted = tokens[first : first + CHUNK], torch.tensor(tokens[first + 1 : first + CHUNK + 1])
-        tree = TokenTree()
-        for parent, token in enumerate(chunk[1:], ROOT):
-            tree.add(parent, token, 0.0)
-        nodes = list(tree.nodes())
-        node_slots = {node: first + node for node in nodes}
-        rows = SequenceRows(first, chunk[:1], slots[: first + 1], NodeRows.of(tree, node_slots), kept=[0])
+        chain = TokenTree.chain(chunk[1:], [0.0] * (len(chunk) - 1), OTHER)
+        nodes = NodeRows.of(chain, slots[first + 1 : first + len(chunk)])
+        rows = SequenceRows(first, chunk[:1], slots[: first + 1], nodes, kept=[0])
         logits = runner.forward([rows])[: len(wanted)]
         losses = torch.nn.functional.cross_entropy(logits, wanted.to(logits.device), reduction="none")
         parts.append(Scores(losses, logits.argmax(dim=-1)))

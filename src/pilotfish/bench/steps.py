@@ -25,6 +25,7 @@ from pilotfish.errors import InputError
 from pilotfish.model.loader import DTYPES, LoadedModel
 from pilotfish.model.native import load_kernels
 from pilotfish.model.quantize import check_quantization
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
 
 TARGETS = ("88m", "344m")
@@ -192,7 +193,7 @@ class DraftLevels:
     """Times an LM drafter over one request."""
 
     def __init__(self, model: LoadedModel) -> None:
-        self.drafter = LMDrafter(Runner(model, SLOTS), TreeShape(WIDTH), VOCAB)
+        self.drafter = LMDrafter(TorchExecutor(Runner(model, SLOTS), vocab_size=VOCAB), TreeShape(WIDTH))
 
     def seconds(self) -> float:
         """Of one level: what `LEVELS` take beyond the first, which has only the last token's row."""

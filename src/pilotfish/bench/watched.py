@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, Load
+from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, StepLoad
 from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.scheduler import Commit, Step
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.step import RequestCommit, Step
+from pilotfish.core.tree import Forest
 
 
 class WatchedBudget:
@@ -33,7 +33,7 @@ class WatchedBudget:
         self._resumes, self._steady = True, False
         self.last_choices.append(self._budget.choice)
 
-    def limits(self, load: Load, now: float) -> DraftLimits:
+    def limits(self, load: StepLoad, now: float) -> DraftLimits:
         if self._resumes:
             self._resumes, self._paused = False, now - self._now
         before, last, self._now = self._budget.changes, self._now, now - self._paused
@@ -53,8 +53,8 @@ class WatchedBudget:
         self.probes += (limits.levels > 0) != (self._budget.choice.effort is Effort.DRAFT)
         self.last_choices[-1] = self._budget.choice
 
-    def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:
-        return self._budget.nodes(load, trees, draft_seconds, levels)
+    def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
+        return self._budget.nodes(load, offered, draft_seconds, levels)
 
-    def observe(self, step: Step, commits: Sequence[Commit], forward_seconds: float) -> None:
+    def observe(self, step: Step, commits: Sequence[RequestCommit], forward_seconds: float) -> None:
         self._budget.observe(step, commits, forward_seconds)

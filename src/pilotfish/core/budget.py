@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from pilotfish.core.calibration import Calibration, Floats, GainCurve, SecondsBySize, StepCosts
 from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.scheduler import Commit, Step
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.step import RequestCommit, Step
+from pilotfish.core.tree import Forest
 
 #: Nodes that a step may verify, over all its sequences together.
 BUCKETS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 @dataclass(frozen=True)
-class Load:
+class StepLoad:
     """A step before any guess: who samples, and the rows of committed tokens."""
 
     sequences: int
@@ -36,13 +36,13 @@ class Load:
 class Budget(Protocol):
     """Decides before drafting and before verifying, and learns from what came of it. Times are in seconds."""
 
-    def limits(self, load: Load, now: float) -> DraftLimits:
+    def limits(self, load: StepLoad, now: float) -> DraftLimits:
         """What drafting may cost in this step."""
 
-    def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:
-        """How many of the trees' best nodes to verify. Drafting them took `draft_seconds` and `levels` forwards."""
+    def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
+        """How many of the best nodes to verify. Drafting them took `draft_seconds` and `levels` forwards."""
 
-    def observe(self, step: Step, commits: Sequence[Commit], seconds: float) -> None:
+    def observe(self, step: Step, commits: Sequence[RequestCommit], seconds: float) -> None:
         """What the step took without drafting, and what it committed."""
 
 
@@ -52,13 +52,13 @@ class FixedBudget:
     def __init__(self, nodes: int, levels: int) -> None:
         self._nodes, self._levels = nodes, levels
 
-    def limits(self, load: Load, now: float) -> DraftLimits:  # noqa: ARG002
+    def limits(self, load: StepLoad, now: float) -> DraftLimits:  # noqa: ARG002
         return DraftLimits(self._nodes, self._nodes * load.sequences, self._levels, price=0.0)
 
-    def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:  # noqa: ARG002
+    def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:  # noqa: ARG002
         return self._nodes * load.sequences
 
-    def observe(self, step: Step, commits: Sequence[Commit], seconds: float) -> None:
+    def observe(self, step: Step, commits: Sequence[RequestCommit], seconds: float) -> None:
         """Nothing is learned."""
 
 
@@ -112,12 +112,12 @@ class AdaptiveBudget:
 
     # -- before drafting
 
-    def limits(self, load: Load, now: float) -> DraftLimits:
+    def limits(self, load: StepLoad, now: float) -> DraftLimits:
         if not load.sequences:
             return DraftLimits(0, 0, 0, 0.0)
         probed = self._probes.effort(self.choice.effort, now)
         if load.sequences != self._sequences or now - self._reviewed_at >= self.REVIEW:
-            alone = Load(load.sequences, load.sequences)  # prompts pass; what is chosen beside one would outlast it
+            alone = StepLoad(load.sequences, load.sequences)  # prompts pass; what is chosen beside one would outlast it
             self._review(alone, now, may_change=probed is None)
         before, self._effort = self._effort, probed or self.choice.effort
         self._resumed = before is not Effort.DRAFT
@@ -127,7 +127,7 @@ class AdaptiveBudget:
         levels = self._levels if self._effort is Effort.DRAFT else 0
         return DraftLimits(min(self._nodes, self._total), self._total, levels, self._price)
 
-    def _review(self, load: Load, now: float, *, may_change: bool) -> None:
+    def _review(self, load: StepLoad, now: float, *, may_change: bool) -> None:
         """Look at what the choices are worth now, and at the price of time."""
         expected = self._expected(load)
         if may_change:
@@ -135,7 +135,7 @@ class AdaptiveBudget:
         self._price = expected.get(self.choice, 0.0)
         self._sequences, self._reviewed_at = load.sequences, now
 
-    def _expected(self, load: Load) -> dict[Choice, float]:
+    def _expected(self, load: StepLoad) -> dict[Choice, float]:
         """Tokens a second of every choice whose bucket the trees could fill."""
         largest = self._nodes * load.sequences
         buckets = np.array([*(b for b in BUCKETS if b < largest), largest])
@@ -148,11 +148,11 @@ class AdaptiveBudget:
             expected |= {Choice(effort, b): v for b, v in zip(buckets.tolist()[1:], values.tolist()[1:], strict=True)}
         return expected
 
-    def _depths(self, load: Load, buckets: NDArray[np.int64]) -> Floats:
+    def _depths(self, load: StepLoad, buckets: NDArray[np.int64]) -> Floats:
         """Levels after which trees hold what fits into each bucket: a node a level, as in a chain."""
         return np.clip(buckets / load.sequences, 1.0, self._levels)
 
-    def _choose(self, load: Load, expected: dict[Choice, float], now: float) -> None:
+    def _choose(self, load: StepLoad, expected: dict[Choice, float], now: float) -> None:
         """Take the best choice where it is due."""
         best = max(expected, key=lambda choice: expected[choice])
         steady = load.sequences == self._sequences
@@ -166,16 +166,16 @@ class AdaptiveBudget:
 
     # -- before verifying
 
-    def nodes(self, load: Load, trees: Sequence[TokenTree], draft_seconds: float, levels: int) -> int:
-        if not trees or self._effort is Effort.NONE:
+    def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
+        if not offered.num_trees or self._effort is Effort.NONE:
             return 0
-        chances = self._calibration.chances([score for tree in trees for score in tree.scores[1:]])
-        self._gains[self._effort].observe(chances, [len(tree) for tree in trees])
+        chances = self._calibration.chances(offered.nodes.scores)
+        self._gains[self._effort].observe(chances, np.diff(offered.starts))
         if not self._resumed:  # or the time has the draft's catching up in it
             self._level_seconds[self._effort].observe(load.sequences, draft_seconds / max(levels, 1))
         return self._worthwhile(load, np.sort(chances)[::-1][: self._total])
 
-    def _worthwhile(self, load: Load, ranked: Floats) -> int:
+    def _worthwhile(self, load: StepLoad, ranked: Floats) -> int:
         """How many of the best nodes give more than their rows' time would give otherwise."""
         tokens = np.concatenate(([0.0], np.cumsum(ranked)))
         seconds = self._costs.over(load.rows + np.arange(len(tokens)))
@@ -183,13 +183,11 @@ class AdaptiveBudget:
 
     # -- after
 
-    def observe(self, step: Step, commits: Sequence[Commit], seconds: float) -> None:
-        if all(rows.count == 1 for rows in step.rows):  # prompts cost otherwise: few of their rows give logits
+    def observe(self, step: Step, commits: Sequence[RequestCommit], seconds: float) -> None:
+        if all(chunk.count == 1 for chunk in step.chunks):  # prompts cost otherwise: few of their rows give logits
             self._costs.observe(step.num_rows, seconds)
-        trees = {rows.request.id: rows.tree for rows in step.rows if len(rows.tree)}
-        verified = [score for tree in trees.values() for score in tree.scores[1:]]
-        paths = [(trees[c.request.id], c.tokens) for c in commits if c.request.id in trees]
-        self._calibration.observe(verified, [tree.scores[n] for tree, tokens in paths for n in tree.follow(tokens)])
+        scores, accepted = step.forest.nodes.scores, [node for commit in commits for node in commit.path]
+        self._calibration.observe(scores, scores[accepted])
 
 
 class Probes:

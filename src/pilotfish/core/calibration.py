@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,22 +82,22 @@ class Calibration:
         self._hits = np.zeros(self.BINS)
         self._seen = np.zeros(self.BINS)
 
-    def chances(self, scores: Sequence[float]) -> Floats:
+    def chances(self, scores: Floats) -> Floats:
         """Calibrated chances of nodes."""
         table = (self._hits + self._prior) / (self._seen + self.PRIOR)
         return np.asarray(table[self._bins(scores)])
 
-    def observe(self, verified: Sequence[float], accepted: Sequence[float]) -> None:
+    def observe(self, verified: Floats, accepted: Floats) -> None:
         """Scores of the nodes that a step verified, and of those among them that were on an accepted path."""
-        if not verified:
+        if not len(verified):
             return
         self._hits *= self.DECAY
         self._seen *= self.DECAY
         self._seen += np.bincount(self._bins(verified), minlength=self.BINS)
         self._hits += np.bincount(self._bins(accepted), minlength=self.BINS)
 
-    def _bins(self, scores: Sequence[float]) -> NDArray[np.int64]:
-        depths = -np.asarray(scores, np.float64) / self.WIDTH
+    def _bins(self, scores: Floats) -> NDArray[np.int64]:
+        depths = -scores / self.WIDTH
         return np.clip(depths, 0, self.BINS - 1).astype(np.int64)
 
 
@@ -111,10 +111,11 @@ class GainCurve:
         self._by_rank = first * falls ** np.arange(nodes)
         self._count = 0
 
-    def observe(self, chances: Floats, sizes: Sequence[int]) -> None:
+    def observe(self, chances: Floats, sizes: NDArray[np.int64]) -> None:
         """Chances of the nodes of a step's trees, one tree after the other, `sizes` nodes each."""
-        table = np.zeros((len(sizes), max(len(self._by_rank), *sizes)))
-        table[np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(size) for size in sizes])] = chances
+        table = np.zeros((len(sizes), max(len(self._by_rank), int(sizes.max()))))
+        places = np.arange(len(chances)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        table[np.repeat(np.arange(len(sizes)), sizes), places] = chances
         table.sort(axis=1)
         ranked = table[:, ::-1][:, : len(self._by_rank)].mean(axis=0)
         self._count += len(sizes)

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.core.logit_rules import LogitEdits, LogitRules
-from pilotfish.core.lookahead import NO_SLOT, Floats, Ints, Lookahead, Nodes, RerootResult
+from pilotfish.core.lookahead import NO_SLOT, GrownTree, Lookahead, RerootResult
 from pilotfish.core.messages import MAX_NODES, Commit, Open, Peer
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
+from pilotfish.core.tree import ROOT, Floats, Ints
 from pilotfish.core.vocabulary import Unshared
 
 #: Seconds without a commit after which a sequence's KV may go to another.
@@ -22,8 +23,8 @@ IDLE = 0.5
 #: Seconds without one after which a sequence is forgotten; its next commit has it opened anew.
 FORGOTTEN = 20.0
 MAX_SESSIONS = 4096
-#: The leaves of a level part that ends with the last committed token: the root.
-ROOT: Ints = np.array([-1])
+#: The leaves of a level part that ends with the last committed token.
+ROOT_LEAF: Ints = np.array([ROOT])
 
 
 @dataclass(frozen=True)
@@ -96,15 +97,15 @@ class DraftSession:
         """Held by tokens and nodes."""
         return len(self.slots) + int(np.count_nonzero(self.tree.nodes.slots != NO_SLOT))
 
-    def length_at(self, leaf: int) -> int:
-        """Tokens of the sequence up to the node at index `leaf`, or to the root (-1)."""
-        return len(self.tokens) + (0 if leaf < 0 else int(self.tree.nodes.depths[leaf]))
+    def lengths_at(self, leaves: Ints) -> Ints:
+        """Tokens of the sequence up to the node at each index, or to the root. [leaves]"""
+        return len(self.tokens) + np.append(self.tree.nodes.depths, 0)[leaves]
 
     def edits_at(self, leaf: int) -> LogitEdits | None:
         """The target's edits of the logits after that node; None: they stay as they are."""
-        return None if self.rules is None else self.rules.edits(self.tree.path_tokens(leaf))
+        return None if self.rules is None else self.rules.edits(self.tree.nodes.path_tokens(leaf))
 
-    def add_children(self, leaves: Ints, tokens: Ints, log_chances: Floats) -> Nodes:
+    def add_children(self, leaves: Ints, tokens: Ints, log_chances: Floats) -> GrownTree:
         """Children of each leaf. tokens, log_chances [leaves, children]; the nodes that were kept."""
         tokens = tokens.ravel()
         log_chances = np.where(self.unshared.mask(tokens), -np.inf, log_chances.ravel())
@@ -196,7 +197,7 @@ class SessionTable:
 
     def allocate(self, part: LevelPart) -> None:
         """Slots for the rows of a level's part."""
-        session, slots = part.session, np.array(self.pool.allocate(part.rows), np.int32)
+        session, slots = part.session, self.pool.allocate(part.rows)
         if part.pending:
             session.slots = np.append(session.slots, slots)
         else:

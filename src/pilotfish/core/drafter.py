@@ -44,7 +44,7 @@ class NoDrafter:
     levels = 0
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
-        return [TokenTree() for _ in requests]
+        return [TokenTree.empty()] * len(requests)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """Nothing is held."""

@@ -18,93 +18,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.tree import OTHER, TokenTree
+from pilotfish.core.tree import LM, Floats, Ints, TokenTree
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 #: Of a node that was not expanded: it has no KV.
 NO_SLOT = -1
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """Nodes without the root, which parents know as -1. Scores never rise along a path."""
+@dataclass(frozen=True, eq=False)
+class GrownTree(TokenTree):
+    """A tree that a draft grows, or a target's copy of it."""
 
-    ids: Ints  # rising
-    parents: Ints  # index of a node before, or -1
-    tokens: Ints
-    depths: Ints  # from 1
-    scores: Floats  # log of the chance that the path from the root is the target's
-    slots: Ints  # of the draft's KV, or NO_SLOT
+    ids: Ints  # [n], rising
+    slots: Ints  # [n], of the draft's KV, or NO_SLOT
 
     @classmethod
-    def none(cls) -> Nodes:
-        ids, parents, tokens, depths, slots = (np.zeros(0, np.int64) for _ in range(5))
-        return cls(ids, parents, tokens, depths, np.zeros(0), slots)
+    def empty(cls) -> GrownTree:
+        return _EMPTY
 
-    def __len__(self) -> int:
-        return len(self.ids)
 
-    def arrays(self) -> tuple[NDArray[np.generic], ...]:
-        return (self.ids, self.parents, self.tokens, self.depths, self.scores, self.slots)
-
-    def with_more(self, more: Nodes) -> Nodes:
-        """These, then those."""
-        return Nodes(*map(np.concatenate, zip(self.arrays(), more.arrays(), strict=True)))  # type: ignore[arg-type]
-
-    def child(self, parent: int, token: int) -> int | None:
-        """Index of the child of `parent` that carries `token`."""
-        found = np.flatnonzero((self.parents == parent) & (self.tokens == token))
-        return int(found[0]) if len(found) else None
-
-    def follow(self, tokens: Sequence[int]) -> list[int]:
-        """Indices along `tokens` from the root, as far as the tree goes."""
-        path: list[int] = []
-        for token in tokens:
-            child = self.child(path[-1] if path else -1, token)
-            if child is None:
-                break
-            path.append(child)
-        return path
-
-    def below(self, root: int) -> NDArray[np.bool_]:
-        """Which nodes have `root` among their ancestors. Doubles the distance looked back each time."""
-        if not len(self):
-            return np.zeros(0, np.bool_)
-        jumps = np.append(self.parents, -1)  # what is above the root is the root itself, at index -1
-        found = jumps == root
-        while (jumps >= 0).any():
-            found |= found[jumps]
-            jumps = jumps[jumps]
-        return np.asarray(found[:-1])
-
-    def rerooted(self, root: int) -> Nodes:
-        """What hangs below `root`, as seen from there."""
-        kept = np.flatnonzero(self.below(root))
-        number = np.full(len(self) + 1, -1)
-        number[kept] = np.arange(len(kept))
-        parents = number[self.parents[kept]]
-        depths, scores = self.depths[kept] - self.depths[root], self.scores[kept] - self.scores[root]
-        return Nodes(self.ids[kept], parents, self.tokens[kept], depths, np.minimum(scores, 0.0), self.slots[kept])
-
-    def best(self, count: int) -> Ints:
-        """Indices of the `count` nodes of highest score, ties to the older, ascending: a connected subtree."""
-        if len(self) <= count or count == 0:
-            return np.arange(min(len(self), count))
-        least = np.partition(self.scores, len(self) - count)[len(self) - count]
-        chosen = self.scores > least
-        ties = np.flatnonzero(self.scores == least)
-        chosen[ties[: count - np.count_nonzero(chosen)]] = True
-        return np.flatnonzero(chosen)
-
-    def tree(self, count: int, origin: str = OTHER) -> TokenTree:
-        """The `count` best nodes, all of one origin."""
-        tree, number = TokenTree(), {-1: 0}
-        chosen = self.best(count)
-        fields = (chosen, self.parents[chosen], self.tokens[chosen], self.scores[chosen])
-        for index, parent, token, score in zip(*(field.tolist() for field in fields), strict=True):
-            number[index] = tree.add(number[parent], token, score, origin)
-        return tree
+_EMPTY = GrownTree(**vars(TokenTree.empty()), ids=np.zeros(0, np.int64), slots=np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -124,7 +56,7 @@ class Lookahead:
     FLOOR = -9.2
 
     def __init__(self) -> None:
-        self.nodes = Nodes.none()
+        self.nodes = GrownTree.empty()
         self._next_id = 1
 
     def __len__(self) -> int:
@@ -145,33 +77,19 @@ class Lookahead:
 
     def paths(self, leaves: Ints) -> NDArray[np.int32]:
         """Slots from below the root down to each leaf, all of them expanded. [leaves, deepest]"""
-        nodes, depths = self.nodes, self.nodes.depths[leaves]
-        paths = np.zeros((len(leaves), int(depths.max(initial=0))), np.int32)
-        rows, current = np.arange(len(leaves)), leaves
-        while len(rows):
-            paths[rows, nodes.depths[current] - 1] = nodes.slots[current]
-            current = nodes.parents[current]
-            rows, current = rows[current >= 0], current[current >= 0]
-        return paths
+        return self.nodes.along_paths(self.nodes.slots.astype(np.int32), leaves)
 
-    def path_tokens(self, leaf: int) -> list[int]:
-        """Tokens from below the root down to the node at index `leaf`; none for the root, -1."""
-        path: list[int] = []
-        while leaf >= 0:
-            path.append(int(self.nodes.tokens[leaf]))
-            leaf = int(self.nodes.parents[leaf])
-        return path[::-1]
-
-    def add(self, parents: Ints, tokens: Ints, log_chances: Floats) -> Nodes:
+    def add(self, parents: Ints, tokens: Ints, log_chances: Floats) -> GrownTree:
         """Children [n] of the nodes at `parents` (-1: the root), each with its chance given the parent; those kept."""
         above = np.append(self.nodes.scores, 0.0)[parents]
         scores = above + np.minimum(log_chances, 0.0)
         kept = scores > self.FLOOR
         depths = np.append(self.nodes.depths, 0)[parents][kept] + 1
         ids = self._next_id + np.arange(len(depths))
-        added = Nodes(ids, parents[kept], tokens[kept], depths, scores[kept], np.full(len(depths), NO_SLOT))
+        names, slots = np.full(len(depths), LM, object), np.full(len(depths), NO_SLOT)
+        added = GrownTree(parents[kept], tokens[kept], depths, scores[kept], names, ids, slots)
         self._next_id += len(depths)
-        self.nodes = self.nodes.with_more(added)
+        self.nodes = self.nodes.extended(added)
         return added
 
     def commit(self, tokens: Sequence[int]) -> RerootResult:
@@ -186,11 +104,11 @@ class Lookahead:
         if hit:
             gone &= ~self.nodes.below(path[-1])
         freed = self.nodes.slots[gone].tolist()
-        self.nodes = self.nodes.rerooted(path[-1]) if hit else Nodes.none()
+        self.nodes = self.nodes.rerooted(path[-1]) if hit else GrownTree.empty()
         return RerootResult(hit, len(path), path_slots, freed)
 
     def drop(self) -> list[int]:
         """Forget every node; the slots that are free now."""
         slots = self.nodes.slots[self.nodes.slots != NO_SLOT]
-        self.nodes = Nodes.none()
+        self.nodes = GrownTree.empty()
         return [int(slot) for slot in slots]

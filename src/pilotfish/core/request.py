@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pilotfish.core.logit_rules import LogitEdits, LogitRules
+from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.slots import Slots
 from pilotfish.errors import ParameterError
 
 MAX_SALT_LENGTH = 256
@@ -50,15 +50,14 @@ class RequestStats:
     accepted_by_depth: list[int] = field(default_factory=list)
     accepted_by_origin: dict[str, int] = field(default_factory=dict)  # by who guessed them
 
-    def count(self, depths: Sequence[int], origins: Sequence[str]) -> None:
-        """One verify step over nodes of these depths, of which a path of these origins was accepted."""
+    def count(self, nodes: int, deepest: int, origins: Sequence[str]) -> None:
+        """Add a verify step over a tree of `nodes`, of which a path of these origins was accepted."""
         accepted = len(origins)
         self.verify_steps += 1
-        self.draft_tokens += len(depths)
+        self.draft_tokens += nodes
         self.accepted_tokens += accepted
         for origin in origins:
             self.accepted_by_origin[origin] = self.accepted_by_origin.get(origin, 0) + 1
-        deepest = max(depths, default=0)
         for counts in (self.offered_by_depth, self.accepted_by_depth):
             counts.extend([0] * (deepest - len(counts)))
         for depth in range(deepest):
@@ -106,9 +105,9 @@ class Request:
         self.max_length = len(prompt) + min(params.max_tokens, room)
         self.tokens = list(prompt)
         self.num_computed = 0
-        self.set_aside = False  # whether slots up to `max_length` are kept for it while it runs
+        self.reserved = False  # whether slots up to `max_length` are kept for it while it runs
         self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
-        self.slots: NDArray[np.int32] = np.zeros(self.max_length, dtype=np.int32)
+        self.slots: Slots = np.zeros(self.max_length, dtype=np.int32)
         self.finish_reason: FinishReason | None = None
         self.stats = RequestStats()
 
@@ -139,10 +138,6 @@ class Request:
             self.rules.extend(committed)
         return committed
 
-    def edits(self, path: Sequence[int]) -> LogitEdits | None:
-        """What its parameters do to the logits after `tokens` and `path`; None: nothing."""
-        return None if self.rules is None else self.rules.edits(path)
-
     def to_score(self, count: int) -> range:
         """Of the next `count` tokens without KV, the indices of those whose rows must give the log-probability of
         the prompt token that follows them; once each, however often KV is computed."""
@@ -157,7 +152,7 @@ class Request:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.num_remaining == 0 else None
 
-    def add_slots(self, slots: Sequence[int]) -> None:
+    def add_slots(self, slots: Slots) -> None:
         """The next tokens without KV have it now, in these slots."""
         self.slots[self.num_computed : self.num_computed + len(slots)] = slots
         self.num_computed += len(slots)

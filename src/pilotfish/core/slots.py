@@ -2,48 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish.errors import EngineError
 
+Slots = NDArray[np.int32]
+
 
 class SlotPool:
-    """A pool of `capacity` slots, numbered from 0, each either free or live.
+    """A pool of `capacity` slots, numbered from 0, each with a count of owners; one without any is free.
 
     Invariant, checked on every call that could break it: free ∪ live = all, disjoint.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._free = list(range(capacity - 1, -1, -1))
-        self._is_free = bytearray(b"\x01") * capacity
+        self._free = np.arange(capacity, dtype=np.int32)[::-1].copy()  # a stack; the first `num_free` count
+        self._owners = np.zeros(capacity, np.int32)
+        self.num_free = capacity
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` slots; EngineError when fewer are free (callers ask `num_free` first)."""
-        if count > len(self._free):
-            raise EngineError(f"slots: {count} asked for, {len(self._free)} of {self.capacity} free")
-        slots = [self._free.pop() for _ in range(count)]
-        for slot in slots:
-            self._is_free[slot] = 0
+    def allocate(self, count: int) -> Slots:
+        """Take `count` slots, with one owner each; EngineError when fewer are free (callers ask `num_free` first)."""
+        if count > self.num_free:
+            raise EngineError(f"slots: {count} asked for, {self.num_free} of {self.capacity} free")
+        self.num_free -= count
+        slots = self._free[self.num_free : self.num_free + count][::-1].copy()
+        self._owners[slots] = 1
         return slots
 
-    def release(self, slots: Iterable[int]) -> None:
-        """Give slots back; EngineError for one that is free already."""
-        for slot in slots:
-            if self._is_free[slot]:
-                raise EngineError(f"slots: {slot} released twice")
-            self._is_free[slot] = 1
-            self._free.append(slot)
+    def share(self, slots: Slots) -> None:
+        """One more owner for each of these live slots."""
+        if not self._owners[slots].all():
+            raise EngineError("slots: a free slot cannot be shared")
+        self._owners[slots] += 1
 
-    def check(self, live: Sequence[int]) -> None:
-        """EngineError unless `live` are exactly the slots that are not free."""
-        if len(set(live)) != len(live):
-            raise EngineError("slots: one slot has two owners")
-        if {s for s in range(self.capacity) if not self._is_free[s]} != set(live):
-            raise EngineError(f"slots: {self.capacity - self.num_free} live, {len(live)} have an owner")
-        if len(self._free) != sum(self._is_free):
-            raise EngineError("slots: the free list disagrees with the flags")
+    def release(self, slots: Slots | Sequence[int]) -> None:
+        """One owner less for each of these slots; EngineError for one that is free already."""
+        slots = np.asarray(slots, np.int32)
+        if not len(slots):
+            return
+        np.subtract.at(self._owners, slots, 1)
+        if (left := self._owners[slots]).min() < 0:
+            np.add.at(self._owners, slots, 1)
+            raise EngineError(f"slots: {int(slots[left.argmin()])} released twice")
+        freed = np.unique(slots[left == 0])
+        self._free[self.num_free : self.num_free + len(freed)] = freed
+        self.num_free += len(freed)
+
+    def check(self, held: Slots | Sequence[int]) -> None:
+        """EngineError unless `held` has every slot as often as it has owners."""
+        counts = np.bincount(np.asarray(held, np.int32), minlength=self.capacity)
+        if not np.array_equal(counts, self._owners):
+            raise EngineError(f"slots: {self._owners.sum()} owners are counted, {len(held)} are known")
+        free = np.zeros(self.capacity, np.bool_)
+        free[self._free[: self.num_free]] = True
+        if np.count_nonzero(free) != self.num_free or not np.array_equal(free, self._owners == 0):
+            raise EngineError("slots: the free list disagrees with the counts of owners")

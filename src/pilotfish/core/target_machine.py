@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+
+import numpy as np
 
 from pilotfish.core.messages import (
     CONNECTION,
@@ -90,7 +92,10 @@ class RemoteSession:
 
     def tree(self, count: int) -> TokenTree:
         """The `count` best nodes that have arrived."""
-        return self.copy.nodes.tree(count, OTHER if self.pool is None else self.pool.name)
+        nodes = self.copy.nodes
+        tree = nodes.take(nodes.best(count))
+        origin = OTHER if self.pool is None else self.pool.name
+        return replace(tree, origins=np.full(len(tree), origin, object))
 
 
 @dataclass

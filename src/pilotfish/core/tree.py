@@ -1,126 +1,279 @@
 """Token trees: what a draft proposes and a target verifies.
 
-root ─┬─ def ─┬─ main      The root is the last committed token; it is node 0.
-      │       └─ test      A node's path is the tokens from below the root down to the node.
-      └─ class             A node's score is the log-probability that its path is accepted.
+           node   0    1     2     3       A node's path is the tokens from below the root down to the node.
+root ─┬─ def ─┬─ main        parents -1 -1 0 0   The root, the last committed token, is no node: parents know it as -1.
+      │       └─ test        depths   1  1 2 2
+      └─ class               scores   log of the chance that the node's path is accepted
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-ROOT = 0
+ROOT = -1
 #: Origins: who guessed a node. Of drafts elsewhere it is the pool's name.
 LM, NGRAM, SUFFIX, OTHER = "lm", "ngram", "suffix", "other"
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Names = NDArray[np.object_]
 
+
+@dataclass(frozen=True, eq=False)
 class TokenTree:
-    """A tree of guessed tokens below the last committed token.
+    """A tree of guessed tokens below the last committed token, as arrays in order of arrival.
 
-    Nodes are numbered in order of insertion, so a parent's number is below its children's. Scores
-    never rise along a path, hence the best n nodes by score always form a connected subtree. Origins are for
-    figures alone.
+    Parents come before their children, siblings carry different tokens, and scores never rise along a path: so the
+    best n nodes by score always form a connected subtree. Origins are for figures alone.
     """
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = [-1]  # the root's token is known to the request, not to the tree
-        self.parents: list[int] = [-1]
-        self.depths: list[int] = [0]
-        self.scores: list[float] = [0.0]
-        self.origins: list[str] = [OTHER]
-        self._children: list[dict[int, int]] = [{}]
+    parents: Ints  # [n], index of a node before, or ROOT
+    tokens: Ints  # [n]
+    depths: Ints  # [n], from 1
+    scores: Floats  # [n], at most 0
+    origins: Names  # [n]
+
+    @classmethod
+    def empty(cls) -> TokenTree:
+        return _EMPTY
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], scores: Sequence[float], origin: str) -> TokenTree:
+        """Each node the child of the one before."""
+        count = len(tokens)
+        parents, names = np.arange(ROOT, count - 1), np.full(count, origin, object)
+        return TokenTree(parents, np.array(tokens, np.int64), parents + 2, np.array(scores, np.float64), names)
 
     def __len__(self) -> int:
-        """Nodes without the root."""
-        return len(self.tokens) - 1
+        return len(self.tokens)
 
-    def nodes(self) -> Iterator[int]:
-        """Node numbers without the root, parents first."""
-        return iter(range(1, len(self.tokens)))
+    def take(self, nodes: Ints) -> Self:
+        """The subtree of `nodes`, ascending and closed under parents."""
+        number = np.full(len(self) + 1, ROOT)
+        number[nodes] = np.arange(len(nodes))
+        chosen: dict[str, Any] = {name: values[nodes] for name, values in vars(self).items()}
+        return type(self)(**{**chosen, "parents": number[chosen["parents"]]})
+
+    def extended(self, more: Self) -> Self:
+        """These nodes, then `more`, whose parents are indices in the whole."""
+        return type(self)(
+            *(np.concatenate(pair) for pair in zip(vars(self).values(), vars(more).values(), strict=True))
+        )
+
+    def best(self, count: int) -> Ints:
+        """The `count` nodes of highest score, ties to the older, ascending: a connected subtree."""
+        return best(self.scores, count)
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The child of `parent` that carries `token`."""
+        found = np.flatnonzero((self.parents == parent) & (self.tokens == token))
+        return int(found[0]) if len(found) else None
+
+    def follow(self, tokens: Iterable[int]) -> list[int]:
+        """Nodes along `tokens` from the root, as far as the tree goes."""
+        path: list[int] = []
+        for token in tokens:
+            child = self.child(path[-1] if path else ROOT, token)
+            if child is None:
+                break
+            path.append(child)
+        return path
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to `node`, both included; none for the root."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = int(self.parents[node])
+        return path[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        return [int(self.tokens[n]) for n in self.path(node)]
+
+    def along_paths(self, values: NDArray[np.int32], nodes: Ints) -> NDArray[np.int32]:
+        """`values` [n] of the nodes on each path to one of `nodes`, from below the root. [nodes, deepest], 0 beyond."""
+        depths = self.depths[nodes]
+        paths = np.zeros((len(nodes), int(depths.max(initial=0))), np.int32)
+        rows, current = np.arange(len(nodes)), nodes
+        while len(rows):
+            paths[rows, self.depths[current] - 1] = values[current]
+            current = self.parents[current]
+            rows, current = rows[current >= 0], current[current >= 0]
+        return paths
+
+    def below(self, root: int) -> NDArray[np.bool_]:
+        """Which nodes have `root` among their ancestors. Doubles the distance looked back each time."""
+        if not len(self):
+            return np.zeros(0, np.bool_)
+        jumps = np.append(self.parents, ROOT)  # index -1 is the root's own: above it is itself
+        found = jumps == root
+        while (jumps >= 0).any():
+            found |= found[jumps]
+            jumps = jumps[jumps]
+        return np.asarray(found[:-1])
+
+    def rerooted(self, root: int) -> Self:
+        """The nodes below `root`, as seen from there."""
+        tree = self.take(np.flatnonzero(self.below(root)))
+        scores = np.minimum(tree.scores - self.scores[root], 0.0)
+        return replace(tree, depths=tree.depths - self.depths[root], scores=scores)
+
+
+def _ints(count: int = 0) -> Ints:
+    return np.zeros(count, np.int64)
+
+
+_EMPTY = TokenTree(_ints(), _ints(), _ints(), np.zeros(0), np.zeros(0, object))
+
+
+def best(scores: Floats, count: int) -> Ints:
+    """Indices of the `count` highest scores, ties to the lower index, ascending."""
+    if len(scores) <= count or count == 0:
+        return np.arange(min(len(scores), count))
+    least = np.partition(scores, len(scores) - count)[len(scores) - count]
+    chosen = scores > least
+    ties = np.flatnonzero(scores == least)
+    chosen[ties[: count - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen)
+
+
+class TreeBuilder:
+    """Makes a tree node by node."""
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self.tokens: list[int] = []
+        self.depths: list[int] = []
+        self.scores: list[float] = []
+        self.origins: list[str] = []
+        self._children: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
     def add(self, parent: int, token: int, score: float, origin: str = OTHER) -> int:
-        """Add (or find) the child of `parent` that carries `token`; return its number.
+        """Add (or find) the child of `parent` that carries `token`; return its index.
 
         A score above the parent's is cut to it. A child that is there already keeps its origin and its score:
         raising it could lift it over nodes that were chosen before it.
         """
-        found = self._children[parent].get(token)
-        if found is not None:
-            return found
-        node = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        self.scores.append(min(score, self.scores[parent]))
-        self.origins.append(origin)
-        self._children.append({})
-        self._children[parent][token] = node
+        node = self._children.setdefault((parent, token), len(self.tokens))
+        if node == len(self.tokens):
+            below_root = parent == ROOT
+            self.parents.append(parent)
+            self.tokens.append(token)
+            self.depths.append(1 if below_root else self.depths[parent] + 1)
+            self.scores.append(min(score, 0.0 if below_root else self.scores[parent]))
+            self.origins.append(origin)
         return node
 
-    def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that carries `token`, if there is one."""
-        return self._children[node].get(token)
+    def merge(self, tree: TokenTree) -> None:
+        """Add every node of `tree`; a path that is there already keeps its scores and origins."""
+        number: list[int] = []
+        fields = (tree.parents, tree.tokens, tree.scores, tree.origins)
+        for parent, token, score, origin in zip(*(values.tolist() for values in fields), strict=True):
+            number.append(self.add(ROOT if parent == ROOT else number[parent], token, score, origin))
 
-    def children(self, node: int) -> Sequence[int]:
-        """Children of `node` in order of insertion."""
-        return tuple(self._children[node].values())
-
-    def path(self, node: int) -> list[int]:
-        """Nodes from below the root down to `node`, both included; empty for the root."""
-        path: list[int] = []
-        while node != ROOT:
-            path.append(node)
-            node = self.parents[node]
-        path.reverse()
-        return path
-
-    def path_tokens(self, node: int) -> list[int]:
-        """Tokens along `path`."""
-        return [self.tokens[n] for n in self.path(node)]
-
-    def best(self, count: int) -> TokenTree:
-        """The subtree of the `count` nodes of highest score, ties to the older node."""
-        order = np.argsort(-np.array(self.scores[1:]), kind="stable")
-        return self.subtree(np.sort(order[:count] + 1).tolist())
-
-    def subtree(self, nodes: Sequence[int]) -> TokenTree:
-        """The tree of `nodes`, ascending and closed under parents, renumbered in that order."""
-        tree, number = TokenTree(), {ROOT: ROOT}
-        for node in nodes:
-            parent = number[self.parents[node]]
-            number[node] = tree.add(parent, self.tokens[node], self.scores[node], self.origins[node])
-        return tree
-
-    def follow(self, tokens: Sequence[int]) -> list[int]:
-        """Nodes along `tokens` from the root, as far as the tree goes."""
-        nodes: list[int] = []
-        for token in tokens:
-            child = self.child(nodes[-1] if nodes else ROOT, token)
-            if child is None:
-                break
-            nodes.append(child)
-        return nodes
-
-    def merge(self, other: TokenTree) -> None:
-        """Add every node of `other`; a path that both have keeps this tree's scores and origins."""
-        number = {ROOT: ROOT}
-        for node in other.nodes():
-            parent = number[other.parents[node]]
-            number[node] = self.add(parent, other.tokens[node], other.scores[node], other.origins[node])
+    def tree(self) -> TokenTree:
+        """The nodes so far."""
+        parents, tokens, depths = (np.array(x, np.int64) for x in (self.parents, self.tokens, self.depths))
+        return TokenTree(parents, tokens, depths, np.array(self.scores, np.float64), np.array(self.origins, object))
 
 
-def walk(tree: TokenTree, sampled: Sequence[int | None]) -> list[int]:
-    """Verify a tree: the committed tokens, the accepted path's and then the bonus token.
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """The trees of many sequences side by side: a step works on all of them at once."""
 
-    `sampled[i]` is the target's own token after node i (i = 0: after the root). Nothing about the draft
-    enters, so whatever the tree holds, the result is what the target alone would have produced. The walk ends
-    before a node that has None: the target could sample nothing there, as the next step will find at its root.
+    nodes: TokenTree  # of all trees, one tree after the other; parents are indices here
+    owners: Ints  # [n], each node's tree
+    num_trees: int
+
+    @classmethod
+    def of(cls, trees: Sequence[TokenTree]) -> Forest:
+        sizes = np.array([len(tree) for tree in trees], np.int64)
+        owners = np.repeat(np.arange(len(trees)), sizes)
+        nodes = _side_by_side(trees) if trees else _EMPTY
+        starts = np.cumsum(sizes) - sizes
+        parents = np.where(nodes.parents == ROOT, ROOT, nodes.parents + starts[owners])
+        return cls(replace(nodes, parents=parents), owners, len(trees))
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def take(self, nodes: Ints) -> Forest:
+        """The subtrees of `nodes`, ascending and closed under parents."""
+        return Forest(self.nodes.take(nodes), self.owners[nodes], self.num_trees)
+
+    @property
+    def starts(self) -> Ints:
+        """Index of each tree's first node, and the number of all. [trees + 1]"""
+        return np.searchsorted(self.owners, np.arange(self.num_trees + 1))
+
+    @property
+    def sample_of_node(self) -> Ints:
+        """Place of each node where every tree's root comes before its nodes. [n]"""
+        return np.arange(len(self)) + self.owners + 1
+
+    def trees(self) -> list[TokenTree]:
+        """One by one."""
+        starts = self.starts.tolist()
+        spans = [np.arange(a, b) for a, b in pairwise(starts)]
+        return [self.nodes.take(span) for span in spans]
+
+
+def _side_by_side(trees: Sequence[TokenTree]) -> TokenTree:
+    """Parents are still indices in each tree."""
+    fields = ("parents", "tokens", "depths", "scores", "origins")
+    return TokenTree(*(np.concatenate([getattr(tree, name) for tree in trees]) for name in fields))
+
+
+#: Sampled after a row whose logits are not finite: there is nothing to sample from.
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of verifying one tree."""
+
+    path: list[int]  # accepted nodes, from below the root on; indices in the forest
+    tokens: list[int]  # theirs, then the bonus token, unless none can be sampled at the path's end
+    samples: list[int]  # [tokens], which of the step's samples each token is
+    nodes: int  # of the tree
+    deepest: int  # of their depths
+
+
+NO_VERDICT = Verdict([], [], [], 0, 0)
+
+
+def walk(forest: Forest, sampled: Ints) -> list[Verdict]:
+    """Verify every tree of `forest`.
+
+    `sampled` [trees + nodes] is the target's own token after each root and each node, or NO_TOKEN: a tree's root, its
+    nodes, the next tree's root. Nothing about the draft enters, so whatever the trees hold, the result is what the
+    target alone would have produced: a node is accepted if its parent is and the target's token there is the node's.
     """
-    tokens: list[int] = []
-    node: int | None = ROOT
-    while node is not None and (token := sampled[node]) is not None:
-        tokens.append(token)
-        node = tree.child(node, token)
-    return tokens
+    nodes, owners = forest.nodes, forest.owners
+    of_node, of_root = forest.sample_of_node, forest.starts[:-1] + np.arange(forest.num_trees)
+    above = np.where(nodes.parents == ROOT, of_root[owners], of_node[nodes.parents])
+    right = np.flatnonzero(sampled[above] == nodes.tokens)  # in order: parents come first
+    paths: list[list[int]] = [[] for _ in range(forest.num_trees)]
+    fields = (right, nodes.parents[right], owners[right])
+    for node, parent, owner in zip(*(values.tolist() for values in fields), strict=True):
+        if parent == (paths[owner][-1] if paths[owner] else ROOT):
+            paths[owner].append(node)
+    deepest = np.zeros(forest.num_trees, np.int64)
+    np.maximum.at(deepest, owners, nodes.depths)
+    trees = zip(paths, of_root.tolist(), np.diff(forest.starts).tolist(), deepest.tolist(), strict=True)
+    return [_verdict(path, [root, *of_node[path].tolist()], sampled, size, depth) for path, root, size, depth in trees]
+
+
+def _verdict(path: list[int], samples: list[int], sampled: Ints, nodes: int, deepest: int) -> Verdict:
+    tokens = sampled[samples].tolist()
+    given = len(tokens) - (tokens[-1] == NO_TOKEN)
+    return Verdict(path, tokens[:given], samples[:given], nodes, deepest)

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.lookahead import NO_SLOT, Floats, Ints, Nodes
+from pilotfish.core.lookahead import NO_SLOT, GrownTree
 from pilotfish.core.messages import Tree
+from pilotfish.core.tree import OTHER, ROOT, Floats, Ints
 
 #: Of a parent that is not in the tree: never was, or is gone.
 UNKNOWN = -2
-ROOT = -1
 #: What a score is raised to: of no use, and sums of many stay numbers.
 LEAST = -1000.0
 
@@ -57,7 +57,7 @@ class TreeCopy:
 
     def __init__(self, length: int, vocab_size: int, max_nodes: int) -> None:
         """Of a sequence of `length` tokens."""
-        self.nodes = Nodes.none()
+        self.nodes = GrownTree.empty()
         self.dropped = 0  # nodes that broke the protocol: foreign tokens, ids that do not rise, too many
         self.breach = ""  # how the last of them did
         self.repeated = 0  # nodes that were there already
@@ -77,7 +77,7 @@ class TreeCopy:
         self._recent.extend(tokens)
         self._length += len(tokens)
         hit = len(path) == len(tokens)
-        self.nodes = self.nodes.rerooted(path[-1]) if hit else Nodes.none()
+        self.nodes = self.nodes.rerooted(path[-1]) if hit else GrownTree.empty()
         return hit
 
     def attach(self, push: PushedNodes) -> None:
@@ -195,5 +195,7 @@ class TreeCopy:
         for row in np.flatnonzero(parents >= size).tolist():
             depths[size + row] = depths[parents[row]] + 1
             scores[size + row] += scores[parents[row]]
-        new, slots = slice(size, size + len(push)), np.full(len(push), NO_SLOT)
-        self.nodes = self.nodes.with_more(Nodes(push.ids, parents, push.tokens, depths[new], scores[new], slots))
+        new = slice(size, size + len(push))
+        names, slots = np.full(len(push), OTHER, object), np.full(len(push), NO_SLOT)
+        added = GrownTree(parents, push.tokens, depths[new], scores[new], names, push.ids, slots)
+        self.nodes = self.nodes.extended(added)

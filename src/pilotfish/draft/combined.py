@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.request import Request
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import TokenTree, TreeBuilder
 
 
 def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
@@ -25,11 +25,8 @@ class CombinedDrafter:
         return max(drafter.levels for drafter in self.drafters)
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
-        first, *others = [drafter.propose(requests, limits) for drafter in self.drafters]
-        for trees in others:
-            for tree, other in zip(first, trees, strict=True):
-                tree.merge(other)
-        return [tree if len(tree) <= limits.nodes else tree.best(limits.nodes) for tree in first]
+        proposals = zip(*(drafter.propose(requests, limits) for drafter in self.drafters), strict=True)
+        return [_merged(trees, limits.nodes) for trees in proposals]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         hits = [drafter.commit(request, tokens) for drafter in self.drafters]  # each must hear of it
@@ -38,3 +35,11 @@ class CombinedDrafter:
     def close(self, request: Request) -> None:
         for drafter in self.drafters:
             drafter.close(request)
+
+
+def _merged(trees: Sequence[TokenTree], most: int) -> TokenTree:
+    merged = TreeBuilder()
+    for tree in trees:
+        merged.merge(tree)
+    tree = merged.tree()
+    return tree if len(tree) <= most else tree.take(tree.best(most))

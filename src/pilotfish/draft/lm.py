@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 
 from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Sampling, SequenceRows
+from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
-from pilotfish.core.tree import LM, ROOT, TokenTree
+from pilotfish.core.tree import LM, ROOT, Floats, Ints, TokenTree, TreeBuilder
 from pilotfish.core.vocabulary import readable
-from pilotfish.draft.grower import Children, likely_children
-from pilotfish.model.pacer import Pacer, held
-from pilotfish.model.runner import NO_NODES, NodeRows, Runner, SequenceRows
-from pilotfish.model.sampling import RowSampling
 
 #: Rows of a prompt that one forward takes.
 CHUNK = 256
@@ -39,8 +37,18 @@ class _Session:
     """A request as the draft sees it: which committed tokens have KV here, and the tree that it grew."""
 
     slots: NDArray[np.int32]  # [num_computed]
-    tree: TokenTree = field(default_factory=TokenTree)
+    tree: TreeBuilder = field(default_factory=TreeBuilder)
     node_slots: dict[int, int] = field(default_factory=dict)  # of expanded nodes
+
+    def best(self, count: int) -> TokenTree:
+        tree = self.tree.tree()
+        return tree.take(tree.best(count))
+
+    def node_rows(self, nodes: list[int]) -> NodeRows:
+        tree = self.tree.tree()
+        slots = np.zeros(len(tree), np.int32)
+        slots[list(self.node_slots)] = list(self.node_slots.values())
+        return NodeRows.of(tree, slots, np.array(nodes, np.int64))
 
 
 class LMDrafter:
@@ -51,21 +59,16 @@ class LMDrafter:
 
     def __init__(
         self,
-        runner: Runner,
+        executor: Executor,
         shape: TreeShape,
-        vocab_size: int,
-        pacer: Pacer | None = None,
         clock: Callable[[], float] = time.perf_counter,
         unshared: frozenset[int] = frozenset(),
     ) -> None:
-        """`vocab_size` is the target's: models of one tokenizer may pad their vocabularies differently. `pacer` holds
-        back each level. `unshared` are ids of tokens that the target lacks."""
-        self.runner = runner
-        self.pacer = pacer
-        self.vocab_size = min(vocab_size, runner.model.shape.vocab_size)
+        """`unshared` are ids of tokens that the target lacks."""
+        self.executor = executor
         self.shape = shape
         self.unshared = unshared
-        self.pool = SlotPool(runner.num_slots)
+        self.pool = SlotPool(executor.num_slots)
         self._sessions: dict[int, _Session] = {}
         self._level_seconds = SecondsBySize(0.0)  # by sequences
         self._clock = clock
@@ -76,14 +79,14 @@ class LMDrafter:
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         self.levels = 0
         if limits.levels == 0:
-            return [TokenTree() for _ in requests]
+            return [TokenTree.empty()] * len(requests)
         served = self._affordable(requests, limits.levels)
         for request in served:
             self._catch_up(request)
         if served:
             self._grow(served, limits)
         grown = {request.id for request in served}
-        return [self._sessions[r.id].tree.best(limits.nodes) if r.id in grown else TokenTree() for r in requests]
+        return [self._sessions[r.id].best(limits.nodes) if r.id in grown else TokenTree.empty() for r in requests]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """Accepted nodes that were expanded keep their KV; the rest of the tree is freed. The last token
@@ -91,7 +94,7 @@ class LMDrafter:
         session = self._sessions.get(request.id)
         if session is None:
             return False
-        path = [node for node in session.tree.follow(tokens[:-1]) if node in session.node_slots]
+        path = [node for node in session.tree.tree().follow(tokens[:-1]) if node in session.node_slots]
         kept = [session.node_slots.pop(node) for node in path]
         session.slots = np.append(session.slots, np.array(kept, np.int32))
         self._drop_tree(session)
@@ -109,18 +112,18 @@ class LMDrafter:
         self.pool.check(owned)
 
     def _drop_tree(self, session: _Session) -> None:
-        self.pool.release(session.node_slots.values())
-        session.tree, session.node_slots = TokenTree(), {}
+        self.pool.release(list(session.node_slots.values()))
+        session.tree, session.node_slots = TreeBuilder(), {}
 
     # -- the draft's own KV of committed tokens
 
     def _affordable(self, requests: Sequence[Request], levels: int) -> list[Request]:
         """The requests, in order, whose missing tokens and whose tree fit into the free slots and the context."""
-        served, left, shape = [], self.pool.num_free, self.runner.model.shape
+        served, left = [], self.pool.num_free
         for request in requests:
             session = self._sessions.setdefault(request.id, _Session(np.zeros(0, np.int32)))
             need = len(request.tokens) - len(session.slots) + levels * self.shape.width
-            if need <= left and len(request.tokens) + levels <= shape.context:
+            if need <= left and len(request.tokens) + levels <= self.executor.context:
                 left -= need
                 served.append(request)
         return served
@@ -129,13 +132,12 @@ class LMDrafter:
         """Compute KV of committed tokens up to the last chunk, which `_grow` takes for its logits."""
         session = self._sessions[request.id]
         while len(request.tokens) - len(session.slots) > CHUNK:
-            with held(self.pacer, CHUNK):
-                self.runner.forward([self._committed_rows(request, session, CHUNK, kept=())])
+            self.executor.execute([self._committed_rows(request, session, CHUNK, kept=())], NO_SAMPLING)
 
     def _committed_rows(self, request: Request, session: _Session, count: int, kept: Sequence[int]) -> SequenceRows:
         start = len(session.slots)
-        session.slots = np.append(session.slots, np.array(self.pool.allocate(count), np.int32))
-        tokens = readable(request.tokens[start : start + count], self.runner.model.shape.vocab_size)
+        session.slots = np.append(session.slots, self.pool.allocate(count))
+        tokens = readable(request.tokens[start : start + count], self.executor.vocab_size)
         return SequenceRows(start, tokens, session.slots, NO_NODES, kept)
 
     # -- growth
@@ -166,7 +168,7 @@ class LMDrafter:
 
     def _floor(self, requests: Sequence[Request], total: int) -> float:
         """The score that a node must exceed to be among the `total` best of all trees."""
-        return _nth_largest([s for request in requests for s in self._sessions[request.id].tree.scores[1:]], total)
+        return _nth_largest([s for request in requests for s in self._sessions[request.id].tree.scores], total)
 
     def _best_leaves(self, request: Request, max_nodes: int, floor: float) -> list[int]:
         """The best nodes to expand next: not yet expanded, not too deep to be committed, and good enough
@@ -174,59 +176,59 @@ class LMDrafter:
         session = self._sessions[request.id]
         tree = session.tree
         scores = np.array(tree.scores)
-        floor = max(floor, _nth_largest(scores[1:], max_nodes))
-        scores[[ROOT, *session.node_slots]] = -math.inf
-        leaves = np.flatnonzero((scores > floor) & (np.array(tree.depths) < request.num_remaining))
+        floor = max(floor, _nth_largest(scores, max_nodes))
+        scores[list(session.node_slots)] = -math.inf
+        leaves = np.flatnonzero((scores > floor) & (np.array(tree.depths, np.int64) < request.num_remaining))
         best = leaves[np.argsort(-scores[leaves], kind="stable")[: self.shape.width]]
         return np.sort(best).tolist()  # type: ignore[no-any-return]
 
     def _leaf_rows(self, request: Request, nodes: list[int]) -> SequenceRows:
         session = self._sessions[request.id]
-        session.node_slots.update(zip(nodes, self.pool.allocate(len(nodes)), strict=True))
-        return SequenceRows(
-            len(session.slots), [], session.slots, NodeRows.of(session.tree, session.node_slots, nodes), kept=()
-        )
+        session.node_slots.update(zip(nodes, self.pool.allocate(len(nodes)).tolist(), strict=True))
+        return SequenceRows(len(session.slots), [], session.slots, session.node_rows(nodes), kept=())
 
     def _expand(
         self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows], max_nodes: int
     ) -> None:
         """One forward; each expanded node gets those of its children that may be among a tree's `max_nodes` best."""
         self.levels += 1
-        with held(self.pacer, sum(one.num_rows for one in rows)):
-            self._add_children(requests, nodes, rows, max_nodes)
-
-    def _add_children(
-        self, requests: Sequence[Request], nodes: Sequence[Sequence[int]], rows: Sequence[SequenceRows], max_nodes: int
-    ) -> None:
-        logits = self.runner.forward(rows)[:, : self.vocab_size]
-        targets = [(request, node) for request, expanded in zip(requests, nodes, strict=True) for node in expanded]
-        children = likely_children(logits, [self._row_sampling(*target) for target in targets], self.shape.children)
+        outcome = self.executor.execute(rows, self._sampling(requests, nodes))
+        assert outcome.log_chances is not None
         first = 0
         for request, expanded in zip(requests, nodes, strict=True):
             own = slice(first, first + len(expanded))
-            self._add_best(
-                self._sessions[request.id].tree,
-                expanded,
-                Children(children.tokens[own], children.log_chances[own]),
-                max_nodes,
-            )
+            tree = self._sessions[request.id].tree
+            self._add_best(tree, expanded, outcome.tokens[own], outcome.log_chances[own], max_nodes)
             first = own.stop
 
-    def _add_best(self, tree: TokenTree, expanded: Sequence[int], children: Children, max_nodes: int) -> None:
+    def _add_best(
+        self, tree: TreeBuilder, expanded: Sequence[int], tokens: Ints, log_chances: Floats, max_nodes: int
+    ) -> None:
         """Where filters leave fewer tokens than there are children, the others' chance is -inf."""
-        before = np.array(tree.scores)
-        scores = before[list(expanded), None] + children.log_chances
-        floor = _nth_largest(np.concatenate((before[1:], scores.ravel())), max_nodes)
+        before = np.array([*tree.scores, 0.0])  # the root is at -1
+        scores = before[list(expanded), None] + log_chances
+        floor = _nth_largest(np.concatenate((before[:-1], scores.ravel())), max_nodes)
         for row, column in np.argwhere((scores >= floor) & (scores > -math.inf)).tolist():
-            token = int(children.tokens[row, column])
+            token = int(tokens[row, column])
             if token not in self.unshared:
                 tree.add(expanded[row], token, float(scores[row, column]), LM)
 
-    def _row_sampling(self, request: Request, node: int) -> RowSampling:
-        """The target's own rules on the path to `node`: a draft that ignored them would guess what is never given."""
+    def _sampling(self, requests: Sequence[Request], nodes: Sequence[Sequence[int]]) -> Sampling:
+        """The target's own rules on the path to each node: a draft that ignored them would guess what is never given."""
+        sequences = np.repeat(np.arange(len(requests)), [len(expanded) for expanded in nodes])
+        each = [(request, node) for request, expanded in zip(requests, nodes, strict=True) for node in expanded]
+        lengths = [len(request.tokens) + self._depth(request, node) for request, node in each]
+        edits = [self._edits(request, node) for request, node in each]
+        params, seeds = [request.params for request in requests], [request.seed for request in requests]
+        places = np.arange(len(each))
+        return Sampling(places, params, seeds, sequences, np.array(lengths, np.int64), edits, self.shape.children)
+
+    def _depth(self, request: Request, node: int) -> int:
+        return 0 if node == ROOT else self._sessions[request.id].tree.depths[node]
+
+    def _edits(self, request: Request, node: int) -> LogitEdits | None:
         tree = self._sessions[request.id].tree
-        edits = None if request.rules is None else request.edits(tree.path_tokens(node))
-        return RowSampling(request.params, request.seed, len(request.tokens) + tree.depths[node], edits)
+        return None if request.rules is None else request.rules.edits(tree.tree().path_tokens(node))
 
 
 def _nth_largest(values: Sequence[float] | NDArray[np.float64], n: int) -> float:

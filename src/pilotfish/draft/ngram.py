@@ -54,16 +54,13 @@ class NgramDrafter:
     def _tree(self, request: Request, nodes: int) -> TokenTree:
         index = self._indexes.setdefault(request.id, NgramIndex(self.max_n, self.min_n))
         index.update(request.tokens)
-        tree = TokenTree()
         found = index.lookup(request.tokens)
         if found is None:
-            return tree
+            return TokenTree.empty()
         n, start = found
-        node, score = 0, 0.0
-        for token in request.tokens[start : start + nodes]:
-            score += math.log(CONFIDENCE[min(n, max(CONFIDENCE))])
-            node = tree.add(node, token, score, NGRAM)
-        return tree
+        tokens = request.tokens[start : start + nodes]
+        confidence = math.log(CONFIDENCE[min(n, max(CONFIDENCE))])
+        return TokenTree.chain(tokens, [confidence * (place + 1) for place in range(len(tokens))], NGRAM)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """The index catches up in `propose`."""

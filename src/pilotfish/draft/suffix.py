@@ -12,7 +12,7 @@ from itertools import islice
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.noise import gumbel_of
 from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.tree import ROOT, SUFFIX, TokenTree
+from pilotfish.core.tree import ROOT, SUFFIX, TokenTree, TreeBuilder
 from pilotfish.draft.automaton import Context, Match, SuffixAutomaton
 from pilotfish.draft.responses import ResponseCache
 
@@ -103,7 +103,7 @@ class SuffixDrafter:
 
     def _tree(self, request: Request, nodes: int) -> TokenTree:
         """The `nodes` likeliest paths."""
-        tree, frontier = TokenTree(), _Frontier()
+        tree, frontier = TreeBuilder(), _Frontier()
         node, cursors = ROOT, self._cursors(request)
         while len(tree) < nodes:
             frontier.add_children(request, tree, node, cursors)
@@ -112,7 +112,7 @@ class SuffixDrafter:
                 break
             node = tree.add(leaf.parent, leaf.token, leaf.score, SUFFIX)
             cursors = [cursor.follow(leaf.token) for cursor in leaf.cursors]
-        return tree
+        return tree.tree()
 
     def _cursors(self, request: Request) -> list[Cursor]:
         """Where the sequence ends in its tenant's automata and, last, in its own."""
@@ -140,15 +140,16 @@ class _Frontier:
         self._heap: list[tuple[float, int, _Leaf]] = []
         self._added = 0
 
-    def add_children(self, request: Request, tree: TokenTree, node: int, cursors: list[Cursor]) -> None:
+    def add_children(self, request: Request, tree: TreeBuilder, node: int, cursors: list[Cursor]) -> None:
         """The likeliest children of `node`, at which the cursors stand."""
         chances = next_token_chances([context for cursor in cursors for context in cursor.contexts()])
         likeliest = heapq.nlargest(CHILDREN, chances, key=chances.__getitem__)
         chances = {token: chances[token] for token in likeliest}
+        depth, above = (0, 0.0) if node == ROOT else (tree.depths[node], tree.scores[node])
         if not request.params.greedy:
-            chances = perturbed(chances, request, len(request.tokens) + tree.depths[node])
+            chances = perturbed(chances, request, len(request.tokens) + depth)
         for token, chance in chances.items():
-            score = tree.scores[node] + math.log(chance)
+            score = above + math.log(chance)
             if score >= MIN_SCORE:
                 heapq.heappush(self._heap, (-score, self._added, _Leaf(node, token, score, cursors)))
                 self._added += 1

@@ -36,7 +36,7 @@ class DraftWorker:
         self.observe: ObserveLevel = _ignore
         self._clock = clock
         self._inbox: deque[Received] = deque()
-        self._largest_frame = FRAME_BASE + 5 * grower.runner.model.shape.context
+        self._largest_frame = FRAME_BASE + 5 * grower.executor.context
         self._observed_used = self._observed_wasted = 0
 
     def run(self, stopped: Callable[[], bool]) -> None:
@@ -72,7 +72,7 @@ class DraftWorker:
     def _take(self, received: Received) -> None:
         try:
             if len(received.frame) > self._largest_frame:
-                context = self.grower.runner.model.shape.context
+                context = self.grower.executor.context
                 raise WireError(f"frame: {len(received.frame)} bytes; a context of {context} needs fewer")
             message = decode_to_draft(received.frame)
         except WireError as error:

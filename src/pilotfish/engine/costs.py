@@ -11,10 +11,9 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.calibration import StepCosts
 from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, SequenceRows
 from pilotfish.draft.combined import drafters_of
 from pilotfish.draft.lm import LMDrafter
-from pilotfish.model.pacer import Pacer, held
-from pilotfish.model.runner import NO_NODES, Runner, SequenceRows
 
 logger = logging.getLogger(__name__)
 
@@ -24,41 +23,39 @@ REPEATS = 3
 PATIENCE = 1.0
 
 
-def step_costs(runner: Runner, config: EngineConfig, pacer: Pacer | None = None) -> StepCosts:
-    """Seconds of a forward by rows, held back by `pacer`."""
+def step_costs(executor: Executor, max_rows: int) -> StepCosts:
+    """Seconds of a forward by rows, `max_rows` at most."""
     began, seconds = time.perf_counter(), dict[int, float]()
-    most = min(config.max_rows, runner.num_slots, runner.model.shape.context)
+    most = min(max_rows, executor.num_slots, executor.context)
     for rows in (knot for knot in KNOTS if knot <= most):
-        seconds[rows] = forward_seconds(runner, rows, pacer)
+        seconds[rows] = forward_seconds(executor, rows)
         if len(seconds) > 2 and time.perf_counter() - began > PATIENCE:
             break
-    return StepCosts(seconds, runner.padded)
+    return StepCosts(seconds, executor.padded)
 
 
-def forward_seconds(runner: Runner, rows: int, pacer: Pacer | None = None) -> float:
-    """Held back by `pacer`, least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first
-    slots: only while idle."""
-    rows = min(rows, runner.model.shape.context)
+def forward_seconds(executor: Executor, rows: int) -> float:
+    """Least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first slots: only while idle."""
+    rows = min(rows, executor.context)
     tokens, slots = [0] * rows, np.arange(rows, dtype=np.int32)
     sequence = SequenceRows(0, tokens, slots, NO_NODES, kept=range(rows))
-    return min(_timed(runner, sequence, pacer) for _ in range(REPEATS))
+    return min(_timed(executor, sequence) for _ in range(REPEATS))
 
 
-def _timed(runner: Runner, sequence: SequenceRows, pacer: Pacer | None) -> float:
+def _timed(executor: Executor, sequence: SequenceRows) -> float:
     began = time.perf_counter()
-    with held(pacer, sequence.num_rows):
-        runner.forward([sequence]).sum().item()  # waits for the device
+    executor.execute([sequence], NO_SAMPLING)
     return time.perf_counter() - began
 
 
-def make_budget(config: EngineConfig, runner: Runner, drafter: Drafter, pacer: Pacer | None = None) -> Budget:
-    """The budget that `config` describes; `pacer` is the target's. An adaptive one has the runners' forwards measured:
-    only while idle."""
+def make_budget(config: EngineConfig, executor: Executor, drafter: Drafter) -> Budget:
+    """The budget that `config` describes for a target's executor. An adaptive one has forwards measured: only while
+    idle."""
     if isinstance(drafter, NoDrafter) or config.budget == "fixed":
         return FixedBudget(config.nodes, config.levels)
     lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
-    level_seconds = 0.0 if lm is None else forward_seconds(lm.runner, config.width, lm.pacer)
-    costs = step_costs(runner, config, pacer)
+    level_seconds = 0.0 if lm is None else forward_seconds(lm.executor, config.width)
+    costs = step_costs(executor, config.max_rows)
     if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
         reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"
         logger.warning(reason, 1000 * level_seconds, 1000 * saved)

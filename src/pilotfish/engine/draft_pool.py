@@ -22,6 +22,7 @@ from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import Signals, Stopped, die_with_parent, name_process, remove_directory
 from pilotfish.model.loader import DTYPES, load_model
 from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
 from pilotfish.observe.records import Timeline, part_of
@@ -41,14 +42,16 @@ def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None)
         die_with_parent(signal.SIGHUP)
         keys = load_pool_keys(config.key, config.allow)
         with closing(ListeningChannel(config.listen, keys, insecure=config.insecure)) as channel:
-            worker = make_worker(config, channel)
+            pace = config.model.paces.draft
+            pacer = None if pace is None else Pacer("draft", pace)
+            worker = make_worker(config, channel, pacer)
             logger.info("%s listens at %s", config.name, channel.endpoint)
             ready(channel.endpoint)
             with _traced(worker, config):
                 signals.wake = channel.wake
                 worker.run(signals.stopped)
-            if worker.grower.pacer is not None:
-                _report_pacing(worker.grower.pacer.pacing())
+            if pacer is not None:
+                _report_pacing(pacer.pacing())
     if signals.received == signal.SIGHUP:
         remove_directory()
 
@@ -74,20 +77,19 @@ def _traced(worker: DraftWorker, config: DraftConfig) -> Iterator[None]:
         timeline.close()
 
 
-def make_worker(config: DraftConfig, channel: Channel) -> DraftWorker:
-    """The worker over a model loaded and warmed up as `config` says."""
+def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = None) -> DraftWorker:
+    """The worker over a model loaded and warmed up as `config` says; `pacer` holds back each level."""
     model = config.model
     if model.core_set:
         os.sched_setaffinity(0, model.core_set)
     torch.set_num_threads(model.num_threads)
     tokenizer = load_tokenizer(model.target)
     memory = plan_memory(model)
-    pacer = None if model.paces.draft is None else Pacer("draft", model.paces.draft)
     loaded = load_model(
         model.target, DTYPES[model.dtype], device_of(model), eager=model.eager, quantization=model.quantization
     )
-    runner = Runner(loaded, memory.slots)
+    executor = TorchExecutor(Runner(loaded, memory.slots), pacer, len(tokenizer))
     table = SessionTable(SlotPool(memory.slots))
     identity = DraftIdentity(model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer))
     machine = DraftMachine(identity, table, LevelShape(config.leaves, config.children), loaded.shape.context)
-    return DraftWorker(machine, Grower(runner, table, config.children, len(tokenizer), pacer), channel)
+    return DraftWorker(machine, Grower(executor, table, config.children), channel)

@@ -24,8 +24,9 @@ from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.plain_values import plain
 from pilotfish.core.request import FinishReason, Request, check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Commit, Scheduler
+from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
+from pilotfish.core.step import RequestCommit
 from pilotfish.core.vocabulary import added_tokens
 from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter, TreeShape
@@ -39,6 +40,7 @@ from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
 from pilotfish.engine.sample import Sample, SampleDelta, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer, Pacing
@@ -66,6 +68,7 @@ class Engine:
         engine ends them."""
         self.config = config
         self.remote: RemoteDrafts | None = None
+        self.draft_runner: Runner | None = None  # of a draft in this process
         self._workers = workers
         self._pacers: list[Pacer] = []
         self._timeline: Timeline | None = None
@@ -88,12 +91,12 @@ class Engine:
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.model = load(config, config.target, config.max_model_len)
-        runner = Runner(self.model, self.memory.slots)
-        pacer = self._pacer("target", config.paces.target)
+        self.runner = Runner(self.model, self.memory.slots)
+        executor = TorchExecutor(self.runner, self._pacer("target", config.paces.target))
         self.drafter = drafter or self._make_drafter()
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
-        budget = make_budget(config, runner, self.drafter, pacer)
-        self.worker = TargetWorker(runner, scheduler, self.drafter, budget, pacer)
+        budget = make_budget(config, executor, self.drafter)
+        self.worker = TargetWorker(executor, scheduler, self.drafter, budget)
         self.reset_pacing()  # what was measured at start is no part of a run
         if config.trace is not None:
             self._timeline = Timeline(part_of(config.trace, "target"), "target")
@@ -143,10 +146,9 @@ class Engine:
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
         unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self.tokenizer).keys()
-        pacer = self._pacer("draft", config.paces.draft)
-        runner = Runner(load(config, config.draft), self.memory.slots)
-        shape = TreeShape(width=config.width)
-        return LMDrafter(runner, shape, self.model.shape.vocab_size, pacer, unshared=frozenset(unshared))
+        self.draft_runner = Runner(load(config, config.draft), self.memory.slots)
+        executor = TorchExecutor(self.draft_runner, self._pacer("draft", config.paces.draft), self.model.shape.vocab_size)
+        return LMDrafter(executor, TreeShape(width=config.width), unshared=frozenset(unshared))
 
     def _make_remote_drafter(self) -> RemoteDrafter:
         config = self.config
@@ -271,7 +273,7 @@ class Engine:
             self._samples[request.id].scheduled_at(began)
         return [self._deliver(commit) for commit in commits]
 
-    def _deliver(self, commit: Commit) -> SampleDelta:
+    def _deliver(self, commit: RequestCommit) -> SampleDelta:
         sample = self._samples[commit.request.id]
         if commit.request.finish_reason is not None:
             self._finish(sample, commit.request.finish_reason)

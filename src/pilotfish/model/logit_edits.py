@@ -12,17 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pilotfish.core.executor import Sampling
 from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.sampling_params import SamplingParams
 
 
-def edited(logits: torch.Tensor, edits: Sequence[LogitEdits | None], params: Sequence[SamplingParams]) -> torch.Tensor:
-    """z of design: logits after each row's rules. logits [rows, vocab] -> float64 [rows, vocab], or `logits` itself
-    where no row has any. The logits may cover a part of the vocabulary (a draft's): ids beyond it are skipped."""
-    if all(edit is None for edit in edits):
+def edited(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Logits [samples, vocab] after each row's rules, float64; or `logits` itself where no row has any. They may cover
+    a part of the vocabulary (a draft's): ids beyond it are skipped."""
+    present = [(row, edit) for row, edit in enumerate(sampling.edits) if edit is not None]
+    if not present:
         return logits
+    params = [sampling.params[sequence] for sequence in sampling.sequences.tolist()]
     scores = logits.to(torch.float64, copy=True)
-    present = [(row, edit) for row, edit in enumerate(edits) if edit is not None]
     _keep_allowed(scores, present)
     _add_bias(scores, present)
     _penalize(scores, present, params)

@@ -1,0 +1,136 @@
+"""The seam between policy and devices: rows of many sequences go in, tokens come out. Plain arrays on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.logit_rules import LogitEdits
+from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.tree import Floats, Ints, TokenTree
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """Tree nodes that get a row each, parents first. A node may have ancestors without a row here: those were computed
+    earlier, and only their slots matter."""
+
+    tokens: Ints  # [n]
+    depths: Ints  # [n], from 1
+    paths: NDArray[np.int32]  # [n, deepest], slots from below the root down to the node's own, then anything
+
+    @classmethod
+    def of(cls, tree: TokenTree, slots: NDArray[np.int32], nodes: Ints | None = None) -> NodeRows:
+        """`nodes` of `tree`, each after its ancestors, or all. `slots` [len(tree)]: only those on their paths count."""
+        nodes = np.arange(len(tree)) if nodes is None else nodes
+        return cls(tree.tokens[nodes], tree.depths[nodes], tree.along_paths(slots, nodes))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def span(self, first: int, end: int) -> NodeRows:
+        """The nodes [first, end)."""
+        return NodeRows(self.tokens[first:end], self.depths[first:end], self.paths[first:end])
+
+    @property
+    def deepest(self) -> int:
+        return int(self.paths.shape[1])
+
+    @property
+    def slots(self) -> NDArray[np.int32]:
+        """The nodes' own. [n]"""
+        own: NDArray[np.int32] = self.paths[np.arange(len(self)), self.depths - 1]
+        return own
+
+
+NO_NODES = NodeRows(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), np.int32))
+
+
+@dataclass(frozen=True)
+class SequenceRows:
+    """One sequence's rows: committed tokens [start, start + len(tokens)), then nodes of a tree.
+
+    position   0 ...... start ...... prefix - 1 | prefix ......
+    slots      prefix_slots                     | nodes.paths
+    rows                [ tokens .............. | nodes ...... ]
+    """
+
+    start: int
+    tokens: Sequence[int]
+    prefix_slots: NDArray[np.int32]  # [start + len(tokens)]
+    nodes: NodeRows
+    kept: Sequence[int]  # offsets in `tokens`, ascending, of rows whose logits are wanted; those of nodes always are
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens) + len(self.nodes)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn after rows of a forward. Many samples share the parameters and the seed of a sequence."""
+
+    rows: Ints  # [samples], which of the kept rows
+    params: Sequence[SamplingParams]  # [sequences]
+    seeds: Sequence[int]  # [sequences]
+    sequences: Ints  # [samples], whose parameters and seed
+    positions: Ints  # [samples], index in its sequence, prompt included, of the token that the row gives
+    edits: Sequence[LogitEdits | None] = ()  # [samples], or empty: no sequence has rules on logits
+    children: int = 0  # 0: draw the token; k: the k tokens that are likeliest to be drawn, and their chances
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+NO_SAMPLING = Sampling(np.zeros(0, np.int64), (), (), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
+class ForwardSeconds:
+    """Where the time of a forward went. A pace counts as time of the model."""
+
+    prepare: float = 0.0  # tensors of the rows
+    model: float = 0.0
+    sample: float = 0.0
+
+
+def _no_logprobs(rows: Sequence[int], tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
+    raise NotImplementedError("this executor reports no log-probabilities")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a forward."""
+
+    tokens: Ints  # [samples], NO_TOKEN after rows whose logits are not finite; [samples, k] with children
+    log_chances: Floats | None = None  # [samples, k] with children: -inf where fewer than k tokens are possible
+    broken: Sequence[int] = ()  # kept rows whose logits are not finite
+    #: (kept rows, a token after each, n) -> log-probabilities of the tokens and of the n likeliest, raw logits.
+    logprobs: Callable[[Sequence[int], Sequence[int], int], list[TokenLogprobs]] = field(default=_no_logprobs)
+    seconds: ForwardSeconds = ForwardSeconds()
+
+
+class Executor(Protocol):
+    """One model over a pool of KV slots, on whatever device."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def context(self) -> int:
+        """Positions that the model knows."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def padded(self, rows: int) -> int:
+        """Rows that the device runs for a forward of `rows`."""
+
+    def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
+        """Write KV of all rows into their slots and sample. Kept rows count in order: of each sequence the committed
+        rows in `kept`, then its nodes."""

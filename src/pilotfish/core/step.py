@@ -1,0 +1,137 @@
+"""One step of the target: which rows it runs and what it adds to each request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.executor import NO_NODES, NodeRows, Sampling, SequenceRows
+from pilotfish.core.logit_rules import LogitEdits
+from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.request import Request
+from pilotfish.core.slots import Slots
+from pilotfish.core.tree import ROOT, Forest, Ints
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Committed tokens [num_computed, num_computed + count) of a request, chosen for a step."""
+
+    request: Request
+    count: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether it reaches the last committed token, so that the step samples the token that follows."""
+        return self.count == self.request.num_pending
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The chunks of a step, before any guess."""
+
+    chunks: list[Chunk]
+    preempted: list[Request]  # back in the queue, without KV: whatever is kept for them elsewhere can go
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward: each request's chunk, then the nodes of its tree."""
+
+    chunks: list[Chunk]
+    samples: NDArray[np.bool_]  # [chunks], whether the last row of the chunk and every node of its tree give a token
+    scored: list[range]  # [chunks], indices of prompt tokens whose rows score the token that follows
+    slots: list[Slots]  # [chunks], of the chunks' tokens
+    forest: Forest  # a tree for each chunk that samples
+    node_slots: Slots  # [nodes]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(chunk.count for chunk in self.chunks) + len(self.forest)
+
+    @property
+    def num_samples(self) -> int:
+        return self.forest.num_trees + len(self.forest)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those of the forest's trees."""
+        return [chunk.request for chunk, samples in zip(self.chunks, self.samples, strict=True) if samples]
+
+    def rows(self) -> list[SequenceRows]:
+        """As the executor takes them."""
+        nodes, spans = NodeRows.of(self.forest.nodes, self.node_slots), pairwise(self.forest.starts.tolist())
+        rows = []
+        for chunk, samples, scored, slots in zip(self.chunks, self.samples, self.scored, self.slots, strict=True):
+            request, begin = chunk.request, chunk.request.num_computed
+            kept = [*(index - begin for index in scored), *([chunk.count - 1] if samples else [])]
+            prefix = np.concatenate((request.slots[:begin], slots))
+            tokens = request.tokens[begin : begin + chunk.count]
+            rows.append(SequenceRows(begin, tokens, prefix, nodes.span(*next(spans)) if samples else NO_NODES, kept))
+        return rows
+
+    def sampling(self) -> Sampling:
+        """A sample after each root and each node: a tree's root, its nodes, the next tree's root."""
+        requests, forest = self.requests, self.forest
+        sequences = np.repeat(np.arange(forest.num_trees), self._samples_by_tree())
+        positions = np.array([len(request.tokens) for request in requests], np.int64)[sequences]
+        positions[forest.sample_of_node] += forest.nodes.depths
+        params, seeds = [request.params for request in requests], [request.seed for request in requests]
+        return Sampling(self.sample_rows, params, seeds, sequences, positions, self._edits(requests))
+
+    def _edits(self, requests: Sequence[Request]) -> list[LogitEdits | None]:
+        """What the rules of requests do to each sample; nothing where no request has any."""
+        if all(request.rules is None for request in requests):
+            return []
+        edits: list[LogitEdits | None] = []
+        for request, (first, end) in zip(requests, pairwise(self.forest.starts.tolist()), strict=True):
+            if request.rules is None:
+                edits += [None] * (1 + end - first)
+            else:
+                paths = (self.forest.nodes.path_tokens(node) for node in (ROOT, *range(first, end)))
+                edits += [request.rules.edits(path) for path in paths]
+        return edits
+
+    @property
+    def sample_rows(self) -> Ints:
+        """Which of the kept rows sample. [num_samples]"""
+        scored_before = self._scored_until()[self.samples]
+        return np.arange(self.num_samples) + np.repeat(scored_before, self._samples_by_tree())
+
+    def scoring_rows(self) -> dict[int, range]:
+        """Kept rows that score prompt tokens, by request id, where there are any."""
+        sampling = np.zeros(len(self.chunks), np.int64)
+        sampling[self.samples] = self._samples_by_tree()
+        ends = (self._scored_until() + np.cumsum(sampling) - sampling).tolist()
+        entries = zip(self.chunks, self.scored, ends, strict=True)
+        return {chunk.request.id: range(end - len(scored), end) for chunk, scored, end in entries if scored}
+
+    def _samples_by_tree(self) -> Ints:
+        return np.diff(self.forest.starts) + 1
+
+    def _scored_until(self) -> Ints:
+        """Kept rows that score, of each chunk and those before it. [chunks]"""
+        return np.cumsum([len(scored) for scored in self.scored], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class RequestCommit:
+    """The tokens that a step added to one request. The draft guessed all but the last."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)  # none where only prompt tokens were scored, or it failed
+    path: list[int] = field(default_factory=list)  # nodes of the step's forest that guessed the first of `tokens`
+    origins: list[str] = field(default_factory=list)  # [path]
+    samples: list[int] = field(default_factory=list)  # [tokens], which of the step's samples each token is
+    scored: range = range(0)  # indices of prompt tokens whose rows scored the token that follows
+    nodes: int = 0  # of its tree, that were verified
+    logprobs: Sequence[TokenLogprobs] = ()  # of `tokens`, where the request asks for them
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt tokens after `scored`
+
+    @property
+    def accepted(self) -> int:
+        return len(self.origins)
