@@ -203,6 +203,17 @@ def random_tree(rng: np.random.Generator, vocab_size: int, nodes: int) -> TokenT
     return tree.tree()
 
 
+def paths_of(tree: TokenTree) -> dict[tuple[int, ...], float]:
+    """Score of every path, by its tokens."""
+    return {tuple(tree.path_tokens(node)): float(tree.scores[node]) for node in range(len(tree))}
+
+
+def children_of(tree: TokenTree, node: int) -> list[int]:
+    """Indices, in order of arrival."""
+    children: list[int] = np.flatnonzero(tree.parents == node).tolist()
+    return children
+
+
 class RandomDrafter:
     """Guesses at random, knows nothing: the worst draft that is still polite."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import check_tree
 
-from pilotfish.core.lookahead import NO_SLOT, Lookahead, GrownTree
+from pilotfish.core.lookahead import NO_SLOT, GrownTree, Lookahead
 
 DEEP = 1000
 

@@ -11,10 +11,11 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from support import RowSampling, sampling_of, CONTEXT, VOCAB, native_model
+from support import CONTEXT, VOCAB, RowSampling, native_model, sampling_of
 
 from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
 from pilotfish.core.draft_sessions import DraftSession, SessionTable
+from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.lookahead import Lookahead
@@ -34,7 +35,6 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.grower import Grower
 from pilotfish.draft.worker import DraftWorker
-from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
 from pilotfish.model.sampling import likely_tokens

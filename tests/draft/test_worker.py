@@ -15,7 +15,7 @@ from support import CONTEXT, VOCAB, edit_tensors, write_model
 from pilotfish.core import draft_machine, draft_sessions
 from pilotfish.core.draft_sessions import FORGOTTEN, IDLE, LevelPart
 from pilotfish.core.level_choice import WHOLE_CHUNK, LevelShape
-from pilotfish.core.lookahead import Nodes
+from pilotfish.core.lookahead import GrownTree
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
@@ -234,7 +234,7 @@ def test_accepted_nodes_keep_their_kv(rig: Rig) -> None:
     session = rig.session()
     nodes = session.tree.nodes
     deepest = int(np.argmax(np.where(nodes.slots >= 0, nodes.depths, 0)))
-    path = session.tree.path_tokens(deepest)
+    path = nodes.path_tokens(deepest)
     slots = [int(nodes.slots[i]) for i in nodes.follow(path)]
     told.commit(path)
     rows = rig.worker.machine.counts.rows
@@ -558,7 +558,7 @@ def test_a_sequence_is_not_forgotten_for_the_time_that_its_prompt_took(
     """Its target hears nothing meanwhile, greets, and keeps its commits back."""
     grow = rig.worker.grower.grow
 
-    def slow(level: list[LevelPart]) -> list[Nodes]:
+    def slow(level: list[LevelPart]) -> list[GrownTree]:
         rig.now += FORGOTTEN + 5.0 if level[0].pending else 0.001
         rig.say(TARGET, HELLO)
         return grow(level)

@@ -16,7 +16,7 @@ from pilotfish.engine import costs
 
 def test_costs_of_every_row_count_up_to_a_full_step(llama: Path) -> None:
     loaded = make_engine(llama, max_rows=24)
-    measured = costs.step_costs(loaded.worker.executor, loaded.config)
+    measured = costs.step_costs(loaded.worker.executor, loaded.config.max_rows)
     seconds = measured.over(np.arange(1, 25))
     assert (seconds > 0).all() and (np.diff(seconds) >= 0).all()
 

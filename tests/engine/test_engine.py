@@ -6,6 +6,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import engine as engines
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError, PromptError
+from pilotfish.model import executor
 from pilotfish.observe.records import StepRecord
-from pilotfish.target import worker
 
 SYNC = {"mode": "sync", "nodes": 8, "levels": 3, "width": 3}
 
@@ -371,9 +372,7 @@ class UncertainDrafter(RandomDrafter):
 
     def propose(self, requests: Sequence[Any], limits: DraftLimits) -> list[Any]:
         trees = super().propose(requests, limits)
-        for tree in trees:
-            tree.scores[1:] = [math.nan] * len(tree)
-        return trees
+        return [replace(tree, scores=np.full(len(tree), math.nan)) for tree in trees]
 
 
 @pytest.mark.parametrize("budget", ["auto", "fixed"])
@@ -479,7 +478,7 @@ def test_log_probabilities_that_fail_end_their_step_alone(
     samples = [engine.submit(snippet, params(logprobs=1))[0] for snippet in SNIPPETS[:3]]
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "token_logprobs", lambda *_: 1 / 0)
+        patch.setattr(executor, "token_logprobs", lambda *_: 1 / 0)
         with pytest.raises(EngineError, match="ZeroDivisionError"):
             engine.step()
     assert [s.finish_reason for s in samples] == [FinishReason.ABORT, FinishReason.ABORT, None]

@@ -5,12 +5,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import Mock
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from support import RowSampling, sampling_of, KINDS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, edit_tensors, make_engine, run
+from support import (
+    KINDS,
+    SNIPPETS,
+    VOCAB,
+    RandomDrafter,
+    RowSampling,
+    assert_idle,
+    edit_tensors,
+    make_engine,
+    run,
+    sampling_of,
+)
 
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import FinishReason, Request

@@ -142,7 +142,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> set[int]:
             self: Any, requests: Sequence[Request], limits: DraftLimits, own: Any = propose
         ) -> list[TokenTree]:
             trees: list[TokenTree] = own(self, requests, limits)
-            seen.update(token for tree in trees for token in tree.tokens[1:])
+            seen.update(token for tree in trees for token in tree.tokens.tolist())
             return trees
 
         monkeypatch.setattr(kind, "propose", watching)

@@ -12,7 +12,7 @@ from support import CONTEXT, KINDS, VOCAB, WINDOW, native_model, random_tree, ti
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import ROOT, TokenTree
 from pilotfish.model.loader import load_model
 from pilotfish.model.runner import Runner
 
@@ -156,7 +156,7 @@ def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
         tokens = tokens_of(length, length)
         tree = random_tree(np.random.default_rng(length), VOCAB, 6)
         got = bench.logits(bench.rows(tokens, tree))
-        for row, node in enumerate((0, *tree.nodes())):
+        for row, node in enumerate((ROOT, *range(len(tree)))):
             ids = torch.tensor([tokens + tree.path_tokens(node)])
             with torch.inference_mode():
                 expected = reference(ids).logits[0, -1]
@@ -177,7 +177,7 @@ def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dty
             trunk += bench.take(1)
             rows = SequenceRows(length - 1, whole[length - 1 : length], np.array(trunk, np.int32), NO_NODES, [0])
             alone = bench.logits(rows)
-        assert torch.equal(alone[0], together[1 + node - 1]), f"node {node}"
+        assert torch.equal(alone[0], together[1 + node]), f"node {node}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

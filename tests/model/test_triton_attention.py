@@ -18,13 +18,13 @@ from tree_rows import TreeRows, shifted
 
 pytest.importorskip("triton")
 
+from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model import attention, native, triton_attention
 from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.experts import use_library_experts
 from pilotfish.model.graphs import recordable
 from pilotfish.model.loader import LoadedModel, ModelShape, load_model
 from pilotfish.model.metadata import GenerationConfig
-from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.runner import Runner
 from pilotfish.model.triton_attention import triton_tree_attention
 

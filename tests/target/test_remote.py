@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from side import LIMITS, NODES, VOCAB, Side, load, make_request, tree
-from support import limits
+from support import limits, paths_of
 
 from pilotfish.core.messages import CONNECTION, Close, Commit, Hello, Open, Peer, Refuse, Resync
 from pilotfish.core.pools import MAX_FAULTS, PAUSE, SILENCE
@@ -49,16 +49,15 @@ def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:
     message = opened(side, request)
     side.hear(tree(message, 0, 5, *NODES))
     (proposed,) = side.propose(request)
-    assert (proposed.tokens[1:], proposed.parents[1:]) == ([7, 8, 9], [0, 0, 1])
-    assert proposed.scores[1:] == [-0.5, -1.0, -0.75]
+    assert paths_of(proposed) == {(7,): -0.5, (8,): -1.0, (7, 9): -0.75}
     side.commit(request, 7)
     (commit,) = side.said(Commit)
     assert (commit.session, commit.generation, commit.base_len, commit.tokens, commit.wanted) == (1, 1, 5, [7], 256)
     (proposed,) = side.propose(request)
-    assert proposed.tokens[1:] == [9]
+    assert proposed.tokens.tolist() == [9]
     side.hear(tree(message, 1, 5, (4, 3, 11, -0.1), (5, 2, 12, -0.1)))  # on its way meanwhile
     (proposed,) = side.propose(request)
-    assert proposed.tokens[1:] == [9, 11]
+    assert proposed.tokens.tolist() == [9, 11]
     counts = side.drafter.machine.counts
     assert (counts.hits, counts.misses, counts.trees, counts.nodes) == (1, 0, 2, 5)
     assert side.drops() == {"late_nodes": 1}
@@ -324,9 +323,9 @@ def test_random_messages_never_raise_and_trees_stay_verifiable() -> None:
         asked = [r for r in requests.values() if rng.random() < 0.7]
         for request, proposed in zip(asked, side.propose(*asked), strict=True):
             served += len(proposed) > 0
-            assert all(0 <= token < VOCAB for token in proposed.tokens[1:])
+            assert all(0 <= token < VOCAB for token in proposed.tokens)
             assert all(score <= 0 for score in proposed.scores) and len(proposed) <= LIMITS.nodes
-            node = int(rng.integers(len(proposed) + 1))
+            node = int(rng.integers(len(proposed) + 1)) - 1
             side.commit(request, *proposed.path_tokens(node), int(rng.integers(VOCAB)))
             if request.finish_reason or rng.random() < 0.1:
                 side.drafter.close(request)

@@ -21,8 +21,8 @@ from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.engine.engine import Engine, load
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError
-from pilotfish.model.pacer import Pacer
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.pacer import Pacer
 from pilotfish.model.runner import Runner
 from pilotfish.observe.records import StepRecord
 

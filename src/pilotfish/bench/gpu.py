@@ -136,7 +136,7 @@ def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: 
     from pilotfish.model.triton_attention import triton_tree_attention
 
     [batch] = Batch.build([context_and_tree(rows, VOCAB)[1]], EXACT, SLOTS)
-    place = batch.map(lambda tensor: tensor.to(device)).placement
+    place = batch.map(lambda tensor: tensor.to(device)).metadata
 
     def normal(tokens: int, heads: int) -> torch.Tensor:
         return torch.randn(tokens, heads, HEAD_DIM, dtype=dtype, device=device)

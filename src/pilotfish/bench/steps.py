@@ -22,10 +22,10 @@ from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.errors import InputError
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import DTYPES, LoadedModel
 from pilotfish.model.native import load_kernels
 from pilotfish.model.quantize import check_quantization
-from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
 
 TARGETS = ("88m", "344m")

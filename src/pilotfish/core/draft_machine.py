@@ -18,7 +18,7 @@ import numpy as np
 from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.draft_sessions import MAX_SESSIONS, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.level_choice import LevelChoice, LevelShape
-from pilotfish.core.lookahead import Nodes
+from pilotfish.core.lookahead import GrownTree
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_TEXT,
@@ -242,7 +242,7 @@ class DraftMachine:
         """Empty where nothing is to be grown."""
         return self.choice.next_level(now)
 
-    def level_done(self, level: Sequence[LevelPart], added: Sequence[Nodes], began: float, now: float) -> None:
+    def level_done(self, level: Sequence[LevelPart], added: Sequence[GrownTree], began: float, now: float) -> None:
         """A forward over `level` has added nodes to the trees of its parts."""
         self.counts.levels += 1
         self._level_seconds.observe(1, now - began)
@@ -257,7 +257,7 @@ class DraftMachine:
             if len(part.leaves):
                 self._push(session, nodes)
 
-    def _push(self, session: DraftSession, added: Nodes) -> None:
+    def _push(self, session: DraftSession, added: GrownTree) -> None:
         """Tell the target of `added`, the newest nodes of the session's tree."""
         nodes = session.tree.nodes
         parents, above = np.append(nodes.ids, 0)[added.parents], np.append(nodes.scores, 0.0)[added.parents]
@@ -276,5 +276,5 @@ class DraftMachine:
 
     @property
     def wasted(self) -> int:
-        """Nodes that were dropped without being committed."""
+        """GrownTree that were dropped without being committed."""
         return self.counts.nodes - self.counts.used - sum(len(session.tree) for session in self.table)

@@ -214,7 +214,7 @@ class LMDrafter:
                 tree.add(expanded[row], token, float(scores[row, column]), LM)
 
     def _sampling(self, requests: Sequence[Request], nodes: Sequence[Sequence[int]]) -> Sampling:
-        """The target's own rules on the path to each node: a draft that ignored them would guess what is never given."""
+        """The target's rules hold on the path to each node: a draft that ignored them would guess excluded tokens."""
         sequences = np.repeat(np.arange(len(requests)), [len(expanded) for expanded in nodes])
         each = [(request, node) for request, expanded in zip(requests, nodes, strict=True) for node in expanded]
         lengths = [len(request.tokens) + self._depth(request, node) for request, node in each]

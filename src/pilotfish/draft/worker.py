@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from pilotfish.core.draft_machine import REPORT, DraftMachine
 from pilotfish.core.draft_sessions import LevelPart
-from pilotfish.core.lookahead import Nodes
+from pilotfish.core.lookahead import GrownTree
 from pilotfish.draft.grower import Grower
 from pilotfish.errors import WireError
 from pilotfish.observe.records import LevelRecord, ObserveLevel
@@ -88,7 +88,7 @@ class DraftWorker:
         self.machine.outbox.clear()
         self.machine.notices.clear()
 
-    def _record(self, level: Sequence[LevelPart], added: Sequence[Nodes], began: float) -> None:
+    def _record(self, level: Sequence[LevelPart], added: Sequence[GrownTree], began: float) -> None:
         """Observe the level, and what became of the nodes of earlier ones since the level before."""
         used, wasted = self.machine.counts.used, self.machine.wasted
         self.observe(

@@ -20,9 +20,9 @@ from pilotfish.draft.grower import Grower
 from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import Signals, Stopped, die_with_parent, name_process, remove_directory
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import DTYPES, load_model
 from pilotfish.model.metadata import load_tokenizer
-from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
 from pilotfish.observe.records import Timeline, part_of

@@ -147,7 +147,9 @@ class Engine:
         refuse_unequal_tokenizers(config.target, config.draft)
         unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self.tokenizer).keys()
         self.draft_runner = Runner(load(config, config.draft), self.memory.slots)
-        executor = TorchExecutor(self.draft_runner, self._pacer("draft", config.paces.draft), self.model.shape.vocab_size)
+        executor = TorchExecutor(
+            self.draft_runner, self._pacer("draft", config.paces.draft), self.model.shape.vocab_size
+        )
         return LMDrafter(executor, TreeShape(width=config.width), unshared=frozenset(unshared))
 
     def _make_remote_drafter(self) -> RemoteDrafter:

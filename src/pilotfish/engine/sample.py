@@ -12,7 +12,7 @@ from tokenizers.decoders import DecodeStream
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Commit
+from pilotfish.core.step import RequestCommit
 from pilotfish.errors import EngineError
 
 #: Last tokens of a prompt that a decoder needs to continue its text.
@@ -46,7 +46,7 @@ class Sample:
         if self.scheduled is None:
             self.scheduled = now
 
-    def add(self, commit: Commit) -> SampleDelta:
+    def add(self, commit: RequestCommit) -> SampleDelta:
         self.token_ids.extend(commit.tokens)
         self.logprobs.extend(commit.logprobs)
         self.prompt_logprobs.extend(commit.prompt_logprobs)
@@ -101,7 +101,7 @@ class SampleDelta:
     """A step's commit to one sample, with its text."""
 
     sample: Sample
-    commit: Commit
+    commit: RequestCommit
     text: str
     ends: list[int]  # [tokens] characters of the sample's whole text after each token
 

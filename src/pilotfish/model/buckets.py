@@ -15,7 +15,7 @@ class Buckets:
 
     rows: tuple[int, ...] = ()
     sequences: tuple[int, ...] = ()
-    trunk: tuple[int, ...] = ()  # positions
+    prefix: tuple[int, ...] = ()  # positions
     path: tuple[int, ...] = ()  # nodes
 
     def pad_rows(self, rows: int) -> int:
@@ -35,7 +35,7 @@ def bucket(size: int, sizes: tuple[int, ...]) -> int:
 EXACT = Buckets()
 #: Library matrix products on a CPU give a row the same bits at every row count from 16 up, others below.
 LIBRARY = Buckets(rows=(16, 32, 64, 128, 256, 512, 1024))
-_WIDTHS = {"sequences": POWERS[::3], "trunk": POWERS[10:], "path": POWERS[3::3]}
+_WIDTHS = {"sequences": POWERS[::3], "prefix": POWERS[10:], "path": POWERS[3::3]}
 #: cuBLAS chooses a kernel by the row count, and kernels differ in the order of their sums. So in float32 there is one
 #: row count, and more rows run as several forwards; in bfloat16, where equal bits are not promised, there are a few.
 CUDA = {
