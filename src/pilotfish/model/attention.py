@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
-BLOCK = 64  # kBlock in kernels.cpp
-
 
 @dataclass(frozen=True)
 class AttentionMetadata:

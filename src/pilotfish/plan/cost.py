@@ -31,8 +31,6 @@ class Overheads:
 
 #: Fitted to Llama-3.1 70B on one and 405B on four H200 in FP8, batch 1: 51.14 and 33.46 tokens/s (NVIDIA, 2024).
 TENSORRT_LLM = Overheads(layer=28e-6, all_reduce=6e-6)
-#: A research engine in Python (arXiv 2603.03251), fitted to 70B on four H100 in bfloat16, batch 1: 54 tokens/s.
-SSD_ENGINE = Overheads(layer=67e-6, all_reduce=6e-6)
 
 
 def step_seconds(
