@@ -12,7 +12,7 @@ from pilotfish.config import Quantization
 from pilotfish.model import native
 from pilotfish.model.checkpoint import meta_module
 from pilotfish.model.loader import load_config, runs_native, shape_of
-from pilotfish.model.native_modules import is_plain
+from pilotfish.model.native_modules import PLAIN
 
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
 _QUANTIZING = 14
@@ -47,7 +47,7 @@ def footprint(
     sizes = _Sizes(size, packed, quantization != "none", bool(config.tie_word_embeddings))
     linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
     inner = max(m.out_features for m in linears if m is not module.lm_head)
-    angles = 2 * shape.context * shape.head_dim * size if packed and is_plain(module) else 0
+    angles = 2 * shape.context * shape.head_dim * size if packed and type(module).__name__ in PLAIN else 0
     return Footprint(
         parameters=sum(p.numel() for p in module.parameters()),
         weights=sum(sizes.of(m, head=m is module.lm_head) for m in module.modules()) + angles,

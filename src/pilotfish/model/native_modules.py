@@ -190,7 +190,7 @@ def with_kernels(model: Any, context: int) -> Any:
     if cap:
         model.lm_head = CappedLinear(model.lm_head, cap)
         model.config.final_logit_softcapping = None
-    return PlainDecoder(model, context) if is_plain(model) else model
+    return PlainDecoder(model, context) if type(model).__name__ in PLAIN else model
 
 
 def replace_parts(module: torch.nn.Module) -> None:
@@ -245,10 +245,6 @@ def joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
     biased = linears[0].bias is not None
     bias = torch.cat([x.bias for x in linears]) if biased else None
     return linear_of(concatenated([x.weight for x in linears]), bias)
-
-
-def is_plain(model: torch.nn.Module) -> bool:
-    return type(model).__name__ in PLAIN
 
 
 @dataclass(frozen=True)
