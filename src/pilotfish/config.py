@@ -227,6 +227,8 @@ class ServerConfig:
     max_body_bytes: Annotated[int, limit("Of a request.", 1024, 1 << 30)] = 4 << 20
     max_prompts: Annotated[int, limit("Of a request.", 1, 1 << 12)] = 64
     max_n: Annotated[int, limit("Outputs of a prompt.", 1, MAX_SAMPLES)] = 16
+    max_queued_requests: Annotated[int, limit("Sequences that may wait beyond those that run.", 0, 1 << 20)] = 256
+    max_queued_tokens: Annotated[int, limit("Tokens of them; 0: four times the KV pool.", 0, 1 << 40)] = 0
     read_timeout: Annotated[float, timeout("Seconds that a client has to send a request.")] = 30.0
     request_timeout: Annotated[float, timeout("Seconds that a request may take.")] = 600.0
     write_timeout: Annotated[float, timeout("Seconds that a reader may take nothing.")] = 30.0

@@ -16,7 +16,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
-from pilotfish.server.limits import Admission, QueueLimits, RequestGuard
+from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.routes import make_app
 from pilotfish.wire.serving import Delta, Finish, Identity, Status, StepReport, Verified
 
@@ -149,7 +149,7 @@ def logprob(token: int, n: int) -> TokenLogprobs:
 
 def application(engine: Engine, guard: Any = None, **config: Any) -> Any:
     """A server over `engine`, open to everybody where there is no `guard`."""
-    open_guard = RequestGuard(Keyring([]), Admission(QueueLimits()), ServerMetrics("tiny"))
+    open_guard = RequestGuard(Keyring([]), Admission(ServerConfig()), ServerMetrics("tiny"))
     return make_app(engine, ServerConfig(**config), guard or open_guard)  # type: ignore[arg-type]
 
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pilotfish.config import ServerConfig
 from pilotfish.errors import ParameterError, UnknownOptionError
 from pilotfish.server.auth import ANONYMOUS, Caller
-from pilotfish.server.limits import Admission, QueueLimits, RequestCost, Reservation
+from pilotfish.server.limits import Admission, RequestCost, Reservation
 from pilotfish.server.responses import HttpError
 
 TARGET = msgspec.structs.replace(IDENTITY, max_requests=2, kv_slots=100)
@@ -58,7 +59,7 @@ def test_what_a_request_asks_for() -> None:
 
 def test_concurrency_of_a_client_is_its_own(clock: Clock) -> None:
     admission, one, two = (
-        Admission(QueueLimits(), clock),
+        Admission(ServerConfig(), clock),
         Caller("a", max_concurrency=2),
         Caller("b", max_concurrency=1),
     )
@@ -74,7 +75,7 @@ def test_concurrency_of_a_client_is_its_own(clock: Clock) -> None:
 
 
 def test_requests_per_minute(clock: Clock) -> None:
-    admission, caller = Admission(QueueLimits(), clock), Caller("a", requests_per_minute=3)
+    admission, caller = Admission(ServerConfig(), clock), Caller("a", requests_per_minute=3)
     for _ in range(3):
         admission.admit(caller, SMALL, TARGET).release(0)
     error = refused(admission, caller)
@@ -88,7 +89,7 @@ def test_requests_per_minute(clock: Clock) -> None:
 
 
 def test_tokens_per_minute_are_settled_to_what_was_used(clock: Clock) -> None:
-    admission, caller = Admission(QueueLimits(), clock), Caller("a", tokens_per_minute=60)
+    admission, caller = Admission(ServerConfig(), clock), Caller("a", tokens_per_minute=60)
     reservation = admission.admit(caller, RequestCost((10,), 50), TARGET)
     error = refused(admission, caller, RequestCost((10,), 20))
     assert (error.code, seconds(error)) == ("rate_limit_exceeded", 30)
@@ -101,13 +102,13 @@ def test_tokens_per_minute_are_settled_to_what_was_used(clock: Clock) -> None:
 
 
 def test_more_used_than_asked_is_no_debt(clock: Clock) -> None:
-    admission, caller = Admission(QueueLimits(), clock), Caller("a", tokens_per_minute=60)
+    admission, caller = Admission(ServerConfig(), clock), Caller("a", tokens_per_minute=60)
     admission.admit(caller, RequestCost((10,), 10), TARGET).release(10**9)
     admission.admit(caller, RequestCost((10,), 30), TARGET).release()
 
 
 def test_a_refused_request_takes_nothing_of_any_rate(clock: Clock) -> None:
-    admission, caller = Admission(QueueLimits(), clock), Caller("a", requests_per_minute=2, tokens_per_minute=60)
+    admission, caller = Admission(ServerConfig(), clock), Caller("a", requests_per_minute=2, tokens_per_minute=60)
     admission.admit(caller, RequestCost((10,), 50), TARGET).release()
     for _ in range(10):
         assert "tokens_per_minute" in str(refused(admission, caller))
@@ -116,7 +117,7 @@ def test_a_refused_request_takes_nothing_of_any_rate(clock: Clock) -> None:
 
 
 def test_what_a_rate_never_allows_is_a_bad_parameter(clock: Clock) -> None:
-    admission, caller = Admission(QueueLimits(), clock), Caller("a", tokens_per_minute=60)
+    admission, caller = Admission(ServerConfig(), clock), Caller("a", tokens_per_minute=60)
     message = (
         "max_tokens: 30 is not allowed; expected fewer: prompts and outputs of 70 tokens exceed this key's "
         "tokens_per_minute, 60"
@@ -127,7 +128,7 @@ def test_what_a_rate_never_allows_is_a_bad_parameter(clock: Clock) -> None:
 
 
 def test_a_full_queue_of_sequences(clock: Clock) -> None:
-    admission = Admission(QueueLimits(max_queued_requests=3), clock)
+    admission = Admission(ServerConfig(max_queued_requests=3), clock)
     reservations = [admission.admit(ANONYMOUS, RequestCost((1, 1), 1), TARGET) for _ in range(2)]
     error = refused(admission, ANONYMOUS, RequestCost((1,), 1, n=2))
     assert (error.status, error.code) == (HTTPStatus.TOO_MANY_REQUESTS, "queue_full")
@@ -138,8 +139,8 @@ def test_a_full_queue_of_sequences(clock: Clock) -> None:
     reservations.append(admission.admit(ANONYMOUS, RequestCost((1,), 1, n=2), TARGET))
 
 
-@pytest.mark.parametrize(("limits", "allowed"), [(QueueLimits(max_queued_tokens=50), 50), (QueueLimits(), 400)])
-def test_a_full_queue_of_tokens(limits: QueueLimits, allowed: int, clock: Clock) -> None:
+@pytest.mark.parametrize(("limits", "allowed"), [(ServerConfig(max_queued_tokens=50), 50), (ServerConfig(), 400)])
+def test_a_full_queue_of_tokens(limits: ServerConfig, allowed: int, clock: Clock) -> None:
     admission = Admission(limits, clock)
     reservations = [
         admission.admit(ANONYMOUS, RequestCost((10,), 40), TARGET) for _ in range((TARGET.kv_slots + allowed) // 50)
@@ -154,7 +155,7 @@ def test_a_full_queue_of_tokens(limits: QueueLimits, allowed: int, clock: Clock)
 def test_nobody_is_turned_away_forever(clock: Clock) -> None:
     """A request above both limits of the queue waits for the others to end, then it is let in."""
     admission, large = (
-        Admission(QueueLimits(max_queued_requests=0, max_queued_tokens=1), clock),
+        Admission(ServerConfig(max_queued_requests=0, max_queued_tokens=1), clock),
         RequestCost((50,), 50, n=16),
     )
     reservation = admission.admit(ANONYMOUS, SMALL, TARGET)
@@ -164,7 +165,7 @@ def test_nobody_is_turned_away_forever(clock: Clock) -> None:
 
 
 def test_retry_after_follows_the_rate_of_completions(clock: Clock) -> None:
-    admission = Admission(QueueLimits(max_queued_requests=0), clock)
+    admission = Admission(ServerConfig(max_queued_requests=0), clock)
     running = [admission.admit(ANONYMOUS, SMALL, TARGET) for _ in range(2)]
     assert seconds(refused(admission, ANONYMOUS)) == 60  # nothing has ended yet
     for _ in range(100):
@@ -181,7 +182,7 @@ def test_retry_after_follows_the_rate_of_completions(clock: Clock) -> None:
 
 
 def test_idle_time_says_nothing_about_the_rate_of_completions(clock: Clock) -> None:
-    admission = Admission(QueueLimits(max_queued_requests=0), clock)
+    admission = Admission(ServerConfig(max_queued_requests=0), clock)
     for _ in range(100):
         reservation = admission.admit(ANONYMOUS, SMALL, TARGET)
         clock.now += 5.0
@@ -192,7 +193,7 @@ def test_idle_time_says_nothing_about_the_rate_of_completions(clock: Clock) -> N
 
 
 def test_what_is_not_released_has_used_all_and_what_is_what_it_said(clock: Clock) -> None:
-    admission, caller = Admission(QueueLimits(), clock), Caller("a", tokens_per_minute=60)
+    admission, caller = Admission(ServerConfig(), clock), Caller("a", tokens_per_minute=60)
     admission.admit(caller, RequestCost((10,), 50), TARGET).release(20)
     admission.admit(caller, RequestCost((10,), 30), TARGET)
     assert (admission.requests, admission.sequences, admission.slots) == (0, 0, 0)
@@ -200,7 +201,7 @@ def test_what_is_not_released_has_used_all_and_what_is_what_it_said(clock: Clock
 
 
 def test_a_reservation_that_is_dropped_is_released(clock: Clock) -> None:
-    admission = Admission(QueueLimits(), clock)
+    admission = Admission(ServerConfig(), clock)
 
     async def response(reservation: Reservation) -> None:
         await asyncio.sleep(0)
@@ -215,7 +216,7 @@ def test_a_reservation_that_is_dropped_is_released(clock: Clock) -> None:
 
 def test_draining_lets_nobody_in_and_waits_for_those_inside(clock: Clock) -> None:
     async def drain() -> None:
-        admission = Admission(QueueLimits(), clock)
+        admission = Admission(ServerConfig(), clock)
         assert admission.idle.is_set()
         reservations = [admission.admit(ANONYMOUS, SMALL, TARGET) for _ in range(2)]
         admission.close()
@@ -237,12 +238,12 @@ def test_draining_lets_nobody_in_and_waits_for_those_inside(clock: Clock) -> Non
 @pytest.mark.parametrize("value", [-1, 1.5, True, None, "3", 1 << 41])
 def test_limits_are_checked(field: str, value: object) -> None:
     with pytest.raises(ParameterError, match=rf"{field}: .* is not allowed; expected an integer 0 to \d+$"):
-        QueueLimits(**{field: value})  # type: ignore[arg-type]
+        ServerConfig(**{field: value})  # type: ignore[arg-type]
 
 
 def test_an_unknown_limit_is_refused() -> None:
     with pytest.raises(UnknownOptionError, match="max_queue"):
-        QueueLimits(max_queue=3)  # type: ignore[call-arg]
+        ServerConfig(max_queue=3)  # type: ignore[call-arg]
 
 
 CALLERS = (
@@ -262,7 +263,7 @@ class Interleaved(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.admission = Admission(QueueLimits(max_queued_requests=4, max_queued_tokens=150), self.clock)
+        self.admission = Admission(ServerConfig(max_queued_requests=4, max_queued_tokens=150), self.clock)
         self.inside: list[tuple[Reservation, Caller, RequestCost]] = []
         self.entries: list[tuple[float, Caller]] = []
         self.used: list[tuple[float, Caller, int]] = []
@@ -327,7 +328,7 @@ TestInterleaved = Interleaved.TestCase
 @given(st.lists(COSTS, min_size=1, max_size=30))
 def test_after_retry_after_a_rate_lets_in(costs: list[RequestCost]) -> None:
     clock = Clock()
-    admission, caller = Admission(QueueLimits(), clock), Caller("a", requests_per_minute=7, tokens_per_minute=500)
+    admission, caller = Admission(ServerConfig(), clock), Caller("a", requests_per_minute=7, tokens_per_minute=500)
     for cost in costs:
         try:
             admission.admit(caller, cost, TARGET).release()

@@ -11,11 +11,12 @@ import pytest
 from http_double import Client, Engine, application, saying, unready
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from pilotfish.config import ServerConfig
 from pilotfish.errors import EngineError, TargetUnavailable
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.tracing import Tracer
 from pilotfish.server.auth import load_keyring
-from pilotfish.server.limits import Admission, QueueLimits, RequestGuard
+from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.logs import configure
 
 COMPLETIONS = "/v1/completions"
@@ -32,7 +33,7 @@ requests_per_minute = 2
 @dataclass
 class Server:
     engine: Engine
-    limits: QueueLimits = field(default_factory=QueueLimits)
+    limits: ServerConfig = field(default_factory=ServerConfig)
     keys: Any = None
     tracer: Tracer | None = None
 
@@ -88,7 +89,7 @@ def test_a_key_brings_its_salt_and_its_rate(keyed: Server) -> None:
 
 
 def test_a_full_queue(engine: Engine) -> None:
-    server = Server(engine, QueueLimits(max_queued_requests=0))
+    server = Server(engine, ServerConfig(max_queued_requests=0))
     admit = server.admission.admit
     held = []
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from http_double import Answer, Client, Engine, Submitted, Update, application, deltas, exchange, saying
 
+from pilotfish.config import ServerConfig
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import ANONYMOUS, Caller
-from pilotfish.server.limits import Admission, QueueLimits
+from pilotfish.server.limits import Admission
 from pilotfish.server.params import Generation
 from pilotfish.server.responses import ClientGone, HttpError
 from pilotfish.wire.serving import Delta, Finish
@@ -177,7 +178,7 @@ class Recorder:
     closed: list[tuple[int, Exception | None]] = field(default_factory=list)
     refuse: tuple[str, ...] = ()
     metrics: ServerMetrics = field(default_factory=lambda: ServerMetrics("tiny"))
-    admission: Admission = field(default_factory=lambda: Admission(QueueLimits()))
+    admission: Admission = field(default_factory=lambda: Admission(ServerConfig()))
 
     def identify(self, request: Any) -> Caller:  # noqa: ARG002
         if "identify" in self.refuse:

@@ -18,7 +18,6 @@ from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.options import pick
 
-limit = partial(typer.Option, rich_help_panel="How much at a time")
 client = partial(typer.Option, rich_help_panel="Who may come")
 log = partial(typer.Option, rich_help_panel="Logs and traces")
 API_KEY_HELP = (
@@ -34,8 +33,6 @@ def serve(
     server: Given,
     model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="The target's directory, as --target.")] = None,
     api_key: Annotated[list[str] | None, typer.Option(metavar="SECRET…", help=API_KEY_HELP)] = None,
-    max_queued_requests: Annotated[int, limit(help="Sequences that may wait beyond those that run.")] = 256,
-    max_queued_tokens: Annotated[int, limit(help="Tokens of them; 0: four times the KV pool.")] = 0,
     api_keys: Annotated[Path | None, client(help="A file of keys and their limits.")] = None,
     allow_anonymous: Annotated[bool, client("--allow-anonymous", help="Listen beyond this host without keys.")] = False,
     speculative_config: Annotated[
@@ -57,21 +54,19 @@ def serve(
     if enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
     from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
-    from pilotfish.server.limits import QueueLimits
     from pilotfish.server.logs import configure
 
     keys = load_keyring(api_key or (), os.environ.get(ENVIRONMENT, ""), api_keys)
     if "VLLM_API_KEY" in os.environ and not (keys or allow_anonymous):
         raise InputError(f"VLLM_API_KEY: it is not read; give {ENVIRONMENT}, or --allow-anonymous to do without keys")
     refuse_open(listening.host, keys, allow_anonymous)
-    limits = QueueLimits(max_queued_requests=max_queued_requests, max_queued_tokens=max_queued_tokens)
     _leave_out_torch()
     from pilotfish.server.main import ServerSetup, run_server, traces_url
 
     if otlp_traces_endpoint is not None:
         traces_url(otlp_traces_endpoint)
     configure(form, prompts=log_prompts)
-    setup = ServerSetup(config, listening, keys, limits, form, otlp_traces_endpoint)
+    setup = ServerSetup(config, listening, keys, form, otlp_traces_endpoint)
 
     def tell(url: str) -> None:
         if json:

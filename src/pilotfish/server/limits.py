@@ -16,17 +16,16 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, cast
 
 from starlette.requests import Request
 
-from pilotfish.config import Mode
+from pilotfish.config import Mode, ServerConfig
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe.families import checked_tag
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestMeter, RequestRecord
-from pilotfish.options import check_options, option, refuse_unknown
 from pilotfish.server.auth import Caller, Keyring
 from pilotfish.server.middleware import state_of
 from pilotfish.server.params import Generation
@@ -40,19 +39,6 @@ if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
 TAG_HEADER = "x-request-tag"
 #: Rounding error in a bucket's level: an amount that exceeds it by less is there.
 ROUNDING = 1e-6
-
-
-@refuse_unknown
-@dataclass(frozen=True, kw_only=True)
-class QueueLimits:
-    """How much may wait: sequences beyond those that run at a time, and tokens that sequences can grow to beyond those
-    that the KV pool holds; 0: four times the pool."""
-
-    max_queued_requests: Annotated[int, option("", 0, 1 << 20)] = 256
-    max_queued_tokens: Annotated[int, option("", 0, 1 << 40)] = 0
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 class TokenBucket:
@@ -151,7 +137,7 @@ class Reservation:
 class Admission:
     """Counts admitted requests and refuses those beyond the limits. `clock` gives monotonic seconds."""
 
-    def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.requests = self.sequences = self.slots = 0  # admitted and not yet ended; `slots` that they can come to use
         self.idle = asyncio.Event()  # set while there are none
@@ -200,17 +186,19 @@ class Admission:
     def _enter(self, account: _Account, cost: RequestCost, now: float) -> Reservation:
         if self.requests == 0:
             self._rate.resume(now)
-        account.take(cost, now)
-        self._count(1, cost)
+        self._count(1, account, cost)
+        account.requests.take(1, now)
+        account.tokens.take(cost.tokens, now)
         return Reservation(lambda used: self._leave(account, cost, used))
 
     def _leave(self, account: _Account, cost: RequestCost, used: int | None) -> None:
         now = self._clock()
-        account.settle(cost, cost.tokens if used is None else used, now)
+        self._count(-1, account, cost)
+        account.tokens.take(0 if used is None else min(used - cost.tokens, 0), now)
         self._rate.observe(cost.sequences, now)
-        self._count(-1, cost)
 
-    def _count(self, sign: int, cost: RequestCost) -> None:
+    def _count(self, sign: int, account: _Account, cost: RequestCost) -> None:
+        account.running += sign
         self.requests += sign
         self.sequences += sign * cost.sequences
         self.slots += sign * cost.slots
@@ -225,30 +213,20 @@ class _Account:
 
     def __init__(self, caller: Caller, now: float) -> None:
         self.running = 0
-        self._requests = TokenBucket(caller.requests_per_minute, now)
-        self._tokens = TokenBucket(caller.tokens_per_minute, now)
+        self.requests = TokenBucket(caller.requests_per_minute, now)
+        self.tokens = TokenBucket(caller.tokens_per_minute, now)
 
     def check_rates(self, cost: RequestCost, now: float) -> None:
         """HttpError for what the rates do not allow now, ParameterError for what they never will."""
-        limit = self._tokens.per_minute
+        limit = self.tokens.per_minute
         if limit is not None and cost.tokens > limit:
             allowed = f"fewer: prompts and outputs of {cost.tokens} tokens exceed this key's tokens_per_minute, {limit}"
             raise ParameterError("max_tokens", cost.max_tokens, allowed)
-        rates = (("requests_per_minute", self._requests, 1), ("tokens_per_minute", self._tokens, cost.tokens))
+        rates = (("requests_per_minute", self.requests, 1), ("tokens_per_minute", self.tokens, cost.tokens))
         name, bucket, amount = max(rates, key=lambda rate: rate[1].seconds(rate[2], now))
-        seconds = bucket.seconds(amount, now)
-        if seconds > 0:
+        if (seconds := bucket.seconds(amount, now)) > 0:
             message = f"this key is allowed {bucket.per_minute}, and {amount} more would exceed that"
             raise _too_many(name, message, "rate_limit_exceeded", seconds)
-
-    def take(self, cost: RequestCost, now: float) -> None:
-        self.running += 1
-        self._requests.take(1, now)
-        self._tokens.take(cost.tokens, now)
-
-    def settle(self, cost: RequestCost, used: int, now: float) -> None:
-        self.running -= 1
-        self._tokens.take(-max(cost.tokens - used, 0), now)
 
 
 def _too_many(limit: str, problem: str, code: str, seconds: float) -> HttpError:

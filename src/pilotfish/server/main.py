@@ -30,7 +30,7 @@ from pilotfish.engine.process import LOG_FORMAT, die_with_parent, heeded, name_p
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
-from pilotfish.server.limits import Admission, QueueLimits, RequestGuard
+from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.logs import LogFormat
 from pilotfish.server.protocol import connection_protocol
 from pilotfish.server.routes import VERSION, make_app
@@ -53,7 +53,6 @@ class ServerSetup:
     engine: EngineConfig
     server: ServerConfig
     keys: Keyring
-    limits: QueueLimits
     log_format: LogFormat
     otlp_traces_endpoint: str | None = None
 
@@ -124,7 +123,7 @@ class _ApiProcess:
     def __init__(self, setup: ServerSetup, listener: socket.socket, ready: Callable[[str], None]) -> None:
         self._setup, self._listener, self._ready = setup, listener, ready
         self._engine = AsyncEngine(setup.engine, setup.server.target_timeout, {LOG_FORMAT: setup.log_format})
-        self._admission = Admission(setup.limits)
+        self._admission = Admission(setup.server)
         name = (setup.server.served_model_name or (self._engine.name,))[0]
         self._metrics = ServerMetrics(name)
         self._engine.observe = lambda progress: self._metrics.progress(progress.step, progress.deltas)
