@@ -127,7 +127,7 @@ class AnswerFormat:
         return self.chunk(**self.head, choices=[], usage=self.usage(), metrics=self.metrics())
 
     def event(self, output: OutputBuffer, choice: Struct) -> Answer:
-        """The last event of an update. responses.Metrics come with the last one of the stream."""
+        """The last event of an update. Metrics come with the last one of the stream."""
         ended = output.finished and all(each.finished for each in self.outputs)
         return self.chunk(
             **self.head,

@@ -56,10 +56,6 @@ class Generation:
     timeout: float  # seconds
     metrics: MetricsLevel
 
-    @property
-    def outputs(self) -> int:
-        return len(self.prompts) * self.params.n
-
 
 @dataclass(frozen=True)
 class TokenRoom:

@@ -51,18 +51,14 @@ _BY_NEUTRAL_VALUES: list[tuple[tuple[Any, ...], str]] = [
 ]
 UNSUPPORTED = {name: (None, *values) for values, names in _BY_NEUTRAL_VALUES for name in names.split()}
 #: Fields for the client's bookkeeping; they change no output, whatever they hold.
-HARMLESS = [
-    "user",
-    "safety_identifier",
-    "session_id",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "parallel_tool_calls",
-]
-HARMLESS += ["return_mm_kwargs"]
+HARMLESS = {
+    *("user", "safety_identifier", "session_id", "prompt_cache_key", "prompt_cache_retention"),
+    *("parallel_tool_calls", "return_mm_kwargs"),
+}
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
 Nothing = Annotated[list[Any], Meta(max_length=0, description="an empty list or null")]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
+RequestId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}\Z", description="1 to 128 printable ASCII characters")]
 #: Sampling parameters that no body has, and those whose JSON is not SamplingParams' own type. A description is what
 #: errors say is allowed.
 NOT_IN_BODIES = frozenset({"bad_token_ids", "logprobs"})
@@ -71,8 +67,6 @@ AS_JSON: dict[str, Any] = {
     "stop": str | list[str],
     "logit_bias": Annotated[dict[str, float], Meta(description="an object of token ids and numbers")],
 }
-
-
 SAMPLING = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_IN_BODIES}
 
 if TYPE_CHECKING:
@@ -116,7 +110,7 @@ class GenerationRequest(DerivedFields, forbid_unknown_fields=True, kw_only=True)
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     cache_salt: str | None = None
     timeout: Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")] | None = None
-    request_id: str | None = None  # in the answer's id
+    request_id: RequestId | None = None  # in the answer's id
     speculation: SpeculationOptions | None = None
     metadata: Any = None  # of it, `tag` labels metrics
 
@@ -200,9 +194,7 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")] | None = (
-        None
-    )
+    top_logprobs: LogprobCount | None = None
     add_generation_prompt: bool | None = None  # true unless continue_final_message
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

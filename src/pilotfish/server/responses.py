@@ -93,10 +93,7 @@ class TopLogprob(Struct, frozen=True):
     bytes: list[int]
 
 
-class ChatLogprob(Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
+class ChatLogprob(TopLogprob, frozen=True):
     top_logprobs: list[TopLogprob]
 
 

@@ -33,7 +33,7 @@ from pilotfish.server.auth import Caller
 from pilotfish.server.formats import ChatFormat, TextFormat, TokenText
 from pilotfish.server.limits import RequestGuard
 from pilotfish.server.logs import log_prompt, prompts_are_logged
-from pilotfish.server.middleware import MAX_ID, ROUTE_PATH, RequestMiddleware, is_request_id, on_routing_error, state_of
+from pilotfish.server.middleware import ROUTE_PATH, RequestMiddleware, on_routing_error, state_of
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import Body, GenerationRequest, read_body
 from pilotfish.server.responses import ErrorBody, HttpError, bad, bad_request, encode, short
@@ -260,16 +260,13 @@ class Api:
         target, speculation = self._identity, body.speculation or requests.SpeculationOptions()
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options", "it is not allowed without stream")
-        own_id = state_of(request.scope).id if body.request_id is None else body.request_id
-        if not is_request_id(own_id):
-            raise bad("request_id", own_id, f"1 to {MAX_ID} printable ASCII characters")
         if caller.cache_salt is not None and body.cache_salt is not None:
             raise bad("cache_salt", body.cache_salt, "none, as the key has its own")
         parts = params.kept(prompts, body, params.TokenRoom(target))
         room = params.TokenRoom(target, max(len(prompt.tokens) for prompt in parts))
         return Generation(
             body=body,
-            id=f"{body.id_prefix}-{own_id}",
+            id=f"{body.id_prefix}-{body.request_id or state_of(request.scope).id}",
             created=int(time.time()),
             model=self._name(body.model),
             fingerprint=self._fingerprint,

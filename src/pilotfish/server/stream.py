@@ -44,16 +44,14 @@ class GenerationStream:
 
     def __init__(self, generation: Generation, engine: AsyncEngine, handle: RequestHandle) -> None:
         self.generation = generation
-        self.outputs = [
-            OutputBuffer(i, generation.prompts[i // generation.params.n]) for i in range(generation.outputs)
-        ]
-        self._used_tokens = sum(len(prompt.tokens) for prompt in generation.prompts)
+        n, prompts = generation.params.n, generation.prompts
+        self.outputs = [OutputBuffer(i, prompts[i // n]) for i in range(len(prompts) * n)]
+        self._used_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self._ends = time.monotonic() + generation.timeout
         self._only_echo = generation.body.only_echo
         self._engine, self._handle = engine, handle
         self._streams: list[Stream] = []
         self._merged: MergedStreams | None = None
-        self._closed = False
 
     def submit(self) -> None:
         """TargetUnavailable if the target is not ready."""
@@ -85,15 +83,13 @@ class GenerationStream:
         return output
 
     def close(self, error: BaseException | None = None) -> None:
-        """Abort what still runs. Idempotent."""
+        """Abort what still runs. Called once."""
         for stream in self._streams:
             stream.abort()
         if self._merged is not None:
             self._merged.close()
-        if not self._closed:
-            self._closed = True
-            known = error is None or isinstance(error, Exception)
-            self._handle.close(self._used_tokens, error if known else ClientGone())  # type: ignore[arg-type]
+        known = error is None or isinstance(error, Exception)
+        self._handle.close(self._used_tokens, error if known else ClientGone())  # type: ignore[arg-type]
 
 
 def _without_output(delta: Delta) -> Delta:
