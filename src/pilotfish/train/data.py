@@ -63,7 +63,7 @@ def split(documents: Iterable[Document], held_out: Sequence[str]) -> Split:
     documents = tuple(documents)
     chosen = {document.name for document in documents if _belongs(document, held_out)}
     if not chosen:
-        ranked = sorted(documents, key=lambda document: _digest(document.name))
+        ranked = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
         chosen = {document.name for document in ranked[: -(-len(ranked) // FALLBACK_HELD_OUT)]}
     training = tuple(document for document in documents if document.name not in chosen)
     if not training:
@@ -93,20 +93,16 @@ def _text(path: Path) -> str | None:
 
 
 def _distinct(documents: Iterable[Document]) -> list[Document]:
-    by_digest: dict[str, Document] = {}
+    by_text: dict[str, Document] = {}
     for document in documents:
-        by_digest.setdefault(_digest(document.text), document)
-    return sorted(by_digest.values(), key=lambda document: document.name)
+        by_text.setdefault(document.text, document)
+    return sorted(by_text.values(), key=lambda document: document.name)
 
 
 def _belongs(document: Document, packages: Sequence[str]) -> bool:
     """Whether the document is part of a package, or tests it: `test_email.py` belongs to `email`."""
     parts = PurePosixPath(document.name).with_suffix("").parts
     return any(part == name or part.startswith(f"test_{name}") for part in parts for name in packages)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:

@@ -40,17 +40,13 @@ def evaluate(
     scores = _score(target, draft, _rows(held_out, recipe.sequence_length + 1, ROWS))
     figures = {name: scores[name].mean().item() for name in ("target_loss", "draft_loss", "divergence", "agreement")}
     progress.advance(bar)
+    prompts, count = _rows(held_out, PROMPT, PROMPTS), min(CONTINUED, recipe.context - PROMPT)
     for name, temperature, score in (("greedy_acceptance", 0.0, "agreement"), ("sampled_acceptance", 1.0, "overlap")):
         torch.manual_seed(recipe.seed)
-        scores = _score(target, draft, _continuations(target, held_out, recipe, temperature))
+        scores = _score(target, draft, continue_prompts(target, prompts, count, temperature))
         figures[name] = scores[score][:, PROMPT - 1 :].mean().item()  # of continued tokens alone
         progress.advance(bar)
     return Evaluation(**figures)
-
-
-def _continuations(target: LlamaForCausalLM, held_out: Tokens, recipe: PairRecipe, temperature: float) -> Tokens:
-    count = min(CONTINUED, recipe.context - PROMPT)
-    return continue_prompts(target, _rows(held_out, PROMPT, PROMPTS), count, temperature)
 
 
 def _rows(tokens: Tokens, length: int, count: int) -> Tokens:

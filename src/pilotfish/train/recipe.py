@@ -34,19 +34,23 @@ class PairRecipe:
     checkpoint_every: int = 50  # steps
 
     def __post_init__(self) -> None:
-        for field in ("seed", "sampled_tokens"):
-            _require(field, getattr(self, field), 0, 2**32 - 1)
-        _require("vocab_size", self.vocab_size, BYTES_AND_END, 65536)
-        _require("sequence_length", self.sequence_length, 2, self.context)
-        _require("batch_rows", self.batch_rows, 2, 65536)
-        for field in ("target_tokens", "draft_tokens"):
-            _require(field, getattr(self, field), self.tokens_per_step, 10**12)
-        _require("checkpoint_every", self.checkpoint_every, 1, 10**9)
+        self._require(0, 2**32 - 1, "seed", "sampled_tokens")
+        self._require(BYTES_AND_END, 65536, "vocab_size")
+        self._require(2, self.context, "sequence_length")
+        self._require(2, 65536, "batch_rows")
+        self._require(self.tokens_per_step, 10**12, "target_tokens", "draft_tokens")
+        self._require(1, 10**9, "checkpoint_every")
         for field in ("learning_rate", "draft_learning_rate"):
             if not 0 < getattr(self, field) < 1:
                 raise ParameterError(field, getattr(self, field), "a number between 0 and 1")
-        _require_size("target", self.target)
-        _require_size("draft", self.draft)
+        for role, size in (("target", self.target), ("draft", self.draft)):
+            if min(dataclasses.astuple(size)) < 1 or size.heads % size.kv_heads:
+                raise ParameterError(role, size, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
+
+    def _require(self, low: int, high: int, *fields: str) -> None:
+        for field in fields:
+            if not low <= getattr(self, field) <= high:
+                raise ParameterError(field, getattr(self, field), f"{low} to {high}")
 
     @property
     def tokens_per_step(self) -> int:
@@ -60,13 +64,3 @@ class PairRecipe:
     def to_json(self) -> str:
         """The recipe as JSON text, for the run directory and for comparing."""
         return json.dumps(dataclasses.asdict(self), default=str, indent=2)
-
-
-def _require(field: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ParameterError(field, value, f"{low} to {high}")
-
-
-def _require_size(field: str, size: LlamaSize) -> None:
-    if min(dataclasses.astuple(size)) < 1 or size.heads % size.kv_heads:
-        raise ParameterError(field, size, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
