@@ -203,6 +203,13 @@ def test_a_word_after_a_prompt_keeps_its_space(tmp_path: Path) -> None:
         assert tokenizer.decode([*prompt, world, world]) == tokenizer.decode(prompt) + expected
 
 
+def test_text_that_a_decoder_would_change_stays_as_it_was_given() -> None:
+    inner = Tokenizer(models.BPE({"a": 0, "b": 1, "<unk>": 2}, [], unk_token="<unk>"))
+    inner.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "X")])
+    pieces, text = stream(PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>"), [0, 0, 1, 1, 0])
+    assert "".join(pieces) == text.text == "aabba"
+
+
 def test_a_prompt_that_ends_within_a_character_says_nothing_of_itself(tokenizer: Any) -> None:
     prompt = [*tokenizer.encode("secret"), *byte_tokens(tokenizer, "☃")[:1]]
     text = TextStream(tokenizer, prompt=prompt)

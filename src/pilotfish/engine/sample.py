@@ -127,7 +127,7 @@ class TextStream:
         self._params = params
         self._stop_ids = stop_ids
         self._shows_stop = params.include_stop_str_in_output
-        self._stream = DecodeStream(ids=self._end_of(prompt), skip_special_tokens=params.skip_special_tokens)
+        self._decoder = self._decoder_after(self._end_of(prompt))
         self._pending: list[int] = []  # ids whose bytes do not end on a character yet
         self._forced = params.min_tokens  # tokens to come that end nothing
         self._taken = 0
@@ -145,14 +145,25 @@ class TextStream:
     def _append(self, token: int) -> bool:
         if token in self._stop_ids and not self._shows_stop:
             return False
-        piece = self._stream.step(self._tokenizer.backend_tokenizer, token)
         self._pending.append(token)
+        piece = self._decode_last()
         self._forced -= 1
         if not piece:
             return False
         self._pending.clear()
         before, self.text = len(self.text), self.text + piece
         return self._cut(before)
+
+    def _decode_last(self) -> str | None:
+        """Text of the pending tokens with the last one; None while it ends within a character."""
+        try:
+            return self._decoder.step(self._tokenizer.backend_tokenizer, self._pending[-1])
+        except Exception:  # the token changes earlier text; tokenizers has no narrower type for this
+            self._decoder = self._decoder_after(self._pending[-1:])
+            return self._decode(self._pending)
+
+    def _decoder_after(self, tokens: list[int]) -> DecodeStream:
+        return DecodeStream(ids=tokens, skip_special_tokens=self._params.skip_special_tokens)
 
     def _cut(self, before: int) -> bool:
         """End the text at the first stop string that was completed after its first `before` characters."""
