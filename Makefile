@@ -1,4 +1,4 @@
-# make demo | test | check | format | parity PROMPTS=FILE.jsonl | bench PROMPTS=FILE.jsonl | clean
+# make demo | test | soak | check | format | parity PROMPTS=FILE.jsonl | bench PROMPTS=FILE.jsonl | clean
 
 SHELL := /bin/bash
 VENV := .venv
@@ -10,7 +10,7 @@ BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 IS_ROOT := $(filter 0,$(shell id -u))
 AS_ROOT := $(if $(IS_ROOT),,sudo -n)
 
-.PHONY: demo test check format parity bench has-prompts clean
+.PHONY: demo test soak check format parity bench has-prompts clean
 
 demo: $(READY)
 	$(BIN)/pilotfish demo
@@ -18,6 +18,10 @@ demo: $(READY)
 test: export PILOTFISH_REQUIRE_BROWSER := $(if $(IS_ROOT),$(if $(shell command -v apt-get),1))
 test: check $(BROWSER)
 	$(BIN)/pytest
+
+# What takes minutes by nature: every case of parity, servers and pools under load.
+soak: $(READY)
+	$(BIN)/pytest tests/soak
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,14 +1,25 @@
-"""A tiny pair, a prompt file over it, an engine's configuration."""
+"""A tiny pair, a prompt file over it, and benches that run on them."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import SNIPPETS
+from typer.testing import CliRunner
 
-from pilotfish.bench import machine
+from pilotfish.bench import app, machine
+from pilotfish.bench.options import BENCHES, BenchOptions
+from pilotfish.bench.report import Progress, Report
 from pilotfish.bench.workload import Prompt, load_prompts
 from pilotfish.config import EngineConfig
+
+#: Runs a bench: its function, its command and options.
+Measure = Callable[..., Report]
+#: Runs a command with options on the tiny pair; its JSON.
+Invoke = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +44,36 @@ def prompts(prompt_file: Path) -> list[Prompt]:
 
 @pytest.fixture
 def config(llama: Path, draft: Path) -> EngineConfig:
-    """What every comparison starts from, in float32."""
+    """The engine of every comparison, in float32."""
     return EngineConfig(
         target=llama, draft=draft, mode="sync", drafter="lm", dtype="float32", threads=1, kv_slots=4096, levels=3
     )
+
+
+@pytest.fixture
+def measure(llama: Path, draft: Path, prompt_file: Path) -> Measure:
+    """A bench on two prompts in float32. Its parts are as many as it said; its report can be shown."""
+
+    def run(function: Callable[[BenchOptions, Progress], Report], command: str, **given: Any) -> Report:
+        bench, progress = BENCHES[command], Progress()
+        tiny = {"target": llama, "draft": draft, "dtype": "float32", "prompts": prompt_file, "limit": 2}
+        options = bench.options(**{**tiny, **given})
+        report = replace(function(options, progress), conditions=bench.conditions(options))
+        assert progress.done == progress.total
+        report.show()
+        return report
+
+    return run
+
+
+@pytest.fixture
+def invoke(llama: Path, draft: Path, prompt_file: Path) -> Invoke:
+    models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file), "--limit", "2"]
+
+    def run(command: str, *options: str) -> dict[str, Any]:
+        result = CliRunner().invoke(app, [command, *models, "--dtype", "float32", "--json", *options])
+        assert result.exit_code == 0, result.exception
+        report: dict[str, Any] = json.loads(result.stdout)
+        return report
+
+    return run

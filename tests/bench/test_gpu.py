@@ -8,8 +8,8 @@ from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from pilotfish.bench import app
-from pilotfish.bench.gpu import AttentionTime, GpuReport, StepTime, attention_contest, print_gpu
-from pilotfish.bench.shapes import SHAPES, LlamaShape, random_model
+from pilotfish.bench.gpu import attention_contest
+from pilotfish.bench.steps import SHAPES, LlamaShape, random_model
 from pilotfish.errors import InputError
 
 CPU = torch.device("cpu")
@@ -51,10 +51,3 @@ def test_kv_is_read_too() -> None:
 def test_a_random_model_runs_as_any_other() -> None:
     model = random_model(TINY, torch.bfloat16, CPU)
     assert model.dtype == torch.bfloat16 and model.shape.vocab_size == 8192 and not model.generation.eos_ids
-
-
-def test_the_report_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    steps = [StepTime("88m", 8, graphs, 0.5, 300.0) for graphs in (False, True)]
-    print_gpu(GpuReport("A GPU", "2", "bfloat16", 600.0, steps, [AttentionTime("88m", 8, 10.0, 200.0, 9.5)]))
-    out = capsys.readouterr().out
-    assert "A GPU" in out and "50%" in out and "200.0" in out

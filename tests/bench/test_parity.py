@@ -1,32 +1,31 @@
-"""Parity finds nothing where there is nothing, and finds what is wrong."""
+"""Parity finds nothing where there is nothing, and finds errors that there are."""
 
-import dataclasses
+import os
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from conftest import Measure
+from inline_drafts import inline_drafts
 
-from pilotfish.bench.parity import num_sequences, print_parity, run_parity, runs
-from pilotfish.bench.workload import PARITY_SETTINGS, Prompt
+from pilotfish.bench import parity
+from pilotfish.bench.options import PACE
+from pilotfish.bench.parity import ASYNC_NODES, CASES, SETUPS, AsyncSetup, ParityCase, run_parity
+from pilotfish.bench.workload import PARITY_SETTINGS
 from pilotfish.config import EngineConfig
 from pilotfish.core import scheduler
-from pilotfish.core.drafter import NoDrafter
+from pilotfish.core.drafter import DraftLimits, NoDrafter
+from pilotfish.core.request import Request
 from pilotfish.core.tree import Forest, Ints, TokenTree, Verdict, walk
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.errors import EngineError
+from pilotfish.target.remote import RemoteDrafter
 
 
-def test_zero_differences(config: EngineConfig, prompts: list[Prompt], capsys: pytest.CaptureFixture[str]) -> None:
-    done: list[str] = []
-    report = run_parity(config, prompts, 8, [1, 2], done.append)
-    assert report.differing == 0 and not report.failed and not report.differences
-    assert len(done) == num_sequences(len(prompts), [1, 2])
-    assert len(report.outcomes) == 2 * (len(runs()) - 1)
-    assert all(outcome.compared == len(PARITY_SETTINGS) * len(prompts) for outcome in report.outcomes)
-    assert not any(outcome.vacuous for outcome in report.outcomes)
-    assert all(outcome.accepted for outcome in report.outcomes if outcome.drafter.startswith("lm"))
-    assert [outcome.threads for outcome in report.across_threads] == [2]
-    print_parity(report)
-    assert "lm 48" in capsys.readouterr().out
+@pytest.fixture
+def _drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with inline_drafts(monkeypatch):
+        yield
 
 
 def _accepts_first_child(forest: Forest, sampled: Ints) -> list[Verdict]:
@@ -38,36 +37,92 @@ def _accepts_first_child(forest: Forest, sampled: Ints) -> list[Verdict]:
     return walk(forest, wrong)
 
 
-def test_a_wrong_rule_is_found(
-    config: EngineConfig, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_zero_differences(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the batched cases; tests/soak has them all."""
+    cases = [case for case in CASES if case.concurrency > 1]
+    monkeypatch.setattr(parity, "CASES", cases)
+    report = measure(run_parity, "parity", thread_counts="1,2", max_tokens=8, limit=1)
+    results = report.results
+    assert not report.failed and not results["differences"] and results["differing"] == 0
+    assert len(results["outcomes"]) == 2 * len(cases)
+    assert all(outcome["compared"] == len(PARITY_SETTINGS) for outcome in results["outcomes"])
+    assert not any(outcome["vacuous"] for outcome in results["outcomes"])
+    assert all(outcome["accepted"] for outcome in results["outcomes"] if outcome["drafter"].startswith("lm"))
+    assert [outcome["threads"] for outcome in results["across_threads"]] == [2]
+
+
+def test_a_wrong_rule_is_found(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [case for case in CASES if case.drafter in ("off", "lm", "random", "lm+ngram") and not case.preempted]
+    monkeypatch.setattr(parity, "CASES", cases)
     monkeypatch.setattr(scheduler, "walk", _accepts_first_child)
-    report = run_parity(config, prompts[:1], 8, [1])
+    report = measure(run_parity, "parity", thread_counts="1", max_tokens=8, limit=1)
     assert report.failed
-    found = {(outcome.drafter, outcome.concurrency) for outcome in report.outcomes if outcome.differing}
+    found = {
+        (outcome["drafter"], outcome["concurrency"]) for outcome in report.results["outcomes"] if outcome["differing"]
+    }
     assert {("lm 16", 8), ("lm 16", 1), ("random", 8), ("random", 1), ("lm+ngram", 1)} <= found
     assert ("off", 8) not in found
-    assert len(report.differences) == report.differing
-    assert not dataclasses.replace(report, dtype="bfloat16").failed  # only a match rate is promised there
-    print_parity(report)
-    assert "first differences" in capsys.readouterr().out
+    assert len(report.results["differences"]) == report.results["differing"]
+    bfloat16 = measure(run_parity, "parity", thread_counts="1", max_tokens=4, limit=1, dtype="bfloat16")
+    assert bfloat16.results["differing"] and not bfloat16.failed  # only a match rate is promised there
 
 
-def test_drafters_that_offer_nothing_prove_nothing(
-    config: EngineConfig, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafters_that_offer_nothing_prove_nothing(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parity, "CASES", (ParityCase("ngram", 8), ParityCase("lm", 8, 16)))
     monkeypatch.setattr(NgramDrafter, "propose", NoDrafter.propose)
-    report = run_parity(config, prompts[:1], 8, [1])
-    assert report.differing == 0 and report.failed
-    assert {outcome.drafter for outcome in report.outcomes if outcome.vacuous} == {"ngram"}
+    report = measure(run_parity, "parity", thread_counts="1", max_tokens=8, limit=1)
+    assert report.results["differing"] == 0 and report.failed
+    assert {outcome["drafter"] for outcome in report.results["outcomes"] if outcome["vacuous"]} == {"ngram"}
 
 
-def test_a_drafter_that_fails_is_not_measured(
-    config: EngineConfig, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drafter_that_fails_is_not_measured(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> list[TokenTree]:
         raise RuntimeError("broken")
 
+    monkeypatch.setattr(parity, "CASES", (ParityCase("ngram", 8),))
     monkeypatch.setattr(NgramDrafter, "propose", broken)
     with pytest.raises(EngineError, match="the drafter failed"):
-        run_parity(config, prompts[:1], 8, [1])
+        measure(run_parity, "parity", thread_counts="1", max_tokens=8, limit=1)
+
+
+# -- mode async
+
+
+@pytest.mark.usefixtures("_drafts")
+def test_no_differences_in_mode_async(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parity, "SETUPS", (SETUPS[0], SETUPS[3]))  # one draft unpaced, three paced
+    report = measure(run_parity, "parity", compared="async", thread_counts="1", max_tokens=6, limit=1)
+    outcomes = report.results["outcomes"]
+    assert report.results["differing"] == 0 and not report.failed
+    assert all(outcome["accepted"] and outcome["compared"] == len(PARITY_SETTINGS) for outcome in outcomes)
+    drafters = ("async, 1 draft", "async, 3 drafts, paced")
+    expected = [(name, n) for d in drafters for name, n in ((d, 8), (f"{d}, preempted", 8), (d, 1))]
+    assert [(outcome["drafter"], outcome["concurrency"]) for outcome in outcomes] == expected
+
+
+def test_what_each_side_runs_on(config: EngineConfig) -> None:
+    every = sorted(os.sched_getaffinity(0))
+    assert {(setup.workers, setup.pace) for setup in SETUPS} == {(1, ""), (3, ""), (1, PACE), (3, PACE)}
+    one, all_cores = AsyncSetup(3, PACE).config(config, 1), AsyncSetup(1, "").config(config, len(every))
+    assert (one.mode, one.nodes, one.draft_workers, one.threads) == ("async", ASYNC_NODES, 3, 1)
+    assert one.core_set == {every[0]} and all_cores.core_set == set(every)
+
+
+@pytest.mark.usefixtures("_drafts")
+def test_a_wrong_rule_is_found_in_mode_async(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parity, "SETUPS", SETUPS[:1])
+    monkeypatch.setattr(scheduler, "walk", _accepts_first_child)
+    report = measure(run_parity, "parity", compared="async", thread_counts="1", max_tokens=6, limit=1)
+    assert report.failed and len(report.results["differences"]) == report.results["differing"] > 0
+
+
+@pytest.mark.usefixtures("_drafts")
+def test_a_draft_that_sends_nothing_proves_nothing(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+        return NoDrafter().propose(requests, limits)
+
+    monkeypatch.setattr(parity, "SETUPS", SETUPS[:1])
+    monkeypatch.setattr(RemoteDrafter, "propose", silent)
+    report = measure(run_parity, "parity", compared="async", thread_counts="1", max_tokens=4, limit=1)
+    assert report.results["differing"] == 0 and report.failed
+    assert all(outcome["vacuous"] for outcome in report.results["outcomes"])

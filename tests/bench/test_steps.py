@@ -8,24 +8,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Measure
 from typer.testing import CliRunner
 
 from pilotfish.bench import app, steps
-from pilotfish.bench.kernels import KINDS, bytes_read, kernel_seconds
-from pilotfish.bench.machine import Machine
-from pilotfish.bench.profile import CONTEXT, step_rows
-from pilotfish.bench.shapes import SHAPES, VOCAB, LlamaShape, random_model
+from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
 from pilotfish.bench.steps import (
+    KINDS,
     LEVELS,
     PROFILED,
+    SHAPES,
     TIMED,
+    VOCAB,
     WIDTH,
     Case,
     DraftLevels,
-    Round,
+    LlamaShape,
+    StepsRound,
+    bytes_read,
     forward_time,
-    kernel_time,
-    print_steps,
+    kernel_seconds,
+    kernel_times,
+    random_model,
     run_steps,
 )
 from pilotfish.core.executor import SequenceRows
@@ -34,7 +38,6 @@ from pilotfish.model.native import load_kernels
 from pilotfish.model.runner import Runner
 
 CPU = torch.device("cpu")
-MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
 TINY = LlamaShape(layers=2, hidden=64, heads=2, kv_heads=1, ffn=96)
 needs_kernels = pytest.mark.skipif(not load_kernels(), reason="no C++ compiler")
 
@@ -48,22 +51,18 @@ def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 @pytest.mark.usefixtures("tiny_shapes")
-def test_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    done: list[str] = []
-    report = run_steps("bfloat16", "none", 2, MACHINE, done.append)
-    assert len(done) == steps.num_rounds(2)
-    assert [(one.shape, one.rows) for one in report.forwards] == [(case.shape, case.rows) for case in TIMED]
-    for one in report.forwards:
-        assert one.read_bytes == TINY.read_bytes(CONTEXT + one.rows, 2)
-        assert one.floor_ms == pytest.approx(one.read_bytes / 10.0 / 1e6)
-        assert one.milliseconds > 0 and (one.of_one_row == 1) == (one.rows == 1)
-    assert [(one.shape, one.rows) for one in report.profiles] == [(case.shape, case.rows) for case in PROFILED]
-    for profile in report.profiles:
-        assert tuple(kernel.kind for kernel in profile.kernels) == KINDS
-        assert all(kernel.milliseconds > 0 for kernel in profile.kernels)
-    assert report.draft.rows == WIDTH and report.draft.forward_ms > 0
-    print_steps(report)
-    assert "whole level" in capsys.readouterr().out
+def test_steps(measure: Measure) -> None:
+    results = measure(run_steps, "steps", dtype="bfloat16", repeats=2, threads=1).results
+    assert [(row["shape"], row["rows"]) for row in results["forwards"]] == [(case.shape, case.rows) for case in TIMED]
+    for row in results["forwards"]:
+        assert row["read_bytes"] == TINY.read_bytes(CONTEXT + row["rows"], 2)
+        assert row["floor_ms"] == pytest.approx(row["read_bytes"] / 10.0 / 1e6)
+        assert row["milliseconds"] > 0 and (row["of_one_row"] == 1) == (row["rows"] == 1)
+    kernels = [(case.shape, case.rows, kind) for case in PROFILED for kind in KINDS]
+    assert [(row["shape"], row["rows"], row["kind"]) for row in results["kernels"]] == kernels
+    assert all(row["milliseconds"] > 0 for row in results["kernels"])
+    assert results["draft"]["rows"] == WIDTH and results["draft"]["forward_ms"] > 0
+    assert results["read_gb_per_s"].count == 2 and WARM_UP > 0
 
 
 @needs_kernels
@@ -83,24 +82,24 @@ def test_bad_usage(arguments: list[str]) -> None:
     assert isinstance(result.exception, InputError) and "\n" not in str(result.exception)
 
 
-def test_it_is_refused_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_refused_without_kernels(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "load_kernels", lambda: False)
     with pytest.raises(InputError, match="kernels"):
-        run_steps("float32", "none", 1, MACHINE)
+        measure(run_steps, "steps")
 
 
 def test_ratios_are_taken_within_rounds() -> None:
     """Medians of ratios, which are not ratios of medians."""
     one, many = Case("88m", 1), Case("88m", 16)
-    kernels = {many: {"linear": 0.5}}
-    rounds = [Round(*values, 0.0, 0.0, kernels) for values in ((1.0, {one: 1.0, many: 2.0}),
+    kernels = {many: dict.fromkeys(KINDS, 0.0) | {"linear": 0.5}}
+    rounds = [StepsRound(*values, 0.0, 0.0, kernels) for values in ((1.0, {one: 1.0, many: 2.0}),
               (2.0, {one: 4.0, many: 4.0}), (4.0, {one: 1.0, many: 8.0}))]  # fmt: skip
     time = forward_time(many, 10**9, rounds)
-    assert (time.milliseconds, time.of_one_row) == (4000.0, 2.0)
-    assert (time.floor_ms, time.share_of_floor) == (500.0, 0.125)  # of 1/2, 1/8 and 1/32
-    kernel = kernel_time(many, "linear", 10**9, rounds)
-    assert (kernel.milliseconds, kernel.gb_per_s, kernel.floor_ms) == (500.0, 2.0, 500.0)
-    assert kernel_time(many, "linear", 0, rounds).gb_per_s is None
+    assert (time["milliseconds"], time["of_one_row"]) == (4000.0, 2.0)
+    assert (time["floor_ms"], time["share_of_floor"]) == (500.0, 0.125)  # of 1/2, 1/8 and 1/32
+    linear, mlp, *_ = kernel_times(many, dict.fromkeys(KINDS, 0) | {"linear": 10**9}, rounds)
+    assert (linear["milliseconds"], linear["gb_per_s"], linear["floor_ms"], linear["share"]) == (500.0, 2.0, 500.0, 1.0)
+    assert mlp["gb_per_s"] is None
 
 
 @needs_kernels

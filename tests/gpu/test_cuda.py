@@ -210,11 +210,13 @@ def test_bfloat16_outputs_match_at_some_rate(engines: Any, drafter: str, record_
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bench_runs(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pilotfish.bench import gpu
-    from pilotfish.bench.shapes import SHAPES
+    from pilotfish.bench.options import BENCHES
+    from pilotfish.bench.report import Progress
+    from pilotfish.bench.steps import SHAPES
 
     monkeypatch.setitem(SHAPES, "88m", SHAPES["draft"])
     monkeypatch.setattr(gpu, "TARGETS", ("88m",))
     monkeypatch.setattr(gpu, "COPY_BYTES", 2**20)
-    report = gpu.run_gpu(gpu.cuda_device(), dtype, 1)
-    assert len(report.steps) == 2 * len(report.attention) == 2 * len(gpu.ROWS)
-    assert all(step.milliseconds > 0 for step in report.steps)
+    results = gpu.run_gpu(BENCHES["gpu"].options(dtype=dtype, repeats=1), Progress()).results
+    assert len(results["steps"]) == 2 * len(results["attention"]) == 2 * len(gpu.ROWS)
+    assert all(step["milliseconds"] > 0 for step in results["steps"])

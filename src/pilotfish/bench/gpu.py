@@ -1,19 +1,19 @@
-"""What a step costs on a CUDA GPU, with and without graphs, and its attention beside other ways to compute it."""
+"""Cost of a step on a CUDA GPU, with and without graphs, and its attention beside other ways to compute it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
+from pilotfish.bench.forwards import CONTEXT, WARM_UP, context_and_tree
 from pilotfish.bench.machine import timed
-from pilotfish.bench.profile import CONTEXT, WARM_UP, context_and_tree
-from pilotfish.bench.report import print_table
-from pilotfish.bench.shapes import HEAD_DIM, SHAPES, VOCAB, LlamaShape, random_model
-from pilotfish.config import DType
+from pilotfish.bench.options import BenchOptions
+from pilotfish.bench.report import Progress, Report, Row
+from pilotfish.bench.steps import HEAD_DIM, SHAPES, TARGETS, VOCAB, LlamaShape, random_model
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention
 from pilotfish.model.buckets import EXACT
@@ -21,7 +21,6 @@ from pilotfish.model.graphs import CudaRecorder
 from pilotfish.model.loader import DTYPES, LoadedModel
 from pilotfish.model.runner import Batch, Runner
 
-TARGETS = ("88m", "344m")
 ROWS = (1, 8, 16, 64)
 SLOTS = CONTEXT + max(ROWS)
 CALLS = 50  # of an attention in one measurement
@@ -29,60 +28,23 @@ COPY_BYTES = 2**30
 SCALE = HEAD_DIM**-0.5
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """A step of one token and a tree below it, `rows` together, after `CONTEXT` tokens."""
-
-    shape: str
-    rows: int
-    graphs: bool
-    milliseconds: float
-    gb_per_s: float  # weights and KV, each counted once
-
-
-@dataclass(frozen=True)
-class AttentionTime:
-    """Microseconds of one layer's attention over such a step's rows; SDPA's alone writes no KV."""
-
-    shape: str
-    rows: int
-    triton: float
-    dense: float
-    sdpa: float
-
-
-@dataclass(frozen=True)
-class GpuReport:
-    gpu: str
-    torch: str
-    dtype: DType
-    copy_gb_per_s: float  # read and written, by a copy of 1 GiB
-    steps: list[StepTime]
-    attention: list[AttentionTime]
-
-
-def cuda_device() -> torch.device:
-    """InputError where there is none."""
+def run_gpu(options: BenchOptions, progress: Progress) -> Report:
+    """Medians of `repeats`. InputError where there is no CUDA device."""
+    dtype = options.engine["dtype"]
     if not torch.cuda.is_available():
         raise InputError("bench gpu: there is no CUDA device here")
-    return torch.device("cuda")
-
-
-def run_gpu(
-    device: torch.device, dtype: DType, repeats: int, done: Callable[[str], None] = lambda _: None
-) -> GpuReport:
-    """Medians of `repeats`. `done` is called with each shape's name."""
-    steps: list[StepTime] = []
-    attention: list[AttentionTime] = []
+    device, repeats = torch.device("cuda"), options.repeats
+    progress.total, steps, attention = len(TARGETS), list[Row](), list[Row]()
     for name in TARGETS:
         model = random_model(SHAPES[name], DTYPES[dtype], device)
         for graphs in (False, True):
             runner = Runner(model, SLOTS, graphs=graphs)
-            steps += [step_time(runner, name, rows, repeats, graphs=graphs) for rows in ROWS]
-        attention += [attention_time(name, rows, model, repeats) for rows in ROWS]
-        done(name)
+            steps += [{"shape": name, "graphs": graphs, **step_time(runner, name, rows, repeats)} for rows in ROWS]
+        attention += [{"shape": name, "rows": rows, **attention_us(name, rows, model, repeats)} for rows in ROWS]
+        progress(name)
     copied = 2 * COPY_BYTES / (milliseconds(_copy(device), repeats) * 1e6)
-    return GpuReport(torch.cuda.get_device_name(), torch.__version__, dtype, copied, steps, attention)
+    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    return Report({**machine, "copy_gb_per_s": copied, "steps": steps, "attention": attention})
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
@@ -100,26 +62,28 @@ def _copy(device: torch.device) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-def step_time(runner: Runner, name: str, rows: int, repeats: int, *, graphs: bool) -> StepTime:
-    """A forward from its rows to its logits, Python included."""
+def step_time(runner: Runner, name: str, rows: int, repeats: int) -> Row:
+    """A step of one token and a tree below it, `rows` together, after `CONTEXT` tokens: a forward from its rows to its
+    logits, Python included. GB/s count weights and KV once each."""
     before, step = context_and_tree(rows, VOCAB)
     runner.forward([before])
     spent = milliseconds(lambda: runner.forward([step]), repeats)
     read = SHAPES[name].read_bytes(CONTEXT + rows, runner.model.dtype.itemsize)
-    return StepTime(name, rows, graphs, spent, read / (spent * 1e6))
+    return {"rows": rows, "milliseconds": spent, "gb_per_s": read / (spent * 1e6)}
 
 
-def attention_time(name: str, rows: int, model: LoadedModel, repeats: int) -> AttentionTime:
-    """Triton and SDPA replayed as graphs, free of launches; the dense reference asks the device for lengths, and is
-    timed with its launches."""
+def attention_us(name: str, rows: int, model: LoadedModel, repeats: int) -> Row:
+    """Microseconds of one layer's attention over such a step's rows; SDPA's alone writes no KV. Triton and SDPA are
+    replayed as graphs, free of launches; the dense reference asks the device for lengths, and is timed with its
+    launches."""
     contest = attention_contest(SHAPES[name], rows, model.dtype, model.device)
     record = CudaRecorder()
-    triton, sdpa = (record(call)[0] for call in (contest.triton, contest.sdpa))
+    calls = {"triton": record(contest.triton)[0], "dense": contest.dense, "sdpa": record(contest.sdpa)[0]}
 
     def microseconds(call: Callable[[], object]) -> float:
         return 1000 * milliseconds(lambda: [call() for _ in range(CALLS)], repeats) / CALLS
 
-    return AttentionTime(name, rows, *map(microseconds, (triton, contest.dense, sdpa)))
+    return {kind: microseconds(call) for kind, call in calls.items()}
 
 
 @dataclass(frozen=True)
@@ -169,23 +133,3 @@ def tree_mask(place: AttentionMetadata) -> torch.Tensor:
     for row, length in enumerate(lengths):
         seen[row, place.path_slots[row, :length].long()] = True
     return seen
-
-
-def print_gpu(report: GpuReport) -> None:
-    title = (
-        f"a step at context {CONTEXT} on {report.gpu}, {report.dtype}; a copy reaches {report.copy_gb_per_s:.0f} GB/s"
-    )
-    print_table(title, ("model", "rows", "graphs", "ms", "GB/s", "of copy"), map(_step_row(report), report.steps))
-    rows = [(a.shape, a.rows, f"{a.triton:.1f}", f"{a.dense:.1f}", f"{a.sdpa:.1f}") for a in report.attention]
-    print_table("attention of one layer, us", ("model", "rows", "triton", "dense", "SDPA"), rows)
-
-
-def _step_row(report: GpuReport) -> Callable[[StepTime], Sequence[object]]:
-    return lambda step: (
-        step.shape,
-        step.rows,
-        "yes" if step.graphs else "no",
-        f"{step.milliseconds:.3f}",
-        f"{step.gb_per_s:.0f}",
-        f"{step.gb_per_s / report.copy_gb_per_s:.0%}",
-    )

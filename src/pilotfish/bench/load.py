@@ -1,36 +1,60 @@
-"""A server under load: streams of all kinds at a time, some of which break off, against the same requests alone."""
+"""A server under load: streams of many kinds at a time, some of which break off, against the same requests alone; and
+under open streams a target that stands still."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import time
-from collections import Counter
+import urllib.error
+import urllib.request
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import uvloop
 
-from pilotfish.bench.exchange import Answer, post
-from pilotfish.bench.http import percentile
-from pilotfish.bench.live import LiveServer, memory_bytes
-from pilotfish.bench.machine import Machine, describe_machine
-from pilotfish.bench.mix import Asked, Output, agrees, mixed, outputs
-from pilotfish.bench.report import print_table
-from pilotfish.bench.workload import Prompt
-from pilotfish.config import EngineConfig
-from pilotfish.errors import EngineError
+from pilotfish.bench.client import Answer, post
+from pilotfish.bench.http import COMPLETIONS
+from pilotfish.bench.machine import MEBIBYTE
+from pilotfish.bench.options import BenchOptions
+from pilotfish.bench.programs import Program, memory_bytes, metrics_of, start_server
+from pilotfish.bench.report import Progress, Report, Row, percentile
+from pilotfish.bench.workload import Prompt, parse_numbers
+from pilotfish.errors import EngineError, ParameterError
 from pilotfish.model.loader import load_config
 from pilotfish.model.metadata import load_tokenizer
 
+CHATS = "/v1/chat/completions"
+#: Tokens of a long prompt, from the shortest to the longest; the context may allow fewer.
+LONG = (2000, 6000)
+#: Special fields of the requests of a kind.
+KINDS: dict[str, dict[str, Any]] = {
+    "completion": {"temperature": 0.8},
+    "chat": {"temperature": 0.8},
+    "greedy": {"temperature": 0.0},
+    "long prompt": {"temperature": 0.8},
+    "whole completion": {"temperature": 0.8, "stream": False},
+    "whole chat": {"temperature": 0.8, "stream": False},
+    "logprobs": {"temperature": 0.8, "logprobs": 3},
+    "chat logprobs": {"temperature": 0.8, "logprobs": True, "top_logprobs": 2},
+    "n=2": {"temperature": 1.0, "n": 2},
+    "chat n=3": {"temperature": 1.0, "n": 3},
+    "stop": {"temperature": 0.8, "stop": ["\n\n", "return"]},
+    "penalties": {"temperature": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.1, "top_p": 0.9},
+}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 #: Tokens that may wait: no request of the mix is turned away.
 QUEUE = ("--max-queued-requests=4096", f"--max-queued-tokens={1 << 24}")
 #: A process's memory is flat if, in the second half, it grows by less than this share or by less than these bytes.
 FLAT_SHARE, FLAT_BYTES = 0.01, 2 << 20
-MEBIBYTE = 1 << 20
 #: Seconds after the last answer in which all that was held must have been given back: statuses come once a second.
 SETTLE = 10.0
 #: What must be zero then.
@@ -38,86 +62,136 @@ HELD = (
     *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
     "pilotfish_requests_in_flight",
 )
-GENERATED = "vllm:generation_tokens_total"
+GENERATED, RESTARTS = "vllm:generation_tokens_total", "pilotfish_target_restarts_total"
+#: Seconds from the first requests until the target is stopped.
+WARM = 0.3
+
+
+# -- requests and their answers
 
 
 @dataclass(frozen=True)
-class Load:
-    """What is run: `streams` clients for `seconds`; a share `aborts` of the streamed requests is broken off."""
+class Asked:
+    """A request: its seed is fixed, so its answer is."""
 
-    prompts: list[Prompt]
-    requests: int  # distinct
-    streams: int
-    seconds: float
-    max_tokens: int
-    aborts: float
+    kind: str
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body["stream"])
+
+
+@dataclass
+class Output:
+    """One output of an answer, its chunks joined."""
+
+    text: str = ""
+    finish: tuple[Any, Any] = (None, None)  # finish_reason, stop_reason
+    logprobs: list[Any] = field(default_factory=list)  # one entry a token
+
+    def begins(self, other: Output) -> bool:
+        """Whether `other` goes on where this one was cut off."""
+        cut = other.logprobs[: len(self.logprobs)] == self.logprobs and other.text.startswith(self.text)
+        return cut and self.finish in ((None, None), other.finish)
 
 
 @dataclass(frozen=True)
 class Known:
-    """A request, what it is answered when it is alone, and how many bytes that is."""
+    """A request, its answer when it is alone, and how many bytes that is."""
 
     asked: Asked
     expected: dict[int, Output]
     size: int
 
 
-@dataclass(frozen=True)
-class Memory:
-    """A process's resident memory over the run, and the line through its second half."""
+def mixed(prompts: Sequence[Prompt], tokenizer: Any, context: int, number: int, max_tokens: int) -> list[Asked]:
+    """`number` distinct requests, of all kinds in turn; chats only where the model has a template."""
+    kinds = [kind for kind in KINDS if tokenizer.chat_template is not None or "chat" not in kind]
+    draw, requests = random.Random(0), list[Asked]()
+    for index in range(number):
+        kind = kinds[index % len(kinds)]
+        text: str | list[int] = prompts[index % len(prompts)].text
+        if kind == "long prompt":
+            tokens = min(draw.randint(*LONG), context - max_tokens)
+            text = joined_prompts(prompts, tokenizer, tokens, first=index)
+        length = draw.randint(max_tokens // 2 or 1, max_tokens)
+        body = {"max_tokens": length, "seed": 1000 + index, **STREAMED, **KINDS[kind]}
+        if not body["stream"]:
+            del body["stream_options"]
+        if "chat" in kind:
+            requests.append(Asked(kind, CHATS, {**body, "messages": [{"role": "user", "content": text}]}))
+        else:
+            requests.append(Asked(kind, COMPLETIONS, {**body, "prompt": text}))
+    return requests
 
-    first_mib: float
-    last_mib: float
-    peak_mib: float
-    mib_per_minute: float
-    relative: float  # growth over the second half by that line, as a share of its mean
-    flat: bool
+
+def joined_prompts(prompts: Sequence[Prompt], tokenizer: Any, tokens: int, first: int) -> list[int]:
+    """A prompt of so many tokens: whole prompts from the `first` on, the last one cut."""
+    found: list[int] = []
+    for turn in range(tokens):
+        found += tokenizer.encode(prompts[(first + turn) % len(prompts)].text)
+        if len(found) >= tokens:
+            return found[:tokens]
+    raise ParameterError("prompts", len(prompts), f"prompts that fill {tokens} tokens")
 
 
-@dataclass(frozen=True)
-class Quantiles:
-    """Milliseconds."""
+def outputs(answer: Answer) -> dict[int, Output]:
+    """By index."""
+    found: defaultdict[int, Output] = defaultdict(Output)
+    for choice in (choice for event in answer.events for choice in event.data.get("choices", ())):
+        output = found[choice["index"]]
+        said = choice.get("delta") or choice.get("message")
+        output.text += (said.get("content") or "") if said is not None else choice.get("text", "")
+        output.logprobs += _entries(choice.get("logprobs"))
+        if choice.get("finish_reason") is not None:
+            output.finish = (choice["finish_reason"], choice.get("stop_reason"))
+    return dict(found)
 
-    count: int
-    median: float
-    p90: float
-    p99: float
+
+def _entries(logprobs: dict[str, Any] | None) -> list[Any]:
+    if not logprobs:
+        return []
+    if "content" in logprobs:
+        return list(logprobs["content"])
+    columns = (logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"))
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    machine: Machine
-    target: str
-    mode: str
-    dtype: str
-    streams: int
-    seconds: float
-    requests: int
-    kinds: dict[str, int]  # answered
-    statuses: dict[str, int]
-    refused: int  # 429s
-    aborted: int
-    failed: int  # answers that ended without being broken off, and not well
-    unequal: int
-    unequal_kinds: dict[str, int]
-    tokens_per_second: float
-    first_token: Quantiles
-    between_events: Quantiles
-    memory: dict[str, Memory]
-    held: dict[str, float]  # afterwards
-    holds: bool
+def agrees(answer: Answer, expected: dict[int, Output]) -> bool:
+    """Whether an answer is the expected one or, where it was cut off, a beginning of it."""
+    found = outputs(answer)
+    if answer.ended:
+        return found == expected
+    return all(index in expected and output.begins(expected[index]) for index, output in found.items())
+
+
+async def alone(url: str, asked: Sequence[Asked], progress: Progress) -> list[Known]:
+    """Each request with its answer while no other runs."""
+    known = []
+    for one in asked:
+        answer = await post(url, one.path, one.body)
+        if answer.status != 200 or not answer.ended:
+            raise EngineError(f"server: {one.kind}: status {answer.status}: {answer.events[-1:]}")
+        known.append(Known(one, outputs(answer), answer.size))
+        progress("each request alone")
+    return known
+
+
+# -- load
 
 
 @dataclass
 class Tally:
-    """What came of the requests so far."""
+    """Counts and times of the answers so far."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     unequal: Counter[str] = field(default_factory=Counter)
     aborted: int = 0
-    failed: int = 0
-    first: list[float] = field(default_factory=list)  # milliseconds
+    failed: int = 0  # answers that ended without being broken off, and not well
+    first: list[float] = field(default_factory=list)  # milliseconds from a request to its first event
     between: list[float] = field(default_factory=list)
 
     def add(self, known: Known, answer: Answer, *, cut: bool) -> None:
@@ -127,7 +201,8 @@ class Tally:
         self.aborted += cut and not answer.ended
         self.failed += not cut and not answer.ended
         if answer.status == 200:
-            self.unequal[kind] += not agrees(answer, known.expected)
+            if not agrees(answer, known.expected):
+                self.unequal[kind] += 1
             if known.asked.stream:
                 self._times(answer)
 
@@ -136,76 +211,55 @@ class Tally:
         self.first += [1000 * (at - answer.sent) for at in times[:1]]
         self.between += [1000 * (b - a) for a, b in pairwise(times)]
 
+    @property
+    def broken(self) -> int:
+        return self.unequal.total() + self.failed + self.statuses.total() - self.statuses["200"]
 
-def run_load(
-    config: EngineConfig, load: Load, machine: Machine | None = None, done: Callable[[str], None] = lambda _: None
-) -> LoadReport:
-    """`done` is called with a label for each request that is run alone, then each second."""
+
+def run_load(options: BenchOptions, progress: Progress) -> Report:
+    config, progress.total = options.engine_config(), options.requests + int(options.seconds)
     tokenizer, context = load_tokenizer(config.target), load_config(config.target).max_position_embeddings
-    asked = mixed(load.prompts, tokenizer, context, load.requests, load.max_tokens)
-    with LiveServer(config, QUEUE) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        known = runner.run(alone(server.url, asked, done))
-        before = server.metrics()[GENERATED]
-        tally, memory, seconds = runner.run(_loaded(server, load, known, done))
-        held = settled(server.metrics)
-        tokens = server.metrics()[GENERATED] - before
-    unequal = sum(tally.unequal.values())
-    refused, flat = tally.statuses["429"], all(one.flat for one in memory.values())
-    broken = unequal + tally.failed + sum(number for status, number in tally.statuses.items() if status != "200")
-    return LoadReport(
-        machine=machine or describe_machine(config.dtype),
-        target=str(config.target),
-        mode=config.mode,
-        dtype=config.dtype,
-        streams=load.streams,
-        seconds=seconds,
-        requests=load.requests,
-        kinds=dict(tally.kinds),
-        statuses=dict(tally.statuses),
-        refused=refused,
-        aborted=tally.aborted,
-        failed=tally.failed,
-        unequal=unequal,
-        unequal_kinds={kind: number for kind, number in tally.unequal.items() if number},
-        tokens_per_second=tokens / seconds,
-        first_token=quantiles(tally.first),
-        between_events=quantiles(tally.between),
-        memory=memory,
-        held=held,
-        holds=not broken and flat and not any(held.values()),
-    )
-
-
-def num_ticks(load: Load) -> int:
-    """How often `run_load` calls `done`, about."""
-    return load.requests + int(load.seconds)
-
-
-async def alone(url: str, asked: Sequence[Asked], done: Callable[[str], None]) -> list[Known]:
-    """Each request with what it is answered while no other runs."""
-    known = []
-    for one in asked:
-        answer = await post(url, one.path, one.body)
-        if answer.status != 200 or not answer.ended:
-            raise EngineError(f"server: {one.kind}: status {answer.status}: {answer.events[-1:]}")
-        known.append(Known(one, outputs(answer), answer.size))
-        done("each request alone")
-    return known
+    asked = mixed(options.rows(), tokenizer, context, options.requests, options.max_tokens)
+    with start_server(config, QUEUE) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        url = server.told["url"]
+        known = runner.run(alone(url, asked, progress))
+        before, began, tally = metrics_of(url)[GENERATED], time.monotonic(), Tally()
+        samples = runner.run(_loaded(server, options, known, tally, progress))
+        seconds = time.monotonic() - began
+        held = settled(partial(metrics_of, url))
+        tokens = metrics_of(url)[GENERATED] - before
+    memory = [{"process": name, **memory_of(one)} for name, one in samples.items()]
+    times = {"first token": tally.first, "between events": tally.between}
+    holds = not tally.broken and all(row["flat"] for row in memory) and not any(held.values())
+    results = {
+        "kinds": dict(tally.kinds),
+        "statuses": dict(tally.statuses),
+        "unequal_kinds": dict(tally.unequal),
+        "times_ms": [{"of": name, **quantiles(values)} for name, values in times.items()],
+        "memory": memory,
+        "held": held,  # afterwards
+        "refused": tally.statuses["429"],
+        "aborted": tally.aborted,
+        "failed": tally.failed,
+        "unequal": tally.unequal.total(),
+        "tokens_per_second": tokens / seconds,
+        "holds": holds,
+    }
+    return Report(results, failed=not holds)
 
 
 async def _loaded(
-    server: LiveServer, load: Load, known: Sequence[Known], done: Callable[[str], None]
-) -> tuple[Tally, dict[str, Memory], float]:
-    tally, began, over = Tally(), time.monotonic(), asyncio.Event()
-    clients = [_client(server.url, load, known, tally, began + load.seconds, seed) for seed in range(load.streams)]
-    label = f"{load.streams} streams"
-    sampling = asyncio.create_task(_sample(server.processes(), over, lambda: done(label)))
+    server: Program, options: BenchOptions, known: Sequence[Known], tally: Tally, progress: Progress
+) -> dict[str, list[tuple[float, int]]]:
+    """Samples of each process's memory while the clients ask."""
+    over, until = asyncio.Event(), time.monotonic() + options.seconds
+    sampling = asyncio.create_task(_sample(server.processes(), over, partial(progress, f"{options.streams} streams")))
     try:
-        await asyncio.gather(*clients)
+        url, aborts = server.told["url"], options.aborts
+        await asyncio.gather(*(_client(url, aborts, known, tally, until, seed) for seed in range(options.streams)))
     finally:
         over.set()
-    seconds = time.monotonic() - began
-    return tally, {name: memory_of(samples) for name, samples in (await sampling).items()}, seconds
+    return await sampling
 
 
 async def _sample(
@@ -223,12 +277,12 @@ async def _sample(
         done()
 
 
-async def _client(url: str, load: Load, known: Sequence[Known], tally: Tally, until: float, seed: int) -> None:
+async def _client(url: str, aborts: float, known: Sequence[Known], tally: Tally, until: float, seed: int) -> None:
     """One request after the other, in an order of its own, until the time is over."""
     draw = random.Random(seed)
     while time.monotonic() < until:
         one = draw.choice(known)
-        cut = draw.randrange(1, one.size) if one.asked.stream and draw.random() < load.aborts else None
+        cut = draw.randrange(1, one.size) if one.asked.stream and draw.random() < aborts else None
         answer = await post(url, one.asked.path, one.asked.body, cut)
         tally.add(one, answer, cut=cut is not None)
 
@@ -246,49 +300,100 @@ def settled(
     return held
 
 
-def memory_of(samples: Sequence[tuple[float, int]]) -> Memory:
-    """Of seconds and bytes in their order."""
+def memory_of(samples: Sequence[tuple[float, int]]) -> Row:
+    """A process's resident memory by seconds and bytes in their order, and the line through the second half."""
     sizes = [size for _, size in samples]
     late = np.array(samples[len(samples) // 2 :], dtype=float)
     seconds = float(late[-1, 0] - late[0, 0])
     slope = float(np.polyfit(late[:, 0] - late[0, 0], late[:, 1], 1)[0]) if seconds > 0 else 0.0
     grown, mean = slope * seconds, float(late[:, 1].mean())
-    return Memory(
-        first_mib=sizes[0] / MEBIBYTE,
-        last_mib=sizes[-1] / MEBIBYTE,
-        peak_mib=max(sizes) / MEBIBYTE,
-        mib_per_minute=60 * slope / MEBIBYTE,
-        relative=grown / mean,
-        flat=grown < max(FLAT_SHARE * mean, FLAT_BYTES),
-    )
-
-
-def quantiles(values: Sequence[float]) -> Quantiles:
-    if not values:
-        return Quantiles(0, 0.0, 0.0, 0.0)
-    return Quantiles(len(values), *(percentile(values, share) for share in (0.5, 0.9, 0.99)))
-
-
-def print_load(report: LoadReport) -> None:
-    what = f"mode {report.mode}, {report.dtype}, {report.streams} streams for {report.seconds:.0f} s"
-    counted = {
-        "answers": sum(report.kinds.values()),
-        "statuses": ", ".join(f"{status}: {number}" for status, number in report.statuses.items()),
-        "broken off by the client": report.aborted,
-        "ended badly": report.failed,
-        "unequal to the same alone": f"{report.unequal} {report.unequal_kinds or ''}",
-        "tokens/s": f"{report.tokens_per_second:.1f}",
-        **{f"held afterwards: {name}": f"{value:g}" for name, value in report.held.items()},
-        "all as it should be": "yes" if report.holds else "no",
+    return {
+        "first_mib": sizes[0] / MEBIBYTE,
+        "last_mib": sizes[-1] / MEBIBYTE,
+        "peak_mib": max(sizes) / MEBIBYTE,
+        "mib_per_minute": 60 * slope / MEBIBYTE,
+        "relative": grown / mean,
+        "flat": grown < max(FLAT_SHARE * mean, FLAT_BYTES),
     }
-    print_table(f"{report.target}, {what}, {report.requests} distinct requests", ("", ""), counted.items())
-    times = {"first token": report.first_token, "between events": report.between_events}
-    rows = [(name, q.count, *(f"{v:.1f}" for v in (q.median, q.p90, q.p99))) for name, q in times.items()]
-    print_table("", ("ms", "count", "median", "90 %", "99 %"), rows)
-    header = ("memory, MiB", "first", "last", "peak", "a minute, second half", "growth of it", "flat")
-    print_table("", header, [_memory_row(name, memory) for name, memory in report.memory.items()])
 
 
-def _memory_row(name: str, memory: Memory) -> tuple[object, ...]:
-    sizes = (f"{size:.0f}" for size in (memory.first_mib, memory.last_mib, memory.peak_mib))
-    return (name, *sizes, f"{memory.mib_per_minute:+.2f}", f"{memory.relative:+.2%}", "yes" if memory.flat else "no")
+def quantiles(values: Sequence[float]) -> Row:
+    named = {"median": 0.5, "p90": 0.9, "p99": 0.99}
+    return {"count": len(values), **{name: percentile(values or [0.0], share) for name, share in named.items()}}
+
+
+# -- a target that stands still
+
+
+def run_standstill(options: BenchOptions, progress: Progress) -> Report:
+    """Below the limit nothing may change but the time."""
+    prompts, stops = options.rows(), [float(number) for number in parse_numbers("stops", options.stops)]
+    asked = [_endless(prompts[i % len(prompts)], i, options.max_tokens) for i in range(options.streams)]
+    progress.total, rows = len(asked) + len(stops), list[Row]()
+    server_options = [*QUEUE, f"--target-timeout={options.target_timeout}"]
+    with (
+        start_server(options.engine_config(), server_options) as server,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        known = runner.run(alone(server.told["url"], asked, progress))
+        for seconds in stops:
+            rows.append(runner.run(_stopped(server, known, seconds)))
+            progress(f"{seconds:g} s")
+    return Report({"stops": rows}, failed=not holds_below(rows, options.target_timeout))
+
+
+def holds_below(stops: Sequence[Row], target_timeout: float) -> bool:
+    below = [stop for stop in stops if stop["seconds"] < target_timeout]
+    return not any(stop["unequal"] or stop["broken"] or stop["restarts"] for stop in below)
+
+
+def _endless(prompt: Prompt, number: int, max_tokens: int) -> Asked:
+    """A stream that does not end early."""
+    body = {"prompt": prompt.text, "max_tokens": max_tokens, "temperature": 0.8, "seed": number}
+    return Asked("completion", COMPLETIONS, {**body, "ignore_eos": True, **STREAMED})
+
+
+async def _stopped(server: Program, known: Sequence[Known], seconds: float) -> Row:
+    """One stop: outputs that are not those of the same request alone, streams that ended before their time, and the
+    seconds until /ready was no longer 200; None: it was all the time."""
+    url, pid = server.told["url"], server.processes()["target"]
+    before = metrics_of(url)[RESTARTS]
+    answers = [asyncio.create_task(post(url, one.asked.path, one.asked.body)) for one in known]
+    await asyncio.sleep(WARM)
+    if all(answer.done() for answer in answers):
+        raise EngineError("max_tokens: all streams had ended before the target was stopped; more are needed")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        told = await asyncio.to_thread(_unready_after, url, seconds)
+    finally:
+        with suppress(ProcessLookupError):  # it was killed after the limit
+            os.kill(pid, signal.SIGCONT)
+    done = [await answer for answer in answers]
+    while not await asyncio.to_thread(_is_ready, url):
+        await asyncio.sleep(0.1)
+    return {
+        "seconds": seconds,
+        "streams": len(known),
+        "unequal": sum(not agrees(answer, one.expected) for answer, one in zip(done, known, strict=True)),
+        "broken": sum(answer.status != 200 or not answer.ended or "error" in answer.events[-1].data for answer in done),
+        "told_after": told,
+        "restarts": int(metrics_of(url)[RESTARTS] - before),
+    }
+
+
+def _unready_after(url: str, seconds: float) -> float | None:
+    """Watches for so long."""
+    began, told = time.perf_counter(), None
+    while (passed := time.perf_counter() - began) < seconds:
+        if told is None and not _is_ready(url):
+            told = passed
+        time.sleep(0.05)
+    return told
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=30) as response:
+            return bool(response.status == 200)
+    except urllib.error.HTTPError:
+        return False

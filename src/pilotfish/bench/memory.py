@@ -4,75 +4,74 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
-from pilotfish.bench.report import print_table
-from pilotfish.config import EngineConfig
+from pilotfish.bench.contestants import drain
+from pilotfish.bench.options import BenchOptions
+from pilotfish.bench.report import Progress, Report
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.memory import MemoryPlan, anonymous_memory, gib
+from pilotfish.engine.memory import anonymous_memory, gib
 from pilotfish.engine.sample import Sample
 
 SAMPLED_EVERY = 0.001  # seconds
 NEW_TOKENS = 8
 
 
-@dataclass(frozen=True)
-class MemoryReport:
-    """Bytes; `peak` is of memory that no file backs."""
+@contextmanager
+def sampled_peak() -> Iterator[list[int]]:
+    """The most that this process takes meanwhile, sampled by a thread: the last item."""
+    peak, over = [0], threading.Event()
 
-    plan: MemoryPlan
-    total: int
-    loaded: int
-    peak: int
-    requests: int
-    preemptions: int
+    def sample() -> None:
+        while not over.wait(SAMPLED_EVERY):
+            peak[0] = max(peak[0], anonymous_memory())
 
-    @property
-    def deviation(self) -> float:
-        """Of the peak from the plan."""
-        return self.peak / self.total - 1
-
-
-class Peak:
-    """The most that this process has taken, sampled by a thread while in use."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def _sample(self) -> None:
-        while not self._over.wait(SAMPLED_EVERY):
-            self.bytes = max(self.bytes, anonymous_memory())
-
-    def __enter__(self) -> Peak:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
 
 
-def run_memory(config: EngineConfig, done: Callable[[str], None] = lambda _: None) -> MemoryReport:
+def run_memory(options: BenchOptions, progress: Progress) -> Report:
     """Fill the pool with random prompts, all sampled with all filters. Right only in a fresh process."""
-    with Peak() as peak:
+    config = options.engine_config()
+    progress.total = config.max_requests
+    with sampled_peak() as peak:
         engine = Engine(config)
         gc.collect()
         loaded = anonymous_memory()
         engine.use(engine.drafter, FixedBudget(config.nodes, config.levels))
         samples = fill(engine)
-        while engine.busy:
-            for delta in engine.step():
-                if delta.sample.finish_reason is not None:
-                    done("filling")
-    plan, preemptions = engine.memory, sum(sample.request.stats.preemptions for sample in samples)
-    return MemoryReport(plan, plan.total, loaded, peak.bytes, len(samples), preemptions)
+        drain(engine, partial(progress, "filling"))
+    plan = engine.memory
+    planned = {
+        "runtime": plan.runtime,
+        "weights": plan.weights,
+        f"{plan.slots} KV slots": plan.slots * plan.slot,
+        f"workspace of {plan.max_rows} rows": plan.workspace,
+        "planned": plan.total,
+        "measured peak": peak[0],
+    }
+    results = {
+        "plan": [{"part": name, "GiB": gib(size)} for name, size in planned.items()],
+        "total": plan.total,
+        "loaded": loaded,
+        "peak": peak[0],
+        "deviation": peak[0] / plan.total - 1,
+        "draft_in_slots": plan.draft_in_slots,
+        "requests": len(samples),
+        "preemptions": sum(sample.request.stats.preemptions for sample in samples),
+    }
+    return Report(results)
 
 
 def fill(engine: Engine) -> list[Sample]:
@@ -83,18 +82,3 @@ def fill(engine: Engine) -> list[Sample]:
     filters = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "frequency_penalty": 0.1}
     params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **filters)  # type: ignore[arg-type]
     return [s for _ in range(count) for s in engine.submit(rng.integers(0, vocab_size, length).tolist(), params)]
-
-
-def print_memory(report: MemoryReport) -> None:
-    plan = report.plan
-    rows = [
-        ("runtime", gib(plan.runtime)),
-        ("weights", gib(plan.weights)),
-        (f"{plan.slots} KV slots", gib(plan.slots * plan.slot)),
-        (f"workspace of {plan.max_rows} rows", gib(plan.workspace)),
-        ("planned", gib(report.total)),
-        ("measured peak", gib(report.peak)),
-        ("peak over plan", f"{report.deviation:+.1%}"),
-    ]
-    print_table(f"GiB; {report.requests} requests, {report.preemptions} preemptions", ("", "GiB"), rows)
-    print_table("", ("the draft takes what so many KV slots would",), [(plan.draft_in_slots,)])

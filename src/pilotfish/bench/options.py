@@ -1,141 +1,248 @@
-"""Options that several benches take, and how their results are shown."""
+"""Benches by command, and their options: the conditions under which they measure. Quick to import."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from pilotfish.config import BudgetKind, DType, EngineConfig, Mode, Quantization
+from pilotfish.config import EngineConfig
+from pilotfish.core.sampling_params import MAX_TOKENS
+from pilotfish.options import REQUIRED, Option, option, options_of, pick
 
 if TYPE_CHECKING:
-    from pilotfish.bench.budget import Workload
-    from pilotfish.bench.workload import Prompt
+    from pilotfish.bench.workload import Prompt, Workload
+    from pilotfish.pairs import PairDirs
 
-Report = TypeVar("Report")
+MANY = 1 << 20
+#: Settings among which the best sync one is sought.
+SYNC_GRID = "2x2:8,3x2:8,4x2:8,3x4:16,4x4:16,5x4:16,4x8:16,6x8:16"
+#: As a 70B target and a 1B draft.
+PACE = "target=10.4ms,draft=2.6ms"
 
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
-RepeatsOption = Annotated[int, typer.Option(min=1, help="Measurements of each kind.")]
-SecondsOption = Annotated[float, typer.Option(min=0.01, help="Of each measurement.")]
 
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of all benches, of which each has some; `engine` holds those of its EngineConfig. Lists in texts are
+    separated by commas."""
 
-@dataclass(frozen=True)
-class Common:
-    """Options of every command."""
+    json: Annotated[bool, option("JSON on stdout and nothing else.")] = False
+    out: Annotated[Path, option("Write the JSON to this file as well.")] | None = None
+    pair: Annotated[str, option("pycode, or pycode@<N>m.  [default: pycode]")] | None = None
+    target: Annotated[Path, option("A target's directory, with --draft, instead of a pair.")] | None = None
+    draft: Annotated[Path, option("A draft's directory, with --target.")] | None = None
+    prompts: Annotated[Path, option("JSON Lines of id and turns, or id and prompt.")] = Path()
+    limit: Annotated[int, option("Only the first rows of the file.", 1, MANY)] | None = None
+    max_tokens: Annotated[int, option("New tokens of each sequence.", 1, MAX_TOKENS)] = 96
+    repeats: Annotated[int, option("Measurements of each kind.", 1, MANY)] = 3
+    batches: Annotated[int, option("Sequences of a round, in multiples of the concurrency.", 1, MANY)] = 2
+    seconds: Annotated[float, option("Of each measurement.", 0.01, 1 << 20)] = 10.0
+    temperature: Annotated[float, option("Sampling temperature.")] = 0.8
+    temperatures: Annotated[str, option("Separated by commas.")] = "0.8,0"
+    concurrency: Annotated[int, option("Sequences at a time.", 1, MANY)] = 1
+    concurrencies: Annotated[str, option("Sequences at a time, separated by commas.", names=("--concurrency",))] = "1"
+    streams: Annotated[int, option("Sequences at a time, of each target.", 1, MANY)] = 1
+    compared: Annotated[
+        Literal["sync", "async"],
+        option("sync: every drafter; async: draft workers, also paced.", names=("--mode",)),
+    ] = "sync"
+    shard: Annotated[str, option("i/n: every n-th prompt from the i-th on.")] = "1/1"
+    thread_counts: Annotated[str, option("The target's, separated by commas.", names=("--threads",))] = "1,2"
+    fixed: Annotated[str, option("Nodes of the fixed trees, separated by commas.")] = "2,4,8,16"
+    sync: Annotated[str, option("LEVELSxWIDTH:NODES, joined by a comma.")] = SYNC_GRID
+    round_trips: Annotated[str, option("Milliseconds, separated by commas.")] = "0,1,5,15,50"
+    mbit: Annotated[float, option("Mbit/s of the network, in each direction.", 0.001, MANY)] = 100.0
+    weights: Annotated[str, option("Of the targets that share a pool, separated by commas.")] = "3,1"
+    pause: Annotated[float, option("Seconds for which the draft is stopped.", 0.01, 1 << 20)] = 5.0
+    paces: Annotated[str, option("Emulated devices, joined by a space; none: unpaced.", names=("--pace",))] = (
+        "target=20ms none"
+    )
+    requests: Annotated[int, option("Distinct ones, each run alone first.", 1, MANY)] = 96
+    aborts: Annotated[float, option("Share of streams that clients break off.", 0, 1)] = 0.15
+    stops: Annotated[str, option("Seconds that the target is stopped for, separated by commas.")] = "1,5,13"
+    target_timeout: Annotated[float, option("Of the server.", 1, 86400)] = 30.0
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
-    prompts: Annotated[Path, typer.Option(help="JSON Lines of id and turns, or id and prompt.")]
-    pair: Annotated[str | None, typer.Option(help="pycode, or pycode@<N>m.  [default: pycode]")] = None
-    target: Annotated[Path | None, typer.Option(help="A target's directory, with --draft, instead of a pair.")] = None
-    draft: Annotated[Path | None, typer.Option(help="A draft's directory, with --target.")] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of the file.")] = None
-    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each sequence.")] = 96
-    json: JsonOption = False
-
-    def rows(self) -> list[Prompt]:
-        from pilotfish.bench.workload import load_prompts
-
-        return load_prompts(self.prompts, self.limit)
-
-    def config(self, dtype: str) -> EngineConfig:
-        """A sync engine with an LM drafter, which every comparison starts from."""
+    def models(self) -> PairDirs:
         from pilotfish.bench.workload import choose_models
 
-        models = choose_models(self.pair, self.target, self.draft)
-        checked = cast(DType, dtype)  # EngineConfig checks it
-        return EngineConfig(target=models.target, draft=models.draft, mode="sync", drafter="lm", dtype=checked)
+        return choose_models(self.pair, self.target, self.draft)
+
+    def engine_config(self, **changes: Any) -> EngineConfig:
+        """A sync engine with an LM drafter, unless options or `changes` say otherwise."""
+        models = self.models()
+        base = {"target": models.target, "draft": models.draft, "mode": "sync", "drafter": "lm"}
+        return EngineConfig(**{**base, **self.engine, **changes})
+
+    def rows(self) -> list[Prompt]:
+        from pilotfish.bench.workload import load_prompts, shard_of
+
+        return shard_of(load_prompts(self.prompts, self.limit), self.shard)
+
+    def workload(self, temperature: float | None = None) -> Workload:
+        from pilotfish.bench.workload import Workload
+
+        return Workload(self.rows(), self.temperature if temperature is None else temperature, self.max_tokens)
 
 
 @dataclass(frozen=True)
-class Shaped(Common):
-    """Options of the commands that measure one tree in one precision."""
+class Bench:
+    """A command: the function that measures, as `module.function` of this package, and the names of its options."""
 
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16"
-    threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 2
-    nodes: Annotated[int, typer.Option(help="Nodes verified in a step.")] = EngineConfig.nodes
-    levels: Annotated[int, typer.Option(help="Forwards of the draft in a step, at most.")] = EngineConfig.levels
-    width: Annotated[int, typer.Option(help="Leaves of each of the draft's forwards.")] = EngineConfig.width
-    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None
+    measure: str
+    help: str
+    names: tuple[str, ...]
+    defaults: dict[str, Any] = field(default_factory=dict)  # other than those declared
+    timed: bool = True  # whether the report describes the machine, whose speed is probed for that
 
-    def engine_config(self) -> EngineConfig:
-        tree = {"nodes": self.nodes, "levels": self.levels, "width": self.width}
-        return dataclasses.replace(self.config(self.dtype), threads=self.threads, **tree)  # type: ignore[arg-type]
+    def declared(self) -> list[Option]:
+        own = [name for name in self.names if name in options_of(BenchOptions)]
+        engine = [name for name in self.names if name not in own]
+        defaults = {"prompts": REQUIRED, **self.defaults}
+        return pick(BenchOptions, *own, **defaults) + pick(EngineConfig, *engine, **defaults)
 
+    def options(self, **given: Any) -> BenchOptions:
+        """Those given, checked; the defaults are this bench's own."""
+        values = {one.name: given.get(one.name, one.default) for one in self.declared()}
+        for one in self.declared():
+            one.check(values[one.name])
+        own = {name: values.pop(name) for name in list(values) if name in options_of(BenchOptions)}
+        return BenchOptions(**own, engine=values)
 
-@dataclass(frozen=True)
-class Measured(Shaped):
-    """And in one quantization."""
-
-    quantization: Annotated[str, typer.Option(help="Weights: none or int8.")] = EngineConfig.quantization
-
-    def engine_config(self) -> EngineConfig:
-        checked = cast(Quantization, self.quantization)
-        return dataclasses.replace(super().engine_config(), quantization=checked)
-
-
-@dataclass(frozen=True)
-class Pooled(Common):
-    """Options of the commands in which drafts run in pools of their own."""
-
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16"
-    pace: Annotated[str, typer.Option(help='Emulated devices; "": none.')] = "target=10.4ms,draft=2.6ms"
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.8
-    nodes: Annotated[int, typer.Option(help="Nodes of a sequence verified in a step.")] = EngineConfig.nodes
-    leaves: Annotated[int, typer.Option(help="Leaves of each of a pool's forwards.")] = EngineConfig.leaves
-    budget: Annotated[str, typer.Option(help="auto: guess as much as pays; fixed: always all.")] = EngineConfig.budget
-    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None
-
-    def engine_config(self) -> EngineConfig:
-        """Of plain decoding; benches attach pools to it."""
-        budget = cast(BudgetKind, self.budget)
-        config = dataclasses.replace(self.config(self.dtype), mode="off", budget=budget)
-        return dataclasses.replace(config, nodes=self.nodes, leaves=self.leaves, pace=self.pace)
-
-    def workload(self) -> Workload:
-        """In which a lap is every prompt once."""
-        from pilotfish.bench.budget import Workload
-
-        rows = self.rows()
-        return Workload(rows, self.temperature, self.max_tokens, batches=len(rows))
+    def conditions(self, options: BenchOptions) -> dict[str, Any]:
+        """All that figures depend on, for a report."""
+        found = {**vars(options), **options.engine}
+        chosen = {name: found[name] for name in self.names if name not in ("json", "out")}
+        if "target" in self.names:
+            models = options.models()
+            chosen |= {"target": str(models.target), "draft": str(models.draft)}
+        return chosen | ({"prompts": len(options.rows())} if "prompts" in self.names else {})
 
 
-@dataclass(frozen=True)
-class Served(Common):
-    """Options of the commands that start a server."""
+RANDOM = ("json", "out", "dtype")  # random weights
+MODELS = (*RANDOM, "pair", "target", "draft")
+PROMPTS = (*MODELS, "prompts", "limit", "max_tokens")
+TREE = (*PROMPTS, "threads", "nodes", "levels", "width")
+POOLS = (*PROMPTS, "pace", "temperature", "nodes", "leaves", "budget")
+SERVER = (*PROMPTS, "mode", "threads", "budget", "kv_slots")
+ON_SERVER: dict[str, Any] = {"dtype": "float32", "kv_slots": 65536}
 
-    mode: Annotated[str, typer.Option(help="off, sync or async.")] = "off"
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32"
-    threads: Annotated[int, typer.Option(help="Threads of the target; 0: all cores.")] = 0
-    budget: Annotated[str, typer.Option(help="auto: guess as much as pays; fixed: always all.")] = EngineConfig.budget
-    kv_slots: Annotated[int, typer.Option(min=1, help="Tokens that fit into the KV pool.")] = 65536
-    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file as well.")] = None
-
-    def engine_config(self) -> EngineConfig:
-        mode, budget = cast(Mode, self.mode), cast(BudgetKind, self.budget)  # EngineConfig checks them
-        config = dataclasses.replace(self.config(self.dtype), mode=mode, budget=budget)
-        return dataclasses.replace(config, threads=self.threads, kv_slots=self.kv_slots)
-
-
-@contextmanager
-def bar(total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar; what it gives is called with a label whenever something is done."""
-    from pilotfish.bench.report import progress
-
-    with progress() as shown:
-        task = shown.add_task("loading", total=total)
-        yield lambda label: shown.update(task, advance=1, description=label)
-
-
-def show(report: Report, table: Callable[[Report], None], out: Path | None = None, *, json: bool) -> None:
-    from pilotfish.bench.report import print_json, write_json
-
-    if out is not None:
-        write_json(report, out)
-    if json:
-        print_json(report)
-    else:
-        table(report)
+BENCHES = {
+    "parity": Bench(
+        "parity.run_parity",
+        "Compare the tokens of every drafter, or of mode async, with those of the target alone. Exit 1 if any differ "
+        "in float32.",
+        (*PROMPTS, "compared", "shard", "thread_counts"),
+        {"dtype": "float32"},
+        timed=False,
+    ),
+    "speed": Bench(
+        "speed.run_speed",
+        "Tokens per second beside transformers, contestants in turn on each prompt.",
+        (*TREE, "quantization", "repeats"),
+        {"threads": 2},
+    ),
+    "acceptance": Bench(
+        "speed.run_acceptance",
+        "Tokens that a verify step commits, at T=0 and T=0.8. Times nothing.",
+        (*TREE, "quantization"),
+        {"threads": 2},
+        timed=False,
+    ),
+    "profile": Bench(
+        "forwards.run_profile",
+        "Where the time of a step goes, and what a forward costs by its rows.",
+        (*TREE, "quantization", "repeats"),
+        {"threads": 2, "repeats": 20},
+    ),
+    "quantization": Bench(
+        "forwards.run_quantization",
+        "Loss, acceptance and forwards with int8 weights, beside those of plain weights.",
+        (*TREE, "repeats"),
+        {"threads": 2, "repeats": 20},
+    ),
+    "budget": Bench(
+        "budget.run_budget",
+        "Tokens per second with the adaptive budget beside fixed trees and plain decoding, by concurrency.",
+        (*TREE, "quantization", "concurrencies", "fixed", "temperature", "batches", "repeats"),
+        {"threads": 2, "concurrencies": "1,2,4,8,16,32"},
+    ),
+    "async": Bench(
+        "asynchronous.run_async",
+        "Async against off and against sync, on devices of a given pace.",
+        (*PROMPTS, "pace", "sync", "nodes", "leaves", "drafter", "temperatures", "concurrencies", "repeats"),
+        {"pace": PACE, "nodes": 16},
+    ),
+    "cores": Bench(
+        "asynchronous.run_cores",
+        "Off and sync on all cores against async, whose target and draft have cores of their own.",
+        (*PROMPTS, "temperature", "nodes", "leaves", "drafter", "budget", "repeats"),
+    ),
+    "network": Bench(
+        "pools.run_network",
+        "Tokens per second with a draft pool at a distance, beside plain decoding.",
+        (*POOLS, "round_trips", "mbit", "concurrency", "repeats"),
+        {"pace": PACE, "repeats": 5},
+    ),
+    "sharing": Bench(
+        "sharing.run_sharing",
+        "Rows that a saturated pool grows for targets by their weights; what becomes of streams whose pool is killed.",
+        (*POOLS, "weights", "streams", "seconds", "repeats"),
+        {"pace": PACE, "streams": 8},
+    ),
+    "stall": Bench(
+        "pools.run_stall",
+        "The target's steps before, while and after its draft stands still (SIGSTOP).",
+        (*POOLS, "pause", "streams", "seconds", "repeats"),
+        {"pace": PACE},
+    ),
+    "http": Bench(
+        "http.run_http",
+        "Tokens per second through HTTP beside the offline engine, and the time from verify's end to the socket.",
+        (*SERVER, "paces", "concurrencies", "temperature", "batches", "repeats"),
+        {**ON_SERVER, "concurrencies": "1,32", "repeats": 5},
+    ),
+    "load": Bench(
+        "load.run_load",
+        "Requests of many kinds at a time, against the same ones alone; memory, and what is held afterwards. Exit 1 if "
+        "anything is not as it should be.",
+        (*SERVER, "seconds", "streams", "requests", "aborts"),
+        {**ON_SERVER, "seconds": 300.0, "streams": 64},
+    ),
+    "standstill": Bench(
+        "load.run_standstill",
+        "Stop the target's process under open streams and let it go on. Exit 1 if an output changed or a stream broke "
+        "off below the target's timeout.",
+        (*SERVER, "streams", "stops", "target_timeout"),
+        {**ON_SERVER, "streams": 16},
+        timed=False,
+    ),
+    "start": Bench(
+        "http.run_start",
+        "Seconds until a server serves, and what its processes take then.",
+        (*MODELS, "mode", "repeats"),
+        {"mode": "async", "repeats": 5},
+        timed=False,
+    ),
+    "memory": Bench(
+        "memory.run_memory",
+        "The memory plan against what the process takes when rows and slots are all in use. CPU.",
+        (*MODELS, "quantization", "kv_slots", "max_requests"),
+        {"kv_slots": 16384},
+        timed=False,
+    ),
+    "steps": Bench(
+        "steps.run_steps",
+        "What a step costs on the CPU beside the reading of its weights, kernel by kernel, with random weights.",
+        (*RANDOM, "threads", "quantization", "repeats"),
+        {"threads": 2, "repeats": 20},
+    ),
+    "gpu": Bench(
+        "gpu.run_gpu",
+        "What a step and its attention cost on a CUDA GPU, with random weights.",
+        (*RANDOM, "repeats"),
+        {"repeats": 50},
+        timed=False,
+    ),
+}

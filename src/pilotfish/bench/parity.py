@@ -1,101 +1,37 @@
-"""Lossless or not: every drafter's tokens against those of the target alone, by ==."""
+"""Lossless or not: the tokens of every drafter, or of mode async, against those of the target alone, by ==."""
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 
-from pilotfish.bench.compare import first_difference
-from pilotfish.bench.drafters import Bench, JobRunner, RandomDrafter
-from pilotfish.bench.report import print_table
-from pilotfish.bench.workload import PARITY_SETTINGS, Job, Prompt, mixed_jobs
+from pilotfish.bench.contestants import OFF, LoadedPair, Run, run_jobs
+from pilotfish.bench.options import PACE, BenchOptions
+from pilotfish.bench.report import Progress, Report, Row
+from pilotfish.bench.workload import PARITY_SETTINGS, Job, mixed_jobs, parse_numbers
 from pilotfish.config import EngineConfig
-from pilotfish.core.drafter import Drafter
-from pilotfish.engine.sample import Sample
+from pilotfish.core.scheduler import HEADROOM
+from pilotfish.engine.engine import Engine
 
 BATCH = 8
-LM_NODES = (4, 16, 48)
-RANDOM_NODES = 24
-COMBINATIONS = ("ngram", "suffix", "lm+ngram", "lm+suffix", "lm+ngram+suffix")
+TREES = (("lm", 4), ("lm", 16), ("lm", 48), ("ngram", 0), ("suffix", 0), ("lm+ngram", 0), ("lm+suffix", 0),
+         ("lm+ngram+suffix", 0), ("random", 24))  # fmt: skip
+ASYNC_NODES = 16
 #: Of all runs: what has ended before is what suffix drafters guess from.
 SALT = "parity"
-#: Outputs of one run, in order of its jobs.
-Outputs = list[list[int]]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One drafter at one concurrency and thread count, against `off` alone at that thread count.
-
-    `verified` counts the nodes of all trees, `accepted` those on accepted paths: a drafter that offers
-    nothing is equal and shows nothing, as does a scarce pool that nobody gave way in.
-    """
-
-    threads: int
-    drafter: str
-    concurrency: int
-    compared: int
-    differing: int
-    verified: int
-    accepted: int
-    preemptions: int
-    seconds: float
-
-    @property
-    def vacuous(self) -> bool:
-        guessless = self.verified == 0 and not self.drafter.startswith("off")
-        return guessless or (self.preemptions == 0 and "preempted" in self.drafter)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One unequal sequence. `index` counts output tokens."""
-
-    threads: int
-    drafter: str
-    concurrency: int
-    prompt: str
-    setting: str
-    index: int
-
-
-@dataclass(frozen=True)
-class ParityReport:
-    """All outcomes. `across_threads` compares `off` alone with itself at the first thread count."""
-
-    dtype: str
-    prompts: int
-    max_tokens: int
-    outcomes: list[Outcome]
-    across_threads: list[Outcome]
-    differences: list[Difference]
-    seconds: float
-
-    @property
-    def compared(self) -> int:
-        return sum(outcome.compared for outcome in self.outcomes)
-
-    @property
-    def differing(self) -> int:
-        return sum(outcome.differing for outcome in self.outcomes)
-
-    @property
-    def failed(self) -> bool:
-        """Float32 promises equality, shown on trees; of lower precision only the match rate is published."""
-        unproved = self.differing > 0 or any(outcome.vacuous for outcome in self.outcomes)
-        return self.dtype == "float32" and unproved
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """What is compared with `off` alone: a drafter of Bench.drafter, or random trees."""
+class ParityCase:
+    """A drafter that is compared with `off` alone, or a kind of async engine."""
 
     drafter: str
     concurrency: int
-    nodes: int | None = None  # of a tree; None: as configured
+    nodes: int = 0  # of a tree; 0: as configured
     preempted: bool = False  # with a KV pool too small for its batch
 
     @property
@@ -103,140 +39,129 @@ class Contestant:
         nodes = f" {self.nodes}" if self.drafter == "lm" else ""
         return self.drafter + nodes + (", preempted" if self.preempted else "")
 
-    def make(self, bench: Bench) -> Drafter:
-        if self.drafter == "random":
-            return RandomDrafter(bench.engine.model.shape.vocab_size, RANDOM_NODES)
-        return bench.drafter(self.drafter)
 
-
-def runs() -> list[Contestant]:
-    """In order; the reference first, batched runs, which are quicker, next."""
-    trees = [("lm", nodes) for nodes in LM_NODES] + [(name, None) for name in COMBINATIONS] + [("random", RANDOM_NODES)]
-    return [
-        Contestant("off", 1),
-        Contestant("off", BATCH),
-        *(Contestant(name, BATCH, nodes) for name, nodes in trees),
-        Contestant("off", BATCH, preempted=True),
-        Contestant("lm+ngram+suffix", BATCH, preempted=True),
-        *(Contestant(name, 1, nodes) for name, nodes in trees),
-    ]
-
-
-def num_sequences(num_prompts: int, thread_counts: Sequence[int]) -> int:
-    """How many sequences `run_parity` generates."""
-    return len(thread_counts) * len(runs()) * len(PARITY_SETTINGS) * num_prompts
-
-
-def run_parity(
-    config: EngineConfig,
-    prompts: list[Prompt],
-    max_tokens: int,
-    thread_counts: Sequence[int],
-    done: Callable[[str], None] = lambda _: None,
-) -> ParityReport:
-    """Models are loaded once per thread count. `done` is called with a label for each sequence."""
-    began = time.perf_counter()
-    jobs = mixed_jobs(prompts, PARITY_SETTINGS, max_tokens)
-    outcomes: list[Outcome] = []
-    across: list[Outcome] = []
-    differences: list[Difference] = []
-    references: list[Outputs] = []
-    for threads in thread_counts:
-        bench = Bench(dataclasses.replace(config, threads=threads))
-        generated = (run_contestant(one, bench, one.make(bench), jobs, threads, done) for one in runs())
-        reference = next(generated)
-        references.append(reference.outputs)
-        across.append(outcome_of(threads, reference, references[0]))
-        for run in generated:
-            outcomes.append(outcome_of(threads, run, reference.outputs))
-            differences.extend(differences_of(threads, run, reference.outputs, jobs))
-    seconds = time.perf_counter() - began
-    return ParityReport(config.dtype, len(prompts), max_tokens, outcomes, across[1:], differences, seconds)
+REFERENCE = ParityCase(OFF, 1)
+#: Batched cases, which are quicker, first.
+CASES = (
+    ParityCase(OFF, BATCH),
+    *(ParityCase(name, BATCH, nodes) for name, nodes in TREES),
+    ParityCase(OFF, BATCH, preempted=True),
+    ParityCase("lm+ngram+suffix", BATCH, preempted=True),
+    *(ParityCase(name, 1, nodes) for name, nodes in TREES),
+)
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a contestant gave for the jobs, in their order."""
+class AsyncSetup:
+    """An engine of mode async: how many draft workers it starts, and whether they and the target are paced."""
 
-    contestant: Contestant
-    samples: list[Sample]
-    seconds: float
+    workers: int
+    pace: str
 
     @property
-    def outputs(self) -> Outputs:
-        return [sample.token_ids for sample in self.samples]
+    def cases(self) -> list[ParityCase]:
+        name = f"async, {self.workers} draft{'s' if self.workers > 1 else ''}" + (", paced" if self.pace else "")
+        return [ParityCase(name, BATCH), ParityCase(name, BATCH, preempted=True), ParityCase(name, 1)]
+
+    def config(self, sync: EngineConfig, threads: int) -> EngineConfig:
+        """The target has the first `threads` cores, the drafts some of the others. Where it has them all they share
+        them, and one draft has as many threads as the target, each of three fewer."""
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
+        placed = replace(sync, threads=threads, cores=cores, draft_workers=self.workers)
+        return replace(placed, mode="async", nodes=ASYNC_NODES, pace=self.pace)
 
 
-def run_contestant(
-    one: Contestant, runner: JobRunner, drafter: Drafter, jobs: list[Job], threads: int, done: Callable[[str], None]
-) -> Run:
-    """All jobs, with a drafter that is what `one` says."""
-    label = f"{one.name}, {one.concurrency} at a time, {threads} thread{'s' if threads > 1 else ''}"
-    slots = scarce_slots(runner, jobs) if one.preempted else None
-    began = time.perf_counter()
-    samples = runner.run(drafter, jobs, one.concurrency, partial(done, label), SALT, one.nodes, slots)
-    return Run(one, samples, time.perf_counter() - began)
+SETUPS = tuple(AsyncSetup(workers, pace) for pace in ("", PACE) for workers in (1, 3))
 
 
-def scarce_slots(runner: JobRunner, jobs: Sequence[Job]) -> int:
-    """Half of what the longest batch needs, and enough for the longest sequence."""
-    lengths = sorted(len(runner.engine.check_prompt(job.prompt.text)) + job.params.max_tokens for job in jobs)
-    return max(lengths[-1], sum(lengths[-BATCH:]) // 2)
+def run_parity(options: BenchOptions, progress: Progress) -> Report:
+    """Models are loaded once for each thread count, and for each async engine. `across_threads` compares `off` alone
+    with itself at the first thread count. Float32 promises equality, shown on trees; of lower precision only the match
+    rate is published."""
+    thread_counts, prompts = parse_numbers("threads", options.thread_counts), options.rows()
+    config = options.engine_config(threads=thread_counts[0])
+    jobs = mixed_jobs(prompts, PARITY_SETTINGS, options.max_tokens)
+    num_cases = len(CASES) if options.compared == "sync" else sum(len(setup.cases) for setup in SETUPS)
+    progress.total = len(thread_counts) * (1 + num_cases) * len(jobs)
+    began, references = time.perf_counter(), list[Run]()
+    outcomes, across, differences = list[Row](), list[Row](), list[Row]()
+    for threads in thread_counts:
+        pair = LoadedPair(replace(config, threads=threads))
+        references.append(_run(pair, REFERENCE, jobs, progress))
+        across.append(outcome_of(REFERENCE, references[-1], references[0], threads))
+        sync = options.compared == "sync"
+        others = _sync_runs(pair, jobs, progress) if sync else _async_runs(config, jobs, threads, progress)
+        for case, run in others:
+            outcomes.append(outcome_of(case, run, references[-1], threads))
+            differences.extend(differences_of(case, run, references[-1], threads, jobs))
+    results = {"outcomes": outcomes, "across_threads": across[1:], "differences": differences}
+    counts = {name: sum(outcome[name] for outcome in outcomes) for name in ("compared", "differing")}
+    unproved = counts["differing"] > 0 or any(outcome["vacuous"] for outcome in outcomes)
+    seconds = time.perf_counter() - began
+    return Report({**results, **counts, "seconds": seconds}, failed=config.dtype == "float32" and unproved)
 
 
-def outcome_of(threads: int, run: Run, reference: Outputs) -> Outcome:
-    """What the comparison of a run comes to."""
-    differing = sum(a != b for a, b in zip(run.outputs, reference, strict=True))
-    stats = [sample.request.stats for sample in run.samples]
-    return Outcome(
-        threads=threads,
-        drafter=run.contestant.name,
-        concurrency=run.contestant.concurrency,
-        compared=len(reference),
-        differing=differing,
-        verified=sum(one.draft_tokens for one in stats),
-        accepted=sum(one.accepted_tokens for one in stats),
-        preemptions=sum(one.preemptions for one in stats),
-        seconds=run.seconds,
-    )
+def _sync_runs(pair: LoadedPair, jobs: Sequence[Job], progress: Progress) -> Iterator[tuple[ParityCase, Run]]:
+    return ((case, _run(pair, case, jobs, progress)) for case in CASES)
 
 
-def differences_of(threads: int, run: Run, reference: Outputs, jobs: list[Job]) -> Iterator[Difference]:
-    """Of each unequal sequence the first."""
-    for job, left, right in zip(jobs, run.outputs, reference, strict=True):
-        index = first_difference(left, right)
-        if index is not None:
-            yield Difference(
-                threads, run.contestant.name, run.contestant.concurrency, job.prompt.id, job.setting, index
-            )
+def _run(pair: LoadedPair, case: ParityCase, jobs: Sequence[Job], progress: Progress) -> Run:
+    pair.use(pair.drafter(case.drafter), case.nodes or None)
+    return _run_case(pair.engine, case, jobs, progress)
 
 
-def print_parity(report: ParityReport) -> None:
-    """Compared and differing sequences of each run, and the first differences."""
-    header = (
-        "drafter",
-        "at a time",
-        "threads",
-        "compared",
-        "differing",
-        "equal",
-        "verified",
-        "accepted",
-        "preempted",
-        "seconds",
-    )
-    print_table(f"against off alone, {report.dtype}", header, map(_row, report.outcomes))
-    if report.across_threads:
-        print_table("off alone, against off at the first thread count", header, map(_row, report.across_threads))
-    if report.differences:
-        rows = [dataclasses.astuple(difference) for difference in report.differences[:20]]
-        print_table("first differences", ("threads", "drafter", "at a time", "prompt", "setting", "token"), rows)
-    equal = 1 - report.differing / report.compared
-    total = (report.compared, report.differing, f"{equal:.2%}", f"{report.seconds:.0f}")
-    print_table("in all", ("compared", "differing", "equal", "seconds"), [total])
+def _async_runs(
+    config: EngineConfig, jobs: Sequence[Job], threads: int, progress: Progress
+) -> Iterator[tuple[ParityCase, Run]]:
+    for setup in SETUPS:
+        with Engine(setup.config(config, threads)) as engine:
+            for case in setup.cases:
+                yield case, _run_case(engine, case, jobs, progress)
 
 
-def _row(outcome: Outcome) -> tuple[object, ...]:
-    counts = (outcome.drafter, outcome.concurrency, outcome.threads, outcome.compared, outcome.differing)
-    equal = f"{1 - outcome.differing / outcome.compared:.2%}"
-    return (*counts, equal, outcome.verified, outcome.accepted, outcome.preemptions, f"{outcome.seconds:.0f}")
+def _run_case(engine: Engine, case: ParityCase, jobs: Sequence[Job], progress: Progress) -> Run:
+    done = partial(progress, f"{case.name}, {case.concurrency} at a time")
+    with scarce_slots(engine, jobs) if case.preempted else nullcontext():
+        return run_jobs(engine, jobs, case.concurrency, done, SALT)
+
+
+@contextmanager
+def scarce_slots(engine: Engine, jobs: Sequence[Job]) -> Iterator[None]:
+    """Leave half of the slots that the longest batch needs, and enough for the longest sequence. The target admits what
+    only just fits, so that requests are preempted."""
+    scheduler = engine.worker.scheduler
+    lengths = sorted(len(engine.check_prompt(job.prompt.text)) + job.params.max_tokens for job in jobs)
+    slots = max(lengths[-1], sum(lengths[-BATCH:]) // 2)
+    held = scheduler.pool.allocate(scheduler.pool.capacity - slots)
+    scheduler.headroom = 1
+    yield
+    scheduler.headroom = HEADROOM
+    scheduler.pool.release(held)
+
+
+def outcome_of(case: ParityCase, run: Run, reference: Run, threads: int) -> Row:
+    """`verified` counts the nodes of all trees, `accepted` those on accepted paths: a drafter that offers nothing is
+    equal and shows nothing, as does a scarce pool that nobody gave way in."""
+    verified, preemptions = run.total("draft_tokens"), run.total("preemptions")
+    return {
+        "drafter": case.name,
+        "concurrency": case.concurrency,
+        "threads": threads,
+        "compared": len(run.outputs),
+        "differing": sum(a != b for a, b in zip(run.outputs, reference.outputs, strict=True)),
+        "verified": verified,
+        "accepted": run.total("accepted_tokens"),
+        "preemptions": preemptions,
+        "vacuous": (verified == 0 and case.drafter != OFF) or (preemptions == 0 and case.preempted),
+        "seconds": run.seconds,
+    }
+
+
+def differences_of(case: ParityCase, run: Run, reference: Run, threads: int, jobs: Sequence[Job]) -> Iterator[Row]:
+    """The first unequal token of each unequal sequence."""
+    for job, left, right in zip(jobs, run.outputs, reference.outputs, strict=True):
+        if left != right:
+            unequal = (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+            index = next(unequal, min(len(left), len(right)))
+            where = {"threads": threads, "drafter": case.name, "concurrency": case.concurrency}
+            yield {**where, "prompt": job.prompt.id, "setting": job.setting, "index": index}

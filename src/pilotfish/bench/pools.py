@@ -1,104 +1,197 @@
-"""Draft pools, and networks before them, in processes of their own."""
+"""Async with drafts in pools: a network between target and pool, and a pool that stands still."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
-from functools import cached_property
-from types import TracebackType
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from typing import Any
 
-from pilotfish.bench.proxy import HOST
-from pilotfish.config import EngineConfig
-from pilotfish.engine.draft_workers import Placement, split_cores, worker_command
+import numpy as np
+
+from pilotfish.bench.budget import WatchedBudget
+from pilotfish.bench.contestants import (
+    OFF,
+    PLAIN,
+    Contestant,
+    Run,
+    check_drafter,
+    compete,
+    has_prompt_rows,
+    overruns,
+    speed_of,
+)
+from pilotfish.bench.options import BenchOptions
+from pilotfish.bench.programs import Program, attached, on_target_cores, place, proxied, start_pool, start_proxy
+from pilotfish.bench.report import Progress, Report, Row, bar_of
+from pilotfish.bench.workload import Workload, parse_milliseconds
+from pilotfish.core.budget import AdaptiveBudget
+from pilotfish.core.request import Request
+from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
-from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
-from pilotfish.errors import EngineError
+from pilotfish.engine.sample import Sample
+from pilotfish.observe.records import StepRecord
+from pilotfish.target.remote import RemoteDrafter
+
+#: The least share of plain decoding's speed that a draft may leave, at any distance.
+FLOOR = 0.98
+PHASES = ("before", "during", "after")
+#: By how much a step during a stall may be longer than the 99th percentile of those before, in ms.
+ALLOWANCE_MS = 5.0
 
 
-class Listener:
-    """A program that says in JSON, on the first line of its stdout, where it listens. It ends with the `with`, and with
-    the thread that has started it."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._name = spec.name
-        with on_cores(spec.cores):
-            self._process = subprocess.Popen(
-                list(spec.command),
-                env=worker_environment(spec),
-                stdin=subprocess.PIPE,  # its end tells that of this process, where nothing else does
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-
-    @cached_property
-    def told(self) -> dict[str, Any]:
-        """What it has said. Waits for that; EngineError where it ends instead."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise EngineError(f"{self._name}: exited with code {self._process.wait()} before it listened")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self._process.pid, number)
-
-    def close(self) -> None:
-        """Kill it, stopped or not. Idempotent."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+# -- a network
 
 
-def place(pools: int) -> Placement:
-    """Cores of this process for the target and for so many pools."""
-    return split_cores(frozenset(os.sched_getaffinity(0)), "", "", pools)
+def run_network(options: BenchOptions, progress: Progress) -> Report:
+    """`repeats` rounds of every prompt after one to warm up."""
+    config, workload = options.engine_config(mode="off"), options.workload()
+    round_trips = parse_milliseconds("round_trips", options.round_trips)
+    turns, number, placement = options.repeats + 1, len(workload.prompts), place(1)
+    progress.total = (len(round_trips) + 1) * turns * number
+    with ExitStack() as stack:
+        pool = stack.enter_context(start_pool(config, placement.drafts[0]))
+        engine = stack.enter_context(Engine(on_target_cores(config, placement)))
+        proxy = start_proxy(pool.told["endpoint"], round_trips, options.mbit, placement.drafts[0])
+        endpoints = proxied(stack.enter_context(proxy))
+        remotes = [stack.enter_context(attached(engine, [endpoint])) for endpoint in endpoints]
+        contestants = {OFF: PLAIN}
+        for round_trip, remote in zip(round_trips, remotes, strict=True):
+            contestants[f"{round_trip:g} ms"] = _contestant(engine, remote.drafter, options.concurrency)
+        jobs = [workload.jobs(number, turn) for turn in range(turns)]
+        rounds = compete(engine, contestants, jobs, options.concurrency, progress)
+        [load] = [one.load for one in remotes[0].pools]
+    return Report({**distances_of(rounds), "level_ms": 0.0 if load is None else load.step_ms})
 
 
-def on_target_cores(config: EngineConfig, placement: Placement) -> EngineConfig:
-    """An engine of `config` that leaves the pools' cores alone."""
-    return replace(config, cores=",".join(map(str, sorted(placement.target))), threads=0)
+def _contestant(engine: Engine, drafter: RemoteDrafter, concurrency: int) -> Contestant:
+    """With the engine's own budget; the clock of an adaptive one stands still while others run."""
+    budget = make_budget(engine.config, engine.worker.executor, drafter)
+    if not isinstance(budget, AdaptiveBudget):
+        return Contestant(lambda: drafter, budget)
+    watched = WatchedBudget(budget, concurrency)
+    return Contestant(lambda: drafter, watched, watched.begin_run)
 
 
-def start_pool(config: EngineConfig, cores: frozenset[int], options: Sequence[str] = ()) -> Listener:
-    """A pool of the draft of `config` on a free port of this host, loading; `told["endpoint"]` once it serves."""
-    command = [*worker_command(config, f"tcp://{HOST}:0", "draft pool"), "--json", *options]
-    return Listener(WorkerSpec("draft pool", command, cores))
+def distances_of(rounds: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """Plain decoding, then every round trip, over plain decoding and over the nearest; a bar for each, with a stroke
+    where plain decoding is."""
+    nearest = list(rounds)[1]
+    distances = [speed_of(name, rounds, [OFF, nearest]) for name in rounds]
+    medians = {row["contestant"]: row["tokens_per_second"].median for row in distances}
+    most = max(medians.values())
+    bars = [{"round_trip": name, "bar": bar_of(rate / most, medians[OFF] / most)} for name, rate in medians.items()]
+    holds = all(row["over_off"].median >= FLOOR for row in distances)
+    return {"distances": distances, "bars": bars, "floor": FLOOR, "holds": holds}
 
 
-def start_proxy(endpoint: str, round_trips: Sequence[float], mbit: float, cores: frozenset[int]) -> Listener:
-    """Networks before a pool, one for each round trip of so many milliseconds."""
-    numbers = map(str, (mbit, *round_trips))
-    command = [sys.executable, "-m", "pilotfish.bench.proxy", endpoint.removeprefix("tcp://"), *numbers]
-    return Listener(WorkerSpec("proxy", command, cores))
+# -- streams
 
 
-def proxied(proxy: Listener) -> list[str]:
-    """Where the pool is found behind each of the proxy's networks."""
-    return [f"tcp://{HOST}:{port}" for port in proxy.told["ports"]]
+@dataclass(frozen=True)
+class Window:
+    """Tokens that came in a while."""
+
+    seconds: float
+    tokens: list[int]  # of each stream
+
+    def rate(self, streams: Iterable[int]) -> float:
+        """Tokens/s of some streams together."""
+        return sum(self.tokens[stream] for stream in streams) / self.seconds
 
 
-@contextmanager
-def attached(engine: Engine, endpoints: Sequence[str]) -> Iterator[RemoteDrafts]:
-    """An idle engine's connection to pools; its drafter is for `engine.use`."""
-    config = replace(engine.config, mode="async", draft_pool=tuple(endpoints))
-    identity = target_identity(config, engine.tokenizer, engine.model.shape.vocab_size)
-    with closing(RemoteDrafts(config, identity)) as remote:
-        yield remote
+class EndlessStreams:
+    """So many sequences of a workload at a time, in an engine that nobody else uses: where one ends, the next takes its
+    place."""
+
+    def __init__(self, engine: Engine, workload: Workload, number: int) -> None:
+        self._engine = engine
+        engine.worker.scheduler.max_requests = number
+        self._jobs = chain.from_iterable(workload.jobs(len(workload.prompts), lap) for lap in count())
+        self._samples = [self._next() for _ in range(number)]
+
+    def _next(self) -> Sample:
+        job = next(self._jobs)
+        return self._engine.submit(job.prompt.text, job.params)[0]
+
+    @property
+    def requests(self) -> list[Request]:
+        """Of each stream, the one that runs now."""
+        return [sample.request for sample in self._samples]
+
+    def step(self) -> list[int]:
+        """One step of the target; how many tokens it gave each stream."""
+        given = {id(delta.sample): len(delta.commit.tokens) for delta in self._engine.step()}
+        check_drafter(self._engine)
+        tokens = [given.get(id(sample), 0) for sample in self._samples]
+        self._samples = [sample if sample.finish_reason is None else self._next() for sample in self._samples]
+        return tokens
+
+    def run(self, until: Callable[[], bool]) -> Window:
+        """One step, then more until it is true."""
+        began = time.perf_counter()
+        tokens = self.step()
+        while not until():
+            tokens = [a + b for a, b in zip(tokens, self.step(), strict=True)]
+        return Window(time.perf_counter() - began, tokens)
+
+    def run_for(self, seconds: float) -> Window:
+        """For so long, and until the step is over."""
+        end = time.perf_counter() + seconds
+        return self.run(lambda: time.perf_counter() >= end)
+
+
+# -- a pool that stands still
+
+
+def run_stall(options: BenchOptions, progress: Progress) -> Report:
+    """Stops the pool `repeats` times, after a warm-up. What is to be shown: no step during a stall is longer than the
+    99th percentile of those before and ALLOWANCE_MS."""
+    progress.total = 1 + len(PHASES) * options.repeats
+    config, placement = options.engine_config(mode="off"), place(1)
+    with start_pool(config, placement.drafts[0]) as pool:
+        target = replace(on_target_cores(config, placement), mode="async", draft_pool=(pool.told["endpoint"],))
+        with Engine(target) as engine:
+            running = EndlessStreams(engine, options.workload(), options.streams)
+            running.run_for(options.seconds)
+            progress("warm-up")
+            stalls = [_stall(engine, running, pool, options, progress) for _ in range(options.repeats)]
+            late = overruns(engine)
+    phases = [phase_of(name, [record for stall in stalls for record in stall[name]]) for name in PHASES]
+    holds = phases[1]["max_ms"] <= phases[0]["p99_ms"] + ALLOWANCE_MS
+    return Report({"phases": phases, "overruns": late, "allowance_ms": ALLOWANCE_MS, "holds": holds})
+
+
+def _stall(
+    engine: Engine, running: EndlessStreams, pool: Program, options: BenchOptions, progress: Progress
+) -> dict[str, list[StepRecord]]:
+    """The steps of each phase. Signals are sent between two steps."""
+    records: dict[str, list[StepRecord]] = {phase: [] for phase in PHASES}
+    signals, lengths = (None, signal.SIGSTOP, signal.SIGCONT), (options.seconds, options.pause, options.seconds)
+    for phase, sent, seconds in zip(PHASES, signals, lengths, strict=True):
+        engine.worker.observe = records[phase].append
+        if sent is not None:
+            pool.signal(sent)
+        running.run_for(seconds)
+        progress(phase)
+    return records
+
+
+def phase_of(phase: str, records: Sequence[StepRecord]) -> Row:
+    """Of at least one step without a prompt; the others are left out, for they have more rows, with a draft or without.
+    Times are from the end of one step to the end of the next; tokens are of all sequences."""
+    decoding = [record for record in records if not has_prompt_rows(record)]
+    periods = np.array([1000 * (record.ended - record.before) for record in decoding])
+    p50, p99 = np.percentile(periods, (50, 99)).tolist()
+    return {
+        "phase": phase,
+        "steps": len(decoding),
+        "prompt_steps": len(records) - len(decoding),
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "max_ms": float(periods.max()),
+        "tokens_per_step": sum(record.committed for record in decoding) / len(decoding),
+    }

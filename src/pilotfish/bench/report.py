@@ -1,17 +1,21 @@
-"""How results reach the terminal: tables or JSON on stdout, progress on stderr."""
+"""Figures, and reports of them: rows that print as tables and become JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
@@ -20,51 +24,147 @@ from pilotfish.printable import one_line
 
 #: Columns of tables that go to a file or a pipe.
 FILE_WIDTH = 160
-#: Columns of a bar.
+#: Rows of the longest table; JSON holds all.
+MAX_ROWS = 100
 BAR_WIDTH = 60
 
-
-def progress() -> Progress:
-    """A bar on stderr with the time that is left."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), redirect_stdout=False)
+#: Figures by name: a row of a table, whose names are the columns.
+Row = dict[str, Any]
 
 
-def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """One table; all columns but the first are right-aligned."""
+@dataclass(frozen=True)
+class Spread:
+    """Quartiles and extremes of repeated measurements."""
+
+    minimum: float
+    lower: float
+    median: float
+    upper: float
+    maximum: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """At least one value; quartiles by linear interpolation."""
+        quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+        lower, median, upper = quartiles
+        return cls(min(values), lower, median, upper, max(values), len(values))
+
+    def __str__(self) -> str:
+        return f"{text_of(self.median)} ({text_of(self.lower)} – {text_of(self.upper)})"
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
+    """Ratios of values measured in the same round."""
+    return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so many others do not exceed."""
+    ranked = sorted(values)
+    return ranked[min(int(share * len(ranked)), len(ranked) - 1)]
+
+
+def equal_share(outputs: Sequence[object], others: Sequence[object]) -> float:
+    """Share of the outputs that equal their counterparts."""
+    return statistics.mean(a == b for a, b in zip(outputs, others, strict=True))
+
+
+def distinct_ngrams(sequences: Sequence[Sequence[int]], n: int = 4) -> float:
+    """Share of n-grams that had not occurred earlier in their own output, over all outputs.
+
+    1 means that no output repeats itself. An output that loops has few, and loops are easy to draft.
+    """
+    grams = [[tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)] for tokens in sequences]
+    total = sum(map(len, grams))
+    return sum(len(set(own)) for own in grams) / total if total else 1.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results of a bench, and the conditions under which they hold. `failed` makes the command exit with 1."""
+
+    results: dict[str, Any]  # by name: figures, and tables as lists of rows
+    failed: bool = False
+    conditions: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> str:
+        """Conditions and results side by side."""
+        return json.dumps({**self.conditions, **self.results}, indent=2, default=dataclasses.asdict) + "\n"
+
+    def show(self) -> None:
+        """Print the conditions, the tables, and a last table of the single figures."""
+        everything = {**self.conditions, **self.results}
+        tables = {name: value for name, value in everything.items() if _is_table(value)}
+        sys.stdout.write(one_line(text_of({k: v for k, v in self.conditions.items() if k not in tables})) + "\n")
+        for name, rows in tables.items():
+            print_table(name.replace("_", " "), rows if isinstance(rows, list) else [rows])
+        print_table("", [{k: v for k, v in self.results.items() if k not in tables}])
+
+
+def _is_table(value: object) -> bool:
+    """Rows, or a dict that is one."""
+    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(row, dict) for row in value))
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """All columns but the first are right-aligned."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    header = list(dict.fromkeys(name for row in rows for name in row))
     for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*(Text(one_line(str(cell))) for cell in row))
-    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
+        table.add_column(str(name).replace("_", " "), justify="right" if index else "left")
+    for row in rows[:MAX_ROWS]:
+        table.add_row(*(Text(one_line(text_of(row.get(name)))) for name in header))
+    if header:
+        Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
-def print_bars(header: Sequence[str], values: Mapping[str, float], mark: float) -> None:
-    """Name, value and a bar from 0 on for each, with a stroke where `mark` lies."""
-    most = max(*values.values(), mark)
-    rows = [(name, f"{value:.1f}", bar_of(value / most, mark / most)) for name, value in values.items()]
-    print_table("", header, rows)
+def text_of(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {text_of(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(map(text_of, value))
+    return str(value)
 
 
 def bar_of(share: float, mark: float) -> str:
-    """`BAR_WIDTH` characters, of which `share` are filled."""
+    """`BAR_WIDTH` characters, of which `share` are filled; a stroke where `mark` lies."""
     filled, at = round(share * BAR_WIDTH), min(round(mark * BAR_WIDTH), BAR_WIDTH - 1)
     return "".join("┃" if i == at else "█" if i < filled else "·" for i in range(BAR_WIDTH))
 
 
-def as_json(report: Any) -> str:
-    """A dataclass as JSON text."""
-    return json.dumps(dataclasses.asdict(report), indent=2)
-
-
-def print_json(report: Any) -> None:
-    sys.stdout.write(as_json(report) + "\n")
-
-
-def write_json(report: Any, path: Path) -> None:
-    """To a file; ParameterError when it cannot be written."""
+def write_json(report: Report, path: Path) -> None:
+    """ParameterError where the file cannot be written."""
     try:
-        path.write_text(as_json(report) + "\n")
+        path.write_text(report.as_json())
     except OSError as error:
         raise ParameterError("out", str(path), f"a file that can be written ({error.strerror})") from error
+
+
+class Progress:
+    """Called with a label for each part of a bench that is done. The bench sets `total`, the number of parts."""
+
+    def __init__(self) -> None:
+        self.total = self.done = 0
+        self._bar: RichProgress | None = None
+
+    def __call__(self, label: str) -> None:
+        self.done += 1
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self.done, total=self.total, description=label)
+
+    @contextmanager
+    def shown(self) -> Iterator[Progress]:
+        """A bar on stderr with the time that is left."""
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        with RichProgress(TextColumn("{task.description}"), *columns, console=console, redirect_stdout=False) as bar:
+            self._bar = bar
+            bar.add_task("loading", total=None)
+            yield self

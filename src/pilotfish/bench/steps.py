@@ -1,35 +1,114 @@
-"""What a step costs on the CPU, beside what reading its weights must cost, and which kernels the difference goes to.
+"""Cost of a step on the CPU, beside what reading its weights must cost, and which kernels the difference goes to.
 Random weights of known shapes; everything takes turns with a probe of the memory."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
 
-from pilotfish.bench.compare import Spread
-from pilotfish.bench.kernels import KINDS, bytes_read, kernel_seconds
-from pilotfish.bench.machine import Machine, describe_machine, read_probe, timed
-from pilotfish.bench.profile import CONTEXT, WARM_UP, step_rows
-from pilotfish.bench.report import print_table
-from pilotfish.bench.shapes import SHAPES, VOCAB, LlamaShape, random_model
-from pilotfish.config import DType, EngineConfig, Quantization
+from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
+from pilotfish.bench.machine import read_probe, timed
+from pilotfish.bench.options import BenchOptions
+from pilotfish.bench.report import Progress, Report, Row, Spread
+from pilotfish.config import DType, EngineConfig, Quantization, available_cores
 from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.executor import SequenceRows
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.errors import InputError
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import DTYPES, LoadedModel
+from pilotfish.model.loader import DTYPES, LoadedModel, load_model
 from pilotfish.model.native import load_kernels
+from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight
 from pilotfish.model.quantize import check_quantization
 from pilotfish.model.runner import Runner
 
+# -- shapes: the cost of a forward does not depend on its weights
+
+VOCAB = 8192
+HEAD_DIM = 64
+MAX_CONTEXT = 4096  # positions
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """Layers, and widths of the residual stream, the heads and the FFN. Input and output embeddings are two matrices
+    of `VOCAB` rows; a head has `HEAD_DIM`."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+
+    def config(self) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=self.hidden,
+            intermediate_size=self.ffn,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=HEAD_DIM,
+            max_position_embeddings=MAX_CONTEXT,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
+
+    def read_bytes(self, context: int, element_size: int) -> int:
+        """What a step reads at least, once each: weights less the input embedding, and KV of `context` positions."""
+        attention = 2 * self.hidden * HEAD_DIM * (self.heads + self.kv_heads)
+        norms = 2 * self.hidden
+        kv = 2 * self.kv_heads * HEAD_DIM * context
+        layer = attention + 3 * self.hidden * self.ffn + norms + kv
+        return element_size * (self.layers * layer + self.hidden + VOCAB * self.hidden)
+
+
+#: Named by their parameters; the draft has 5.6 M.
+SHAPES = {
+    "88m": LlamaShape(layers=12, hidden=768, heads=12, kv_heads=4, ffn=2048),
+    "344m": LlamaShape(layers=24, hidden=1024, heads=16, kv_heads=4, ffn=3584),
+    "draft": LlamaShape(layers=2, hidden=256, heads=4, kv_heads=2, ffn=640),
+}
+
 TARGETS = ("88m", "344m")
-ROWS = (1, 8, 16)
+
+
+def random_model(
+    shape: LlamaShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    eager: bool = False,
+    quantization: Quantization = "none",
+) -> LoadedModel:
+    """Random weights, loaded as any other model is; they pass through a temporary directory."""
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(shape.config()).to(dtype)
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        return load_model(Path(directory), dtype, device, eager=eager, quantization=quantization)
+
+
+# -- steps
+
+STEP_ROWS = (1, 8, 16)
 WIDTH = EngineConfig.width  # rows of a draft's level
 LEVELS = EngineConfig.levels
 NODES = 256  # more than `LEVELS` give: none is pruned, and every level has `WIDTH` rows
@@ -46,71 +125,38 @@ class Case:
     rows: int
 
 
-TIMED = tuple(Case(shape, rows) for shape in TARGETS for rows in ROWS)
+TIMED = tuple(Case(shape, rows) for shape in TARGETS for rows in STEP_ROWS)
 DRAFT = Case("draft", WIDTH)
 #: Those whose kernels are timed one by one.
 PROFILED = (*(Case(shape, rows) for shape in TARGETS for rows in (1, 16)), DRAFT)
 
 
-@dataclass(frozen=True)
-class ForwardTime:
-    """Medians; ratios and shares are taken within rounds."""
-
-    shape: str
-    rows: int
-    milliseconds: float
-    of_one_row: float
-    read_bytes: int  # weights and KV, each once
-    floor_ms: float  # of reading them as fast as the probe reads
-    share_of_floor: float  # floor over time: 1 is as fast as memory allows
-
-
-@dataclass(frozen=True)
-class DraftTime:
-    """Medians for one request, with the draft's weights in whatever cache they fit into."""
-
-    rows: int
-    forward_ms: float
-    level_ms: float  # the same forward inside LMDrafter: leaves chosen, noise, children hung
-
-
-@dataclass(frozen=True)
-class KernelTime:
-    """One of `KINDS` in one forward; medians."""
-
-    kind: str
-    milliseconds: float
-    read_bytes: int
-    gb_per_s: float | None  # None: it reads no weights and no KV
-    floor_ms: float
+def run_steps(options: BenchOptions, progress: Progress) -> Report:
+    """`repeats` rounds after those to warm up. InputError where the C++ kernels do not build."""
+    dtype, quantization = options.engine["dtype"], options.engine["quantization"]
+    check_quantization(quantization, DTYPES[dtype], DEVICE)
+    if not load_kernels():
+        raise InputError("bench steps: the C++ kernels are needed, and no compiler here builds them")
+    torch.set_num_threads(options.engine["threads"] or available_cores())
+    bench = StepsBench(dtype, quantization)
+    progress.total, rounds = WARM_UP + options.repeats, list[StepsRound]()
+    for _ in range(progress.total):
+        rounds.append(bench.round())
+        progress("rounds")
+    rounds = rounds[WARM_UP:]
+    results = {
+        "context": CONTEXT,
+        "read_gb_per_s": Spread.of([one.gb_per_s for one in rounds]),  # of the probe, once a round
+        "forwards": [forward_time(case, sum(bench.reads(case).values()), rounds) for case in TIMED],
+        "draft": draft_time(rounds),
+        "kernels": [row for case in PROFILED for row in kernel_times(case, bench.reads(case), rounds)],
+    }
+    return Report(results)
 
 
 @dataclass(frozen=True)
-class ForwardProfile:
-    """A forward whose kernels are timed one by one, clocks included."""
-
-    shape: str
-    rows: int
-    milliseconds: float
-    kernels: list[KernelTime]
-
-
-@dataclass(frozen=True)
-class StepsReport:
-    machine: Machine
-    dtype: str
-    quantization: str
-    context: int
-    repeats: int
-    read_gb_per_s: Spread  # of the probe, once a round
-    forwards: list[ForwardTime]
-    draft: DraftTime
-    profiles: list[ForwardProfile]
-
-
-@dataclass(frozen=True)
-class Round:
-    """Everything once, one after the other. Seconds."""
+class StepsRound:
+    """Seconds of everything once, one after the other."""
 
     gb_per_s: float
     forwards: dict[Case, float]
@@ -121,42 +167,6 @@ class Round:
     def floor(self, read_bytes: int) -> float:
         """Seconds of reading so much as fast as the probe read."""
         return read_bytes / (self.gb_per_s * 1e9)
-
-
-def run_steps(
-    dtype: DType,
-    quantization: Quantization,
-    repeats: int,
-    machine: Machine | None = None,
-    done: Callable[[str], None] = lambda _: None,
-) -> StepsReport:
-    """`machine` is probed unless given. `done` is called with a label for each of `num_rounds`. InputError where the
-    C++ kernels do not build."""
-    check_quantization(quantization, DTYPES[dtype], DEVICE)
-    if not load_kernels():
-        raise InputError("bench steps: the C++ kernels are needed, and no compiler here builds them")
-    bench = StepsBench(dtype, quantization)
-    rounds = []
-    for _ in range(num_rounds(repeats)):
-        rounds.append(bench.round())
-        done("rounds")
-    rounds = rounds[WARM_UP:]
-    return StepsReport(
-        machine or describe_machine(dtype),
-        dtype,
-        quantization,
-        CONTEXT,
-        repeats,
-        Spread.of([one.gb_per_s for one in rounds]),
-        [forward_time(case, sum(bench.reads(case).values()), rounds) for case in TIMED],
-        DraftTime(WIDTH, _median_ms(r.draft_forward for r in rounds), _median_ms(r.draft_level for r in rounds)),
-        [profile_of(case, bench.reads(case), rounds) for case in PROFILED],
-    )
-
-
-def num_rounds(repeats: int) -> int:
-    """How many rounds `run_steps` makes, warm-up included."""
-    return WARM_UP + repeats
 
 
 class StepsBench:
@@ -171,9 +181,9 @@ class StepsBench:
         self._levels = DraftLevels(self._runners[DRAFT.shape].model)
         self._probe = read_probe()
 
-    def round(self) -> Round:
+    def round(self) -> StepsRound:
         """The draft's measurements follow one another, as its levels do in service: its weights stay in the cache."""
-        return Round(
+        return StepsRound(
             self._probe(),
             {case: timed(partial(self._forward, case)) for case in TIMED},
             self._levels.seconds(),
@@ -212,57 +222,111 @@ class DraftLevels:
         return spent
 
 
-def forward_time(case: Case, read_bytes: int, rounds: Sequence[Round]) -> ForwardTime:
+def forward_time(case: Case, read_bytes: int, rounds: Sequence[StepsRound]) -> Row:
+    """Medians; ratios and shares are taken within rounds. A share of 1 is as fast as the memory allows."""
     one_row = Case(case.shape, 1)
-    return ForwardTime(
-        case.shape,
-        case.rows,
-        _median_ms(one.forwards[case] for one in rounds),
-        statistics.median(one.forwards[case] / one.forwards[one_row] for one in rounds),
-        read_bytes,
-        _median_ms(one.floor(read_bytes) for one in rounds),
-        statistics.median(one.floor(read_bytes) / one.forwards[case] for one in rounds),
-    )
+    return {
+        "shape": case.shape,
+        "rows": case.rows,
+        "milliseconds": _median_ms(one.forwards[case] for one in rounds),
+        "of_one_row": statistics.median(one.forwards[case] / one.forwards[one_row] for one in rounds),
+        "read_bytes": read_bytes,  # weights and KV, each once
+        "floor_ms": _median_ms(one.floor(read_bytes) for one in rounds),
+        "share_of_floor": statistics.median(one.floor(read_bytes) / one.forwards[case] for one in rounds),
+    }
 
 
-def profile_of(case: Case, reads: dict[str, int], rounds: Sequence[Round]) -> ForwardProfile:
-    kernels = [kernel_time(case, kind, reads[kind], rounds) for kind in KINDS]
-    return ForwardProfile(case.shape, case.rows, _median_ms(sum(one.kernels[case].values()) for one in rounds), kernels)
+def draft_time(rounds: Sequence[StepsRound]) -> Row:
+    """For one request, with the draft's weights in whatever cache they fit into: a level is the same forward inside
+    LMDrafter, with leaves chosen, noise, children hung."""
+    forward, level = (_median_ms(getattr(one, name) for one in rounds) for name in ("draft_forward", "draft_level"))
+    return {"rows": WIDTH, "forward_ms": forward, "level_ms": level}
 
 
-def kernel_time(case: Case, kind: str, read_bytes: int, rounds: Sequence[Round]) -> KernelTime:
-    spent = _median_ms(one.kernels[case][kind] for one in rounds)
-    speed = read_bytes / (spent * 1e6) if read_bytes else None
-    return KernelTime(kind, spent, read_bytes, speed, _median_ms(one.floor(read_bytes) for one in rounds))
+def kernel_times(case: Case, reads: dict[str, int], rounds: Sequence[StepsRound]) -> list[Row]:
+    """Medians by `KINDS`, clocks included; GB/s of those that read weights or KV."""
+    total = _median_ms(sum(one.kernels[case].values()) for one in rounds)
+    rows = []
+    for kind in KINDS:
+        spent = _median_ms(one.kernels[case][kind] for one in rounds)
+        floor = _median_ms(one.floor(reads[kind]) for one in rounds)
+        speed = reads[kind] / (spent * 1e6) if reads[kind] else None
+        where: Row = {"shape": case.shape, "rows": case.rows, "kind": kind}
+        figures = {"milliseconds": spent, "share": spent / total, "read_bytes": reads[kind], "gb_per_s": speed}
+        rows.append({**where, **figures, "floor_ms": floor, "above_floor_ms": spent - floor})
+    return rows
 
 
 def _median_ms(seconds: Iterable[float]) -> float:
     return 1000 * statistics.median(seconds)
 
 
-def print_steps(report: StepsReport) -> None:
-    machine, precision = report.machine, f"{report.dtype}, quantization {report.quantization}"
-    title = f"a step at context {report.context}, {precision}, {report.repeats} rounds on {machine.threads} threads"
-    probe = f"the probe reads {report.read_gb_per_s} GB/s"
-    header = ("model", "rows", "ms", "of 1 row", "MB read", "floor, ms", "of the floor")
-    print_table(f"{title}; {probe}", header, map(_forward_row, report.forwards))
-    draft = report.draft
-    row = (draft.rows, f"{draft.forward_ms:.3f}", f"{draft.level_ms:.3f}")
-    print_table("one level of the draft", ("rows", "ms, forward alone", "ms, whole level"), [row])
-    for profile in report.profiles:
-        title = f"{profile.shape}, {profile.rows} rows, kernel by kernel: {profile.milliseconds:.2f} ms"
-        header = ("", "ms", "of all", "MB read", "GB/s", "floor, ms", "above it, ms")
-        print_table(title, header, [_kernel_row(kernel, profile) for kernel in profile.kernels])
+# -- kernels
+
+#: Ops of torch.ops.pilotfish by what they are here; `linear` gives the output embedding's product too.
+OPS = {
+    "linear": "linear",
+    "gated_mlp": "gated_mlp",
+    "tree_attention": "attention",
+    "rms_norm": "norms",
+    "add_rms_norm": "norms",
+    "rotate": "rotate",
+}
+#: Parts of a forward's time. `rows` fills its tensors; `other` is all that is in no kernel: Python, and
+#: torch's own operations.
+KINDS = ("linear", "gated_mlp", "lm_head", "attention", "norms", "rotate", "embedding", "rows", "other")
 
 
-def _forward_row(time: ForwardTime) -> tuple[object, ...]:
-    ends = (f"{time.read_bytes / 1e6:.1f}", f"{time.floor_ms:.2f}", f"{time.share_of_floor:.0%}")
-    return (time.shape, time.rows, f"{time.milliseconds:.2f}", f"{time.of_one_row:.2f}", *ends)
+def kernel_seconds(runner: Runner, step: SequenceRows) -> dict[str, float]:
+    """Seconds of one forward of a Llama by `KINDS`. The clocks around its kernels count as `other`."""
+    with _clocked_kernels(runner.model.shape.vocab_size) as seconds:
+        began = time.perf_counter()
+        batches = runner.prepare([step])
+        prepared = time.perf_counter()
+        runner.run(batches)
+        ended = time.perf_counter()
+    seconds["rows"] = prepared - began
+    seconds["other"] = ended - began - sum(seconds.values())
+    return seconds
 
 
-def _kernel_row(kernel: KernelTime, profile: ForwardProfile) -> tuple[object, ...]:
-    head = (kernel.kind, f"{kernel.milliseconds:.3f}", f"{kernel.milliseconds / profile.milliseconds:.1%}")
-    above = f"{kernel.milliseconds - kernel.floor_ms:.3f}"
-    if kernel.gb_per_s is None:
-        return (*head, "", "", "", above)
-    return (*head, f"{kernel.read_bytes / 1e6:.2f}", f"{kernel.gb_per_s:.1f}", f"{kernel.floor_ms:.3f}", above)
+@contextmanager
+def _clocked_kernels(vocab_size: int) -> Iterator[dict[str, float]]:
+    """What kernels take meanwhile, by `KINDS`: they are replaced by calls of themselves between two clocks. A product
+    of `vocab_size` outputs is the output embedding's."""
+    seconds = dict.fromkeys(KINDS, 0.0)
+
+    def clocked(call: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            began = time.perf_counter()
+            result = call(*args)
+            spent = time.perf_counter() - began
+            seconds["lm_head" if kind == "linear" and args[2] == vocab_size else kind] += spent
+            return result
+
+        return run
+
+    kernels = [(torch.ops.pilotfish, op, kind) for op, kind in OPS.items()]
+    with ExitStack() as stack:
+        for owner, name, kind in (*kernels, (torch.nn.functional, "embedding", "embedding")):
+            stack.enter_context(mock.patch.object(owner, name, clocked(getattr(owner, name), kind)))
+        yield seconds
+
+
+def bytes_read(model: LoadedModel, positions: int) -> dict[str, int]:
+    """What a forward of a Llama reads, once each, by `KINDS`: weights, and KV of so many positions."""
+    read = dict.fromkeys(KINDS, 0)
+    for name, part in model.module.named_modules():
+        if isinstance(part, PackedLinear):
+            read["lm_head" if name == "lm_head" else "linear"] += _num_bytes(part.weight)
+        elif isinstance(part, PackedGatedMLP):
+            read["gated_mlp"] += sum(map(_num_bytes, (part.gate, part.up, part.down)))
+        elif isinstance(part, FusedRMSNorm):
+            read["norms"] += part.weight.nbytes
+    shape = model.shape
+    read["attention"] = shape.layers * positions * 2 * shape.kv_heads * shape.head_dim * model.dtype.itemsize
+    return read
+
+
+def _num_bytes(weight: PackedWeight) -> int:
+    return weight.panels.nbytes + (0 if weight.scales is None else weight.scales.nbytes)

@@ -1,11 +1,12 @@
-"""What is run: prompt files, sampling settings, seeds, models."""
+"""Work that contestants are given: prompts, sampling settings, seeds; and the models that do it."""
 
 from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pilotfish.errors import ParameterError, PromptError
 from pilotfish.pairs import PairDirs, resolve_pair
 from pilotfish.prompts import BadRow, Row, read_rows
 
-#: The four settings of the parity promise (issue "First light", Must show 2).
+#: The settings of the parity promise.
 PARITY_SETTINGS: dict[str, dict[str, Any]] = {
     "T=0": {"temperature": 0.0},
     "T=0.8": {"temperature": 0.8},
@@ -37,7 +38,7 @@ TEMPERATURES = (0.0, 0.8)
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of a prompt file; turns are joined as they are."""
+    """A row of a prompt file; turns are joined as they are."""
 
     id: str
     text: str
@@ -50,11 +51,28 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Job:
-    """One sequence to generate: a prompt under a named setting."""
+    """A sequence to generate: a prompt under a named setting."""
 
     prompt: Prompt
     setting: str
     params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts over and over, each time with another seed."""
+
+    prompts: list[Prompt]
+    temperature: float
+    max_tokens: int
+
+    def jobs(self, number: int, turn: int) -> list[Job]:
+        """The jobs of a round; its number is `turn`."""
+        return [self._job(prompt, 1000 * turn + i) for i, prompt in enumerate(islice(cycle(self.prompts), number))]
+
+    def _job(self, prompt: Prompt, offset: int) -> Job:
+        params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=prompt.seed + offset)
+        return Job(prompt, f"T={self.temperature:g}", params)
 
 
 def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
@@ -70,7 +88,7 @@ def _prompt(row: Row | BadRow) -> Prompt:
     return Prompt(str(row.id), text)
 
 
-def mixed_jobs(prompts: list[Prompt], settings: dict[str, dict[str, Any]], max_tokens: int) -> list[Job]:
+def mixed_jobs(prompts: Sequence[Prompt], settings: dict[str, dict[str, Any]], max_tokens: int) -> list[Job]:
     """Every prompt under every setting, so ordered that any few neighbours mix prompts and settings."""
     names, jobs = list(settings), []
     for turn in range(len(names)):
@@ -81,7 +99,7 @@ def mixed_jobs(prompts: list[Prompt], settings: dict[str, dict[str, Any]], max_t
     return jobs
 
 
-def jobs_at(prompts: list[Prompt], temperature: float, max_tokens: int) -> list[Job]:
+def jobs_at(prompts: Sequence[Prompt], temperature: float, max_tokens: int) -> list[Job]:
     """Every prompt at one temperature."""
     return mixed_jobs(prompts, {f"T={temperature:g}": {"temperature": temperature}}, max_tokens)
 

@@ -3,69 +3,148 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
-from support import write_tokenizer
+from conftest import Measure
+from support import make_engine, write_tokenizer
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
-from pilotfish.bench import app, start
-from pilotfish.bench.exchange import Answer, Event, Part, Unread, post, read
-from pilotfish.bench.http import HttpReport, Served, delays_of, percentile, print_http, speed_of
-from pilotfish.bench.live import LiveServer, arguments, children, cpu_seconds, memory_bytes, sums
-from pilotfish.bench.load import HELD, MEBIBYTE, Known, LoadReport, Tally, memory_of, print_load, quantiles, settled
-from pilotfish.bench.machine import Machine
-from pilotfish.bench.mix import KINDS, Asked, Output, agrees, joined, mixed, outputs
-from pilotfish.bench.offline import Outcome
-from pilotfish.bench.standstill import Standstill, StandstillReport, print_standstill
-from pilotfish.bench.start import print_start, run_start
+from pilotfish.bench import http, load
+from pilotfish.bench.client import Answer, Event, Part, Unread, post, read
+from pilotfish.bench.http import delays_of, result_of, run_http, run_start, served_speed
+from pilotfish.bench.load import (
+    HELD,
+    KINDS,
+    QUEUE,
+    Asked,
+    Known,
+    Output,
+    Tally,
+    agrees,
+    holds_below,
+    joined_prompts,
+    memory_of,
+    mixed,
+    outputs,
+    quantiles,
+    run_load,
+    run_standstill,
+    settled,
+)
+from pilotfish.bench.machine import MEBIBYTE
+from pilotfish.bench.programs import (
+    Program,
+    Round,
+    RoundResult,
+    children,
+    cpu_seconds,
+    memory_bytes,
+    metric_sums,
+    run_round,
+    server_options,
+    start_offline,
+    start_server,
+)
 from pilotfish.bench.workload import Prompt
 from pilotfish.config import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
 
-MACHINE = Machine("none", 1, 1, "0", "0", 1.0, 1.0)
-
-
-def invoke(command: str, llama: Path, draft: Path, prompt_file: Path, *options: str) -> dict[str, Any]:
-    models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file)]
-    result = CliRunner().invoke(app, [command, *models, "--threads", "1", "--json", *options])
-    assert result.exit_code == 0, result.output
-    report: dict[str, Any] = json.loads(result.stdout)
-    return report
-
-
 # -- the benches
 
 
-def test_http(llama: Path, draft: Path, prompt_file: Path) -> None:
-    sizes = ("--concurrency", "1,3", "--repeats", "2", "--max-tokens", "12", "--batches", "1", "--pace", "target=4ms")
-    report = invoke("http", llama, draft, prompt_file, "--kv-slots", "4096", *sizes)
-    one, three = report["speeds"]
+@pytest.fixture(scope="module")
+def server(llama: Path) -> Iterator[Program]:
+    """A server for several benches."""
+    paced = EngineConfig(target=llama, dtype="float32", threads=1, kv_slots=16384, pace="target=4ms")
+    with start_server(paced, QUEUE) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _one_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (http, load):
+        monkeypatch.setattr(module, "start_server", lambda *_: nullcontext(request.getfixturevalue("server")))
+
+
+def test_http(measure: Measure, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside an offline engine in this process."""
+    engine = make_engine(llama, kv_slots=16384, pace="target=4ms")
+
+    def ask(line: bytes) -> bytes:
+        return msgspec.json.encode(run_round(engine, msgspec.json.decode(line, type=Round)))
+
+    monkeypatch.setattr(http, "start_offline", lambda _: nullcontext(SimpleNamespace(told={}, ask=ask)))
+    sizes = {"concurrencies": "1,3", "repeats": 2, "max_tokens": 12, "batches": 1, "paces": "target=4ms"}
+    results = measure(run_http, "http", threads=1, kv_slots=4096, **sizes).results
+    one, three = results["speeds"]
     assert (one["concurrency"], three["concurrency"]) == (1, 3)
     for speed in (one, three):
-        assert speed["equal_outputs"] == 1 and speed["http"]["count"] == speed["ratio"]["count"] == 2
+        assert speed["equal_outputs"] == 1 and speed["http"].count == speed["http_over_offline"].count == 2
         assert {"api", "target", "client"} <= speed["cpu"].keys()
-    assert three["http"]["median"] > one["http"]["median"]
-    assert [delay["concurrency"] for delay in report["delays"]] == [1, 3]
-    assert all(0 < delay["median"] <= delay["p99"] and delay["events"] >= 2 for delay in report["delays"])
-    assert report["holds"] == (min(one["ratio"]["median"], three["ratio"]["median"]) >= 0.97)
+    assert three["http"].median > one["http"].median
+    assert [row["concurrency"] for row in results["delays"]] == [1, 3]
+    assert all(0 < row["median"] <= row["p99"] and row["events"] >= 2 for row in results["delays"])
+    assert results["holds"] == (min(row["http_over_offline"].median for row in (one, three)) >= 0.97)
 
 
-def test_load(llama: Path, draft: Path, prompt_file: Path) -> None:
-    sizes = ("--requests", "16", "--streams", "6", "--seconds", "1.5", "--max-tokens", "12", "--aborts", "0.5")
-    models = ("--kv-slots", "16384", "--mode", "sync")
-    report = invoke("load", llama, draft, prompt_file, *models, *sizes)
-    assert report["statuses"].keys() == {"200"} and report["unequal"] == report["failed"] == report["refused"] == 0
-    assert report["aborted"] > 0 and {"n=2", "long prompt", "logprobs", "whole completion"} <= report["kinds"].keys()
-    assert report["memory"].keys() == {"api", "target"} and report["tokens_per_second"] > 0
-    assert not any(report["held"].values()) and report["first_token"]["count"] > 0
+def test_an_offline_engine_answers_rounds(config: EngineConfig, prompts: list[Prompt]) -> None:
+    tasks = [http.Task(prompt.text, {"temperature": 0.0, "max_tokens": 4}) for prompt in prompts]
+    with start_offline(config) as offline:
+        result = http.run_offline(offline, Round(tasks, 2))
+    assert result.tokens == 8 and result.seconds > 0 and all(result.texts)
+
+
+def test_load(measure: Measure) -> None:
+    """Memory need not be flat in a second, so the bench may say that it fails."""
+    sizes = {"requests": 12, "streams": 6, "seconds": 1.5, "max_tokens": 12, "aborts": 0.5}
+    results = measure(counted(run_load), "load", **sizes).results
+    assert results["statuses"].keys() == {"200"} and results["unequal"] == results["failed"] == results["refused"] == 0
+    assert results["aborted"] > 0 and {"n=2", "long prompt", "logprobs", "whole completion"} <= results["kinds"].keys()
+    assert {row["process"] for row in results["memory"]} == {"api", "target"} and results["tokens_per_second"] > 0
+    assert not any(results["held"].values()) and results["times_ms"][0]["count"] > 0
+
+
+def counted(bench: Any) -> Any:
+    """A bench whose parts are seconds: as many as it takes."""
+
+    def run(options: Any, progress: Any) -> Any:
+        report = bench(options, progress)
+        assert abs(progress.total - progress.done) <= 3
+        progress.total = progress.done
+        return report
+
+    return run
+
+
+def test_standstill(measure: Measure) -> None:
+    report = measure(run_standstill, "standstill", streams=3, stops="1", max_tokens=200)
+    (stop,) = report.results["stops"]
+    assert not report.failed
+    assert (stop["streams"], stop["unequal"], stop["broken"], stop["restarts"]) == (3, 0, 0, 0)
+
+
+def test_changes_below_the_limit_fail() -> None:
+    good, bad, killed = (
+        {"seconds": seconds, "unequal": changed, "broken": changed, "restarts": 0}
+        for seconds, changed in ((1.0, 0), (5.0, 1), (40.0, 16))
+    )
+    assert holds_below([good, killed], 30.0) and not holds_below([good, bad], 30.0)
+
+
+def test_starts_are_counted_by_role(measure: Measure) -> None:
+    results = measure(run_start, "start", repeats=3, mode="off").results
+    assert len(results["seconds"]) == 3 and results["resident_mib"].keys() == {"api", "target"}
+    assert all(size > 10 for size in results["resident_mib"].values())
 
 
 # -- the client
@@ -142,16 +221,19 @@ def text_chunk(text: str, index: int = 0, finish: str | None = None) -> dict[str
 
 def test_speeds_are_compared_round_by_round() -> None:
     usage = {"choices": [], "usage": {"completion_tokens": 10}}
-    served = [Served(s, [answered(text_chunk("ab"), usage)], {"api": 0.5}) for s in (2.0, 4.0)]
-    speed = speed_of("", 1, served, [Outcome(1.0, 10, ["ab"]), Outcome(4.0, 10, ["b"])])
-    assert (speed.ratio.minimum, speed.ratio.maximum) == (0.5, 1.0)
-    assert speed.equal_outputs == 0.5 and speed.cpu["api"] == pytest.approx(1 / 6)
+    answer = replace(answered(text_chunk("ab"), usage), closed=2.0)
+    served = [result_of([one], {"api": 0.5}) for one in (answer, replace(answer, closed=4.0))]
+    offline = [RoundResult(1.0, 10, ["ab"]), RoundResult(4.0, 10, ["b"])]
+    speed = served_speed({"http": served, "offline": offline})
+    assert (speed["http_over_offline"].minimum, speed["http_over_offline"].maximum) == (0.5, 1.0)
+    assert speed["equal_outputs"] == 0.5 and speed["cpu"]["api"] == pytest.approx(1 / 6)
 
 
 def test_delays_are_of_events_that_tell_of_steps() -> None:
     told = {"choices": [], "pilotfish": {"steps": [{"verified": 0.1}, {"verified": 0.75}]}}
-    assert delays_of([answered(text_chunk("a"), told)]) == [pytest.approx(250.0)]
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile([1.0, 2.0], 0.99) == 2.0
+    delays = delays_of([answered(text_chunk("a"), told)])
+    assert delays == {"events": 1, "median": pytest.approx(250.0), "p99": pytest.approx(250.0)}
+    assert quantiles([]) == {"count": 0, "median": 0, "p90": 0, "p99": 0}
 
 
 def test_outputs_are_joined_by_index() -> None:
@@ -190,11 +272,11 @@ def test_a_tally_knows_what_a_client_did() -> None:
 
 def test_memory_is_flat_or_grows() -> None:
     steady = memory_of([(float(t), (100 + (50 if t < 30 else 0)) * MEBIBYTE) for t in range(61)])
-    assert steady.flat and steady.mib_per_minute == pytest.approx(0.0, abs=1e-6) and steady.peak_mib == 150
+    assert steady["flat"] and steady["mib_per_minute"] == pytest.approx(0.0, abs=1e-6) and steady["peak_mib"] == 150
     growing = memory_of([(float(t), (100 + t) * MEBIBYTE) for t in range(61)])
-    assert not growing.flat and growing.mib_per_minute == pytest.approx(60.0)
-    assert growing.relative == pytest.approx(30 / 145)
-    assert memory_of([(0.0, MEBIBYTE)]).flat
+    assert not growing["flat"] and growing["mib_per_minute"] == pytest.approx(60.0)
+    assert growing["relative"] == pytest.approx(30 / 145)
+    assert memory_of([(0.0, MEBIBYTE)])["flat"]
 
 
 def test_what_is_held_has_a_while_to_be_given_back() -> None:
@@ -219,19 +301,19 @@ def test_the_mix_has_all_kinds_and_seeds(tmp_path: Path) -> None:
     chats = [one for one in mixed(prompts, tokenizer, 512, 12, 8) if "chat" in one.kind]
     assert len(chats) == 4 and all("messages" in one.body and one.path.endswith("chat/completions") for one in chats)
     with pytest.raises(ParameterError, match="prompts"):
-        joined([Prompt("a", "")], tokenizer, 4, 0)
+        joined_prompts([Prompt("a", "")], tokenizer, 4, 0)
 
 
 # -- the server's process
 
 
 def test_what_a_server_is_told(config: EngineConfig) -> None:
-    told = arguments(config)
+    told = server_options(config)
     assert f"--target={config.target}" in told and "--mode=sync" in told and "--kv-slots=4096" in told
 
 
 def test_metrics_are_summed_over_labels() -> None:
-    assert sums('# HELP a b\na{x="1"} 2\na{x="2"} 3.5\nb 1e3\n') == {"a": 5.5, "b": 1000.0}
+    assert metric_sums('# HELP a b\na{x="1"} 2\na{x="2"} 3.5\nb 1e3\n') == {"a": 5.5, "b": 1000.0}
 
 
 def test_what_a_process_takes() -> None:
@@ -246,67 +328,7 @@ def test_what_a_process_takes() -> None:
 
 def test_a_server_that_does_not_start(config: EngineConfig, tmp_path: Path) -> None:
     with (
-        LiveServer(replace(config, target=tmp_path)) as server,
+        start_server(replace(config, target=tmp_path)) as started,
         pytest.raises(EngineError, match="server: exited"),
     ):
-        assert server.url
-
-
-def test_reports_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    usage = {"choices": [], "usage": {"completion_tokens": 10}}
-    speed = speed_of("target=20ms", 4, [Served(1.0, [answered(usage)], {"api": 0.5})], [Outcome(1.0, 10, [""])])
-    print_http(HttpReport(MACHINE, "t", "off", "float32", 1, 1, 0.0, 8, 1, 1, [speed], [], holds=True))
-    assert "target=20ms" in capsys.readouterr().out
-    memory = {"api": memory_of([(float(t), 100 * MEBIBYTE) for t in range(4)])}
-    counts = (1, {"chat": 3}, {"200": 3}, 0, 1, 0, 1, {"chat": 1}, 12.5, quantiles([1.0]), quantiles([]))
-    print_load(
-        LoadReport(MACHINE, "t", "off", "float32", 4, 2.0, *counts, memory, dict.fromkeys(HELD, 0.0), holds=False)
-    )
-    shown = capsys.readouterr().out
-    assert "1 {'chat': 1}" in shown and "12.5" in shown and "0.00%" in shown
-
-
-# -- a target that stands still, starts
-
-
-def test_standstill(llama: Path, draft: Path, prompt_file: Path) -> None:
-    report = invoke("standstill", llama, draft, prompt_file, "--streams", "3", "--stops", "1", "--max-tokens", "600")
-    (stop,) = report["stops"]
-    assert (stop["streams"], stop["unequal"], stop["broken"], stop["restarts"]) == (3, 0, 0, 0)
-
-
-def test_what_changes_below_the_limit_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad, killed = (
-        Standstill(1.0, 16, 0, 0, None, 0),
-        Standstill(5.0, 16, 0, 1, 2.1, 0),
-        Standstill(40.0, 16, 16, 16, 2.1, 1),
-    )
-    assert StandstillReport("t", "off", "float32", 30.0, [good, killed]).holds
-    report = StandstillReport("t", "off", "float32", 30.0, [good, bad])
-    assert not report.holds
-    print_standstill(report)
-    out = capsys.readouterr().out
-    assert "never" in out and "2.1 s" in out
-
-
-def test_starts_are_counted_by_role(llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    class Server:
-        def __init__(self, _: object) -> None:
-            self.url = "http://127.0.0.1:1"
-
-        def processes(self) -> dict[str, int]:
-            return {"api": os.getpid(), "target": os.getpid()}
-
-        def __enter__(self) -> Server:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            """Nothing runs."""
-
-    monkeypatch.setattr(start, "LiveServer", Server)
-    done: list[str] = []
-    report = run_start(EngineConfig(target=llama), 3, done.append)
-    assert len(report.seconds) == len(done) == 3 and report.resident_mib.keys() == {"api", "target"}
-    assert all(size > 10 for size in report.resident_mib.values())
-    print_start(report)
-    assert "target, MiB" in capsys.readouterr().out
+        assert started.told

@@ -19,7 +19,7 @@ DONE = b"[DONE]"
 
 @dataclass(frozen=True)
 class Part:
-    """What the socket gave at a time."""
+    """Bytes that the socket gave at a time."""
 
     at: float  # seconds of the host's monotonic clock
     data: bytes
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Event:
-    """A JSON object of an answer: one of a stream's, or the whole body."""
+    """A JSON object of an answer: of a stream, or the whole body."""
 
     at: float  # when its last byte had come
     data: dict[str, Any]
@@ -35,7 +35,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a request; status 0 where it ended before one came."""
+    """Answer to a request; status 0 where it ended before one came."""
 
     status: int
     events: list[Event]
@@ -52,7 +52,7 @@ class Answer:
 
 
 class _Exchange(asyncio.Protocol):
-    """One request on a connection of its own, until the server closes it or so many bytes have come."""
+    """A request on a connection of its own, until the server closes it or so many bytes have come."""
 
     def __init__(self, request: bytes, cut: int | None) -> None:
         self.parts: list[Part] = []
@@ -80,12 +80,6 @@ class _Exchange(asyncio.Protocol):
             self.over.set_result(None)
 
 
-async def post(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Answer:
-    """The answer to a JSON body; where `cut` is given the connection is broken off once so many bytes have come.
-    OSError where nobody listens."""
-    return read(await exchange(url, path, body, cut))
-
-
 @dataclass(frozen=True)
 class Unread:
     """An answer as it came."""
@@ -96,7 +90,8 @@ class Unread:
 
 
 async def exchange(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Unread:
-    """As `post`, for `read` later."""
+    """The answer to a JSON body; where `cut` is given the connection is broken off once so many bytes have come.
+    OSError where nobody listens."""
     address = urlsplit(url)
     data = msgspec.json.encode(body)
     head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\nconnection: close\r\n"
@@ -112,8 +107,12 @@ async def exchange(url: str, path: str, body: dict[str, Any], cut: int | None = 
     return Unread(spoken.parts, spoken.sent, spoken.closed)
 
 
+async def post(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Answer:
+    """As `exchange`, read."""
+    return read(await exchange(url, path, body, cut))
+
+
 def read(unread: Unread) -> Answer:
-    """What the bytes say."""
     reader = _Reader()
     parser = httptools.HttpResponseParser(reader)
     for part in unread.parts:

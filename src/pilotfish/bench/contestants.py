@@ -1,0 +1,284 @@
+"""Contestants: engines and drafters that generate the same work in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from pilotfish.bench.report import Progress, Row, Spread, distinct_ngrams, equal_share, percentile, ratios
+from pilotfish.bench.workload import Job
+from pilotfish.config import DrafterKind, EngineConfig, drafter_kinds
+from pilotfish.core.budget import Budget, FixedBudget
+from pilotfish.core.drafter import Drafter, DraftLimits, NoDrafter
+from pilotfish.core.request import Request, RequestStats
+from pilotfish.core.tree import TokenTree, TreeBuilder
+from pilotfish.draft.combined import CombinedDrafter
+from pilotfish.draft.lm import LMDrafter
+from pilotfish.draft.ngram import NgramDrafter
+from pilotfish.draft.responses import ResponseCache
+from pilotfish.draft.suffix import SuffixDrafter
+from pilotfish.engine.engine import Engine
+from pilotfish.errors import EngineError
+from pilotfish.observe.records import StepRecord
+
+OFF = "off"
+#: Of which nothing is drafted.
+NO_BUDGET = FixedBudget(1, 1)
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+
+def _ignore(*_: str) -> None:
+    """Nobody counts."""
+
+
+# -- rounds
+
+
+def take_turns(
+    contestants: Mapping[str, Callable[[Work], Result]],
+    rounds: Sequence[Work],
+    warm_up: int = 1,
+    done: Callable[[str], None] = _ignore,
+) -> dict[str, list[Result]]:
+    """Results of each contestant, in order of rounds. Every contestant plays every round, in rotating order; results
+    of the first `warm_up` rounds are dropped. `done` is called with the name of who has played."""
+    results: dict[str, list[Result]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for turn, work in enumerate(rounds):
+        first = turn % len(names)
+        for name in (*names[first:], *names[:first]):
+            result = contestants[name](work)
+            done(name)
+            if turn >= warm_up:
+                results[name].append(result)
+    return results
+
+
+@dataclass(frozen=True)
+class Run:
+    """Outputs of one contestant in one round, and what they took."""
+
+    seconds: float
+    outputs: list[list[int]]
+    stats: list[RequestStats] = field(default_factory=list)  # of each output; empty for foreign engines
+    steps: list[StepRecord] = field(default_factory=list)
+    overruns: float = 0.0  # share of the target's forwards
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def total(self, name: str) -> int:
+        """Sum of one of the requests' counts."""
+        return sum(getattr(one, name) for one in self.stats)
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """All rounds as one; steps are left out."""
+    outputs = [output for run in runs for output in run.outputs]
+    return Run(sum(run.seconds for run in runs), outputs, [one for run in runs for one in run.stats])
+
+
+class Timed(Protocol):
+    @property
+    def tokens_per_second(self) -> float: ...
+
+
+def rates(runs: Sequence[Timed]) -> list[float]:
+    return [run.tokens_per_second for run in runs]
+
+
+def speed_of(name: str, rounds: Mapping[str, Sequence[Run]], over: Sequence[str] = (OFF,)) -> Row:
+    """Speed of one contestant: tokens of all sequences a second, prompts' forwards included; over that of others, round
+    by round. `nodes` are those verified in a step of a sequence, `hit_share` counts steps after which a tree was left,
+    `overruns` are a share of the target's forwards."""
+    runs, own = rounds[name], joined(rounds[name])
+    row: Row = {"contestant": name, "tokens_per_second": Spread.of(rates(runs))}
+    row |= {f"over_{other}": ratios(rates(runs), rates(rounds[other])) for other in over}
+    row["distinct_4grams"] = distinct_ngrams(own.outputs)
+    if own.stats:
+        steps = own.total("verify_steps")
+        row |= {
+            "tokens_per_verify_step": own.tokens / steps,
+            "nodes": own.total("draft_tokens") / steps,
+            "hit_share": own.total("hits") / steps,
+            "equal_outputs": equal_share(own.outputs, joined(rounds[OFF]).outputs),
+            **periods_of([run.steps for run in runs]),
+            "overruns": statistics.mean(run.overruns for run in runs),
+        }
+    return row
+
+
+def periods_of(runs: Sequence[Sequence[StepRecord]]) -> Row:
+    """Milliseconds from the end of one step to the end of the next, where neither had rows of prompts. `between_ms` is
+    the mean part of it outside the device's work: the forward, and sampling."""
+    pairs = [pair for steps in runs for pair in pairwise(steps) if not any(map(has_prompt_rows, pair))]
+    if not pairs:
+        return {}
+    periods = [1000 * (step.ended - before.ended) for before, step in pairs]
+    mean, forward = statistics.mean(periods), statistics.mean(1000 * (s.verified - s.prepared) for _, s in pairs)
+    p50, p99 = (percentile(periods, share) for share in (0.5, 0.99))
+    return {"period_ms": mean, "p50_ms": p50, "p99_ms": p99, "between_ms": mean - forward}
+
+
+def has_prompt_rows(step: StepRecord) -> bool:
+    return step.rows != step.sequences + step.nodes
+
+
+# -- engines
+
+
+def drain(engine: Engine, done: Callable[[], None] = _ignore) -> None:
+    """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed."""
+    while engine.busy:
+        for delta in engine.step():
+            if delta.sample.finish_reason is not None:
+                done()
+    check_drafter(engine)
+
+
+def check_drafter(engine: Engine) -> None:
+    """EngineError if the drafter failed: a service goes on without it, a measurement of it must not."""
+    if engine.worker.drafter.drafter is not engine.drafter:
+        raise EngineError("bench: the drafter failed and was dropped; the log says why")
+
+
+def run_jobs(
+    engine: Engine,
+    jobs: Sequence[Job],
+    concurrency: int,
+    done: Callable[[], None] = _ignore,
+    cache_salt: str | None = None,
+) -> Run:
+    """Generate all jobs, `concurrency` at a time, in order of arrival. With a `cache_salt` a suffix drafter guesses
+    from outputs of jobs that ended before."""
+    engine.worker.scheduler.max_requests = concurrency
+    steps: list[StepRecord] = []
+    engine.worker.observe = steps.append
+    began = time.perf_counter()
+    samples = [engine.submit(job.prompt.text, job.params, cache_salt)[0] for job in jobs]
+    drain(engine, done)
+    seconds = time.perf_counter() - began
+    return Run(seconds, [s.token_ids for s in samples], [s.request.stats for s in samples], steps, overruns(engine))
+
+
+def overruns(engine: Engine) -> float:
+    """Share of the target's forwards that took longer than their pace."""
+    return next((pacing.share for pacing in engine.pacing() if pacing.role == "target"), 0.0)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A drafter, made for each run, and a budget."""
+
+    drafter: Callable[[], Drafter]
+    budget: Budget = NO_BUDGET
+    begin: Callable[[], None] = _ignore  # called before each run
+
+
+PLAIN = Contestant(NoDrafter)
+
+
+def compete(
+    engine: Engine,
+    contestants: Mapping[str, Contestant],
+    rounds: Sequence[Sequence[Job]],
+    concurrency: int,
+    progress: Progress,
+    warm_up: int = 1,
+) -> dict[str, list[Run]]:
+    """Contestants take turns in one engine: same target, same pace."""
+
+    def run(name: str, jobs: Sequence[Job]) -> Run:
+        contestant = contestants[name]
+        engine.use(contestant.drafter(), contestant.budget)
+        contestant.begin()
+        engine.reset_pacing()
+        return run_jobs(engine, jobs, concurrency, partial(progress, f"{name}, {concurrency} at a time"))
+
+    return take_turns({name: partial(run, name) for name in contestants}, rounds, warm_up)
+
+
+class LoadedPair:
+    """An engine over a loaded pair, whose drafter can be swapped while it is idle."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """`config` must be of mode sync with drafter lm."""
+        self.engine = Engine(config)
+        drafter = self.engine.drafter
+        if not isinstance(drafter, LMDrafter):
+            raise EngineError("bench: an engine of mode sync with drafter lm is needed")
+        assert self.engine.draft_runner is not None
+        self.lm_drafter, self.draft_runner = drafter, self.engine.draft_runner
+
+    def use(self, drafter: Drafter, nodes: int | None = None) -> None:
+        """Attach a drafter, whose trees are verified in full; EngineError while requests run."""
+        config = self.engine.config
+        self.engine.use(drafter, FixedBudget(nodes or config.nodes, config.levels))
+
+    def run(self, name: str, jobs: Sequence[Job], concurrency: int, done: Callable[[], None] = _ignore) -> Run:
+        """Run jobs with a new drafter of this name."""
+        self.use(self.drafter(name))
+        return run_jobs(self.engine, jobs, concurrency, done)
+
+    def lm(self) -> LMDrafter:
+        """A new LM drafter over the loaded draft."""
+        return LMDrafter(self.lm_drafter.executor, self.lm_drafter.shape)
+
+    def drafter(self, name: str) -> Drafter:
+        """A new drafter: `off`, `random`, or what EngineConfig.drafter may name."""
+        if name == OFF:
+            return NoDrafter()
+        if name == "random":
+            return RandomDrafter(self.engine.model.shape.vocab_size)
+        drafters = [self._drafter(kind) for kind in drafter_kinds(name)]
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
+
+    def _drafter(self, kind: DrafterKind) -> Drafter:
+        if kind == "lm":
+            return self.lm()
+        return NgramDrafter() if kind == "ngram" else SuffixDrafter(ResponseCache(self.engine.config.max_cached_tokens))
+
+
+class RandomDrafter:
+    """Trees of random shape and random tokens: half from the vocabulary, half from the sequence itself.
+
+    A tree is a function of the request's seed and length, so a run can be repeated.
+    """
+
+    levels = 0
+
+    def __init__(self, vocab_size: int, max_nodes: int = 24) -> None:
+        self.vocab_size = vocab_size
+        self.max_nodes = max_nodes
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: Request) -> TokenTree:
+        rng = np.random.default_rng((request.seed, len(request.tokens)))
+        tree = TreeBuilder()
+        for _ in range(rng.integers(self.max_nodes + 1)):
+            seen = request.tokens[rng.integers(len(request.tokens))]
+            token = seen if rng.random() < 0.5 else int(rng.integers(self.vocab_size))
+            tree.add(int(rng.integers(-1, len(tree))), token, -float(rng.exponential()))
+        return tree.tree()
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
+        """Nothing is held."""
+        return False
+
+    def close(self, request: Request) -> None:
+        """Nothing is held."""

@@ -1,0 +1,187 @@
+"""Cost of a step's parts and of forwards by their rows; int8 weights beside plain ones."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+import torch
+
+from pilotfish.bench.contestants import LoadedPair, run_jobs, take_turns
+from pilotfish.bench.machine import timed
+from pilotfish.bench.options import BenchOptions
+from pilotfish.bench.report import Progress, Report, Row, equal_share
+from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
+from pilotfish.bench.workload import TEMPERATURES, Job, jobs_at
+from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.core.tree import OTHER, TokenTree, TreeBuilder
+from pilotfish.model.runner import Runner
+
+CONTEXT = 256
+WARM_UP = 3  # forwards
+
+
+def interleaved_ms(runners: Mapping[str, Runner], rows: int, repeats: int) -> dict[str, float]:
+    """Median of each runner's forward of `context_and_tree`. Runners take turns: what else the machine does meanwhile
+    slows them alike."""
+    forwards = {name: partial(_timed_forward, runner, step_rows(runner, rows)) for name, runner in runners.items()}
+    times = take_turns(forwards, range(WARM_UP + repeats), WARM_UP)
+    return {name: 1000 * statistics.median(seconds) for name, seconds in times.items()}
+
+
+def _timed_forward(runner: Runner, step: SequenceRows, turn: int) -> float:  # noqa: ARG001
+    return timed(lambda: runner.forward([step]))
+
+
+def step_rows(runner: Runner, rows: int) -> SequenceRows:
+    """The step of `context_and_tree`, whose context this computes."""
+    before, step = context_and_tree(rows, runner.model.shape.vocab_size)
+    runner.forward([before])
+    return step
+
+
+def context_and_tree(rows: int, vocab_size: int) -> tuple[SequenceRows, SequenceRows]:
+    """`CONTEXT` tokens; then a token and a tree below it, `rows` together. Slots count up from 0."""
+    prefix = np.arange(CONTEXT + 1, dtype=np.int32)
+    prompt = [1 + token % (vocab_size - 1) for token in range(CONTEXT + 1)]
+    tree = TreeBuilder()
+    for node in range(rows - 1):
+        tree.add(node // 4 - 1, (node + 1) % vocab_size, -float(node + 1))
+    nodes = NodeRows.of(tree.tree(), np.arange(CONTEXT + 1, CONTEXT + rows, dtype=np.int32))
+    before = SequenceRows(0, prompt[:CONTEXT], prefix[:CONTEXT], NO_NODES, kept=[CONTEXT - 1])
+    return before, SequenceRows(CONTEXT, prompt[CONTEXT:], prefix, nodes, kept=[0])
+
+
+# -- profile
+
+PROFILE_DRAFTERS = ("off", "lm", "lm+ngram")
+PROFILE_ROWS = (1, 4, 8, 16, 32, 64)
+PARTS = ("draft", "schedule", "rows", "forward", "verify", "commit", "text")
+#: Neither model nor sampling.
+RUNTIME = ("schedule", "rows", "commit", "text")
+
+
+def run_profile(options: BenchOptions, progress: Progress) -> Report:
+    """All prompts, one at a time, and `repeats` of each forward; the draft's has `width` rows."""
+    pair, prompts, steps = LoadedPair(options.engine_config()), options.rows(), list[Row]()
+    progress.total = len(prompts) * len(TEMPERATURES) * len(PROFILE_DRAFTERS)
+    for temperature, drafter in product(TEMPERATURES, PROFILE_DRAFTERS):
+        jobs = jobs_at(prompts, temperature, options.max_tokens)
+        pair.run(drafter, jobs[:1], 1)  # to warm up
+        parts = profile_steps(pair, drafter, jobs, partial(progress, f"{drafter}, T={temperature:g}"))
+        steps.append({"drafter": drafter, "temperature": temperature, **parts})
+    target, draft = pair.engine.runner, pair.draft_runner
+    forward_ms = {rows: interleaved_ms({"": target}, rows, options.repeats)[""] for rows in PROFILE_ROWS}
+    draft_ms = interleaved_ms({"": draft}, pair.engine.config.width, options.repeats)[""]
+    return Report({"steps": steps, "forward_ms": forward_ms, "draft_forward_ms": draft_ms})
+
+
+def profile_steps(pair: LoadedPair, drafter: str, jobs: Sequence[Job], done: Callable[[], None]) -> Row:
+    """Mean milliseconds of a step, and of its parts; `text` is all that is outside the worker's step. `runtime_share`
+    is that of RUNTIME."""
+    worker = pair.engine.worker
+    before, began = replace(worker.times), time.perf_counter()
+    pair.run(drafter, jobs, 1, done)
+    seconds = time.perf_counter() - began
+    spent = worker.times.minus(before)
+    parts = {name: getattr(spent, name) for name in PARTS[:-1]}
+    parts["text"] = seconds - sum(parts.values())
+    milliseconds = {name: 1000 * part / spent.steps for name, part in parts.items()}
+    runtime = sum(parts[name] for name in RUNTIME) / seconds
+    return {"steps": spent.steps, "ms": 1000 * seconds / spent.steps, **milliseconds, "runtime_share": runtime}
+
+
+# -- quantization
+
+QUANTIZATIONS = ("none", "int8")
+QUANTIZATION_ROWS = (1, 8, 16)
+CHUNK = 64  # tokens that one forward scores
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A model's scores of a text, position by position."""
+
+    losses: torch.Tensor  # float32 [positions]
+    likeliest: torch.Tensor  # int64 [positions]
+
+
+def run_quantization(options: BenchOptions, progress: Progress) -> Report:
+    """`repeats` of each forward."""
+    prompts = options.rows()
+    progress.total = len(prompts) * len(TEMPERATURES) * len(QUANTIZATIONS) ** 2
+    pairs: dict[str, LoadedPair] = {
+        name: LoadedPair(options.engine_config(quantization=name)) for name in QUANTIZATIONS
+    }
+    texts = [pairs["none"].engine.check_prompt(prompt.text) for prompt in prompts]
+    targets = {name: pair.engine.runner for name, pair in pairs.items()}
+    drafts = {name: pair.draft_runner for name, pair in pairs.items()}
+    models = [
+        {"model": model, **row}
+        for model, runners in (("target", targets), ("draft", drafts))
+        for row in compare_models(runners, texts, options.repeats)
+    ]
+    results = list[Row]()
+    for temperature in TEMPERATURES:
+        jobs = jobs_at(prompts, temperature, options.max_tokens)
+        results += compare_pairs(pairs, jobs, temperature, progress)
+    scored = sum(len(text) - 1 for text in texts)
+    return Report({"models": models, "pairs": results, "scored_tokens": scored})
+
+
+def compare_models(runners: Mapping[str, Runner], texts: Sequence[Sequence[int]], repeats: int) -> list[Row]:
+    """A model in every quantization, scored on the texts' own tokens: nats a token, and the share of positions whose
+    likeliest token is that of plain weights."""
+    scores = {name: score(runner, texts) for name, runner in runners.items()}
+    times = {rows: interleaved_ms(runners, rows, repeats) for rows in QUANTIZATION_ROWS}
+    plain = scores["none"].likeliest
+    return [
+        {
+            "quantization": name,
+            "loss": scores[name].losses.mean().item(),
+            "agreement": (scores[name].likeliest == plain).float().mean().item(),
+            "forward_ms": {rows: times[rows][name] for rows in QUANTIZATION_ROWS},
+        }
+        for name in runners
+    ]
+
+
+def score(runner: Runner, texts: Sequence[Sequence[int]]) -> Scores:
+    """Every token after the first of each text."""
+    parts = [part for text in texts for part in _score_text(runner, text)]
+    return Scores(torch.cat([part.losses for part in parts]), torch.cat([part.likeliest for part in parts]))
+
+
+def _score_text(runner: Runner, tokens: Sequence[int]) -> list[Scores]:
+    """By chunks: a committed token and a chain of nodes below it, since nodes give their logits."""
+    parts, slots = [], np.arange(len(tokens), dtype=np.int32)
+    for first in range(0, len(tokens) - 1, CHUNK):
+        chunk, following = tokens[first : first + CHUNK], torch.tensor(tokens[first + 1 : first + CHUNK + 1])
+        chain = TokenTree.chain(chunk[1:], [0.0] * (len(chunk) - 1), OTHER)
+        nodes = NodeRows.of(chain, slots[first + 1 : first + len(chunk)])
+        rows = SequenceRows(first, chunk[:1], slots[: first + 1], nodes, kept=[0])
+        logits = runner.forward([rows])[: len(following)]
+        losses = torch.nn.functional.cross_entropy(logits, following.to(logits.device), reduction="none")
+        parts.append(Scores(losses, logits.argmax(dim=-1)))
+    return parts
+
+
+def compare_pairs(
+    pairs: Mapping[str, LoadedPair], jobs: Sequence[Job], temperature: float, progress: Progress
+) -> list[Row]:
+    """Every target with every draft; the pair of plain weights first."""
+    results, plain = list[Row](), list[list[int]]()
+    for target, draft in product(QUANTIZATIONS, repeat=2):
+        pairs[target].use(pairs[draft].lm())
+        done = partial(progress, f"target {target}, draft {draft}, T={temperature:g}")
+        run = run_jobs(pairs[target].engine, jobs, ACCEPTANCE_CONCURRENCY, done)
+        plain = plain or run.outputs
+        where = {"target": target, "draft": draft, "temperature": temperature}
+        figures = {"tokens_per_verify_step": run.tokens / run.total("verify_steps")}
+        results.append({**where, **figures, "equal_outputs": equal_share(run.outputs, plain)})
+    return results

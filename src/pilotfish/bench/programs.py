@@ -1,0 +1,278 @@
+"""Programs that benches start: servers, draft pools, networks before them, offline engines; and what processes take.
+
+`python -m pilotfish.bench.programs CONFIG` is an offline engine: it says on stdout when it is ready, then answers each
+Round on its stdin by a RoundResult.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from pilotfish.bench.contestants import drain
+from pilotfish.bench.proxy import HOST
+from pilotfish.config import EngineConfig, config_of, config_text
+from pilotfish.engine.draft_workers import Placement, split_cores, worker_command
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.process import WorkerSpec, die_with_parent, on_cores, worker_environment
+from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
+from pilotfish.errors import EngineError
+
+#: Seconds that a program may take to end before it is killed.
+END = 30.0
+PAGE = os.sysconf("SC_PAGE_SIZE")
+TICK = os.sysconf("SC_CLK_TCK")
+#: What every process of a server is called in `ps`.
+TITLE = "pilotfish: "
+SERVER_OPTIONS = (
+    *("target", "draft", "mode", "drafter", "nodes", "levels", "width", "leaves", "budget", "dtype", "quantization"),
+    *("threads", "cores", "kv_slots", "max_requests", "pace"),
+)
+
+
+class Program:
+    """A process that tells, in JSON on the first line of its stdout, that it is ready. It ends with the `with`, and
+    with the thread that has started it; its stderr goes to a file."""
+
+    def __init__(self, spec: WorkerSpec, ending: signal.Signals = signal.SIGKILL) -> None:
+        """`ending` is the signal that ends it."""
+        self._name, self._ending = spec.name, ending
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the program runs
+        with on_cores(spec.cores):
+            self._process = subprocess.Popen(
+                list(spec.command),
+                env=worker_environment(spec),
+                stdin=subprocess.PIPE,  # its end tells that of this process, where nothing else does
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                start_new_session=True,
+            )
+
+    @cached_property
+    def told(self) -> dict[str, Any]:
+        """Its first line. Waits for that; EngineError where it ends instead."""
+        found: dict[str, Any] = json.loads(self._line())
+        return found
+
+    def ask(self, line: bytes) -> bytes:
+        """Its next line, once it has read this one."""
+        assert self.told is not None and self._process.stdin is not None
+        self._process.stdin.write(line + b"\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return line
+        code = self._process.wait()
+        lines = os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace").strip().splitlines()
+        raise EngineError(f"{self._name}: exited with code {code}: {lines[-1] if lines else ''}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.signal(self._ending)
+        try:
+            self._process.wait(END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            assert stream is not None
+            stream.close()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def processes(self) -> dict[str, int]:
+        """Ids of its processes by role, as `api`, `target`, `draft 0`."""
+        found, tree = {"api": self._process.pid}, children(self._process.pid)
+        while tree:
+            pid = tree.pop()
+            tree += children(pid)
+            title = _text(Path(f"/proc/{pid}/cmdline")).partition("\0")[0]
+            if title.startswith(TITLE):
+                found[title.removeprefix(TITLE)] = pid
+        return found
+
+
+def start_server(config: EngineConfig, options: Sequence[str] = ()) -> Program:
+    """`pilotfish serve` on a free port of this host; `told["url"]` once it serves."""
+    command = [sys.executable, "-m", "pilotfish", "serve", "--json", "--port=0", *server_options(config), *options]
+    return Program(WorkerSpec("server", command), signal.SIGTERM)
+
+
+def server_options(config: EngineConfig) -> list[str]:
+    """Options of `pilotfish serve` that make it run `config`."""
+    given = {name: getattr(config, name) for name in SERVER_OPTIONS}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+
+
+def metrics_of(url: str) -> dict[str, float]:
+    """Each metric of a server, summed over its labels."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        return metric_sums(response.read().decode())
+
+
+def metric_sums(text: str) -> dict[str, float]:
+    """Prometheus' text format, labels summed over."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            sample, _, value = line.rpartition(" ")
+            name = sample.partition("{")[0]
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+# -- draft pools
+
+
+def place(pools: int) -> Placement:
+    """Cores of this process for the target and for so many pools."""
+    return split_cores(frozenset(os.sched_getaffinity(0)), "", "", pools)
+
+
+def on_target_cores(config: EngineConfig, placement: Placement) -> EngineConfig:
+    """An engine of `config` that leaves the pools' cores alone."""
+    return replace(config, cores=",".join(map(str, sorted(placement.target))), threads=0)
+
+
+def start_pool(config: EngineConfig, cores: frozenset[int], options: Sequence[str] = ()) -> Program:
+    """A pool of the draft of `config` on a free port of this host, loading; `told["endpoint"]` once it serves."""
+    command = [*worker_command(config, f"tcp://{HOST}:0", "draft pool"), "--json", *options]
+    return Program(WorkerSpec("draft pool", command, cores))
+
+
+def start_proxy(endpoint: str, round_trips: Sequence[float], mbit: float, cores: frozenset[int]) -> Program:
+    """Networks before a pool, one for each round trip of so many milliseconds; `told["ports"]` once they listen."""
+    numbers = map(str, (mbit, *round_trips))
+    command = [sys.executable, "-m", "pilotfish.bench.proxy", endpoint.removeprefix("tcp://"), *numbers]
+    return Program(WorkerSpec("proxy", command, cores))
+
+
+def proxied(proxy: Program) -> list[str]:
+    """Where the pool is found behind each of the proxy's networks."""
+    return [f"tcp://{HOST}:{port}" for port in proxy.told["ports"]]
+
+
+@contextmanager
+def attached(engine: Engine, endpoints: Sequence[str]) -> Iterator[RemoteDrafts]:
+    """An idle engine's connection to pools; its drafter is for `engine.use`."""
+    config = replace(engine.config, mode="async", draft_pool=tuple(endpoints))
+    identity = target_identity(config, engine.tokenizer, engine.model.shape.vocab_size)
+    with closing(RemoteDrafts(config, identity)) as remote:
+        yield remote
+
+
+# -- processes
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads."""
+    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in _text(path).split()]
+
+
+def memory_bytes(pid: int) -> int:
+    """Resident set size; 0 for a process that has ended."""
+    words = _text(Path(f"/proc/{pid}/statm")).split()
+    return int(words[1]) * PAGE if words else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all its threads since it began; 0 for a process that has ended."""
+    words = _text(Path(f"/proc/{pid}/stat")).rpartition(") ")[2].split()
+    return (int(words[11]) + int(words[12])) / TICK if words else 0.0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # the process or thread has ended
+        return ""
+
+
+# -- an offline engine, beside a server
+
+
+class Task(Struct, frozen=True):
+    """A sequence; the rest of its parameters is the model's generation_config.json's."""
+
+    prompt: str
+    params: dict[str, Any]  # by SamplingParams' names, which those of a completion's body are too
+
+
+class Round(Struct, frozen=True):
+    """Tasks, so many at a time."""
+
+    tasks: list[Task]
+    concurrency: int
+
+
+class RoundResult(Struct, frozen=True):
+    seconds: float
+    tokens: int
+    texts: list[str]  # of each task
+    cpu: dict[str, float] = {}  # seconds by process, where they are told
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+def start_offline(config: EngineConfig) -> Program:
+    command = [sys.executable, "-m", "pilotfish.bench.programs", config_text(config)]
+    return Program(WorkerSpec("offline engine", command))
+
+
+def run_offline(offline: Program, work: Round) -> RoundResult:
+    return msgspec.json.decode(offline.ask(msgspec.json.encode(work)), type=RoundResult)
+
+
+def run_round(engine: Engine, work: Round) -> RoundResult:
+    """All tasks to their end, from the call with their texts to the last token."""
+    engine.worker.scheduler.max_requests = work.concurrency
+    began = time.perf_counter()
+    samples = [engine.submit(task.prompt, engine.sampling_params(**task.params))[0] for task in work.tasks]
+    drain(engine)
+    seconds = time.perf_counter() - began
+    return RoundResult(seconds, sum(len(sample.token_ids) for sample in samples), [sample.text for sample in samples])
+
+
+def main() -> None:
+    die_with_parent()
+    with Engine(config_of(sys.argv[1], EngineConfig)) as engine:
+        _say(b"{}")
+        for line in sys.stdin.buffer:
+            _say(msgspec.json.encode(run_round(engine, msgspec.json.decode(line, type=Round))))
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

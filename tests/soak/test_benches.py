@@ -1,0 +1,90 @@
+"""Benches that pass or fail, and those that need many processes, for as long as it takes: `make soak`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SNIPPETS
+from typer.testing import CliRunner
+
+from pilotfish.bench import app
+from pilotfish.bench.parity import CASES, SETUPS
+from pilotfish.bench.sharing import GROUPS, KILL_PHASES
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": f"own/{index}", "turns": [text]} for index, text in enumerate(SNIPPETS)]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return path
+
+
+def invoke(command: str, prompts: Path, *options: str) -> dict[str, Any]:
+    """Runs a bench on the bundled pair; its JSON. It must exit with 0."""
+    arguments = [command, "--pair=pycode", f"--prompts={prompts}", "--dtype=float32", "--json", *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_every_drafter_is_lossless(prompts: Path, threads: str) -> None:
+    report = invoke("parity", prompts, "--threads", threads, "--max-tokens", "48")
+    assert report["differing"] == 0 and len(report["outcomes"]) == len(CASES)
+
+
+def test_thread_counts_agree(prompts: Path) -> None:
+    report = invoke("parity", prompts, "--threads", "1,2", "--max-tokens", "24", "--limit", "2")
+    assert [(outcome["threads"], outcome["differing"]) for outcome in report["across_threads"]] == [(2, 0)]
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_every_async_engine_is_lossless(prompts: Path, threads: str) -> None:
+    report = invoke("parity", prompts, "--mode", "async", "--threads", threads, "--max-tokens", "32", "--limit", "3")
+    assert report["differing"] == 0 and len(report["outcomes"]) == sum(len(setup.cases) for setup in SETUPS)
+
+
+def test_async_with_draft_workers(prompts: Path) -> None:
+    sizes = ("--temperatures", "0.8,0", "--concurrency", "1,4", "--max-tokens", "48", "--repeats", "1")
+    report = invoke("async", prompts, "--sync", "2x2:4,4x4:16", *sizes)
+    assert all(row["equal_outputs"] == 1 for row in report["speeds"])
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_loaded_server_answers_as_an_idle_one(prompts: Path, mode: str) -> None:
+    """Memory is judged by longer runs."""
+    sizes = ("--seconds", "30", "--streams", "16", "--requests", "48", "--max-tokens", "48")
+    arguments = ["load", "--pair=pycode", f"--prompts={prompts}", "--json", "--mode", mode, *sizes]
+    report = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert report["statuses"].keys() == {"200"} and report["unequal"] == report["failed"] == report["refused"] == 0
+    assert report["aborted"] > 0 and not any(report["held"].values())
+
+
+@pytest.mark.parametrize("mode", ["off", "async"])
+def test_a_target_that_stands_still(prompts: Path, mode: str) -> None:
+    report = invoke("standstill", prompts, "--mode", mode, "--streams", "8", "--stops", "1,5", "--max-tokens", "1024")
+    assert [stop["told_after"] is None for stop in report["stops"]] == [True, False]
+
+
+def test_a_pool_is_shared_by_weights_and_survived(prompts: Path) -> None:
+    sizes = ("--seconds", "2", "--repeats", "2", "--streams", "8", "--max-tokens", "256", "--weights", "3,1")
+    report = invoke("sharing", prompts, *sizes)
+    heavy, light = report["tenants"]
+    assert (heavy["weight"], light["weight"]) == (3, 1) and light["rows_to_last"]["median"] == 1
+    assert all(row[name]["median"] > 0 for row in (heavy, light) for name in ("rows_per_second", "tokens_per_second"))
+    assert report["leaves_taken"]["median"] > 0
+    assert [(row["group"], row["phase"]) for row in report["groups"]] == [(g, p) for g in GROUPS for p in KILL_PHASES]
+    assert all(row["tokens_per_second"]["median"] > 0 for row in report["groups"])
+    assert sum(row["streams"]["median"] for row in report["groups"] if row["phase"] == "before") == 8
+    assert report["seconds_to_move"]["median"] > 0
+
+
+def test_a_draft_that_stands_still(prompts: Path) -> None:
+    sizes = ("--seconds", "2", "--pause", "3", "--repeats", "2", "--max-tokens", "256", "--budget", "fixed")
+    before, during, after = invoke("stall", prompts, *sizes)["phases"]
+    assert before["tokens_per_step"] > 1 and after["tokens_per_step"] > 1 and during["steps"] > 0
