@@ -32,7 +32,7 @@ from pilotfish.bench.steps import (
     random_model,
     run_steps,
 )
-from pilotfish.core.executor import SequenceRows
+from pilotfish.core.executor import Outcome, Sampling, SequenceRows
 from pilotfish.errors import InputError
 from pilotfish.model.native import load_kernels
 from pilotfish.model.runner import Runner
@@ -136,13 +136,13 @@ def test_clocks_change_nothing_and_go_away() -> None:
 def test_every_level_of_the_draft_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = DraftLevels(random_model(TINY, torch.float32, CPU))
     rows: list[int] = []
-    forward = levels.drafter.executor.runner.forward
+    execute = levels.drafter.executor.execute
 
-    def counted(sequences: list[SequenceRows]) -> torch.Tensor:
+    def counted(sequences: list[SequenceRows], sampling: Sampling) -> Outcome:
         rows.append(sum(one.num_rows for one in sequences))
-        return forward(sequences)
+        return execute(sequences, sampling)
 
-    monkeypatch.setattr(levels.drafter.executor.runner, "forward", counted)
+    monkeypatch.setattr(levels.drafter.executor, "execute", counted)
     levels.seconds()
     assert rows == [CONTEXT - 1, 1, 1, *[WIDTH] * (LEVELS - 1)]
     levels.drafter.check()
