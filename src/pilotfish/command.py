@@ -79,8 +79,8 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _is_text(option: Option) -> bool:
-    """Whether the command line has a text for a number (8k) or a list (joined)."""
-    return "separator" in option.extra or "count" in option.extra
+    """Whether the command line has a text for a value: a list that is joined, 8k, …"""
+    return not option.extra.keys().isdisjoint({"separator", "count", "parse"})
 
 
 def _parsed(option: Option, value: Any) -> Any:
@@ -89,7 +89,9 @@ def _parsed(option: Option, value: Any) -> Any:
         return None
     if "separator" in option.extra:
         return tuple(value.split(option.extra["separator"]))
-    if _is_text(option):
+    if "parse" in option.extra:
+        return option.extra["parse"](option.name, value)
+    if "count" in option.extra:
         return count(option.name, value)
     if option.kind is dict:
         return dict(_entry(option, text) for text in value)

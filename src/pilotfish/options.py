@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -46,7 +46,9 @@ def option(
     """Annotates a field with its help text and bounds: `low` to `high` of a number, both allowed; `above`: a lower
     bound that is not; `most`: entries of a list or mapping.
 
-    `extra`: `or_zero` allows 0 below `low`, `unit` is that of a number. The others are for `pilotfish.command`.
+    `extra`: `or_zero` allows 0 below `low`, `unit` is that of a number. The others are of the command line: `names`
+    and `panel` in the help, `metavar`, `shown` (the default in words), and how a text is read: `separator` of a list,
+    `count` (8k is 8000), `parse` (a function of the name and the text).
     """
     if isinstance(high, int) and high > INT64_MAX:
         extra["high"], high = high, None
@@ -164,6 +166,11 @@ def pick(cls: type, *names: str, without: Collection[str] = (), **defaults: Any)
     declared = options_of(cls)
     chosen = names or [name for name, one in declared.items() if one.help and name not in without]
     return [replace(declared[name], default=defaults.get(name, declared[name].default)) for name in chosen]
+
+
+def unset(options: Iterable[Option]) -> list[Option]:
+    """The same without defaults: those that are not given have no value."""
+    return [replace(one, default=None) for one in options]
 
 
 def check_options(options: Any) -> None:

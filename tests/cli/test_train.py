@@ -10,8 +10,7 @@ import pytest
 
 from pilotfish.train import pair as pair_module
 from pilotfish.train.evaluate import Evaluation
-from pilotfish.train.models import LlamaSize
-from pilotfish.train.recipe import PairRecipe
+from pilotfish.train.recipe import LlamaSize, PairRecipe
 
 RESULT = Evaluation(*(0.5 for _ in Evaluation.__annotations__))
 

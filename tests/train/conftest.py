@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.train.models import LlamaSize
-from pilotfish.train.recipe import PairRecipe
+from pilotfish.train.recipe import LlamaSize, PairRecipe
 
 TINY = LlamaSize(layers=1, hidden=64, heads=2, kv_heads=1, ffn=64)
 

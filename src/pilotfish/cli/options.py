@@ -14,7 +14,7 @@ from pilotfish.command import Given
 from pilotfish.config import DType, EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError, ParameterError
-from pilotfish.options import Option, pick
+from pilotfish.options import Option, pick, unset
 
 DEFAULT_PAIR = "pycode"
 
@@ -29,7 +29,7 @@ ENGINE[4] = replace(ENGINE[4], help="float32, bfloat16, or auto: as the checkpoi
 _OF_GENERATE = ("n", "logprobs", "prompt_logprobs")
 _OF_HTTP = ("include_stop_str_in_output", "skip_special_tokens")
 #: A request's. Those that are not given are left to the model's generation_config.json, then to our defaults.
-SAMPLING = [replace(one, default=None) for one in pick(SamplingParams, without=_OF_HTTP)]
+SAMPLING = unset(pick(SamplingParams, without=_OF_HTTP))
 CHAT_SAMPLING = [one for one in SAMPLING if one.name not in _OF_GENERATE]
 
 

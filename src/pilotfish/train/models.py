@@ -1,7 +1,5 @@
 """The two Llama models of a pair: how they are built, trained on and sampled from."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -10,20 +8,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from pilotfish.train.data import Tokens
+from pilotfish.train.recipe import HEAD_DIM, LlamaSize
 
 ATTENTION = "pilotfish_training"
-HEAD_DIM = 64
 PROMPT = 64  # corpus tokens before each continuation
 SAMPLED_ROWS = 64  # continuations written at once
-
-
-@dataclass(frozen=True)
-class LlamaSize:
-    layers: int
-    hidden: int  # width of the residual stream
-    heads: int
-    kv_heads: int
-    ffn: int
 
 
 def build_model(size: LlamaSize, vocab_size: int, context: int, seed: int) -> LlamaForCausalLM:

@@ -1,56 +1,83 @@
-"""The recipe of `pilotfish train pair`: data, sizes, budgets, rates, seed."""
+"""The recipe of `pilotfish train pair`, declared once: data, sizes, budgets, rates, seed. Imports no torch."""
+
+from __future__ import annotations
 
 import dataclasses
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from pilotfish.errors import ParameterError
-from pilotfish.train.models import HEAD_DIM, LlamaSize
+from pilotfish.options import check_options, option
 
 BYTES_AND_END = 257  # the smallest byte-level vocabulary: every byte, and the end of a text
+HEAD_DIM = 64
+LARGEST = (1 << 32) - 1
+SIZE_FIELDS = "layers,hidden,heads,kv_heads,ffn"
+
+
+@dataclass(frozen=True)
+class LlamaSize:
+    layers: int
+    hidden: int  # width of the residual stream
+    heads: int
+    kv_heads: int
+    ffn: int
+
+    @classmethod
+    def parse(cls, field: str, text: str) -> LlamaSize:
+        """`6,512,8,2,1536` in the order of the fields."""
+        try:
+            return cls(*map(int, text.split(",")))
+        except (TypeError, ValueError) as error:
+            raise ParameterError(f"{field}_shape", text, f"five integers {SIZE_FIELDS}") from error
+
+
 TARGET = LlamaSize(layers=4, hidden=256, heads=4, kv_heads=2, ffn=768)
 DRAFT = LlamaSize(layers=2, hidden=256, heads=4, kv_heads=2, ffn=768)
+size = partial(option, parse=LlamaSize.parse, metavar=SIZE_FIELDS)
+rate = partial(option, above=0, high=1)
 
 
 @dataclass(frozen=True)
 class PairRecipe:
-    """The defaults make `pycode`. Equal recipes and equal sources make equal pairs on equal machines."""
+    """The defaults make `pycode`. Equal recipes and equal sources make equal pairs on equal machines. Without sources
+    the running Python's standard library is taken."""
 
-    sources: tuple[Path, ...] = ()  # files or directories; none: the running Python's standard library
-    held_out: tuple[str, ...] = ("asyncio", "email", "http", "unittest")  # packages
-    seed: int = 0
-    vocab_size: int = 4096
-    context: int = 8192  # tokens that the models may attend to
-    target: LlamaSize = TARGET
-    draft: LlamaSize = DRAFT
-    sequence_length: int = 512  # tokens of a training row
-    batch_rows: int = 8  # rows of an optimizer step
-    target_tokens: int = 3_891_200
-    draft_tokens: int = 5_120_000
-    sampled_tokens: int = 262_144  # of the target's own text, for the draft to learn from
-    learning_rate: float = 4e-3
-    draft_learning_rate: float = 2e-3
-    checkpoint_every: int = 50  # steps
+    sources: Annotated[tuple[Path, ...], option("A file or directory of .py files.", names=("--source",))] = ()
+    held_out: Annotated[tuple[str, ...], option("A package never trained on.")] = (
+        "asyncio",
+        "email",
+        "http",
+        "unittest",
+    )
+    seed: Annotated[int, option("Of models, order and samples.", 0, LARGEST)] = 0
+    vocab_size: Annotated[int, option("Tokens of the byte-level BPE.", BYTES_AND_END, 65536)] = 4096
+    context: Annotated[int, option("Positions that the models serve.")] = 8192
+    target: Annotated[LlamaSize, size("Of the target.", names=("--target-shape",))] = TARGET
+    draft: Annotated[LlamaSize, size("Of the draft.", names=("--draft-shape",))] = DRAFT
+    sequence_length: Annotated[int, option("Tokens of a training row.", 2, LARGEST)] = 512
+    batch_rows: Annotated[int, option("Rows of an optimizer step.", 2, 65536)] = 8
+    target_tokens: Annotated[int, option("Tokens the target trains on.", 1, 10**12)] = 3_891_200
+    draft_tokens: Annotated[int, option("Tokens the draft is distilled on.", 1, 10**12)] = 5_120_000
+    sampled_tokens: Annotated[int, option("Tokens the target writes for the draft.", 0, LARGEST)] = 262_144
+    learning_rate: Annotated[float, rate("The target's peak rate.")] = 4e-3
+    draft_learning_rate: Annotated[float, rate("The draft's peak rate.")] = 2e-3
+    checkpoint_every: Annotated[int, option("Steps between checkpoints.", 1, 10**9)] = 50
 
     def __post_init__(self) -> None:
-        self._require(0, 2**32 - 1, "seed", "sampled_tokens")
-        self._require(BYTES_AND_END, 65536, "vocab_size")
-        self._require(2, self.context, "sequence_length")
-        self._require(2, 65536, "batch_rows")
-        self._require(self.tokens_per_step, 10**12, "target_tokens", "draft_tokens")
-        self._require(1, 10**9, "checkpoint_every")
-        for field in ("learning_rate", "draft_learning_rate"):
-            if not 0 < getattr(self, field) < 1:
-                raise ParameterError(field, getattr(self, field), "a number between 0 and 1")
-        for role, size in (("target", self.target), ("draft", self.draft)):
-            if min(dataclasses.astuple(size)) < 1 or size.heads % size.kv_heads:
-                raise ParameterError(role, size, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
-
-    def _require(self, low: int, high: int, *fields: str) -> None:
-        for field in fields:
-            if not low <= getattr(self, field) <= high:
-                raise ParameterError(field, getattr(self, field), f"{low} to {high}")
+        check_options(self)
+        if self.sequence_length > self.context:
+            raise ParameterError("sequence_length", self.sequence_length, f"at most the context, {self.context}")
+        for field in ("target_tokens", "draft_tokens"):
+            if getattr(self, field) < self.tokens_per_step:
+                raise ParameterError(field, getattr(self, field), f"at least a step's {self.tokens_per_step}")
+        for role, shape in (("target", self.target), ("draft", self.draft)):
+            if min(dataclasses.astuple(shape)) < 1 or shape.heads % shape.kv_heads:
+                allowed = f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads"
+                raise ParameterError(role, shape, allowed)
 
     @property
     def tokens_per_step(self) -> int:
