@@ -1,4 +1,4 @@
-"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}. The chat template around messages."""
+"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}. Chat templates: applied, read, checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pilotfish.errors import InputError, PromptError
+from pilotfish.errors import InputError, ParameterError, PromptError
 
 
 @dataclass(frozen=True)
@@ -111,3 +111,42 @@ def chat_prompt(
         raise PromptError(f"messages: the chat template refuses them: {error}") from error
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=special)
     return tokens
+
+
+def read_chat_template(given: str) -> str:
+    """The template in the file `given`, or `given` itself where it cannot be a file's name: there \\n is a newline.
+    ParameterError for a file that cannot be read, or what is no template."""
+    template = given.replace("\\n", "\n") if any(sign in given for sign in "{}\n") else _template_in(given)
+    _check_syntax(template)
+    return template
+
+
+def _template_in(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        allowed = f"a file that can be read ({why}), or the text of a template"
+        raise ParameterError("chat_template", path, allowed) from error
+
+
+def _check_syntax(template: str) -> None:
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+    class GenerationTag(Extension):
+        """The blocks with which some templates mark the assistant's words."""
+
+        tags = {"generation"}  # noqa: RUF012  # as its base has them
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    try:
+        jinja2.Environment(extensions=[GenerationTag, loopcontrols]).parse(template)
+    except jinja2.TemplateSyntaxError as error:
+        message = f"chat_template: it is no Jinja template: line {error.lineno}: {error.message}"
+        raise ParameterError.described("chat_template", message) from error

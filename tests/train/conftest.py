@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import pilotfish.model  # noqa: F401  # keeps transformers from importing torchao
 from pilotfish.train.recipe import LlamaSize, PairRecipe
 
 TINY = LlamaSize(layers=1, hidden=64, heads=2, kv_heads=1, ffn=64)

@@ -17,6 +17,7 @@ from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.options import pick
+from pilotfish.prompts import read_chat_template
 
 client = partial(typer.Option, rich_help_panel="Who may come")
 log = partial(typer.Option, rich_help_panel="Logs and traces")
@@ -101,42 +102,3 @@ def _leave_out_torch() -> None:
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it is told that there is none
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that no models can be loaded
-
-
-def read_chat_template(given: str) -> str:
-    """The template in the file `given`, or `given` itself where it cannot be a file's name: there \\n is a newline.
-    ParameterError for a file that cannot be read, or what is no template."""
-    template = given.replace("\\n", "\n") if any(sign in given for sign in "{}\n") else _template_in(given)
-    _check_syntax(template)
-    return template
-
-
-def _template_in(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        allowed = f"a file that can be read ({why}), or the text of a template"
-        raise ParameterError("chat_template", path, allowed) from error
-
-
-def _check_syntax(template: str) -> None:
-    import jinja2
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
-
-    class GenerationTag(Extension):
-        """The blocks with which some templates mark the assistant's words."""
-
-        tags = {"generation"}  # noqa: RUF012  # as its base has them
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    try:
-        jinja2.Environment(extensions=[GenerationTag, loopcontrols]).parse(template)
-    except jinja2.TemplateSyntaxError as error:
-        message = f"chat_template: it is no Jinja template: line {error.lineno}: {error.message}"
-        raise ParameterError.described("chat_template", message) from error

@@ -3,8 +3,6 @@
 sources ─► corpus ─► tokenizer ─► target ─► its own text ─► draft ─► evaluation ─► two model directories
 """
 
-# isort: off: pilotfish.model keeps transformers from importing torchao, and comes before it
-# isort: on
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
