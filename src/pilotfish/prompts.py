@@ -1,4 +1,4 @@
-"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}. Chat templates: applied, read, checked."""
+"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}. Chat templates, applied and read."""
 
 from __future__ import annotations
 
