@@ -99,8 +99,8 @@ class Bench:
         rng = np.random.default_rng(seed)
         ids, tree = rng.integers(0, VOCAB, tokens).tolist(), random_tree(rng, VOCAB, nodes)
         slots = {node: next(self._slots) for node in tree.nodes()}
-        trunk = np.array([next(self._slots) for _ in ids], np.int32)
-        return SequenceRows(0, ids, trunk, NodeRows.of(tree, slots), kept=[tokens - 1])
+        prefix = np.array([next(self._slots) for _ in ids], np.int32)
+        return SequenceRows(0, ids, prefix, NodeRows.of(tree, slots), kept=[tokens - 1])
 
 
 @pytest.fixture(params=KINDS)

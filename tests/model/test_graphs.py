@@ -40,9 +40,9 @@ def sequence(tokens: int, nodes: int, seed: int, start: int = 0) -> SequenceRows
     tree = random_tree(rng, VOCAB, nodes)
     first = 500 * seed
     slots = np.arange(first + 400, first + 400 + len(tree), dtype=np.int32)
-    trunk = np.arange(first, first + tokens, dtype=np.int32)
+    prefix = np.arange(first, first + tokens, dtype=np.int32)
     ids = rng.integers(0, VOCAB, tokens).tolist()
-    return SequenceRows(start, ids[start:], trunk, NodeRows.of(tree, slots), kept=[len(ids) - start - 1])
+    return SequenceRows(start, ids[start:], prefix, NodeRows.of(tree, slots), kept=[len(ids) - start - 1])
 
 
 @pytest.fixture

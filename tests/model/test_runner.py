@@ -79,9 +79,9 @@ class Bench:
     def take(self, count: int) -> list[int]:
         return [next(self._slots) for _ in range(count)]
 
-    def rows(self, tokens: list[int], tree: TokenTree, start: int = 0, trunk: list[int] | None = None) -> SequenceRows:
+    def rows(self, tokens: list[int], tree: TokenTree, start: int = 0, prefix: list[int] | None = None) -> SequenceRows:
         """Tokens from `start` on, and all nodes of the tree."""
-        slots = (trunk or []) + self.take(len(tokens) - len(trunk or []))
+        slots = (prefix or []) + self.take(len(tokens) - len(prefix or []))
         nodes = NodeRows.of(tree, np.array(self.take(len(tree)), np.int32))
         return SequenceRows(
             start,
@@ -171,11 +171,11 @@ def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dty
     together = bench.logits(bench.rows(tokens, tree))
     for node in range(len(tree)):
         whole = tokens + tree.path_tokens(node)
-        trunk = bench.take(len(tokens))
-        alone = bench.logits(SequenceRows(0, tokens, np.array(trunk, np.int32), NO_NODES, [len(tokens) - 1]))
+        prefix = bench.take(len(tokens))
+        alone = bench.logits(SequenceRows(0, tokens, np.array(prefix, np.int32), NO_NODES, [len(tokens) - 1]))
         for length in range(len(tokens) + 1, len(whole) + 1):
-            trunk += bench.take(1)
-            rows = SequenceRows(length - 1, whole[length - 1 : length], np.array(trunk, np.int32), NO_NODES, [0])
+            prefix += bench.take(1)
+            rows = SequenceRows(length - 1, whole[length - 1 : length], np.array(prefix, np.int32), NO_NODES, [0])
             alone = bench.logits(rows)
         assert torch.equal(alone[0], together[1 + node]), f"node {node}"
 

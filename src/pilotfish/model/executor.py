@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.tree import NO_TOKEN
-from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.pacer import Pacer, held
 from pilotfish.model.runner import Runner
-from pilotfish.model.sampling import likely_tokens, non_finite_rows, sample, without_rows
+from pilotfish.model.sampling import likely_tokens, non_finite_rows, sample, token_logprobs, without_rows
 
 
 class TorchExecutor:
