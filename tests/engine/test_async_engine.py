@@ -63,7 +63,7 @@ def engine(llama: Path, loop: asyncio.AbstractEventLoop) -> Iterator[AsyncEngine
     yield engine
     loop.run_until_complete(engine.close())
     with pytest.raises(TargetUnavailable):
-        engine.submit([5], PARAMS)
+        engine.submit([[5]], PARAMS)
 
 
 def test_streams_give_what_the_engine_gives(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, llama: Path) -> None:
@@ -71,7 +71,7 @@ def test_streams_give_what_the_engine_gives(engine: AsyncEngine, loop: asyncio.A
     expected = run(make_engine(llama), prompts, [PARAMS] * len(prompts))
 
     async def all_at_once() -> list[Delta]:
-        return await asyncio.gather(*(output(engine.submit(prompt, PARAMS)) for prompt in prompts))
+        return await asyncio.gather(*(output(engine.submit([prompt], PARAMS)) for prompt in prompts))
 
     assert [delta.tokens for delta in loop.run_until_complete(all_at_once())] == expected
     assert not engine._streams
@@ -79,15 +79,15 @@ def test_streams_give_what_the_engine_gives(engine: AsyncEngine, loop: asyncio.A
 
 def test_a_refusal_is_the_error_that_the_engine_raised(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
     with pytest.raises(PromptError, match="prompt: 3000 tokens; the model's context allows"):
-        loop.run_until_complete(output(engine.submit([5] * 3000, PARAMS)))
+        loop.run_until_complete(output(engine.submit([[5] * 3000], PARAMS)))
     with pytest.raises(ParameterError, match="logit_bias: 100000 is not allowed") as caught:
-        loop.run_until_complete(output(engine.submit([5], replace(PARAMS, logit_bias={100_000: 1.0}))))
+        loop.run_until_complete(output(engine.submit([[5]], replace(PARAMS, logit_bias={100_000: 1.0}))))
     assert caught.value.field == "logit_bias"
 
 
 def test_an_abort_frees_what_the_request_held(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
     async def scenario() -> None:
-        stream = engine.submit([5, 6, 7], replace(PARAMS, max_tokens=1500, n=2))
+        stream = engine.submit([[5, 6, 7]], replace(PARAMS, max_tokens=1500, n=2))
         await anext(stream)
         stream.abort()
         stream.abort()
@@ -102,8 +102,8 @@ def test_a_target_that_is_killed_fails_its_requests_and_comes_back(
     engine: AsyncEngine, loop: asyncio.AbstractEventLoop
 ) -> None:
     async def scenario() -> None:
-        before = (await output(engine.submit([5, 6], PARAMS))).tokens
-        stream = engine.submit([5, 6, 7], replace(PARAMS, max_tokens=2000))
+        before = (await output(engine.submit([[5, 6]], PARAMS))).tokens
+        stream = engine.submit([[5, 6, 7]], replace(PARAMS, max_tokens=2000))
         await anext(stream)
         pid = engine._worker.pid
         assert pid is not None
@@ -112,10 +112,10 @@ def test_a_target_that_is_killed_fails_its_requests_and_comes_back(
             await output(stream)
         assert not engine.health.ready and not engine._streams
         with pytest.raises(TargetUnavailable):
-            engine.submit([5], PARAMS)
+            engine.submit([[5]], PARAMS)
         await until(lambda: engine.health.ready)
         assert engine.health.restarts == 1
-        assert (await output(engine.submit([5, 6], PARAMS))).tokens == before
+        assert (await output(engine.submit([[5, 6]], PARAMS))).tokens == before
 
     loop.run_until_complete(scenario())
 
@@ -126,19 +126,19 @@ def test_a_target_that_stands_still_is_killed_after_a_while(llama: Path) -> None
         await engine.start()
         try:
             await until(lambda: engine.health.ready)
-            stream = engine.submit([5, 6, 7], replace(PARAMS, max_tokens=2000))
+            stream = engine.submit([[5, 6, 7]], replace(PARAMS, max_tokens=2000))
             await anext(stream)
             assert engine._worker.pid is not None
             os.kill(engine._worker.pid, signal.SIGSTOP)
             await until(lambda: not engine.health.ready)
             assert engine.health.reason.startswith("target: silent for ") and engine.health.restarts == 0
             with pytest.raises(TargetUnavailable, match=r"^target: silent for "):
-                engine.submit([5], PARAMS)
+                engine.submit([[5]], PARAMS)
             with pytest.raises(TargetUnavailable, match=r"^target: was silent for 3 s and is killed; it is started"):
                 await output(stream)
             assert engine.health.retry_after > 1  # as long as the start before it took
             await until(lambda: engine.health.ready)
-            assert engine.health.restarts == 1 and (await output(engine.submit([5, 6], PARAMS))).tokens
+            assert engine.health.restarts == 1 and (await output(engine.submit([[5, 6]], PARAMS))).tokens
         finally:
             await engine.close()
         assert engine.health.reason.startswith("draining: ") and engine.health.status is not None
@@ -168,7 +168,7 @@ def test_requests_of_a_target_that_is_gone_are_told_when_to_come_again(llama: Pa
     engine._worker = WorkerState("target", "running", pid=42)
     now[0] = 121.0
     engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
-    stream = engine._streams[1] = Stream(1, lambda: None)
+    stream = engine._streams[1] = Stream(range(1, 2), 1, lambda: None)
     now[0] = 500.0
     engine._note_state(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
     with pytest.raises(TargetUnavailable) as caught:

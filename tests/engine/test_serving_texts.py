@@ -65,7 +65,7 @@ def test_what_a_target_says(llama: Path, caplog: pytest.LogCaptureFixture, capfd
 def engine_stream(engine: AsyncEngine):  # type: ignore[no-untyped-def]
     """Of request 1, which nobody is told of."""
     engine._post = lambda _: None  # type: ignore[method-assign]
-    return engine.submit([5], SamplingParams())
+    return engine.submit([[5]], SamplingParams())
 
 
 @pytest.fixture(scope="module")

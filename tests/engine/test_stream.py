@@ -16,11 +16,11 @@ from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
 
 
-def update(index: int, token: int, *, last: bool = False, first: bool = False) -> Update:
+def update(index: int, token: int, *, last: bool = False, first: bool = False) -> tuple[Delta, StepReport]:
     finish = Finish("length", None) if last else None
     verified = [Verified(0.0, 1, 0, 0)]
     seed = 42 + index if first else None
-    return Update(Delta(1, index, [token], chr(97 + token), [token + 1], verified, seed=seed, finish=finish), (STEP,))
+    return Delta(1, index, [token], chr(97 + token), [token + 1], verified, seed=seed, finish=finish), STEP
 
 
 def collect(stream: Stream) -> Awaitable[list[Update]]:
@@ -37,15 +37,15 @@ def test_every_output_arrives_whole_and_in_order(order: list[int], reads: list[b
     counts = [order.count(index) for index in range(3)]
 
     async def scenario() -> list[Update]:
-        stream, given, got = Stream(3, lambda: None), [0, 0, 0], []
+        stream, given, got = Stream(range(1, 2), 3, lambda: None), [0, 0, 0], []
         for index, read in zip(order, reads, strict=False):
             given[index] += 1
-            stream.add(update(index, given[index], first=given[index] == 1, last=given[index] == counts[index]))
+            stream.add(*update(index, given[index], first=given[index] == 1, last=given[index] == counts[index]))
             if read and stream._updates:
                 got.append(await anext(stream))
         for index in order[len(reads) :]:
             given[index] += 1
-            stream.add(update(index, given[index], first=given[index] == 1, last=given[index] == counts[index]))
+            stream.add(*update(index, given[index], first=given[index] == 1, last=given[index] == counts[index]))
         return got + list(await collect(stream))
 
     got = asyncio.run(scenario())
@@ -60,9 +60,9 @@ def test_every_output_arrives_whole_and_in_order(order: list[int], reads: list[b
 
 def test_a_reader_that_sleeps_finds_one_update_an_output() -> None:
     async def scenario() -> list[Update]:
-        stream = Stream(1, lambda: None)
+        stream = Stream(range(1, 2), 1, lambda: None)
         for token in range(20):
-            stream.add(update(0, token, last=token == 19))
+            stream.add(*update(0, token, last=token == 19))
         return await collect(stream)
 
     (only,) = asyncio.run(scenario())
@@ -71,8 +71,8 @@ def test_a_reader_that_sleeps_finds_one_update_an_output() -> None:
 
 def test_what_came_before_an_error_is_given_first() -> None:
     async def scenario() -> list[Update]:
-        stream, got = Stream(1, lambda: None), []
-        stream.add(update(0, 1))
+        stream, got = Stream(range(1, 2), 1, lambda: None), []
+        stream.add(*update(0, 1))
         stream.fail(TargetUnavailable("target: gone"))
         got.append(await anext(stream))
         with pytest.raises(TargetUnavailable, match="target: gone"):
@@ -84,9 +84,24 @@ def test_what_came_before_an_error_is_given_first() -> None:
 
 def test_a_waiting_reader_learns_of_an_error() -> None:
     async def scenario() -> None:
-        stream = Stream(1, lambda: None)
+        stream = Stream(range(1, 2), 1, lambda: None)
         asyncio.get_running_loop().call_later(0.01, stream.fail, TargetUnavailable("target: gone"))
         with pytest.raises(TargetUnavailable):
             await collect(stream)
 
     asyncio.run(scenario())
+
+
+def test_outputs_count_through_all_prompts() -> None:
+    async def scenario() -> list[Update]:
+        stream = Stream(range(7, 9), 2, lambda: None)
+        for request, index in ((8, 1), (7, 0), (8, 0), (7, 1)):
+            stream.add(Delta(request, index, [index], "a", [1], [], finish=Finish("length", None)), STEP)
+        return await collect(stream)
+
+    assert [(u.index, u.delta.id, u.delta.index) for u in asyncio.run(scenario())] == [
+        (3, 8, 1),
+        (0, 7, 0),
+        (2, 8, 0),
+        (1, 7, 1),
+    ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ STEP = StepReport(1.0, 0.001, 0.002, 0.003, 0.004, 1, 3, 2, 1, 2, 0, 1.006)
 class Update:
     delta: Delta
     steps: tuple[StepReport, ...] = (STEP,)
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,21 @@ Script = Callable[[Submitted], Iterable[Update | Exception | asyncio.Event]]
 
 
 class ScriptedStream:
-    def __init__(self, submitted: Submitted, script: Script) -> None:
-        self._submitted = submitted
-        self._updates = self._run(script(submitted))
+    """The scripts of all prompts, taking turns."""
 
-    async def _run(self, items: Iterable[Update | Exception | asyncio.Event]) -> AsyncIterator[Update]:
-        for item in items:
-            if isinstance(item, Exception):
-                raise item
-            if isinstance(item, asyncio.Event):
-                await item.wait()
-            else:
-                yield item
+    def __init__(self, submitted: list[Submitted], script: Script) -> None:
+        self._submitted = submitted
+        self._updates = self._run([iter(script(each)) for each in submitted])
+
+    async def _run(self, scripts: list[Iterator[Update | Exception | asyncio.Event]]) -> AsyncIterator[Update]:
+        for turn in zip_longest(*scripts):
+            for i, item in enumerate(turn):
+                if isinstance(item, Exception):
+                    raise item
+                if isinstance(item, asyncio.Event):
+                    await item.wait()
+                elif item is not None:
+                    yield replace(item, index=i * self._submitted[i].params.n + item.delta.index)
 
     def __aiter__(self) -> ScriptedStream:
         return self
@@ -74,7 +79,8 @@ class ScriptedStream:
         return await anext(self._updates)
 
     def abort(self) -> None:
-        self._submitted.aborted = True
+        for submitted in self._submitted:
+            submitted.aborted = True
 
 
 @dataclass
@@ -87,13 +93,14 @@ class Engine:
 
     def submit(
         self,
-        tokens: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         cache_salt: str | None = None,
         max_nodes: int | None = None,
     ) -> ScriptedStream:
-        self.submitted.append(Submitted(list(tokens), params, cache_salt, max_nodes))
-        return ScriptedStream(self.submitted[-1], self.script)
+        new = [Submitted(list(tokens), params, cache_salt, max_nodes) for tokens in prompts]
+        self.submitted += new
+        return ScriptedStream(new, self.script)
 
 
 def saying(tokenizer: Any, *texts: str, finish: Finish | None = None, at_a_time: int = 2) -> Script:
@@ -104,14 +111,9 @@ def saying(tokenizer: Any, *texts: str, finish: Finish | None = None, at_a_time:
     def script(submitted: Submitted) -> list[Update]:
         said = [texts[min(i, len(texts) - 1)] for i in range(submitted.params.n)]
         each = [list(deltas(tokenizer, i, text, submitted, end, at_a_time)) for i, text in enumerate(said)]
-        return [Update(delta) for step in zip_longest(each) for delta in step]
+        return [Update(delta) for step in zip_longest(*each) for delta in step if delta is not None]
 
     return script
-
-
-def zip_longest(each: list[list[Delta]]) -> Iterable[list[Delta]]:
-    for step in range(max(map(len, each))):
-        yield [of[step] for of in each if step < len(of)]
 
 
 def deltas(tokenizer: Any, index: int, text: str, submitted: Submitted, end: Finish, at_a_time: int) -> Iterable[Delta]:

@@ -20,7 +20,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.launch import Delays, Supervisor, WorkerState
 from pilotfish.engine.liveness import Silence, StartTime
 from pilotfish.engine.process import WorkerSpec
-from pilotfish.engine.stream import Stream, Update
+from pilotfish.engine.stream import Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable, WireError
 from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.listening import ListeningChannel
@@ -115,22 +115,26 @@ class AsyncEngine:
 
     def submit(
         self,
-        tokens: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         cache_salt: str | None = None,
         max_nodes: int | None = None,
     ) -> Stream:
-        """Request `params.n` outputs of a prompt. TargetUnavailable if the target is not ready."""
+        """Request `params.n` outputs of each prompt. TargetUnavailable if the target is not ready."""
         if reason := self._obstacle():
             raise TargetUnavailable(reason, self.health.retry_after)
-        request, self._next_id = self._next_id, self._next_id + 1
-        stream = self._streams[request] = Stream(params.n, lambda: self._abort(request))
-        self._post(Submit(request, list(tokens), params, cache_salt, max_nodes))
+        requests = range(self._next_id, self._next_id + len(prompts))
+        self._next_id = requests.stop
+        stream = Stream(requests, params.n, lambda: self._abort(requests))
+        for request, tokens in zip(requests, prompts, strict=True):
+            self._streams[request] = stream
+            self._post(Submit(request, list(tokens), params, cache_salt, max_nodes))
         return stream
 
-    def _abort(self, request: int) -> None:
-        if self._streams.pop(request, None) is not None:
-            self._post(Abort(request))
+    def _abort(self, requests: range) -> None:
+        for request in requests:
+            if self._streams.pop(request, None) is not None:
+                self._post(Abort(request))
 
     def _post(self, message: ToTarget) -> None:
         if self._peer is not None:
@@ -257,9 +261,10 @@ class AsyncEngine:
         for delta in progress.deltas:
             stream = self._streams.get(delta.id)
             if stream is not None:
-                stream.add(Update(delta, (progress.step,)))
+                stream.add(delta, progress.step)
                 if not stream.open:
-                    del self._streams[delta.id]
+                    for request in stream.requests:
+                        self._streams.pop(request, None)
 
 
 def refusal_error(message: Refusal) -> PromptError | ParameterError:

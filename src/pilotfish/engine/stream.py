@@ -1,4 +1,4 @@
-"""The outputs of a request as an asynchronous iterator."""
+"""The outputs of one or several prompts as an asynchronous iterator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from pilotfish.wire.serving import Delta, StepReport
 class Update:
     """Tokens and text added to one output since the last read (several steps if the reader is slow)."""
 
+    index: int  # of the output, counted through all prompts
     delta: Delta
     steps: tuple[StepReport, ...]
 
-    def then(self, later: Update) -> Update:
-        """Join with a later update of the same output."""
-        return Update(joined(self.delta, later.delta), (*self.steps, *later.steps))
+    def then(self, delta: Delta, step: StepReport) -> Update:
+        """Join with what a later step added to the same output."""
+        return Update(self.index, joined(self.delta, delta), (*self.steps, step))
 
 
 def joined(first: Delta, later: Delta) -> Delta:
@@ -38,15 +39,17 @@ def joined(first: Delta, later: Delta) -> Delta:
 
 
 class Stream:
-    """Updates of a request until all its outputs have ended. Unread updates of an output are joined into one, so that a
-    slow reader costs no more memory than the outputs.
+    """Updates of `n` outputs of each prompt until all have ended. Unread updates of an output are joined into one, so
+    that a slow reader costs no more memory than the outputs.
 
     After the updates so far the iterator raises InputError if the target refused the request, TargetUnavailable if the
     target is gone, EngineError if a step broke.
     """
 
-    def __init__(self, outputs: int, abort: Callable[[], None]) -> None:
-        self.open = outputs  # outputs that have not ended
+    def __init__(self, requests: range, n: int, abort: Callable[[], None]) -> None:
+        self.requests = requests  # ids, one for each prompt
+        self.open = len(requests) * n  # outputs that have not ended
+        self._n = n
         self._abort = abort
         self._updates: dict[int, Update] = {}  # by output, in the order of their arrival
         self._error: Exception | None = None
@@ -71,12 +74,12 @@ class Stream:
 
     # -- the engine's side
 
-    def add(self, update: Update) -> None:
+    def add(self, delta: Delta, step: StepReport) -> None:
         """To be called in the event loop's thread."""
-        index = update.delta.index
+        index = (delta.id - self.requests.start) * self._n + delta.index
         before = self._updates.get(index)
-        self._updates[index] = update if before is None else before.then(update)
-        self.open -= update.delta.finish is not None
+        self._updates[index] = Update(index, delta, (step,)) if before is None else before.then(delta, step)
+        self.open -= delta.finish is not None
         self._changed.set()
 
     def fail(self, error: Exception) -> None:

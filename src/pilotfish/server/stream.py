@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.async_engine import AsyncEngine
-from pilotfish.engine.stream import Stream, Update
+from pilotfish.engine.stream import Stream
 from pilotfish.server.formats import ChatFormat, OutputBuffer, TextFormat
 from pilotfish.server.limits import RequestHandle
 from pilotfish.server.middleware import recorded_error
@@ -50,44 +50,36 @@ class GenerationStream:
         self._ends = time.monotonic() + generation.timeout
         self._only_echo = generation.body.only_echo
         self._engine, self._handle = engine, handle
-        self._streams: list[Stream] = []
-        self._merged: MergedStreams | None = None
+        self._stream: Stream | None = None
 
     def submit(self) -> None:
         """TargetUnavailable if the target is not ready."""
         given = self.generation
-        for prompt in given.prompts:
-            stream = self._engine.submit(prompt.tokens, given.params, given.cache_salt, given.max_nodes)
-            self._streams.append(stream)
-        if len(self._streams) > 1:
-            self._merged = MergedStreams(self._streams)
+        prompts = [prompt.tokens for prompt in given.prompts]
+        self._stream = self._engine.submit(prompts, given.params, given.cache_salt, given.max_nodes)
 
     def __aiter__(self) -> GenerationStream:
         return self
 
     async def __anext__(self) -> OutputBuffer:
-        """The output that has grown. HttpError 504 after the deadline; also raises what the engine's streams do."""
+        """The output that has grown. HttpError 504 after the deadline; also raises what the engine's stream does."""
+        assert self._stream is not None  # after `submit`
         try:
             async with asyncio.timeout(self._ends - time.monotonic()):
-                if self._merged is None:
-                    prompt, update = 0, await anext(self._streams[0])
-                else:
-                    prompt, update = await anext(self._merged)
+                update = await anext(self._stream)
         except TimeoutError as error:
             message = f"timeout: the request took more than {self.generation.timeout:g} s"
             raise HttpError(504, message, "timeout", "timeout", "timeout") from error
-        output = self.outputs[prompt * self.generation.params.n + update.delta.index]
-        self._handle.update(output.index, update.delta)
+        output = self.outputs[update.index]
+        self._handle.update(update.index, update.delta)
         self._used_tokens += len(update.delta.tokens)
         output.add(_without_output(update.delta) if self._only_echo else update.delta, update.steps)
         return output
 
     def close(self, error: BaseException | None = None) -> None:
         """Abort what still runs. Called once."""
-        for stream in self._streams:
-            stream.abort()
-        if self._merged is not None:
-            self._merged.close()
+        if self._stream is not None:
+            self._stream.abort()
         known = error is None or isinstance(error, Exception)
         self._handle.close(self._used_tokens, error if known else ClientGone())  # type: ignore[arg-type]
 
@@ -96,39 +88,6 @@ def _without_output(delta: Delta) -> Delta:
     """For a request that wants only its prompt: one token is generated, and dropped."""
     finish = delta.finish and Finish(FinishReason.LENGTH, None)
     return msgspec.structs.replace(delta, tokens=[], text="", ends=[], verified=[], logprobs=[], finish=finish)
-
-
-class MergedStreams:
-    """Updates of several streams, each with its stream's number, as they come. At most one of each is taken ahead: the
-    stream merges what a slow reader leaves. The first error ends all."""
-
-    def __init__(self, streams: Sequence[Stream]) -> None:
-        self._queue: asyncio.Queue[tuple[int, Update | Exception | None]] = asyncio.Queue(1)
-        self._tasks = [asyncio.create_task(self._feed(i, stream)) for i, stream in enumerate(streams)]
-        self._open = len(self._tasks)
-
-    async def _feed(self, i: int, stream: Stream) -> None:
-        end: Exception | None = None
-        try:
-            async for update in stream:
-                await self._queue.put((i, update))
-        except Exception as error:
-            end = error
-        await self._queue.put((i, end))
-
-    async def __anext__(self) -> tuple[int, Update]:
-        while self._open:
-            i, item = await self._queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is not None:
-                return i, item
-            self._open -= 1
-        raise StopAsyncIteration
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
 
 
 class GenerationResponse(Response):
