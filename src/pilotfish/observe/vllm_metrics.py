@@ -67,6 +67,7 @@ class TargetMetrics:
             "vllm:cache_config_info", "The KV pool; a block is one slot.", "block_size", "num_gpu_blocks", "cache_dtype"
         )
         self._labels = families.values
+        self._told: tuple[str, ...] = ()
 
     def status(self, status: Status) -> None:
         slots = status.identity.kv_slots
@@ -74,8 +75,11 @@ class TargetMetrics:
         self._waiting.set(status.waiting)
         self._usage.set(1 - status.free_slots / slots)
         self._preemptions.set(status.preemptions)
-        self._config.clear()
-        self._config.labels(*self._labels, "1", str(slots), status.identity.dtype).set(1)
+        config = (*self._labels, "1", str(slots), status.identity.dtype)
+        if config != self._told:  # a scrape in another thread should find the gauge
+            self._config.clear()
+            self._config.labels(*config).set(1)
+            self._told = config
 
     def gone(self) -> None:
         """The target has ended, and what it held with it."""
