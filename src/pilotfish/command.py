@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
@@ -18,25 +17,23 @@ Command = Callable[..., None]
 #: Values of options by name; those that were not given and have no default are not in it.
 Given = dict[str, Any]
 
-#: What a whole number may end with.
+#: Suffixes of whole numbers.
 _UNITS = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 
 
-def taking(*groups: type | Sequence[Option]) -> Callable[[Command], Command]:
-    """A command whose first arguments are groups of options, each of which Typer sees as a parameter of the command,
-    before the command's own. A group is a sequence of declared options, given as a dict (`Given`), or a dataclass
-    whose fields have Typer's annotations, given as an instance."""
+def taking(*groups: Sequence[Option]) -> Callable[[Command], Command]:
+    """A command whose first arguments are groups of options, each given as a dict. Typer sees each option as a
+    parameter of the command, before the command's own."""
 
     def decorate(command: Command) -> Command:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[len(groups) :]
-        fields = [_parameters(group) for group in groups]
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            parts = [{p.name: values.pop(p.name) for p in parameters} for parameters in fields]
-            command(*map(_group, groups, parts), **values)
+            command(*[_given(group, values) for group in groups], **values)
 
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in itertools.chain(*fields, own)]
+        options = [_parameter(option) for group in groups for option in group]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*options, *own)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
@@ -44,16 +41,9 @@ def taking(*groups: type | Sequence[Option]) -> Callable[[Command], Command]:
     return decorate
 
 
-def _parameters(group: type | Sequence[Option]) -> list[inspect.Parameter]:
-    if isinstance(group, type):
-        return list(inspect.signature(group, eval_str=True).parameters.values())
-    return [_parameter(option) for option in group]
-
-
-def _group(group: type | Sequence[Option], values: dict[str, Any]) -> object:
-    if isinstance(group, type):
-        return group(**values)
-    parsed = {option.name: _parsed(option, values[option.name]) for option in group}
+def _given(group: Sequence[Option], values: dict[str, Any]) -> Given:
+    """The group's part of `values`, which are taken out of them."""
+    parsed = {option.name: _parsed(option, values.pop(option.name)) for option in group}
     return {name: value for name, value in parsed.items() if value is not None}
 
 

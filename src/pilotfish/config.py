@@ -69,14 +69,14 @@ def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
 
 
 def model_name(directory: Path) -> str:
-    """What a model is called where others see it: its directory's name, and that of the directory around it."""
+    """Name of a model in messages and metrics: its directory's name after that of the directory around it."""
     return "/".join(directory.resolve().parts[-2:])
 
 
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One target, maybe a draft, and how they run. Fields without a help text have no command-line option.
+    """A target, an optional draft, and how they run. Fields without help text have no command-line option.
 
     `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow
     trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, or the pools that listen at `draft_pool`.

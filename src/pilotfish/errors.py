@@ -41,7 +41,7 @@ class ParameterError(InputError):
 
     @classmethod
     def described(cls, field: str, message: str) -> ParameterError:
-        """One whose message another process has written."""
+        """An error with a message that another process wrote."""
         error = cls.__new__(cls)
         ValueError.__init__(error, message)
         error.field = field

@@ -1,4 +1,4 @@
-"""How the threads of torch's products wait for each other.
+"""How OpenMP's threads wait for each other.
 
 OpenMP's threads spin by default: a thread that finds its core taken by another process lets all others burn theirs
 until it has it back. With one busy neighbour a forward of a 344 M model then took ten times as long; threads that sleep
@@ -25,7 +25,7 @@ def wait_passively() -> None:
 
 
 def warn_of_spinning() -> None:
-    """One line, once, where torch was loaded before `wait_passively`."""
+    """Warn, once, if torch was loaded before `wait_passively`."""
     global _came_late
     if _came_late:
         logger.warning(

@@ -169,7 +169,7 @@ def pick(cls: type, *names: str, without: Collection[str] = (), **defaults: Any)
 
 
 def unset(options: Iterable[Option]) -> list[Option]:
-    """The same without defaults: those that are not given have no value."""
+    """The options without their defaults: `taking` leaves out those that are not given."""
     return [replace(one, default=None) for one in options]
 
 

@@ -1,8 +1,5 @@
-"""Text from elsewhere, made safe to print: what a terminal could take for a command, or a reader for another line, is
-escaped as Python would write it.
-
-A text for people is one line (`printable`, `one_line`); a model's output keeps its lines (`printable_output`).
-"""
+"""Text from elsewhere, made safe to print. Characters that a terminal could take for a command, or a reader for another
+line, are escaped as Python would write them. Messages become one line; a model's output keeps its lines."""
 
 from __future__ import annotations
 
@@ -18,19 +15,19 @@ _COMMANDS = re.compile(
 
 
 def printable(text: str) -> str:
-    """One line: every character that does not show is escaped, newlines too."""
+    """Text on one line: escapes every character that does not show, newlines too."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def one_line(text: str) -> str:
-    """The same, with white space of any kind as single spaces."""
+    """Text on one line, with white space of any kind as single spaces."""
     return text if text.isprintable() else printable(" ".join(text.split()))
 
 
 def printable_output(text: str) -> str:
-    """Lines, tabs and whatever writing needs stay; what a terminal obeys is escaped."""
+    """Text that keeps its lines and tabs: escapes what a terminal obeys."""
     return _COMMANDS.sub(lambda match: _escaped(match[0]), text)
 
 
@@ -39,7 +36,7 @@ def _escaped(character: str) -> str:
 
 
 class OneLineFormatter(logging.Formatter):
-    """Whatever a message holds stays within its line; lines of a traceback begin with `  | `."""
+    """Keeps a message on one line; lines of a traceback begin with `  | `."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()

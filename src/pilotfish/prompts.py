@@ -13,7 +13,7 @@ from pilotfish.errors import InputError, ParameterError, PromptError
 
 @dataclass(frozen=True)
 class Row:
-    """One request: its id, its text, and where it came from for messages (`FILE:LINE`)."""
+    """A request: its id, its text, and its place (`FILE:LINE`) for messages."""
 
     id: str | int
     texts: tuple[str, ...]
@@ -23,7 +23,7 @@ class Row:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be served, and why; the others are."""
+    """A row that cannot be served, and why."""
 
     place: str
     reason: str
@@ -31,7 +31,7 @@ class BadRow:
 
 
 def read_rows(path: Path) -> list[Row | BadRow]:
-    """All rows of a file in order; blank lines are skipped. InputError when there are none to read."""
+    """All rows of a file in order, without blank lines. InputError if there are none."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -50,7 +50,7 @@ def _row_or_reason(line: bytes, place: str) -> Row | BadRow:
 
 
 def parse_row(line: bytes, place: str) -> Row:
-    """One line as a row; PromptError names the field that cannot be."""
+    """Parse a line. PromptError names the field that is not allowed."""
     row = _object(line)
     if not isinstance(row.get("id"), str | int) or isinstance(row["id"], bool):
         raise PromptError(f"id: {_short(row.get('id'))} is not allowed; expected a string or an integer")
@@ -86,7 +86,7 @@ def _short(value: object) -> str:
 
 
 def prompt_of(row: Row, tokenizer: Any, *, raw: bool) -> str | Sequence[int]:
-    """What the engine is given: the text, or the tokens of the chat template around it."""
+    """A row's prompt for the engine: its text, or the tokens of the chat template around it."""
     if not row.chat or raw or not tokenizer.chat_template:
         return "\n".join(row.texts)
     if not all(row.texts):

@@ -6,7 +6,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,19 +42,19 @@ def chat(
     raw: Annotated[bool, typer.Option("--raw", help="No chat template: the model continues the joined turns.")] = False,
 ) -> None:
     """Talk to a model. Each line is a turn; /help lists the commands. From a pipe: answers on stdout, nothing else."""
-    SamplingParams(**{"max_tokens": ANSWER_TOKENS, **sampling})  # what cannot be is refused before a model is loaded
-    run_chat(engine_config(engine), sampling, system=system, raw=raw)
+    SamplingParams(**{"max_tokens": ANSWER_TOKENS, **sampling})  # checked before a model is loaded
+    _run(engine_config(engine), sampling, system=system, raw=raw)
 
 
-def run_chat(config: EngineConfig, sampling: Given, *, system: str | None, raw: bool) -> None:
+def _run(config: EngineConfig, sampling: Given, *, system: str | None, raw: bool) -> None:
     """Load the models and converse to the end of the input. Parameters that are not given are the model's own."""
     from pilotfish.model.serving_imports import import_for_serving
 
     import_for_serving()
     from pilotfish.model.metadata import load_tokenizer
 
-    if not raw:
-        require_template(load_tokenizer(config.target))  # before the weights are loaded
+    if not raw and not load_tokenizer(config.target).chat_template:  # checked before the weights are loaded
+        raise ModelError("chat template: the model has none; --raw joins the turns as plain text")
     with started(config) as engine:
         params = engine.sampling_params(**{"max_tokens": ANSWER_TOKENS, **engine.model.generation.defaults, **sampling})
         converse(Conversation(engine, params, system=system, raw=raw), _screen(engine))
@@ -67,7 +67,7 @@ def _screen(engine: Engine) -> Screen:
 
 
 def converse(conversation: Conversation, screen: Screen) -> None:
-    """Turn by turn, until the input ends. What cannot be served is one line, and changes nothing."""
+    """Answer turn by turn until the input ends. A turn that cannot be served is dropped with a line that says why."""
     screen.greet(conversation)
     while True:
         try:
@@ -83,7 +83,7 @@ def converse(conversation: Conversation, screen: Screen) -> None:
 
 
 def answer(question: str, conversation: Conversation, screen: Screen) -> None:
-    """Stream the answer as far as it comes, which is what the conversation keeps."""
+    """Stream the answer. After an interrupt the conversation keeps what came."""
     sample = conversation.ask(question)
     with screen.answering(sample) as interrupted:
         for delta in conversation.stream(sample):
@@ -113,15 +113,9 @@ def _command(name: str, conversation: Conversation, screen: Screen) -> None:
 # -- the conversation
 
 
-def require_template(tokenizer: Any) -> None:
-    """ModelError when the model has no chat template."""
-    if not tokenizer.chat_template:
-        raise ModelError("chat template: the model has none; --raw joins the turns as plain text")
-
-
 @dataclass(frozen=True)
-class Turn:
-    """What the user said, and the model's answer as far as it came."""
+class ChatTurn:
+    """A question, and the answer as far as it came."""
 
     question: str
     sample: Sample
@@ -139,7 +133,7 @@ class Conversation:
         self.engine = engine
         self.params = params
         self.seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
-        self.turns: list[Turn] = []
+        self.turns: list[ChatTurn] = []
         self._system = [] if system is None else [_message("system", system)]
         self._raw = raw
         self._answers = 0
@@ -159,12 +153,17 @@ class Conversation:
         prompt = self._prompt([*self.messages, _message("user", question)])
         params = replace(self.params, seed=sample_seed(self.seed, self._answers))
         (sample,) = self.engine.submit(prompt, params)
-        self.turns.append(Turn(question, sample))
+        self.turns.append(ChatTurn(question, sample))
         self._answers += 1
         return sample
 
     def _prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        tokens, context = self._encode(messages), self.engine.model.shape.context
+        tokens: list[int]
+        if self._raw:
+            tokens = self.engine.tokenizer.encode("\n".join(message["content"] for message in messages))
+        else:
+            tokens = chat_prompt(messages, self.engine.tokenizer)
+        context = self.engine.model.shape.context
         if len(tokens) >= context:
             raise PromptError(
                 f"conversation: it has outgrown the model's context: {len(tokens)} tokens; "
@@ -172,21 +171,14 @@ class Conversation:
             )
         return tokens
 
-    def _encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        if not self._raw:
-            return chat_prompt(messages, self.engine.tokenizer)
-        tokens: list[int] = self.engine.tokenizer.encode("\n".join(message["content"] for message in messages))
-        return tokens
-
     def stream(self, sample: Sample) -> Iterator[SampleDelta]:
-        """What each step adds to the answer, up to its end, or until it is aborted. EngineError where its logits are
-        not finite."""
+        """The answer step by step, to its end or until it is aborted. EngineError if its logits are not finite."""
         while sample.finish_reason is None:
             yield from self.engine.step()
         if sample.error is not None:
             raise sample.error
 
-    def undo(self) -> Turn | None:
+    def undo(self) -> ChatTurn | None:
         """Forget the last turn, which is returned; None when there is none."""
         return self.turns.pop() if self.turns else None
 

@@ -1,4 +1,4 @@
-"""Where a conversation takes place: a person's terminal, or pipes."""
+"""Screens of a conversation: a person's terminal, or pipes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Screen(Protocol):
 
 
 def joined(line: Callable[[str], str | None]) -> str | None:
-    """One turn: a line, and the next one after each backslash at an end. `line` is given the sign to show."""
+    """A turn: a line, continued by the next after each backslash at the end. `line` gets the sign to show."""
     text = line(SIGN)
     while text is not None and text.endswith("\\"):
         text = f"{text[:-1]}\n{line(CONTINUED) or ''}"
@@ -130,7 +130,7 @@ class TerminalScreen:
         self._origins = OriginStream() if self._coloured else None
         with ctrl_c() as interrupted:
             yield interrupted
-        self._print(Text(printable_output(sample.stream.take())), end="")  # what may have begun a stop string
+        self._print(Text(printable_output(sample.stream.take())), end="")  # it may have begun a stop string
         self._print(Text("" if sample.text.endswith("\n") else "\n"), end="")
         self.note(figures(sample))
 
@@ -164,7 +164,7 @@ def ctrl_c() -> Iterator[Event]:
 
 
 def figures(sample: Sample) -> str:
-    """What an answer cost, and why it ended where that was not by itself."""
+    """Speed of an answer, and why it ended unless at a stop."""
     stats = sample.stats()
     parts = [
         f"{len(sample.token_ids)} tokens",

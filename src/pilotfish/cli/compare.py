@@ -29,7 +29,7 @@ DEPTHS_SHOWN = 8
 
 @dataclass(frozen=True)
 class Pass:
-    """All prompts, one after the other, once."""
+    """A run of all prompts, one after the other."""
 
     seconds: float
     outputs: list[list[int]]
@@ -52,7 +52,7 @@ def run_pass(engine: Engine, prompts: Sequence[str], params: SamplingParams) -> 
 
 @contextmanager
 def speculation_off(engine: Engine) -> Iterator[None]:
-    """Every step plain decoding; only while no request runs."""
+    """Decode without speculation meanwhile. Only while no request runs."""
     drafter, budget = engine.drafter, engine.worker.budget
     engine.use(NoDrafter(), FixedBudget(0, 0))
     try:
@@ -63,7 +63,7 @@ def speculation_off(engine: Engine) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Summary:
-    """One mode over all rounds."""
+    """A mode over all rounds."""
 
     passes: list[Pass]
     cores: int  # that the target could run on

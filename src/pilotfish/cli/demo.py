@@ -113,7 +113,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a scene."""
+    """A scene's figures."""
 
     scene: Scene
     comparison: Comparison
@@ -127,7 +127,7 @@ class Result:
 
 
 def run_demo(scenes: Sequence[Scene], params: SamplingParams, *, rounds: int, json: bool) -> bool:
-    """Show them, the first with its text; False when float32 outputs of two modes differ."""
+    """Show scenes, the first with its text; False if float32 outputs of two modes differ."""
     console = Console(highlight=False)
     results = []
     for number, scene in enumerate(scenes):
@@ -193,7 +193,7 @@ def _status(message: str, *, quiet: bool) -> AbstractContextManager[Any]:
 
 
 def _warm_up(engine: Engine, params: SamplingParams) -> None:
-    """Whatever happens once happens now."""
+    """Run everything once that is slow the first time."""
     short = replace(params, max_tokens=min(params.max_tokens, WARM_UP_TOKENS))
     run_pass(engine, PROMPTS[:1], short)
     with speculation_off(engine):

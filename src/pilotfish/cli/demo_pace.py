@@ -35,7 +35,7 @@ WAKING = 1.08
 
 @dataclass(frozen=True)
 class HeldPace:
-    """TARGET_MS and DRAFT_MS, both as many times slower as a machine needs to keep up."""
+    """TARGET_MS and DRAFT_MS, both slower by the factor that the machine needs to keep up."""
 
     stretch: float  # 1 at least
 
@@ -51,14 +51,14 @@ class HeldPace:
 
 @dataclass(frozen=True)
 class Forwards:
-    """What forwards took on this machine at TARGET_MS and DRAFT_MS, sampling included: the pace, or longer. ms."""
+    """Milliseconds of forwards on this machine at TARGET_MS and DRAFT_MS, sampling included: the pace, or longer."""
 
     target: Sequence[float]
     draft: Sequence[float]  # levels, prompts included
 
     @property
     def held(self) -> HeldPace:
-        """The fastest pace at which all but a few of them would have been in time."""
+        """The fastest pace that all but a few of them kept."""
         ratio = max(_late(self.target) / TARGET_MS, _late(self.draft) / DRAFT_MS)
         return HeldPace(1.0 if ratio <= WAKING else math.ceil(10 * MARGIN * ratio) / 10)
 
@@ -74,7 +74,7 @@ def measure(config: EngineConfig, prompts: Sequence[str], params: SamplingParams
     with tempfile.TemporaryDirectory() as directory:
         trace = Path(directory, "timeline.json")
         with _quietly_closed(Engine(replace(config, trace=trace, pace=HeldPace(1.0).text))) as engine:
-            run_pass(engine, prompts[:1], params)  # whatever happens once
+            run_pass(engine, prompts[:1], params)  # warm up
             began = time.perf_counter()
             while time.perf_counter() < began + SECONDS:
                 run_pass(engine, prompts, params)
@@ -84,7 +84,7 @@ def measure(config: EngineConfig, prompts: Sequence[str], params: SamplingParams
 
 @contextmanager
 def _quietly_closed(engine: Engine) -> Iterator[Engine]:
-    """A draft worker that ends warns of a pace that it did not keep, which here is what is to be found out."""
+    """Hide the warning of a draft worker that it did not keep its pace: that is what is measured here."""
     try:
         yield engine
     finally:

@@ -57,7 +57,7 @@ def generate(
     json: JsonOption = False,
 ) -> None:
     """Continue prompts. With --json one object a line: id, token_ids, text, finish_reason, seed, stats."""
-    SamplingParams(**sampling)  # what cannot be is refused before a model is loaded
+    SamplingParams(**sampling)  # checked before a model is loaded
     how = Handling(**handling)
     if not json and ("logprobs" in sampling or "prompt_logprobs" in sampling):
         raise InputError("logprobs: they are reported with --json only")
@@ -81,7 +81,7 @@ def _rows(prompt: str | None, prompts: Path | None) -> list[Row | BadRow]:
 
 
 def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printer: Printer, handling: Handling) -> bool:
-    """Load the models, print each row as it ends; whether all rows could be served."""
+    """Load the models and print each row as it ends. Returns whether all rows could be served."""
     with started(config) as engine:
         return _serve_rows(engine, engine.sampling_params(**sampling), rows, printer, handling)
 
@@ -95,7 +95,7 @@ class Finished:
     drops: dict[str, dict[str, int]]  # of draft pools' messages, since the engine started
 
     def records(self) -> list[dict[str, Any]]:
-        """One JSON object for each output; `index` tells them apart where there are several."""
+        """A JSON object for each output, with an `index` if there are several."""
         return [self._record(output) for output in self.output.outputs]
 
     def _record(self, output: Completion) -> dict[str, Any]:
@@ -165,8 +165,7 @@ def timeline(path: Path | None) -> Iterator[None]:
 def run_rows(
     engine: Engine, rows: Iterable[Row], params: SamplingParams, handling: Handling
 ) -> Iterator[Finished | BadRow]:
-    """Each row as it ends, at most `handling.concurrency` of them submitted. One that cannot be served harms no
-    other."""
+    """Rows as they end, at most `handling.concurrency` at a time. A row that cannot be served harms no other."""
     from pilotfish.engine.llm import first_error, request_output
 
     waiting = deque(rows)

@@ -82,7 +82,7 @@ def dtype_of(name: str, target: Path) -> DType:
         raise ParameterError("dtype", name, "auto, float32, or bfloat16, which takes as much memory")
     if name != "auto":
         return cast(DType, {"float": "float32"}.get(name, name))
-    with suppress(OSError, ValueError):  # what is wrong with the file is told where the model is loaded
+    with suppress(OSError, ValueError):  # loading the model reports what is wrong with the file
         config = json.loads((target / "config.json").read_text())
         stored = config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
         return cast(DType, stored) if stored in get_args(DType) else EngineConfig.dtype

@@ -32,13 +32,13 @@ SHOW_PROGRESS_AFTER = 2.0  # seconds
 
 
 def status(message: str) -> AbstractContextManager[Any]:
-    """A spinner on stderr while something slow goes on; nothing where stderr is no terminal."""
+    """A spinner on stderr, if that is a terminal."""
     console = Console(stderr=True)
     return console.status(Text(one_line(message))) if console.is_terminal else nullcontext()
 
 
 def started(config: EngineConfig) -> Engine:
-    """An engine with its models loaded. Beside drafts in processes of their own, this one is called what it is too."""
+    """Load an engine. Names this process if drafts have processes of their own."""
     from pilotfish.model.serving_imports import import_for_serving
 
     import_for_serving()
@@ -51,23 +51,22 @@ def started(config: EngineConfig) -> Engine:
 
 
 def print_json(record: object) -> None:
-    """One object on a line of stdout, at once."""
+    """Print an object on a line of stdout and flush it."""
     sys.stdout.write(json.dumps(record) + "\n")
     sys.stdout.flush()
 
 
 def report(row: BadRow) -> None:
-    """One line on stderr."""
     sys.stderr.write(one_line(f"{row.place}: {row.reason}") + "\n")
 
 
 def paced(pacing: Sequence[Pacing]) -> Text:
-    """One line: what was paced, and how it kept to that."""
+    """Models that were paced, and how well they kept their pace."""
     return Text(f"paced: {'; '.join(map(str, pacing))}", style="dim")
 
 
 def warn_of_overruns(pacing: Sequence[Pacing]) -> None:
-    """One line on stderr for each model that was too slow for its pace too often."""
+    """Warn of each model that was too often too slow for its pace."""
     for one in pacing:
         if not one.valid:
             sys.stderr.write(f"pilotfish: warning: this run is invalid, its device is too slow: {one}\n")
@@ -90,7 +89,7 @@ class Printer:
 
 
 class JsonPrinter(Printer):
-    """One object a line on stdout, at once. Progress goes to stderr, unless stdout shows on a terminal as well."""
+    """Prints an object a line on stdout. Progress goes to stderr, unless stdout is a terminal as well."""
 
     def row(self, finished: Finished) -> None:
         for record in finished.records():
@@ -150,7 +149,7 @@ def _bar(console: Console, *, enabled: bool) -> Progress:
 
 @contextmanager
 def shown_when_slow(progress: Progress) -> Iterator[Progress]:
-    """The bar, from two seconds on."""
+    """Show the bar after two seconds."""
     timer = threading.Timer(SHOW_PROGRESS_AFTER, progress.start)
     timer.start()
     try:

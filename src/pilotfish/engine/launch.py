@@ -48,7 +48,7 @@ class Delays:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """A worker at a moment."""
+    """State of a worker at a moment."""
 
     name: str
     status: Status = "starting"
@@ -58,7 +58,7 @@ class WorkerState:
 
     @property
     def problem(self) -> str | None:
-        """One line on a worker that is down."""
+        """Why a worker is down, in one line."""
         return f"{self.name}: {self.reason}" if self.status in ("restarting", "failed") else None
 
 
@@ -88,7 +88,7 @@ class Supervisor:
         return tuple(worker.state for worker in self._thread.workers)
 
     def problems(self) -> tuple[str, ...]:
-        """One line on each worker that is down."""
+        """Why workers are down, a line for each."""
         return tuple(state.problem for state in self.poll() if state.problem)
 
     def kill(self, name: str, reason: str) -> None:

@@ -20,7 +20,7 @@ from pilotfish.errors import EngineError, ParameterError
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished sample of one prompt."""
+    """A finished sample of a prompt."""
 
     index: int
     token_ids: list[int]

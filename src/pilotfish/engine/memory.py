@@ -1,4 +1,4 @@
-"""What will be kept in memory, planned before anything is loaded."""
+"""Memory planned before anything is loaded."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ class MemoryPlan:
         return (self.draft.weights + self.slots * self.draft.slot) // self.target.slot
 
     def describe(self) -> str:
-        """One line."""
         parts = [f"weights {gib(self.weights)}", f"{self.slots} KV slots {gib(self.slots * self.slot)}"]
         parts += [f"workspace {gib(self.workspace)}", f"runtime {gib(self.runtime)}"]
         peak = f" ({gib(self.total)} while it is quantized)" if self.total > self.with_kv else ""
@@ -107,7 +106,7 @@ def plan_memory(config: EngineConfig) -> MemoryPlan:
 
 
 def _useful_slots(config: EngineConfig) -> int:
-    """What the longest sequences need together."""
+    """Slots that the longest sequences need together."""
     context = shape_of(load_config(config.target), config.target, config.max_model_len).context
     shared = config.memory == 0 and device_of(config).type == "cpu"
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
@@ -153,7 +152,7 @@ def _alternatives(config: EngineConfig, slots: int) -> list[tuple[str, int]]:
 
 
 def device_of(config: EngineConfig) -> torch.device:
-    """ParameterError unless it is there."""
+    """ParameterError if this machine does not have it."""
     try:
         device = torch.device(config.device)
     except RuntimeError as error:
