@@ -295,3 +295,101 @@ def test_a_request_that_came_back_alone_is_drafted_for() -> None:
         advance(scheduler, rng, 12)
         scheduler.check()
     assert scheduler.pool.num_free == 40
+
+
+# -- requests of one prompt
+
+
+def samples_of(count: int, prompt: int, max_tokens: int, first: int = 0) -> list[Request]:
+    """Requests that differ in their seeds."""
+    numbers = range(first, first + count)
+    params = SamplingParams(max_tokens=max_tokens)
+    return [Request(n, [1] * prompt, params, 1000 + n, frozenset({STOP}), 1000, group=first) for n in numbers]
+
+
+def finish(scheduler: Scheduler, nodes: int = 0) -> int:
+    """Run to the end; the rows of committed tokens that were computed."""
+    rng, computed = np.random.default_rng(0), 0
+    while scheduler.busy:
+        plan = scheduler.plan()
+        sampling = [chunk.request for chunk in plan.chunks if chunk.complete]
+        trees = [guess(request, rng, nodes) if nodes else TokenTree.empty() for request in sampling]
+        step = scheduler.schedule(plan.chunks, Forest.of(trees), 1000)
+        computed += step.num_rows - len(step.forest)
+        assert sum(rows.num_rows for rows in step.rows()) == step.num_rows
+        scheduler.commit(step, sampled_of(step))
+        scheduler.check()
+    return computed
+
+
+def outputs_alone(requests: list[Request]) -> list[list[int]]:
+    twins = [
+        Request(r.id, r.tokens[: r.num_prompt_tokens], r.params, r.seed, frozenset({STOP}), 1000) for r in requests
+    ]
+    for twin in twins:
+        while twin.finish_reason is None:
+            twin.extend([next_token(twin, [])])
+    return [twin.output for twin in twins]
+
+
+@pytest.mark.parametrize("max_rows", [200, 30])
+def test_samples_of_a_prompt_compute_it_once(max_rows: int) -> None:
+    scheduler = Scheduler(SlotPool(400), max_rows=max_rows, max_requests=8)
+    requests = samples_of(8, prompt=100, max_tokens=20)
+    for request in requests:
+        scheduler.add(request)
+    computed = finish(scheduler)
+    assert [r.output for r in requests] == outputs_alone(requests)
+    assert computed == 100 + sum(len(r.output) - 1 for r in requests)
+    assert scheduler.pool.num_free == 400
+
+
+def test_a_sample_that_comes_late_computes_one_row_of_the_prompt() -> None:
+    scheduler = Scheduler(SlotPool(400), max_rows=200, max_requests=2)
+    requests = samples_of(5, prompt=100, max_tokens=20)
+    for request in requests:
+        scheduler.add(request)
+    computed = finish(scheduler, nodes=0)
+    assert [r.output for r in requests] == outputs_alone(requests)
+    late = computed - 100 - sum(len(r.output) - 1 for r in requests)
+    assert 0 < late <= 3  # a row each, as long as another one runs
+
+
+@given(
+    data=st.data(),
+    capacity=st.integers(40, 120),
+    max_rows=st.integers(4, 40),
+    max_requests=st.integers(1, 8),
+    seed=st.integers(0, 1 << 32),
+)
+@settings(max_examples=60)
+def test_shared_prompts_survive_aborts_and_preemption(
+    data: st.DataObject, capacity: int, max_rows: int, max_requests: int, seed: int
+) -> None:
+    scheduler, rng = Scheduler(SlotPool(capacity), max_rows, max_requests), np.random.default_rng(seed)
+    scheduler.headroom = 1
+    requests: list[Request] = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        count, prompt, max_tokens = (data.draw(st.integers(1, most)) for most in (4, 20, 12))
+        requests += samples_of(count, prompt, max_tokens, first=len(requests))
+    for request in requests:
+        scheduler.add(request)
+    for _ in range(data.draw(st.integers(0, 6))):
+        if scheduler.busy:
+            plan = scheduler.plan()
+            trees = [guess(chunk.request, rng, 4) for chunk in plan.chunks if chunk.complete]
+            step = scheduler.schedule(plan.chunks, Forest.of(trees), 1000)
+            if data.draw(st.booleans()):
+                scheduler.commit(step, sampled_of(step))
+            else:
+                scheduler.cancel(step)
+            scheduler.check()
+        scheduler.abort(requests[data.draw(st.integers(0, len(requests) - 1))])
+        scheduler.check()
+    finish(scheduler, nodes=4)
+    assert scheduler.pool.num_free == capacity
+    for request, expected in zip(requests, outputs_alone(requests), strict=True):
+        assert request.finish_reason is not None
+        if request.finish_reason is FinishReason.ABORT:
+            expected = expected[: len(request.output)]
+        assert request.output == expected

@@ -16,6 +16,7 @@ from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_e
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.noise import sample_seed
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import engine as engines
@@ -485,3 +486,28 @@ def test_log_probabilities_that_fail_end_their_step_alone(
     while engine.busy:
         engine.step()
     assert_idle(engine)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "sync"}], ids=["off", "sync"])
+def test_samples_of_a_prompt_compute_it_once(llama: Path, draft: Path, options: dict[str, Any]) -> None:
+    """Each output is that of a request of its own with the derived seed."""
+    if options:
+        options = {**options, "draft": draft}
+    prompt = np.random.default_rng(0).integers(0, VOCAB, 1000).tolist()
+    settings = {"temperature": 0.9, "max_tokens": 24, "logprobs": 2}
+    engine, records = make_engine(llama, max_requests=8, **options), list[StepRecord]()
+    engine.worker.observe = records.append
+    samples = engine.submit(prompt, SamplingParams(n=8, seed=11, **settings))
+    while engine.busy:
+        engine.step()
+    assert_idle(engine)
+    assert sum(record.rows - record.nodes for record in records) == 1000 + sum(
+        sample.request.stats.verify_steps - 1 for sample in samples
+    )
+    for index, sample in enumerate(samples):
+        (alone,) = engine.submit(prompt, SamplingParams(seed=sample_seed(11, index), **settings))
+        while engine.busy:
+            engine.step()
+        assert (sample.token_ids, sample.text) == (alone.token_ids, alone.text)
+        assert sample.logprobs == alone.logprobs
+    assert len({tuple(sample.token_ids) for sample in samples}) > 1

@@ -75,7 +75,7 @@ class SequenceRows:
 class Sampling:
     """How tokens are drawn after rows of a forward. Many samples share the parameters and the seed of a sequence."""
 
-    rows: Ints  # [samples], which of the kept rows
+    rows: Ints  # [samples], which of the kept rows; requests of one prompt share a row
     params: Sequence[SamplingParams]  # [sequences]
     seeds: Sequence[int]  # [sequences]
     sequences: Ints  # [samples], whose parameters and seed

@@ -86,11 +86,13 @@ class Request:
         cache_salt: str | None = None,
         max_nodes: int | None = None,
         stop_detector: StopDetector | None = None,
+        group: int | None = None,
     ) -> None:
         """`room` is what the model's context leaves for output; it may be less than `max_tokens`. `bad_sequences`
         are the token ids of `params.bad_words`. `cache_salt` is the tenant's name: what is remembered of a request
         serves requests of the same salt, and none without one. A step verifies at most `max_nodes` nodes of its
-        tree, or what the drafter gives; 0 asks for no speculation. `stop_detector` is given each committed token."""
+        tree, or what the drafter gives; 0 asks for no speculation. `stop_detector` is given each committed token.
+        Requests of one `group` have the same prompt and compute its KV once; by default a request is its own group."""
         self.id = request_id
         self.params = params
         self.seed = seed
@@ -99,6 +101,7 @@ class Request:
         self.bad_sequences = bad_sequences
         self.cache_salt = cache_salt
         self.max_nodes = max_nodes
+        self.group = request_id if group is None else group
         self._stop_detector = stop_detector
         self.num_prompt_tokens = len(prompt)
         #: Tokens that it can reach, prompt included.
@@ -137,6 +140,14 @@ class Request:
         if self.rules is not None:
             self.rules.extend(committed)
         return committed
+
+    @property
+    def num_shareable(self) -> int:
+        """First tokens whose KV it may take from another request of its group: of the prompt, without the last
+        committed token, whose row must be its own; none while its prompt is to be scored."""
+        if self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt_tokens - 1:
+            return 0
+        return min(self.num_prompt_tokens, len(self.tokens) - 1)
 
     def to_score(self, count: int) -> range:
         """Of the next `count` tokens without KV, the indices of those whose rows must give the log-probability of

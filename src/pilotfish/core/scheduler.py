@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.slots import SlotPool
+from pilotfish.core.slots import SlotPool, Slots
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
 from pilotfish.core.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.errors import PromptError
@@ -32,6 +32,7 @@ class Scheduler:
     slots run out the youngest is preempted: its slots are freed, and it waits, first in the queue, until the slots
     of its longest possible sequence can be reserved; its KV is computed again and its output is the same. So a
     request is preempted once at most, and the oldest always ends. Trees take only slots that nobody else needs.
+    Requests of one group share the slots of their prompt, which the first of them computes.
 
         pool   [ live ........ | reserved  | growth of the others, trees | free ]
     """
@@ -64,6 +65,7 @@ class Scheduler:
         """Admit, then split the row budget over committed tokens: one row for each request first (so
         that a long prompt delays nobody's next token), the rest in order of arrival. Preempt while slots lack."""
         self._admit()
+        self._share_prompts()
         preempted = []
         while self._growth(chunks := self._chunks()) > self._unclaimed():
             preempted.append(self._preempt())
@@ -71,18 +73,43 @@ class Scheduler:
 
     def _chunks(self) -> list[Chunk]:
         left = self.max_rows - len(self.running)
-        chunks = []
+        chunks: dict[int, Chunk] = {}
         for request in self.running:
-            extra = min(request.num_pending - 1, left)
-            left -= extra
-            chunks.append(Chunk(request, 1 + extra))
-        return chunks
+            first = self._first_of_group(request)
+            if first is None:
+                extra = min(request.num_pending - 1, left)
+                left -= extra
+                chunks[request.id] = Chunk(request, 1 + extra)
+            elif chunks[first.id].complete and first.tokens == request.tokens:
+                chunks[request.id] = Chunk(request, 0, first)
+        return list(chunks.values())
+
+    def _first_of_group(self, request: Request) -> Request | None:
+        """The running request whose prompt's KV `request`, which has none yet, is to share; None where there is none
+        before it."""
+        if request.num_computed or not request.num_shareable:
+            return None
+        first = next((r for r in self.running if r.group == request.group), request)
+        return None if first is request else first
+
+    def _share_prompts(self) -> None:
+        """Give requests without KV that of a running one of their group, once it is computed."""
+        for request in self.running:
+            first = self._first_of_group(request)
+            if first is not None and first.num_computed >= request.num_shareable:
+                slots = first.slots[: request.num_shareable]
+                self.pool.share(slots)
+                request.add_slots(slots)
+
+    def _missing(self, request: Request) -> int:
+        """Slots that its committed tokens still need."""
+        return request.num_pending - (0 if self._first_of_group(request) is None else request.num_shareable)
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_requests:
             request = self.waiting[0]
-            pending = sum(r.num_pending for r in self.running if not r.reserved)
-            need = request.max_length if request.stats.preemptions else request.num_pending + self.headroom
+            pending = sum(self._missing(r) for r in self.running if not r.reserved)
+            need = request.max_length if request.stats.preemptions else self._missing(request) + self.headroom
             if min(need, request.max_length) > self._unclaimed() - pending:
                 return
             request.reserved = bool(request.stats.preemptions)
@@ -109,14 +136,26 @@ class Scheduler:
     def schedule(self, chunks: Sequence[Chunk], offered: Forest, max_nodes: int) -> Step:
         """Give the rows that chunks leave over to the best nodes of all trees, `max_nodes` at most, and slots to
         all rows. `offered` holds a tree for each chunk that is complete, in order."""
-        samples = np.array([chunk.complete for chunk in chunks], np.bool_)
+        samples = np.array([chunk.samples for chunk in chunks], np.bool_)
         spare_rows = self.max_rows - sum(chunk.count for chunk in chunks)
         budget = max(min(max_nodes, spare_rows, self._spare_slots(chunks)), 0)
         requests = [chunk.request for chunk in chunks if chunk.complete]
         forest = offered.take(_worth_a_row(offered, requests, budget)) if len(offered) else offered
+        forest = forest.among([chunk.complete for chunk in chunks if chunk.samples])
         scored = [chunk.request.to_score(chunk.count) for chunk in chunks]
-        slots = [self.pool.allocate(chunk.count) for chunk in chunks]
+        slots = self._allocate(chunks)
         return Step(list(chunks), samples, scored, slots, forest, self.pool.allocate(len(forest)))
+
+    def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
+        """Slots of each chunk's tokens: new ones, or those of the prompt that it shares."""
+        taken: dict[int, Slots] = {}
+        for chunk in chunks:
+            if (first := chunk.forked_from) is None:
+                taken[chunk.request.id] = self.pool.allocate(chunk.count)
+            else:
+                taken[chunk.request.id] = np.concatenate((first.slots[: first.num_computed], taken[first.id]))
+                self.pool.share(taken[chunk.request.id])
+        return list(taken.values())
 
     def _spare_slots(self, chunks: Sequence[Chunk]) -> int:
         """Slots available to trees after the chunks. Reserved slots count too when every running request has a
@@ -176,7 +215,7 @@ class Scheduler:
         self.pool.release(request.slots[: request.num_computed])
 
     def check(self) -> None:
-        """EngineError unless every slot is free or belongs to exactly one running request."""
+        """EngineError unless every slot is free or counts the running requests that it belongs to."""
         self.pool.check(np.concatenate([_NO_SLOTS, *(r.slots[: r.num_computed] for r in self.running)]))
 
 

@@ -23,11 +23,17 @@ class Chunk:
 
     request: Request
     count: int
+    #: The request of the same prompt whose last row in this step samples the first token of this one too.
+    forked_from: Request | None = None
 
     @property
     def complete(self) -> bool:
         """Whether it reaches the last committed token, so that the step samples the token that follows."""
         return self.count == self.request.num_pending
+
+    @property
+    def samples(self) -> bool:
+        return self.complete or self.forked_from is not None
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Step:
     chunks: list[Chunk]
     samples: NDArray[np.bool_]  # [chunks], whether the last row of the chunk and every node of its tree give a token
     scored: list[range]  # [chunks], indices of prompt tokens whose rows score the token that follows
-    slots: list[Slots]  # [chunks], of the chunks' tokens
+    slots: list[Slots]  # [chunks], of the chunks' tokens; of a forked one's whole prompt
     forest: Forest  # a tree for each chunk that samples
     node_slots: Slots  # [nodes]
 
@@ -67,6 +73,9 @@ class Step:
         nodes, spans = NodeRows.of(self.forest.nodes, self.node_slots), pairwise(self.forest.starts.tolist())
         rows = []
         for chunk, samples, scored, slots in zip(self.chunks, self.samples, self.scored, self.slots, strict=True):
+            if chunk.forked_from is not None:
+                next(spans)
+                continue
             request, begin = chunk.request, chunk.request.num_computed
             kept = [*(index - begin for index in scored), *([chunk.count - 1] if samples else [])]
             prefix = np.concatenate((request.slots[:begin], slots))
@@ -99,23 +108,31 @@ class Step:
     @property
     def sample_rows(self) -> Ints:
         """Which of the kept rows sample. [num_samples]"""
-        scored_before = self._scored_until()[self.samples]
-        return np.arange(self.num_samples) + np.repeat(scored_before, self._samples_by_tree())
+        counts = self._samples_by_tree()
+        offsets: Ints = self._first_sample_rows()[self.samples] - (np.cumsum(counts) - counts)
+        rows: Ints = np.arange(self.num_samples) + np.repeat(offsets, counts)
+        return rows
 
     def scoring_rows(self) -> dict[int, range]:
         """Kept rows that score prompt tokens, by request id, where there are any."""
-        sampling = np.zeros(len(self.chunks), np.int64)
-        sampling[self.samples] = self._samples_by_tree()
-        ends = (self._scored_until() + np.cumsum(sampling) - sampling).tolist()
-        entries = zip(self.chunks, self.scored, ends, strict=True)
+        entries = zip(self.chunks, self.scored, self._first_sample_rows().tolist(), strict=True)
         return {chunk.request.id: range(end - len(scored), end) for chunk, scored, end in entries if scored}
+
+    def _first_sample_rows(self) -> Ints:
+        """The kept row that samples first in each chunk, after those that score. [chunks]"""
+        counts = np.zeros(len(self.chunks), np.int64)
+        counts[self.samples] = self._samples_by_tree()
+        forked = [chunk.forked_from is not None for chunk in self.chunks]
+        counts[forked] = 0  # they have no rows
+        scored = np.array([len(scored) for scored in self.scored], np.int64)
+        first: Ints = np.cumsum(scored) + np.cumsum(counts) - counts
+        if any(forked):
+            places = {chunk.request.id: place for place, chunk in enumerate(self.chunks)}
+            first[forked] = first[[places[c.forked_from.id] for c in self.chunks if c.forked_from is not None]]
+        return first
 
     def _samples_by_tree(self) -> Ints:
         return np.diff(self.forest.starts) + 1
-
-    def _scored_until(self) -> Ints:
-        """Kept rows that score, of each chunk and those before it. [chunks]"""
-        return np.cumsum([len(scored) for scored in self.scored], dtype=np.int64)
 
 
 @dataclass(frozen=True)

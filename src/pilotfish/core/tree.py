@@ -210,6 +210,12 @@ class Forest:
         """The subtrees of `nodes`, ascending and closed under parents."""
         return Forest(self.nodes.take(nodes), self.owners[nodes], self.num_trees)
 
+    def among(self, has_tree: Sequence[bool]) -> Forest:
+        """The same trees, and empty ones where `has_tree`, in order, is false."""
+        if all(has_tree):
+            return self
+        return Forest(self.nodes, np.flatnonzero(has_tree)[self.owners], len(has_tree))
+
     @property
     def starts(self) -> Ints:
         """Index of each tree's first node, and the number of all. [trees + 1]"""

@@ -214,7 +214,17 @@ class Engine:
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
             own_seed, text = sample_seed(seed, index), TextStream(self.tokenizer, params, stop_ids, tokens)
             request = Request(
-                self._next_id, tokens, own, own_seed, stop_ids, room, bad_sequences, cache_salt, max_nodes, text
+                self._next_id,
+                tokens,
+                own,
+                own_seed,
+                stop_ids,
+                room,
+                bad_sequences,
+                cache_salt,
+                max_nodes,
+                text,
+                group=self._next_id - index,
             )
             self.worker.scheduler.add(request)
             self._next_id += 1

@@ -73,7 +73,7 @@ class TorchExecutor:
         if not len(sampling):
             return np.zeros(0, np.int64), None
         usable = without_rows(logits, broken) if broken else logits
-        if len(sampling) < len(logits):
+        if not np.array_equal(sampling.rows, np.arange(len(logits))):
             usable = usable[torch.from_numpy(sampling.rows).to(logits.device)]
         if sampling.children:
             tokens, log_chances = likely_tokens(usable[:, : self._given], sampling)
