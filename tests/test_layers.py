@@ -27,7 +27,7 @@ LAYERS = (
     ("config",),  # a configuration is checked when it is made, paces of named devices included
     ("plan",),
     ("core",),
-    ("prompts", "command", "openmp"),
+    ("prompts", "command", "openmp", "logs"),
     ("options",),
     ("errors",),
     ("printable",),

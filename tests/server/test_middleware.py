@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from pilotfish.config import ServerConfig
 from pilotfish.errors import EngineError, TargetUnavailable
+from pilotfish.logs import configure
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.tracing import Tracer
 from pilotfish.server.auth import load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.logs import configure
 
 COMPLETIONS = "/v1/completions"
 SECRET = "a-secret-of-sixteen"

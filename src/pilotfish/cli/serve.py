@@ -54,8 +54,8 @@ def serve(
     form = _log_form(log_format)
     if enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
+    from pilotfish.logs import configure
     from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
-    from pilotfish.server.logs import configure
 
     keys = load_keyring(api_key or (), os.environ.get(ENVIRONMENT, ""), api_keys)
     if "VLLM_API_KEY" in os.environ and not (keys or allow_anonymous):

@@ -72,7 +72,7 @@ def _configure_log(form: str | None, name: str, level: int) -> None:
     if form not in (None, "json", "text"):
         raise ParameterError("log_format", form, "json or text")
     if form is not None:
-        from pilotfish.server.logs import configure
+        from pilotfish.logs import configure
 
         configure(cast(Literal["json", "text"], form), level=level, process=name)
         return
@@ -96,7 +96,7 @@ def target(
     config: Annotated[str, typer.Option(help="The engine's configuration as JSON, as the server writes it.")],
 ) -> None:
     """Run a target worker for a server. `pilotfish serve` does so itself."""
-    from pilotfish.server.logs import configure
+    from pilotfish.logs import configure
 
     configure("json" if os.environ.get(LOG_FORMAT) == "json" else "text", process="target")
     name_process("target")

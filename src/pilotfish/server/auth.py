@@ -33,7 +33,6 @@ ENVIRONMENT = "PILOTFISH_API_KEY"
 #: Bytes of a file of keys.
 MAX_FILE = 1 << 20
 MAX_LIMIT = 10**9
-SECRET = "16 to 512 printable ASCII characters, no spaces"
 _SECRET = re.compile(r"[\x21-\x7e]{16,512}")
 _NAME = re.compile(r"[A-Za-z0-9_.@:/+-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -55,7 +54,7 @@ class Caller:
             raise ParameterError("name", self.name, "1 to 64 of the letters a to z and A to Z, digits and _.@:/+-")
         salt = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= 256):
-            raise ParameterError("cache_salt", _Hidden(salt), "1 to 256 characters")
+            raise _bad_secret("cache_salt", salt, "1 to 256 characters")
         check_options(self)
 
 
@@ -114,11 +113,8 @@ def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path 
     Keys outside the file are named key-1, key-2, …: the options' first, then the environment's."""
     given = [("api_key", secret) for secret in options]
     given += [(ENVIRONMENT, secret.strip()) for secret in environment.split(",")] if environment else []
-    plain = [
-        ApiKey(_checked_secret(where, secret), Caller(f"key-{number}"))
-        for number, (where, secret) in enumerate(given, 1)
-    ]
-    return Keyring(plain + (load_file(file) if file is not None else []))
+    keys = [ApiKey(_checked_secret(where, secret), Caller(f"key-{i}")) for i, (where, secret) in enumerate(given, 1)]
+    return Keyring(keys + (load_file(file) if file is not None else []))
 
 
 def load_file(path: Path) -> list[ApiKey]:
@@ -151,14 +147,10 @@ def refuse_open(host: str, keys: Keyring, allow_anonymous: bool) -> None:
         raise ParameterError("host", host, allowed)
 
 
-class _Hidden:
-    """Stands in a message for a secret."""
-
-    def __init__(self, secret: object) -> None:
-        self._length = len(str(secret))
-
-    def __repr__(self) -> str:
-        return f"({self._length} characters, not shown)"
+def _bad_secret(field: str, secret: object, allowed: str) -> ParameterError:
+    """An error that does not show the value."""
+    shown = f"({len(str(secret))} characters, not shown)"
+    return ParameterError.described(field, f"{field}: {shown} is not allowed; expected {allowed}")
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -207,14 +199,14 @@ def _key_of(table: dict[str, Any]) -> ApiKey:
     if secret is not None:
         return ApiKey(_checked_secret("secret", secret), caller)
     if not (isinstance(text, str) and _SHA256.fullmatch(text)):
-        raise ParameterError("sha256", _Hidden(text), "64 hex digits, as `pilotfish keys api` prints them")
+        raise _bad_secret("sha256", text, "64 hex digits, as `pilotfish keys api` prints them")
     return ApiKey(bytes.fromhex(text), caller)
 
 
 def _checked_secret(where: str, secret: object) -> bytes:
     """The digest of a secret that can stand in a header and is not too short."""
     if not (isinstance(secret, str) and _SECRET.fullmatch(secret)):
-        raise ParameterError(where, _Hidden(secret), SECRET)
+        raise _bad_secret(where, secret, "16 to 512 printable ASCII characters, no spaces")
     return _digest(secret)
 
 

@@ -28,10 +28,10 @@ from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine, Health
 from pilotfish.engine.process import LOG_FORMAT, die_with_parent, heeded, name_process
 from pilotfish.errors import EngineError, ModelError, ParameterError
+from pilotfish.logs import LogFormat
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.logs import LogFormat
 from pilotfish.server.protocol import connection_protocol
 from pilotfish.server.routes import VERSION, make_app
 

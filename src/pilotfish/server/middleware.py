@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pilotfish.logs import log_access, request_context
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.server.logs import log_access, request_context
 from pilotfish.server.responses import ClientGone, HttpError, encode, http_error, no_route
 
 if TYPE_CHECKING:
@@ -116,10 +116,8 @@ def error_response(error: Exception, scope: Scope) -> Response:
 
 async def on_routing_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of HTTPException, which it raises for requests without a route."""
-    assert isinstance(error, HTTPException)
-    if error.status_code in (404, 405):
-        return error_response(no_route(request.method, request.url.path, error), request.scope)
-    return error_response(error, request.scope)
+    assert isinstance(error, HTTPException)  # 404 or 405
+    return error_response(no_route(request.method, request.url.path, error), request.scope)
 
 
 def _error_fields(error: HttpError | None) -> dict[str, Any]:

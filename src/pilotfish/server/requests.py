@@ -1,33 +1,23 @@
-"""The bodies that clients send, and how they are read and checked. A field that is not here is refused, and so is one
-that has an effect in OpenAI's API but none here."""
+"""The bodies that clients send."""
 
 from __future__ import annotations
 
-import asyncio
-import re
-from collections.abc import Iterator, Sequence
-from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
     Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
     get_type_hints,
 )
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.requests import ClientDisconnect, Request
 
-from pilotfish.config import MetricsLevel, Mode, ServerConfig
+from pilotfish.config import MetricsLevel, Mode
 from pilotfish.core.noise import SEED_LIMIT
 from pilotfish.core.sampling_params import MAX_LOGPROBS, SamplingParams
-from pilotfish.server.responses import ClientGone, HttpError, bad, bad_request, short
+from pilotfish.server.responses import bad
 
 #: Fields of OpenAI's and vLLM's APIs that are not supported, by the values besides null that change nothing.
 _BY_NEUTRAL_VALUES: list[tuple[tuple[Any, ...], str]] = [
@@ -240,150 +230,3 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     tokens: list[int]
-
-
-# -- from bytes to a body
-
-Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-_JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
-#: Types in JSON's words.
-_WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
-
-
-async def read_body(request: Request, kind: type[Body], config: ServerConfig) -> Body:
-    """HttpError 408 for a body that takes too long, 413 for one that is too large, 415 for another type than JSON, else
-    400."""
-    content_type = request.headers.get("content-type")
-    if content_type and not _JSON_TYPE.fullmatch(content_type.strip()):
-        raise HttpError(415, f"content-type: {short(content_type)} is not allowed; expected application/json")
-    try:
-        async with asyncio.timeout(config.read_timeout):
-            body = await _bytes(request, config.max_body_bytes)
-    except TimeoutError as error:
-        message = f"body: it was not complete after {config.read_timeout:g} s"
-        raise HttpError(408, message, "timeout", code="timeout", headers={"connection": "close"}) from error
-    return parse(body, kind)
-
-
-async def _bytes(request: Request, limit: int) -> bytes:
-    stated = request.headers.get("content-length", "")
-    if stated.isdecimal() and (len(stated) > 18 or int(stated) > limit):
-        raise _too_large(limit)
-    parts, size = [], 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
-    except ClientDisconnect as error:
-        raise ClientGone from error
-    return b"".join(parts)
-
-
-def _too_large(limit: int) -> HttpError:
-    """The connection stays open: the HTTP server drops what still comes, and a client that sends first reads this."""
-    return HttpError(413, f"body: it is too large; expected at most {limit} bytes", code="request_too_large")
-
-
-def parse(body: bytes, kind: type[Body]) -> Body:
-    """HttpError 400 names the first bad field."""
-    fields = _supported(_object(body), kind)
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise _blame("", fields, kind) from error
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = msgspec.json.decode(body)
-    except RecursionError as error:
-        raise HttpError(400, "body: it is nested too deep") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        problem = f"it is not JSON in UTF-8, without NaN, infinity and lone surrogates: {error}"
-        raise HttpError(400, f"body: {problem}") from error
-    if not isinstance(fields, dict):
-        raise bad("body", fields, "an object")
-    return fields
-
-
-def _supported(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
-    """The fields that `kind` has and that are not null; HttpError for any other that would change something."""
-    names = set(kind.__struct_fields__)
-    for name, value in fields.items():
-        if name in names or (name in UNSUPPORTED and value in UNSUPPORTED[name]):
-            continue
-        if name in UNSUPPORTED:
-            raise bad_request(name, f"{short(value)} is not supported; leave it out")
-        raise bad_request(name, "there is no such parameter")
-    return {
-        name: value for name, value in fields.items() if name in names and name not in HARMLESS and value is not None
-    }
-
-
-def _blame(path: str, value: Any, kind: Any) -> HttpError:
-    """The error for the innermost part of `value` that is not allowed by its type in `kind`."""
-    for inner_path, inner_value, inner_kind in _parts(path, value, kind):
-        if inner_value is msgspec.UNSET:
-            return bad_request(inner_path, "it is missing")
-        if inner_kind is None:
-            return bad_request(inner_path, "there is no such parameter")
-        if not _fits(inner_value, inner_kind):
-            return _blame(inner_path, inner_value, inner_kind)
-    return bad(path or "body", value, _allowed(kind))
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def _parts(path: str, value: Any, kind: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Path, value and type of the parts of an object or a list. UNSET: a value that is missing; None: the type of an
-    unknown name."""
-    for option in _options(kind):
-        if isinstance(value, list) and get_origin(option) in (list, Sequence):
-            i = _first_misfit(value, option)
-            yield f"{path}[{i}]", value[i], get_args(option)[0]
-        elif isinstance(value, dict) and isinstance(option, type) and issubclass(option, Struct):
-            prefix, known = f"{path}." if path else "", {field.name: field for field in msgspec.structs.fields(option)}
-            for name, item in value.items():
-                yield prefix + name, item, known[name].type if name in known else None
-            missing = (name for name, field in known.items() if field.required and name not in value)
-            yield from ((prefix + name, msgspec.UNSET, known[name].type) for name in missing)
-
-
-def _first_misfit(items: list[Any], kind: Any) -> int:
-    """The index of the first item that is not allowed in a list of type `kind`, by bisection: a body may hold
-    millions."""
-    low, high = 0, len(items)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _fits(items[low:middle], kind) else (low, middle)
-    return low
-
-
-def _options(kind: Any) -> tuple[Any, ...]:
-    """The types of a union, without their constraints."""
-    if get_origin(kind) is Annotated:
-        return _options(get_args(kind)[0])
-    if get_origin(kind) in (Union, UnionType):
-        return tuple(option for each in get_args(kind) for option in _options(each))
-    return (kind,)
-
-
-def _allowed(kind: Any) -> str:
-    """The type in words: its description, the values of a literal, or JSON's types."""
-    origin = get_origin(kind) or kind
-    if origin is Annotated:
-        return str(get_args(kind)[1].description)
-    if origin in (Union, UnionType):
-        return " or ".join(_allowed(each) for each in get_args(kind) if each is not NoneType)
-    if origin is Literal:
-        *first, last = get_args(kind)
-        return f"{', '.join(first)} or {last}" if first else str(last)
-    return "a list" if origin in (list, Sequence) else _WORDS.get(origin, "an object")

@@ -291,8 +291,6 @@ def http_error(error: Exception) -> HttpError:
             return HttpError(400, str(error), param=error.field if isinstance(error, ParameterError) else None)
         case TargetUnavailable():
             return HttpError(503, str(error), "service_unavailable", headers=retry_after(error.retry_after))
-        case HTTPException():
-            return HttpError(error.status_code, error.detail, headers=error.headers)
         case EngineError():
             logger.error("%s", error)
             return HttpError(500, str(error), "internal_error")

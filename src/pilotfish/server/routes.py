@@ -28,16 +28,17 @@ from starlette.routing import Route
 from pilotfish.config import ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.errors import TargetUnavailable
+from pilotfish.logs import log_prompt, prompts_are_logged
 from pilotfish.server import params, requests, responses
 from pilotfish.server.auth import Caller
 from pilotfish.server.formats import ChatFormat, TextFormat, TokenText
 from pilotfish.server.limits import RequestGuard
-from pilotfish.server.logs import log_prompt, prompts_are_logged
 from pilotfish.server.middleware import ROUTE_PATH, RequestMiddleware, on_routing_error, state_of
 from pilotfish.server.params import Generation, TokenizedPrompt
-from pilotfish.server.requests import Body, GenerationRequest, read_body
+from pilotfish.server.requests import GenerationRequest
 from pilotfish.server.responses import ErrorBody, HttpError, bad, bad_request, encode, short
 from pilotfish.server.stream import GenerationResponse, GenerationStream
+from pilotfish.server.validation import Body, read_body
 from pilotfish.wire.serving import Identity
 
 Handler = Callable[["Api", Request], Awaitable[Response]]

@@ -1,4 +1,4 @@
-"""Logs of a server: a line each on stderr, as JSON or as text, with the id of the request that it belongs to.
+"""Logs of a server and its workers: lines on stderr, as JSON or as text, with the id of their request.
 
 Whatever a client sends, it stays within its line: JSON escapes control characters, and the text format does too.
 Prompts are logged where `--log-prompts` asks for it, and nowhere else.
@@ -29,8 +29,6 @@ UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access")
 _access = logging.getLogger("pilotfish.access")
 _prompts = logging.getLogger("pilotfish.prompts")
 _prompts.disabled = True  # until `configure` is told otherwise
-
-
 _process: dict[str, Any] = {}  # a worker's name, for each of its lines
 _request: ContextVar[dict[str, Any]] = ContextVar("request", default={})  # noqa: B039  # never changed
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.server import logs
-from pilotfish.server.logs import JsonFormatter, TextFormatter, configure, log_access, log_prompt
+from pilotfish import logs
+from pilotfish.logs import JsonFormatter, TextFormatter, configure, log_access, log_prompt
 
 HOSTILE = 'x\n{"level":"error"}\r\x1b[31m\x00\x7f\u2028\ud800 a=b "'
 
