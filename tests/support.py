@@ -182,9 +182,9 @@ def assert_idle(engine: Engine) -> None:
     assert not engine.busy and not engine._samples
     assert scheduler.pool.num_free == scheduler.pool.capacity
     for drafter in getattr(engine.drafter, "drafters", [engine.drafter]):
-        if hasattr(drafter, "pool"):
-            drafter.check()
-            assert drafter.pool.num_free == drafter.pool.capacity
+        if hasattr(drafter, "table"):
+            drafter.table.check()
+            assert drafter.table.pool.num_free == drafter.table.pool.capacity
 
 
 # -- guesses

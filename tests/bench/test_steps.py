@@ -145,6 +145,6 @@ def test_every_level_of_the_draft_has_its_rows(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(levels.drafter.executor, "execute", counted)
     levels.seconds()
     assert rows == [CONTEXT - 1, 1, 1, *[WIDTH] * (LEVELS - 1)]
-    levels.drafter.check()
-    assert levels.drafter.pool.num_free == levels.drafter.pool.capacity
+    levels.drafter.table.check()
+    assert levels.drafter.table.pool.num_free == levels.drafter.table.pool.capacity
     assert dataclasses.asdict(levels.drafter.shape)["width"] == WIDTH

@@ -21,7 +21,7 @@ from pilotfish.core import draft_sessions
 from pilotfish.core.draft_machine import REPORT, SILENCE, DraftIdentity, DraftMachine
 from pilotfish.core.draft_sessions import FORGOTTEN, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.level_choice import LevelShape
-from pilotfish.core.lookahead import Nodes
+from pilotfish.core.lookahead import GrownTree
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer, Tree
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
@@ -113,9 +113,9 @@ class World:
             draft.level_done(level, [self._grow(part) for part in level], self.now, self.now)
 
     @staticmethod
-    def _grow(part: LevelPart) -> Nodes:
+    def _grow(part: LevelPart) -> GrownTree:
         if not len(part.leaves):
-            return Nodes.none()
+            return GrownTree.empty()
         session = part.session
         known = tuple(session.tokens)
         paths = [tuple(session.tree.path_tokens(leaf)) for leaf in part.leaves.tolist()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from support import VOCAB, RowSampling, children_of, limits, native_model, paths_of, sampling_of
 
 from pilotfish.core.executor import NO_NODES, SequenceRows
+from pilotfish.core.lookahead import NO_SLOT, Lookahead
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import ROOT
@@ -40,8 +43,11 @@ def next_token(directory: Path, request: Request) -> int:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_draft_equal_to_the_target_is_always_right(llama: Path, temperature: float) -> None:
+def test_a_draft_equal_to_the_target_is_always_right(
+    llama: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chain is what the model samples: noise, positions and filters are mirrored."""
+    monkeypatch.setattr(Lookahead, "FLOOR", -100.0)
     drafter, request = make_drafter(llama, TreeShape(1, 1)), make_request(temperature=temperature, top_k=20)
     for _ in range(3):
         (tree,) = drafter.propose([request], LIMITS)
@@ -51,7 +57,7 @@ def test_a_draft_equal_to_the_target_is_always_right(llama: Path, temperature: f
             request.extend(expected[-1:])
         assert len(tree.follow(expected)) == LIMITS.levels
         drafter.commit(request, expected)
-        drafter.check()
+        drafter.table.check()
 
 
 def test_kept_kv_changes_no_guess(llama: Path) -> None:
@@ -66,7 +72,67 @@ def test_kept_kv_changes_no_guess(llama: Path) -> None:
         tokens = [*path, int(rng.integers(VOCAB))]
         request.extend(tokens)
         drafter.commit(request, tokens)
-        drafter.check()
+        drafter.table.check()
+
+
+def test_a_surviving_subtree_keeps_its_kv(llama: Path) -> None:
+    """Only new leaves are computed, and all guesses are those of a fresh session."""
+    drafter, request = make_drafter(llama), make_request(temperature=0.8)
+    drafter.propose([request], LIMITS)
+    (session,) = drafter.table
+    nodes = session.tree.nodes
+    inner = [node for node in range(len(nodes)) if (nodes.slots[nodes.parents == node] >= 0).any()]
+    before, tokens, slots = len(session.slots), nodes.path_tokens(inner[0]), nodes.slots[nodes.path(inner[0])].tolist()
+    kept = set(nodes.slots[nodes.below(inner[0])].tolist()) - {NO_SLOT}
+    request.extend(tokens)
+    assert drafter.commit(request, tokens)  # a hit
+    drafter.table.check()
+    assert session.slots[before:].tolist() == slots and set(session.tree.nodes.slots.tolist()) - {NO_SLOT} == kept
+    (tree,) = drafter.propose([request], LIMITS)
+    (fresh,) = make_drafter(llama).propose([request], LIMITS)
+    ours, theirs = paths_of(tree), paths_of(fresh)
+    assert drafter.levels == LIMITS.levels and max(tree.depths) >= max(fresh.depths)
+    assert {path: ours[path] for path in ours.keys() & theirs.keys()} == pytest.approx(
+        {path: theirs[path] for path in ours.keys() & theirs.keys()}, abs=1e-4
+    )
+    assert sum(np.exp(list(ours.values()))) > sum(np.exp(list(theirs.values()))) - 1e-4
+
+
+def test_a_level_that_does_not_pay_is_not_run(llama: Path) -> None:
+    """Roots are expanded whatever they cost; a kept tree is proposed as it is."""
+    ticks = itertools.count()
+    executor = TorchExecutor(Runner(native_model(llama), 600), vocab_size=VOCAB)
+    drafter, request = LMDrafter(executor, SHAPE, clock=lambda: float(next(ticks))), make_request(temperature=0.8)
+    drafter.propose([request], LIMITS)
+    assert drafter.levels == LIMITS.levels
+    dear = replace(LIMITS, price=1e6)
+    (session,) = drafter.table
+    nodes = session.tree.nodes
+    inner = next(node for node in range(len(nodes)) if (nodes.parents == node).any())
+    tokens = nodes.path_tokens(inner)
+    request.extend(tokens)
+    drafter.commit(request, tokens)
+    (tree,) = drafter.propose([request], dear)
+    assert drafter.levels == 0 and len(tree) > 0
+    request.extend([1])
+    drafter.commit(request, [1])
+    (tree,) = drafter.propose([request], dear)
+    assert drafter.levels == 1 and max(tree.depths) == 1
+
+
+def test_kept_trees_give_way_where_slots_are_short(llama: Path) -> None:
+    drafter, one, other = make_drafter(llama, slots=60), make_request(0), make_request(1, prompt=30)
+    drafter.propose([one], LIMITS)
+    (session,) = drafter.table
+    nodes = session.tree.nodes
+    inner = next(node for node in range(len(nodes)) if (nodes.slots[nodes.parents == node] >= 0).any())
+    tokens = nodes.path_tokens(inner)
+    one.extend(tokens)
+    drafter.commit(one, tokens)
+    assert len(session.tree) and drafter.table.pool.num_free < 30 + 9 + session.num_slots
+    drafter.table.pool.allocate(drafter.table.pool.num_free - 30 - 9 + 1)  # as if by others
+    (tree,) = drafter.propose([other], LIMITS)
+    assert len(tree) > 0 and not len(session.tree) and session.num_pending == 1
 
 
 def test_company_changes_no_guess(llama: Path) -> None:
@@ -93,7 +159,9 @@ def test_filters_leave_no_guess_that_cannot_be(llama: Path) -> None:
 
 def test_no_level_beyond_the_last_token(llama: Path) -> None:
     (tree,) = make_drafter(llama).propose([make_request(max_tokens=1, temperature=0.0)], LIMITS)
-    assert max(tree.depths) <= 1
+    assert len(tree) == 0  # the target draws it after the last committed one
+    (tree,) = make_drafter(llama).propose([make_request(max_tokens=2, temperature=0.0)], LIMITS)
+    assert set(tree.depths) == {1}
 
 
 def test_a_long_prompt_takes_several_forwards(llama: Path) -> None:
@@ -107,18 +175,18 @@ def test_without_slots_there_are_no_guesses(llama: Path) -> None:
     small, large = make_request(0, prompt=10), make_request(1, prompt=60)
     trees = drafter.propose([large, small], LIMITS)
     assert [len(tree) > 0 for tree in trees] == [False, True]
-    drafter.check()
+    drafter.table.check()
     for request in (small, large):
         drafter.close(request)
-    assert drafter.pool.num_free == 50
+    assert drafter.table.pool.num_free == 50
 
 
 def test_a_request_never_proposed_for_can_be_closed(llama: Path) -> None:
     drafter, request = make_drafter(llama), make_request()
     drafter.commit(request, [1])
     drafter.close(request)
-    drafter.check()
-    assert drafter.pool.num_free == drafter.pool.capacity
+    drafter.table.check()
+    assert drafter.table.pool.num_free == drafter.table.pool.capacity
 
 
 def test_slots_survive_random_lives(llama: Path) -> None:
@@ -138,7 +206,7 @@ def test_slots_survive_random_lives(llama: Path) -> None:
             else:
                 drafter.close(request)
                 requests.remove(request)
-        drafter.check()
+        drafter.table.check()
     for request in requests:
         drafter.close(request)
-    assert drafter.pool.num_free == 300
+    assert drafter.table.pool.num_free == 300

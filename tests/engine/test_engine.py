@@ -402,7 +402,7 @@ def test_two_thousand_requests_leave_no_slot_behind(llama: Path, draft: Path) ->
             if rng.random() < 0.02:
                 engine.abort(sample)
         engine.worker.scheduler.check()
-        engine.drafter.check()  # type: ignore[attr-defined]
+        engine.drafter.table.check()  # type: ignore[attr-defined]
     assert len(samples) == 2000
     assert_idle(engine)
     reasons = {reason: sum(s.finish_reason is reason for s in samples) for reason in FinishReason}

@@ -21,6 +21,7 @@ from pilotfish.core.level_choice import LevelChoice, LevelShape
 from pilotfish.core.lookahead import GrownTree
 from pilotfish.core.messages import (
     CONNECTION,
+    MAX_NODES,
     MAX_TEXT,
     PROTOCOL_VERSION,
     Close,
@@ -224,7 +225,8 @@ class DraftMachine:
         elif max(message.tokens) >= session.unshared.first:
             self._ask_again(peer, message, "a token is not in the vocabulary that Hello told of")
         else:
-            rerooted = self.table.commit(session, message, now)
+            rerooted = self.table.commit(session, message.tokens)
+            session.wanted, session.touched, session.evicted = min(message.wanted, MAX_NODES), now, False
             self.counts.used += rerooted.accepted
             self.counts.hits += rerooted.hit
             self.counts.misses += not rerooted.hit
@@ -276,5 +278,5 @@ class DraftMachine:
 
     @property
     def wasted(self) -> int:
-        """GrownTree that were dropped without being committed."""
+        """Nodes that were dropped without being committed."""
         return self.counts.nodes - self.counts.used - sum(len(session.tree) for session in self.table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pilotfish.core.logit_rules import LogitEdits, LogitRules
 from pilotfish.core.lookahead import NO_SLOT, GrownTree, Lookahead, RerootResult
-from pilotfish.core.messages import MAX_NODES, Commit, Open, Peer
+from pilotfish.core.messages import MAX_NODES, Open, Peer
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import ROOT, Floats, Ints
@@ -25,6 +25,8 @@ FORGOTTEN = 20.0
 MAX_SESSIONS = 4096
 #: The leaves of a level part that ends with the last committed token.
 ROOT_LEAF: Ints = np.array([ROOT])
+#: Of a part that ends before it.
+NO_LEAF = ROOT_LEAF[:0]
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,9 @@ class DraftSession:
 
     def add_children(self, leaves: Ints, tokens: Ints, log_chances: Floats) -> GrownTree:
         """Children of each leaf. tokens, log_chances [leaves, children]; the nodes that were kept."""
-        tokens = tokens.ravel()
+        children, tokens = tokens.shape[1], tokens.ravel()
         log_chances = np.where(self.unshared.mask(tokens), -np.inf, log_chances.ravel())
-        return self.tree.add(np.repeat(leaves, len(tokens) // len(leaves)), tokens, log_chances)
+        return self.tree.add(leaves.repeat(children), tokens, log_chances)
 
 
 @dataclass(frozen=True)
@@ -167,19 +169,24 @@ class SessionTable:
             self.pool.release([*before.slots[common:].tolist(), *before.tree.drop()])
         self._sessions[session.key] = session
 
-    def commit(self, session: DraftSession, message: Commit, now: float) -> RerootResult:
+    def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
         """Add the target's tokens and re-root: the accepted nodes' slots join the session's, those of dead nodes are
         free. Nothing is copied."""
         caught_up = session.num_pending == 0
-        rerooted = session.tree.commit(message.tokens)
-        kept = rerooted.path_slots if caught_up else []
-        session.slots = np.append(session.slots, np.array(kept, np.int32))
+        rerooted = session.tree.commit(tokens)
+        if caught_up and rerooted.path_slots:
+            session.slots = np.append(session.slots, np.array(rerooted.path_slots, np.int32))
         self.pool.release(rerooted.freed)
-        session.tokens.extend(message.tokens)
+        session.tokens.extend(tokens)
         if session.rules is not None:
-            session.rules.extend(message.tokens)
-        session.wanted, session.touched, session.evicted = min(message.wanted, MAX_NODES), now, False
+            session.rules.extend(tokens)
         return rerooted
+
+    def drop_tree(self, session: DraftSession) -> None:
+        """Free the slots of its nodes. The last token is computed again, for its logits."""
+        kept = min(len(session.slots), len(session.tokens) - 1)
+        self.pool.release([*session.slots[kept:].tolist(), *session.tree.drop()])
+        session.slots = session.slots[:kept]
 
     def close(self, session: DraftSession) -> None:
         """Forget it, and free its slots."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pilotfish.core.draft_sessions import ROOT_LEAF, DraftSession, LevelPart, SessionTable
+from pilotfish.core.draft_sessions import NO_LEAF, ROOT_LEAF, DraftSession, LevelPart, SessionTable
 from pilotfish.core.messages import MAX_NODES
 from pilotfish.errors import ParameterError
 
@@ -124,7 +124,7 @@ class LevelChoice:
             shares[session.tenant] -= count
             self._leaf_share.charge(session.tenant, count, session.weight)
             if count:
-                level.append(LevelPart(session, count, ROOT_LEAF if count == session.num_pending else ROOT_LEAF[:0]))
+                level.append(LevelPart(session, count, ROOT_LEAF if count == session.num_pending else NO_LEAF))
         return level
 
     def _affordable(self, level: Sequence[LevelPart], now: float) -> list[LevelPart]:

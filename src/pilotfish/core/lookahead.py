@@ -22,6 +22,8 @@ from pilotfish.core.tree import LM, Floats, Ints, TokenTree
 
 #: Of a node that was not expanded: it has no KV.
 NO_SLOT = -1
+#: Leaves that are sorted whole: choosing the best of so few first would take longer.
+SORTED = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,46 +68,57 @@ class Lookahead:
         """The `count` likeliest nodes to expand next, likeliest first: none twice, none as deep as `max_depth`."""
         nodes = self.nodes
         open_nodes = np.flatnonzero((nodes.slots == NO_SLOT) & (nodes.depths < max_depth))
-        if len(open_nodes) > count:
-            best = np.argpartition(-nodes.scores[open_nodes], count - 1)[:count]
-            open_nodes = np.sort(open_nodes[best])
-        return open_nodes[np.argsort(-nodes.scores[open_nodes], kind="stable")]
+        costs = -nodes.scores[open_nodes]
+        if len(open_nodes) > max(count, SORTED):
+            chosen = np.sort(np.argpartition(costs, count - 1)[:count])
+            open_nodes, costs = open_nodes[chosen], costs[chosen]
+        return open_nodes[costs.argsort(kind="stable")[:count]]
 
     def expand(self, leaves: Ints, slots: NDArray[np.integer]) -> None:
         """The nodes at these indices have KV in these slots now. [n] each"""
         self.nodes.slots[leaves] = slots
 
     def paths(self, leaves: Ints) -> NDArray[np.int32]:
-        """Slots from below the root down to each leaf, all of them expanded. [leaves, deepest]"""
-        return self.nodes.along_paths(self.nodes.slots.astype(np.int32), leaves)
+        """Slots from below the root down to each leaf, all of them expanded. [leaves, deepest], 0 beyond"""
+        nodes = self.nodes
+        paths = np.zeros((len(leaves), int(nodes.depths[leaves].max(initial=0))), np.int32)
+        for row, leaf in enumerate(leaves.tolist()):
+            path = nodes.path(leaf)
+            paths[row, : len(path)] = nodes.slots[path]
+        return paths
 
     def add(self, parents: Ints, tokens: Ints, log_chances: Floats) -> GrownTree:
-        """Children [n] of the nodes at `parents` (-1: the root), each with its chance given the parent; those kept."""
-        above = np.append(self.nodes.scores, 0.0)[parents]
-        scores = above + np.minimum(log_chances, 0.0)
-        kept = scores > self.FLOOR
-        depths = np.append(self.nodes.depths, 0)[parents][kept] + 1
-        ids = self._next_id + np.arange(len(depths))
-        names, slots = np.full(len(depths), LM, object), np.full(len(depths), NO_SLOT)
-        added = GrownTree(parents[kept], tokens[kept], depths, scores[kept], names, ids, slots)
-        self._next_id += len(depths)
-        self.nodes = self.nodes.extended(added)
+        """Children [n], each with its chance given the parent: of the root while the tree is empty, then of the nodes
+        at `parents`. Those kept."""
+        scores = np.minimum(log_chances, 0.0)
+        depths = np.ones(len(parents), np.int64)
+        if len(self.nodes):
+            scores += self.nodes.scores[parents]
+            depths += self.nodes.depths[parents]
+        kept = np.flatnonzero(scores > self.FLOOR)
+        count = len(kept)
+        ids = np.arange(self._next_id, self._next_id + count)
+        names, slots = np.full(count, LM, object), np.full(count, NO_SLOT)
+        added = GrownTree(parents[kept], tokens[kept], depths[kept], scores[kept], names, ids, slots)
+        self._next_id += count
+        self.nodes = self.nodes.extended(added) if len(self.nodes) else added
         return added
 
     def commit(self, tokens: Sequence[int]) -> RerootResult:
         """Re-root at the last of `tokens`, or at nothing known."""
-        path = self.nodes.follow(tokens)
-        path_slots = [int(slot) for slot in self.nodes.slots[path]]
+        nodes = self.nodes
+        path = nodes.follow(tokens)
+        hit = len(path) == len(tokens)
+        path_slots: list[int] = nodes.slots[path].tolist()
+        survives = hit and path_slots[-1] != NO_SLOT  # a node that was not expanded has nothing below it
         if NO_SLOT in path_slots:
             path_slots = path_slots[: path_slots.index(NO_SLOT)]
-        hit = len(path) == len(tokens)
-        gone = self.nodes.slots != NO_SLOT
+        gone = nodes.slots != NO_SLOT
         gone[path[: len(path_slots)]] = False
-        if hit:
-            gone &= ~self.nodes.below(path[-1])
-        freed = self.nodes.slots[gone].tolist()
-        self.nodes = self.nodes.rerooted(path[-1]) if hit else GrownTree.empty()
-        return RerootResult(hit, len(path), path_slots, freed)
+        if survives:
+            gone &= ~nodes.below(path[-1])
+        self.nodes = nodes.rerooted(path[-1]) if survives else GrownTree.empty()
+        return RerootResult(hit, len(path), path_slots, nodes.slots[gone].tolist())
 
     def drop(self) -> list[int]:
         """Forget every node; the slots that are free now."""

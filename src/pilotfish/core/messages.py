@@ -145,6 +145,19 @@ class Open(Struct, tag="open", frozen=True):
     sampling: Sampling
     wanted: Index  # nodes below the root after which to stop growing
 
+    @classmethod
+    def of(cls, request: Request, number: int, generation: int, wanted: int) -> Open:
+        return cls(
+            number,
+            generation,
+            list(request.tokens),
+            request.num_prompt_tokens,
+            request.max_length,
+            request.seed,
+            Sampling.of(request),
+            wanted,
+        )
+
 
 class Commit(Struct, tag="commit", frozen=True):
     """The target's own tokens after `base_len` ones: re-root."""

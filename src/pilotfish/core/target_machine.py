@@ -32,7 +32,6 @@ from pilotfish.core.messages import (
     Peer,
     Refuse,
     Resync,
-    Sampling,
     ToDraft,
 )
 from pilotfish.core.pools import DraftPool
@@ -191,23 +190,12 @@ class TargetMachine:
         pool = session.pool or self._best_pool(session)
         if pool is None or not pool.ready:
             return
-        request = session.request
         session.state, session.pool, session.opened = SessionState.GROWING, pool, now
         session.generation, session.pushes, session.unsent = session.generation + 1, 0, 0
-        session.copy = self._empty_copy(request)
+        session.copy = self._empty_copy(session.request)
         pool.sessions.add(session.number)
         self.counts.opened += 1
-        message = Open(
-            session.number,
-            session.generation,
-            list(request.tokens),
-            request.num_prompt_tokens,
-            request.max_length,
-            request.seed,
-            Sampling.of(request),
-            self._options.wanted,
-        )
-        self._send(pool, message)
+        self._send(pool, Open.of(session.request, session.number, session.generation, self._options.wanted))
 
     def _send_commit(self, session: RemoteSession, now: float) -> None:
         """Send all tokens that the pool does not know."""

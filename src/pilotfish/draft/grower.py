@@ -46,7 +46,8 @@ def sampling_of(level: Sequence[LevelPart], children: int) -> Sampling:
     if not len(sequences):
         return NO_SAMPLING
     positions = np.concatenate([part.session.lengths_at(part.leaves) for part in level])
-    edits = [part.session.edits_at(leaf) for part in level for leaf in part.leaves.tolist()]
+    ruled = any(session.rules is not None for session in sessions)
+    edits = [part.session.edits_at(leaf) for part in level for leaf in part.leaves.tolist()] if ruled else ()
     params, seeds = [session.params for session in sessions], [session.seed for session in sessions]
     return Sampling(np.arange(len(sequences)), params, seeds, sequences, positions, edits, children)
 
