@@ -10,7 +10,7 @@ import pytest
 from support import SNIPPETS
 from typer.testing import CliRunner
 
-from pilotfish.bench import app, machine
+from pilotfish.bench import app, report
 from pilotfish.bench.options import BENCHES, BenchOptions
 from pilotfish.bench.report import Progress, Report
 from pilotfish.bench.workload import Prompt, load_prompts
@@ -25,8 +25,8 @@ Invoke = Callable[..., dict[str, Any]]
 @pytest.fixture(autouse=True)
 def _no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benches describe their machine without measuring it: the probes take longer than all the rest."""
-    monkeypatch.setattr(machine, "read_probe", lambda *_: lambda: 10.0)
-    monkeypatch.setattr(machine, "matmul_probe", lambda *_: 10.0)
+    monkeypatch.setattr(report, "read_probe", lambda *_: lambda: 10.0)
+    monkeypatch.setattr(report, "matmul_probe", lambda *_: 10.0)
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from conftest import Measure
 from inline_drafts import inline_drafts
 from support import CONTEXT
 
-from pilotfish.bench.asynchronous import ASYNC, OFF, SyncSetting, run_async, run_cores
 from pilotfish.bench.contestants import periods_of
+from pilotfish.bench.speculation import ASYNC, OFF, SyncSetting, run_async, run_cores
 from pilotfish.errors import InputError
 from pilotfish.observe.records import StepRecord
 

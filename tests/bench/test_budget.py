@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 from conftest import Invoke, Measure
 
-from pilotfish.bench.budget import AUTO, WatchedBudget, auto_result, contestants, run_budget
 from pilotfish.bench.contestants import LoadedPair, Run, compete, speed_of
 from pilotfish.bench.report import Progress, Spread
+from pilotfish.bench.speculation import AUTO, WatchedBudget, auto_result, contestants, run_budget
 from pilotfish.bench.workload import Prompt, Workload
 from pilotfish.config import DType, EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad

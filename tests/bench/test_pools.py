@@ -18,7 +18,7 @@ from pilotfish.bench.contestants import OFF, Run
 from pilotfish.bench.pools import EndlessStreams, Window, distances_of, phase_of, run_stall
 from pilotfish.bench.programs import Program, place, start_pool
 from pilotfish.bench.report import Spread
-from pilotfish.bench.sharing import Reading, failover_of, groups_of, kill_of, run_sharing, sharing_of
+from pilotfish.bench.sharing import KILL_PHASES, Kill, Reading, failover_of, groups_of, run_sharing, sharing_of
 from pilotfish.bench.workload import Prompt, Workload, parse_milliseconds
 from pilotfish.config import EngineConfig
 from pilotfish.core.messages import Load
@@ -97,7 +97,7 @@ def test_rows_are_those_between_two_readings() -> None:
     readings = [[reading(10, 1000, 5), reading(10, 700, 1)]]
     readings.append([reading(12, 4000, 105), reading(12, 1700, 41)])
     readings.append([reading(13, 5500, 150), reading(13, 2200, 61)])
-    sharing = sharing_of(readings, [3, 1], leaves=4, tolerance=0.1)
+    sharing = sharing_of(readings, [3, 1], leaves=4)
     heavy, light = sharing["tenants"]
     assert heavy["rows_per_second"] == Spread.of([1500, 1500]) and light["rows_per_second"] == Spread.of([500, 500])
     assert heavy["rows_to_last"] == Spread.of([3, 3]) and light["rows_to_last"] == Spread.of([1, 1])
@@ -109,7 +109,7 @@ def test_rows_are_those_between_two_readings() -> None:
 @pytest.mark.parametrize(("rows", "holds"), [(269, False), (271, True), (329, True), (331, False)])
 def test_shares_are_near_the_weights(rows: int, holds: bool) -> None:
     readings = [[reading(0, 0), reading(0, 0)], [reading(1, rows), reading(1, 100)]]
-    assert sharing_of(readings, [3, 1], 4, 0.1)["sharing_holds"] == holds
+    assert sharing_of(readings, [3, 1], 4)["sharing_holds"] == holds
 
 
 def test_one_weight_is_not_shared(measure: Measure) -> None:
@@ -121,14 +121,15 @@ def test_a_kill_is_judged_by_the_streams_of_the_other_pool() -> None:
     groups = groups_of(["a", "b", "a", "b"], "b")
     assert groups == {"others": [0, 2], "moved": [1, 3]}
     windows = [Window(2.0, [100, 50, 60, 50]), Window(1.0, [40, 5, 32, 5]), Window(2.0, [80, 80, 80, 70])]
-    kill = kill_of(groups, windows)
-    assert kill.tokens_per_second == {"others": [80, 72, 80], "moved": [50, 10, 75]}
-    assert (kill.kept("moving"), kill.kept("after"), kill.seconds_to_move) == (0.9, 1.0, 1.0)
-    failover = failover_of([kill], 0.1)
-    assert failover["failover_holds"] and failover["kept_while_moving"].median == 0.9
-    assert not failover_of([kill], 0.05)["failover_holds"]
+    kill = Kill(windows, groups)
+    assert [kill.rate("others", phase) for phase in KILL_PHASES] == [80, 72, 80]
+    failover = failover_of([kill])
+    assert failover["failover_holds"] and failover["seconds_to_move"].median == 1.0
+    assert (failover["kept_moving"].median, failover["kept_after"].median) == (0.9, 1.0)
     moving = failover["groups"][4]
     assert (moving["group"], moving["phase"], moving["tokens_per_second"].median) == ("moved", "moving", 10)
+    slower = Kill([windows[0], Window(1.0, [40, 5, 31, 5]), windows[2]], groups)
+    assert not failover_of([slower])["failover_holds"]
     for spread in (["a", "a"], ["b", "b"]):
         with pytest.raises(EngineError, match="spread"):
             groups_of(spread, "b")
@@ -173,7 +174,7 @@ def test_streams_go_on_without_end(llama: Path, prompts: list[Prompt]) -> None:
         assert not set(first) & {request.id for request in streams.requests}
         left = iter([False, False, True])
         window = streams.run(lambda: next(left))
-        assert window.tokens == [3, 3] and window.seconds > 0
+        assert window.counts == [3, 3] and window.seconds > 0
 
 
 def test_rates_are_of_some_streams() -> None:

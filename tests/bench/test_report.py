@@ -6,17 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from pilotfish.bench import machine
-from pilotfish.bench.machine import cpu_name, describe_machine, matmul_probe, read_probe
+from pilotfish.bench import report as report_module
 from pilotfish.bench.report import (
     BAR_WIDTH,
     Report,
     Spread,
     bar_of,
+    cpu_name,
+    describe_machine,
     distinct_ngrams,
     equal_share,
+    matmul_probe,
     percentile,
     ratios,
+    read_probe,
     text_of,
     write_json,
 )
@@ -90,7 +93,8 @@ def test_bars() -> None:
 
 def test_the_machine_is_described(tmp_path: Path) -> None:
     described = describe_machine("float32")
-    assert described.cpu and described.threads == torch.get_num_threads() and described.matmul_dtype == "float32"
+    assert described["cpu"] and described["threads"] == torch.get_num_threads()
+    assert described["matmul_dtype"] == "float32"
     assert read_probe(1)() > 0 and matmul_probe(torch.float32, 32) > 0
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Processor\n")
     assert cpu_name(tmp_path / "cpuinfo") == "A Processor"
@@ -102,7 +106,7 @@ def test_no_bfloat16_product_runs_on_a_processor_without_its_instructions(
     native: bool, measured: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probed: list[torch.dtype] = []
-    monkeypatch.setattr(machine, "matmul_probe", lambda dtype: probed.append(dtype) or 1.0)
-    monkeypatch.setattr(machine, "multiplies_bfloat16", lambda _: native)
-    assert describe_machine("bfloat16").matmul_dtype == measured
+    monkeypatch.setattr(report_module, "matmul_probe", lambda dtype: probed.append(dtype) or 1.0)
+    monkeypatch.setattr(report_module, "multiplies_bfloat16", lambda _: native)
+    assert describe_machine("bfloat16")["matmul_dtype"] == measured
     assert probed == [getattr(torch, measured)]

@@ -20,8 +20,18 @@ from support import make_engine, write_tokenizer
 from transformers import AutoTokenizer
 
 from pilotfish.bench import http, load
-from pilotfish.bench.client import Answer, Event, Part, Unread, post, read
-from pilotfish.bench.http import delays_of, result_of, run_http, run_start, served_speed
+from pilotfish.bench.http import (
+    Answer,
+    Event,
+    Part,
+    delays_of,
+    post,
+    read,
+    result_of,
+    run_http,
+    run_start,
+    served_speed,
+)
 from pilotfish.bench.load import (
     HELD,
     KINDS,
@@ -41,7 +51,6 @@ from pilotfish.bench.load import (
     run_standstill,
     settled,
 )
-from pilotfish.bench.machine import MEBIBYTE
 from pilotfish.bench.programs import (
     Program,
     Round,
@@ -55,6 +64,7 @@ from pilotfish.bench.programs import (
     start_offline,
     start_server,
 )
+from pilotfish.bench.report import MEBIBYTE
 from pilotfish.bench.workload import Prompt
 from pilotfish.config import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
@@ -150,15 +160,15 @@ def test_starts_are_counted_by_role(measure: Measure) -> None:
 # -- the client
 
 
-def unread(*data: bytes) -> Unread:
-    return Unread([Part(float(i), part) for i, part in enumerate(data)], sent=-1.0, closed=9.0)
+def answer_of(*data: bytes) -> Answer:
+    return read([Part(float(i), part) for i, part in enumerate(data)], sent=-1.0, closed=9.0)
 
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nConnection: close\r\n\r\n"
 
 
 def test_events_are_read_wherever_the_socket_cuts_them() -> None:
-    answer = read(unread(STREAM + b'data: {"a"', b": 1}\n", b'\ndata: {"b": 2}\n\n', b"data: [DONE]\n\n"))
+    answer = answer_of(STREAM + b'data: {"a"', b": 1}\n", b'\ndata: {"b": 2}\n\n', b"data: [DONE]\n\n")
     assert [(event.at, event.data) for event in answer.events] == [(2.0, {"a": 1}), (2.0, {"b": 2})]
     assert answer.status == 200 and answer.sent == -1.0 and answer.tokens == 0
 
@@ -168,18 +178,18 @@ def test_a_stream_ends_by_its_last_event() -> None:
     body = b'data: {"usage": {"completion_tokens": 7}}\n\n'
     chunk = b"%x\r\n%b\r\n" % (len(body), body)
     done = b"e\r\ndata: [DONE]\n\n\r\n"
-    assert read(unread(chunked + chunk + done + b"0\r\n\r\n")).ended
-    assert not read(unread(chunked + chunk + b"0\r\n\r\n")).ended
-    cut = read(unread(chunked + chunk))
+    assert answer_of(chunked + chunk + done + b"0\r\n\r\n").ended
+    assert not answer_of(chunked + chunk + b"0\r\n\r\n").ended
+    cut = answer_of(chunked + chunk)
     assert not cut.ended and cut.tokens == 7
 
 
 def test_a_body_is_one_event() -> None:
     head = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
-    answer = read(unread(head, b'{"a": ', b"12}"[:3]))
+    answer = answer_of(head, b'{"a": ', b"12}"[:3])
     assert (answer.status, answer.ended, answer.events) == (404, True, [Event(2.0, {"a": 12})])
-    assert not read(unread(head, b'{"a"')).ended
-    assert read(unread()).status == 0
+    assert not answer_of(head, b'{"a"').ended
+    assert answer_of().status == 0
 
 
 def test_a_request_is_broken_off_after_so_many_bytes() -> None:

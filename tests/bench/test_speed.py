@@ -21,11 +21,11 @@ from pilotfish.bench.forwards import (
     PROFILE_ROWS,
     QUANTIZATIONS,
     compare_models,
+    run_memory,
     run_profile,
     run_quantization,
     score,
 )
-from pilotfish.bench.memory import run_memory
 from pilotfish.bench.speed import BEST, LOOKUP, Turn, load_contestants, run_acceptance, run_speed
 from pilotfish.bench.workload import Prompt, jobs_at
 from pilotfish.config import EngineConfig, Quantization

@@ -16,6 +16,7 @@ from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
 from pilotfish.bench.steps import (
     KINDS,
     LEVELS,
+    PROBE,
     PROFILED,
     SHAPES,
     TIMED,
@@ -24,7 +25,6 @@ from pilotfish.bench.steps import (
     Case,
     DraftLevels,
     LlamaShape,
-    StepsRound,
     bytes_read,
     forward_time,
     kernel_seconds,
@@ -91,9 +91,9 @@ def test_it_is_refused_without_kernels(measure: Measure, monkeypatch: pytest.Mon
 def test_ratios_are_taken_within_rounds() -> None:
     """Medians of ratios, which are not ratios of medians."""
     one, many = Case("88m", 1), Case("88m", 16)
-    kernels = {many: dict.fromkeys(KINDS, 0.0) | {"linear": 0.5}}
-    rounds = [StepsRound(*values, 0.0, 0.0, kernels) for values in ((1.0, {one: 1.0, many: 2.0}),
-              (2.0, {one: 4.0, many: 4.0}), (4.0, {one: 1.0, many: 8.0}))]  # fmt: skip
+    kernels = [dict.fromkeys(KINDS, 0.0) | {"linear": 0.5}] * 3
+    times = {PROBE: [1.0, 2.0, 4.0], one.name: [1.0, 4.0, 1.0], many.name: [2.0, 4.0, 8.0]}
+    rounds = {**times, f"kernels of {many.name}": kernels}
     time = forward_time(many, 10**9, rounds)
     assert (time["milliseconds"], time["of_one_row"]) == (4000.0, 2.0)
     assert (time["floor_ms"], time["share_of_floor"]) == (500.0, 0.125)  # of 1/2, 1/8 and 1/32

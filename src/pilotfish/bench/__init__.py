@@ -1,5 +1,51 @@
-"""Measure and compare: parity, speed, acceptance, budgets, where the time of a step goes, and drafts elsewhere."""
+"""`pilotfish bench`: measure and compare. Each command parses its options, measures, and shows the report."""
 
-from pilotfish.bench.app import app
+from __future__ import annotations
 
-__all__ = ["app"]
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable
+
+import typer
+
+from pilotfish.bench.options import BENCHES, Bench
+from pilotfish.command import Given, taking
+
+app = typer.Typer(
+    help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, GPUs, draft pools, the server.",
+    no_args_is_help=True,
+)
+
+
+def _command(bench: Bench) -> Callable[..., None]:
+    @taking(bench.declared())
+    def run(given: Given) -> None:
+        _run(bench, given)
+
+    return run
+
+
+def _run(bench: Bench, given: Given) -> None:
+    from pilotfish.bench.report import Progress, Report, describe_machine, write_json
+
+    options = bench.options(**given)
+    module, _, function = bench.measure.partition(".")
+    measure = getattr(importlib.import_module(f"pilotfish.bench.{module}"), function)
+    with Progress().shown() as progress:
+        report: Report = measure(options, progress)
+    conditions = bench.conditions(options)
+    if bench.timed:
+        conditions["machine"] = describe_machine(options.engine["dtype"])
+    report = dataclasses.replace(report, conditions=conditions)
+    if options.out is not None:
+        write_json(report, options.out)
+    if options.json:
+        sys.stdout.write(report.as_json())
+    else:
+        report.show()
+    raise typer.Exit(int(report.failed))
+
+
+for name, bench in BENCHES.items():
+    app.command(name, help=bench.help)(_command(bench))

@@ -1,10 +1,13 @@
-"""Cost of a step's parts and of forwards by their rows; int8 weights beside plain ones."""
+"""Cost of a step's parts and of forwards by their rows; int8 weights beside plain ones; memory beside its plan."""
 
 from __future__ import annotations
 
+import gc
 import statistics
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -12,14 +15,18 @@ from itertools import product
 import numpy as np
 import torch
 
-from pilotfish.bench.contestants import LoadedPair, run_jobs, take_turns
-from pilotfish.bench.machine import timed
+from pilotfish.bench.contestants import LoadedPair, drain, run_jobs, take_turns
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row, equal_share
+from pilotfish.bench.report import Progress, Report, Row, equal_share, timed
 from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
 from pilotfish.bench.workload import TEMPERATURES, Job, jobs_at
+from pilotfish.core.budget import FixedBudget
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import OTHER, TokenTree, TreeBuilder
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.memory import anonymous_memory, gib
+from pilotfish.engine.sample import Sample
 from pilotfish.model.runner import Runner
 
 CONTEXT = 256
@@ -185,3 +192,71 @@ def compare_pairs(
         figures = {"tokens_per_verify_step": run.tokens / run.total("verify_steps")}
         results.append({**where, **figures, "equal_outputs": equal_share(run.outputs, plain)})
     return results
+
+
+# -- memory
+
+
+SAMPLED_EVERY = 0.001  # seconds
+NEW_TOKENS = 8
+
+
+@contextmanager
+def sampled_peak() -> Iterator[list[int]]:
+    """The most that this process takes meanwhile, sampled by a thread: the last item."""
+    peak, over = [0], threading.Event()
+
+    def sample() -> None:
+        while not over.wait(SAMPLED_EVERY):
+            peak[0] = max(peak[0], anonymous_memory())
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
+
+
+def run_memory(options: BenchOptions, progress: Progress) -> Report:
+    """Fill the pool with random prompts, all sampled with all filters. Right only in a fresh process."""
+    config = options.engine_config()
+    progress.total = config.max_requests
+    with sampled_peak() as peak:
+        engine = Engine(config)
+        gc.collect()
+        loaded = anonymous_memory()
+        engine.use(engine.drafter, FixedBudget(config.nodes, config.levels))
+        samples = fill(engine)
+        drain(engine, partial(progress, "filling"))
+    plan = engine.memory
+    planned = {
+        "runtime": plan.runtime,
+        "weights": plan.weights,
+        f"{plan.slots} KV slots": plan.slots * plan.slot,
+        f"workspace of {plan.max_rows} rows": plan.workspace,
+        "planned": plan.total,
+        "measured peak": peak[0],
+    }
+    results = {
+        "plan": [{"part": name, "GiB": gib(size)} for name, size in planned.items()],
+        "total": plan.total,
+        "loaded": loaded,
+        "peak": peak[0],
+        "deviation": peak[0] / plan.total - 1,
+        "draft_in_slots": plan.draft_in_slots,
+        "requests": len(samples),
+        "preemptions": sum(sample.request.stats.preemptions for sample in samples),
+    }
+    return Report(results)
+
+
+def fill(engine: Engine) -> list[Sample]:
+    """Requests that together need all slots, and every buffer that sampling may need."""
+    slots, count = engine.memory.slots, engine.config.max_requests
+    length = min(slots // count, engine.model.shape.context) - NEW_TOKENS
+    rng, vocab_size = np.random.default_rng(0), engine.model.shape.vocab_size
+    filters = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "frequency_penalty": 0.1}
+    params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **filters)  # type: ignore[arg-type]
+    return [s for _ in range(count) for s in engine.submit(rng.integers(0, vocab_size, length).tolist(), params)]

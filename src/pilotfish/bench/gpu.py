@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from pilotfish.bench.forwards import CONTEXT, WARM_UP, context_and_tree
-from pilotfish.bench.machine import timed
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row
+from pilotfish.bench.report import Progress, Report, Row, timed
 from pilotfish.bench.steps import HEAD_DIM, SHAPES, TARGETS, VOCAB, LlamaShape, random_model
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention
@@ -76,27 +75,22 @@ def attention_us(name: str, rows: int, model: LoadedModel, repeats: int) -> Row:
     """Microseconds of one layer's attention over such a step's rows; SDPA's alone writes no KV. Triton and SDPA are
     replayed as graphs, free of launches; the dense reference asks the device for lengths, and is timed with its
     launches."""
-    contest = attention_contest(SHAPES[name], rows, model.dtype, model.device)
+    calls = attention_contest(SHAPES[name], rows, model.dtype, model.device)
     record = CudaRecorder()
-    calls = {"triton": record(contest.triton)[0], "dense": contest.dense, "sdpa": record(contest.sdpa)[0]}
+    replayed = {kind: record(calls[kind])[0] for kind in ("triton", "sdpa")}
 
     def microseconds(call: Callable[[], object]) -> float:
         return 1000 * milliseconds(lambda: [call() for _ in range(CALLS)], repeats) / CALLS
 
-    return {kind: microseconds(call) for kind, call in calls.items()}
+    return {kind: microseconds(call) for kind, call in {**calls, **replayed}.items()}
 
 
-@dataclass(frozen=True)
-class AttentionContest:
-    """Three ways to attend, over the same keys. Each gives [rows, heads, head_dim]."""
-
-    triton: Callable[[], torch.Tensor]
-    dense: Callable[[], torch.Tensor]
-    sdpa: Callable[[], torch.Tensor]  # over keys and values laid out in position order beforehand
+Attend = Callable[[], torch.Tensor]
 
 
-def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: torch.device) -> AttentionContest:
-    """A step's rows with random queries, keys and values."""
+def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: torch.device) -> dict[str, Attend]:
+    """Three ways to attend with a step's rows, over the same random keys; SDPA's are laid out in position order
+    beforehand. Each gives [rows, heads, head_dim]."""
     from pilotfish.model.triton_attention import triton_tree_attention
 
     [batch] = Batch.build([context_and_tree(rows, VOCAB)[1]], EXACT, SLOTS)
@@ -121,7 +115,8 @@ def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: 
         attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=SCALE, enable_gqa=True)
         return attended[0].transpose(0, 1)
 
-    return AttentionContest(lambda: attend(triton_tree_attention), lambda: attend(dense_tree_attention), sdpa)
+    triton, dense = partial(attend, triton_tree_attention), partial(attend, dense_tree_attention)
+    return {"triton": triton, "dense": dense, "sdpa": sdpa}
 
 
 def tree_mask(place: AttentionMetadata) -> torch.Tensor:

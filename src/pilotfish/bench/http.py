@@ -1,5 +1,8 @@
 """What HTTP costs: tokens per second through a server beside the offline engine's, and how long a token takes from the
-target to the client's socket. And what it costs to start a server."""
+target to the client's socket; starts of a server.
+
+The HTTP client is lean: it shares its cores with the server that it measures, so while an answer comes in it only notes
+what came when, and reads that once the answer is over."""
 
 from __future__ import annotations
 
@@ -8,15 +11,16 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
+from urllib.parse import urlsplit
 
+import httptools
+import msgspec
 import uvloop
 
-from pilotfish.bench.client import Answer, Unread, exchange, read
 from pilotfish.bench.contestants import rates, take_turns
-from pilotfish.bench.machine import MEBIBYTE
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import (
     Program,
@@ -29,7 +33,7 @@ from pilotfish.bench.programs import (
     start_offline,
     start_server,
 )
-from pilotfish.bench.report import Progress, Report, Row, Spread, equal_share, percentile, ratios
+from pilotfish.bench.report import MEBIBYTE, Progress, Report, Row, Spread, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job, parse_numbers
 from pilotfish.errors import EngineError
 
@@ -124,15 +128,15 @@ def serve(server: Program, work: Round, **fields: Any) -> list[Answer]:
     ]
     with closing(asyncio.Runner(loop_factory=uvloop.new_event_loop)) as runner:
         unread = runner.run(_all(server.told["url"], bodies, work.concurrency))
-    answers = [read(one) for one in unread]
+    answers = [read(one.parts, one.sent, one.closed) for one in unread]
     if broken := [answer for answer in answers if answer.status != 200 or not answer.ended]:
         raise EngineError(f"server: {len(broken)} of {len(answers)} requests did not end well: {broken[0].events[-1:]}")
     return answers
 
 
-async def _all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[Unread]:
+async def _all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[Exchange]:
     """So many at a time, in their order."""
-    answers: dict[int, Unread] = {}
+    answers: dict[int, Exchange] = {}
     waiting = iter(enumerate(bodies))
 
     async def client() -> None:
@@ -162,3 +166,144 @@ def run_start(options: BenchOptions, progress: Progress) -> Report:
         progress("starts")
     mebibytes = {role: statistics.median(sizes) / MEBIBYTE for role, sizes in resident.items()}
     return Report({"seconds_until_ready": Spread.of(seconds), "seconds": seconds, "resident_mib": mebibytes})
+
+
+# -- the client
+
+
+EVENT_STREAM = b"text/event-stream"
+DONE = b"[DONE]"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes that the socket gave at a time."""
+
+    at: float  # seconds of the host's monotonic clock
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Event:
+    """A JSON object of an answer: of a stream, or the whole body."""
+
+    at: float  # when its last byte had come
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer to a request; status 0 where it ended before one came."""
+
+    status: int
+    events: list[Event]
+    ended: bool  # as it should: a stream by its last event, a body by its length
+    sent: float
+    closed: float
+    size: int  # bytes, headers included
+
+    @property
+    def tokens(self) -> int:
+        """Generated, as the answer's usage has it; 0 where it has none."""
+        usages = [event.data["usage"] for event in self.events if event.data.get("usage")]
+        return int(usages[-1]["completion_tokens"]) if usages else 0
+
+
+class Exchange(asyncio.Protocol):
+    """A request on a connection of its own, and its answer as it came, until the server closes it or `cut` bytes have
+    come."""
+
+    def __init__(self, request: bytes, cut: int | None) -> None:
+        self.parts: list[Part] = []
+        self.sent = self.closed = 0.0
+        self.over = asyncio.get_running_loop().create_future()
+        self._request, self._cut = request, cut
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # of uvloop's own class
+        self.sent = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append(Part(time.perf_counter(), data))
+        if self._cut is not None and self._transport is not None and size_of(self.parts) >= self._cut:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  # what came tells
+        self.closed = time.perf_counter()
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+def size_of(parts: Sequence[Part]) -> int:
+    return sum(len(part.data) for part in parts)
+
+
+async def exchange(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Exchange:
+    """The answer to a JSON body; where `cut` is given the connection is broken off once so many bytes have come.
+    OSError where nobody listens."""
+    address = urlsplit(url)
+    data = msgspec.json.encode(body)
+    head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\nconnection: close\r\n"
+    request = f"{head}content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+    loop = asyncio.get_running_loop()
+    transport, spoken = await loop.create_connection(
+        lambda: Exchange(request, cut), address.hostname or "", address.port or 80
+    )
+    try:
+        await spoken.over
+    finally:
+        transport.abort()
+    return spoken
+
+
+async def post(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Answer:
+    """As `exchange`, read."""
+    spoken = await exchange(url, path, body, cut)
+    return read(spoken.parts, spoken.sent, spoken.closed)
+
+
+def read(parts: Sequence[Part], sent: float, closed: float) -> Answer:
+    reader = _Reader()
+    parser = httptools.HttpResponseParser(reader)
+    for part in parts:
+        reader.at = part.at
+        parser.feed_data(part.data)
+    status = parser.get_status_code() if reader.headed else 0
+    return Answer(status, reader.events, reader.complete, sent, closed, size_of(parts))
+
+
+class _Reader:
+    """Callbacks of httptools' parser."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.events: list[Event] = []
+        self.headed = self.complete = False
+        self._stream = self._done = False
+        self._body = b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._stream |= name.lower() == b"content-type" and value.startswith(EVENT_STREAM)
+
+    def on_headers_complete(self) -> None:
+        self.headed = True
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+        if self._stream:
+            *events, self._body = self._body.split(b"\n\n")
+            for event in events:
+                self._take(event.removeprefix(b"data: "))
+
+    def on_message_complete(self) -> None:
+        if not self._stream:
+            self._take(self._body)
+        self.complete = self._done or not self._stream
+
+    def _take(self, data: bytes) -> None:
+        if data == DONE:
+            self._done = True
+        else:
+            self.events.append(Event(self.at, msgspec.json.decode(data)))

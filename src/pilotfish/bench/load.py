@@ -21,12 +21,10 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from pilotfish.bench.client import Answer, post
-from pilotfish.bench.http import COMPLETIONS
-from pilotfish.bench.machine import MEBIBYTE
+from pilotfish.bench.http import COMPLETIONS, Answer, post
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import Program, memory_bytes, metrics_of, start_server
-from pilotfish.bench.report import Progress, Report, Row, percentile
+from pilotfish.bench.report import MEBIBYTE, Progress, Report, Row, percentile
 from pilotfish.bench.workload import Prompt, parse_numbers
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.model.loader import load_config

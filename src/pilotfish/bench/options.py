@@ -163,19 +163,19 @@ BENCHES = {
         {"threads": 2, "repeats": 20},
     ),
     "budget": Bench(
-        "budget.run_budget",
+        "speculation.run_budget",
         "Tokens per second with the adaptive budget beside fixed trees and plain decoding, by concurrency.",
         (*TREE, "quantization", "concurrencies", "fixed", "temperature", "batches", "repeats"),
         {"threads": 2, "concurrencies": "1,2,4,8,16,32"},
     ),
     "async": Bench(
-        "asynchronous.run_async",
+        "speculation.run_async",
         "Async against off and against sync, on devices of a given pace.",
         (*PROMPTS, "pace", "sync", "nodes", "leaves", "drafter", "temperatures", "concurrencies", "repeats"),
         {"pace": PACE, "nodes": 16},
     ),
     "cores": Bench(
-        "asynchronous.run_cores",
+        "speculation.run_cores",
         "Off and sync on all cores against async, whose target and draft have cores of their own.",
         (*PROMPTS, "temperature", "nodes", "leaves", "drafter", "budget", "repeats"),
     ),
@@ -226,7 +226,7 @@ BENCHES = {
         timed=False,
     ),
     "memory": Bench(
-        "memory.run_memory",
+        "forwards.run_memory",
         "The memory plan against what the process takes when rows and slots are all in use. CPU.",
         (*MODELS, "quantization", "kv_slots", "max_requests"),
         {"kv_slots": 16384},

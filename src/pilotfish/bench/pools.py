@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.bench.budget import WatchedBudget
 from pilotfish.bench.contestants import (
     OFF,
     PLAIN,
@@ -27,6 +26,7 @@ from pilotfish.bench.contestants import (
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import Program, attached, on_target_cores, place, proxied, start_pool, start_proxy
 from pilotfish.bench.report import Progress, Report, Row, bar_of
+from pilotfish.bench.speculation import WatchedBudget
 from pilotfish.bench.workload import Workload, parse_milliseconds
 from pilotfish.core.budget import AdaptiveBudget
 from pilotfish.core.request import Request
@@ -93,14 +93,14 @@ def distances_of(rounds: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens that came in a while."""
+    """Tokens, or rows, that came in a while."""
 
     seconds: float
-    tokens: list[int]  # of each stream
+    counts: list[int]  # of each stream, or target
 
     def rate(self, streams: Iterable[int]) -> float:
-        """Tokens/s of some streams together."""
-        return sum(self.tokens[stream] for stream in streams) / self.seconds
+        """A second, of some together."""
+        return sum(self.counts[stream] for stream in streams) / self.seconds
 
 
 class EndlessStreams:

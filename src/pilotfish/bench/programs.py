@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
 
 from pilotfish.bench.contestants import drain
 from pilotfish.bench.proxy import HOST
@@ -137,14 +139,11 @@ def metrics_of(url: str) -> dict[str, float]:
 
 
 def metric_sums(text: str) -> dict[str, float]:
-    """Prometheus' text format, labels summed over."""
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            sample, _, value = line.rpartition(" ")
-            name = sample.partition("{")[0]
-            found[name] = found.get(name, 0.0) + float(value)
-    return found
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] += sample.value  # type: ignore[assignment]
+    return dict(found)
 
 
 # -- draft pools

@@ -9,7 +9,6 @@ milliseconds, prints the ports as JSON on the first line of stdout, and runs unt
 
 from __future__ import annotations
 
-import argparse
 import json
 import queue
 import signal
@@ -130,15 +129,11 @@ def _write(under_way: queue.SimpleQueue[Chunk], source: socket.socket, sink: soc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m pilotfish.bench.proxy", description="Networks that are slow.")
-    parser.add_argument("to", help="HOST:PORT")
-    parser.add_argument("mbit", type=float, help="Mbit/s in each direction")
-    parser.add_argument("round_trips", type=float, nargs="+", help="milliseconds")
-    given = parser.parse_args()
     name_process("proxy")
     die_with_parent()
-    host, _, port = given.to.rpartition(":")
-    proxies = [Proxy((host, int(port)), milliseconds / 1000, given.mbit) for milliseconds in given.round_trips]
+    to, mbit, *round_trips = sys.argv[1:]
+    host, _, port = to.rpartition(":")
+    proxies = [Proxy((host, int(port)), float(milliseconds) / 1000, float(mbit)) for milliseconds in round_trips]
     sys.stdout.write(json.dumps({"ports": [proxy.port for proxy in proxies]}) + "\n")
     sys.stdout.flush()
     signal.pause()

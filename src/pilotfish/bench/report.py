@@ -1,17 +1,20 @@
-"""Figures, and reports of them: rows that print as tables and become JSON."""
+"""Figures, the machine that they were measured on, and reports: rows that print as tables and become JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,7 +22,10 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
+from pilotfish.config import DType, available_cores
 from pilotfish.errors import ParameterError
+from pilotfish.model.loader import DTYPES
+from pilotfish.model.native import multiplies_bfloat16
 from pilotfish.printable import one_line
 
 #: Columns of tables that go to a file or a pipe.
@@ -168,3 +174,55 @@ class Progress:
             self._bar = bar
             bar.add_task("loading", total=None)
             yield self
+
+
+# -- the machine
+
+
+TRIALS = 5
+MEBIBYTE = 1 << 20
+
+
+def describe_machine(dtype: DType) -> Row:
+    """Processor, libraries, and the speed of two simple operations with the threads of the run. Probes read 512 MiB and
+    multiply two matrices of 2048 by 2048 in `dtype`; in float32 where the processor has no bfloat16 instructions, whose
+    emulation would take minutes and say nothing about our kernels."""
+    import transformers
+
+    read = read_probe()
+    product: DType = dtype if multiplies_bfloat16(torch.device("cpu")) else "float32"
+    return {
+        "cpu": cpu_name(),
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "read_gb_per_s": max(read() for _ in range(TRIALS)),
+        "matmul_gflop_per_s": matmul_probe(DTYPES[product]),
+        "matmul_dtype": product,
+    }
+
+
+def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
+    lines = path.read_text().splitlines() if path.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def read_probe(mebibytes: int = 512) -> Callable[[], float]:
+    """Each call reads `mebibytes` from memory and returns GB/s."""
+    data = torch.ones(mebibytes * MEBIBYTE // 4)
+    return lambda: data.nbytes / timed(data.sum) / 1e9
+
+
+def matmul_probe(dtype: torch.dtype, size: int = 2048) -> float:
+    """GFLOP/s of a product of two square matrices."""
+    a = torch.randn(size, size).to(dtype)
+    return 2 * size**3 / min(timed(lambda: a @ a) for _ in range(TRIALS)) / 1e9
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,8 +35,6 @@ MOVE_PATIENCE = 30.0
 KILL_PHASES = ("before", "moving", "after")
 #: Streams whose pool lives, and those of the dead one.
 GROUPS = ("others", "moved")
-#: transformers loads one model at a time.
-_LOADING = threading.Lock()
 
 
 def run_sharing(options: BenchOptions, progress: Progress) -> Report:
@@ -52,7 +50,7 @@ def run_sharing(options: BenchOptions, progress: Progress) -> Report:
         for _ in range(options.repeats):
             kills.append(_kill(config, options, keys))
             progress("killing")
-    return Report({**sharing, **failover_of(kills, TOLERANCE)})
+    return Report({**sharing, **failover_of(kills)})
 
 
 @dataclass(frozen=True)
@@ -96,65 +94,51 @@ class TenantKeys:
 def _share(config: EngineConfig, options: BenchOptions, keys: TenantKeys, done: Callable[[], None]) -> dict[str, Any]:
     """A window to warm up, then `repeats`, while the targets run on threads."""
     placement, workload = place(1), options.workload()
-    with start_pool(config, placement.drafts[0], keys.pool_options) as pool:
-        target = partial(keys.target, on_target_cores(config, placement), endpoints=[pool.told["endpoint"]])
-        targets = [BusyTarget(target(i), workload, options.streams) for i in range(len(keys.weights))]
-        with running(targets):
-            readings = [_read(targets)]
-            for _ in range(options.repeats + 1):
-                time.sleep(options.seconds)
-                readings.append(_read(targets))
-                done()
-    return sharing_of(readings[1:], keys.weights, config.leaves, TOLERANCE)
+    with ExitStack() as stack:
+        pool = stack.enter_context(start_pool(config, placement.drafts[0], keys.pool_options))
+        config, endpoints = on_target_cores(config, placement), [pool.told["endpoint"]]
+        busy = replace(config, budget="fixed")  # an adaptive one could leave the pool alone
+        engines = [stack.enter_context(Engine(keys.target(busy, i, endpoints))) for i in range(len(keys.weights))]
+        targets = [BusyTarget(engine, workload, options.streams) for engine in engines]
+        stack.enter_context(running(targets))
+        readings = [_read(targets)]
+        for _ in range(options.repeats + 1):
+            time.sleep(options.seconds)
+            readings.append(_read(targets))
+            done()
+    return sharing_of(readings[1:], keys.weights, config.leaves)
 
 
 class BusyTarget:
-    """A target whose sequences always want more nodes than there are. Its engine lives on a thread of its own."""
+    """A target whose sequences always want more nodes than there are."""
 
-    def __init__(self, config: EngineConfig, workload: Workload, streams: int) -> None:
-        self._config = replace(config, budget="fixed")  # an adaptive one could leave the pool alone
-        self._workload = workload
-        self._streams = streams
-        self._stopped = threading.Event()
-        self._engine: Future[Engine] = Future()
+    def __init__(self, engine: Engine, workload: Workload, streams: int) -> None:
+        self._engine, self._workload, self._streams = engine, workload, streams
+        self.stopped = threading.Event()
         self.tokens = 0  # so far
 
     def run(self) -> None:
-        """Until `stop`."""
-        with self._started() as engine:
-            streams = EndlessStreams(engine, self._workload, self._streams)
-            while not self._stopped.is_set():
-                self.tokens += sum(streams.step())
+        streams = EndlessStreams(self._engine, self._workload, self._streams)
+        while not self.stopped.is_set():
+            self.tokens += sum(streams.step())
 
-    def _started(self) -> Engine:
-        try:
-            with _LOADING:
-                engine = Engine(self._config)
-        except BaseException as error:
-            self._engine.set_exception(error)
-            raise
-        self._engine.set_result(engine)
-        return engine
-
-    def stop(self) -> None:
-        self._stopped.set()
-
+    @property
     def load(self) -> Load | None:
-        """The newest that its pool has told. Waits for the engine; raises what has kept it from its start."""
-        remote = self._engine.result().remote
-        assert remote is not None  # in mode async there is one
-        return remote.pools[0].load
+        """The newest that its pool has told."""
+        assert self._engine.remote is not None  # in mode async there is one
+        return self._engine.remote.pools[0].load
 
 
 @contextmanager
 def running(targets: Sequence[BusyTarget]) -> Iterator[None]:
     """Targets on threads; an error of one is raised at the end."""
-    with ThreadPoolExecutor(len(targets)) as threads, ExitStack() as stack:
+    with ThreadPoolExecutor(len(targets)) as threads:
         futures = [threads.submit(target.run) for target in targets]
-        for target in targets:
-            stack.callback(target.stop)
-        yield
-        stack.close()
+        try:
+            yield
+        finally:
+            for target in targets:
+                target.stopped.set()
         for future in futures:
             future.result()
 
@@ -170,10 +154,10 @@ class Reading:
 
 def _read(targets: Sequence[BusyTarget]) -> list[Reading]:
     """Of all targets, from the same report of the pool: the first that is new to all."""
-    before = [target.load() for target in targets]
+    before = [target.load for target in targets]
     end = time.perf_counter() + LOAD_PATIENCE
     while time.perf_counter() < end:
-        loads = [target.load() for target in targets]
+        loads = [target.load for target in targets]
         if all(load is not None and load is not old for load, old in zip(loads, before, strict=True)):
             now = time.perf_counter()
             return [Reading(now, load, t.tokens) for load, t in zip(loads, targets, strict=True) if load is not None]
@@ -181,26 +165,31 @@ def _read(targets: Sequence[BusyTarget]) -> list[Reading]:
     raise EngineError(f"a target has not heard of its pool for {LOAD_PATIENCE:g} s")
 
 
-def sharing_of(
-    readings: Sequence[Sequence[Reading]], weights: Sequence[int], leaves: int, tolerance: float
-) -> dict[str, Any]:
-    """`readings` at the ends of windows, each of all targets."""
-    seconds = [after[0].at - before[0].at for before, after in pairwise(readings)]
-    rows = [[b.load.own_rows - a.load.own_rows for a, b in zip(*pair, strict=True)] for pair in pairwise(readings)]
-    tokens = [[b.tokens - a.tokens for a, b in zip(*pair, strict=True)] for pair in pairwise(readings)]
-    levels = [1000 * s / after[0].load.step_ms for s, after in zip(seconds, readings[1:], strict=True)]
+def sharing_of(readings: Sequence[Sequence[Reading]], weights: Sequence[int], leaves: int) -> dict[str, Any]:
+    """`readings` at the ends of windows, each of all targets. The rows of the last tenant are what others are compared
+    with, window by window. Prompts' rows count among the leaves taken too."""
+    pairs = [list(zip(before, after, strict=True)) for before, after in pairwise(readings)]
+    rows = [_window(pair, [b.load.own_rows - a.load.own_rows for a, b in pair]) for pair in pairs]
+    tokens = [_window(pair, [b.tokens - a.tokens for a, b in pair]) for pair in pairs]
+    every = range(len(weights))
     tenants: list[Row] = [
         {
-            "weight": weight,
-            "rows_per_second": Spread.of([window[i] / s for window, s in zip(rows, seconds, strict=True)]),
-            "rows_to_last": Spread.of([window[i] / window[-1] for window in rows]),
-            "tokens_per_second": Spread.of([window[i] / s for window, s in zip(tokens, seconds, strict=True)]),
+            "weight": weights[i],
+            "rows_per_second": Spread.of([window.rate([i]) for window in rows]),
+            "rows_to_last": Spread.of([window.counts[i] / window.counts[-1] for window in rows]),
+            "tokens_per_second": Spread.of([window.rate([i]) for window in tokens]),
         }
-        for i, weight in enumerate(weights)
+        for i in every
     ]
-    filled = Spread.of([sum(window) / number / leaves for window, number in zip(rows, levels, strict=True)])
-    near = [abs(row["rows_to_last"].median * weights[-1] / row["weight"] - 1) <= tolerance for row in tenants]
-    return {"tenants": tenants, "leaves_taken": filled, "tolerance": tolerance, "sharing_holds": all(near)}
+    level_ms = [pair[0][1].load.step_ms for pair in pairs]
+    taken = [window.rate(every) * ms / 1000 / leaves for window, ms in zip(rows, level_ms, strict=True)]
+    near = [abs(row["rows_to_last"].median * weights[-1] / row["weight"] - 1) <= TOLERANCE for row in tenants]
+    return {"tenants": tenants, "leaves_taken": Spread.of(taken), "tolerance": TOLERANCE, "sharing_holds": all(near)}
+
+
+def _window(pair: Sequence[tuple[Reading, Reading]], counts: list[int]) -> Window:
+    (before, after), *_ = pair
+    return Window(after.at - before.at, counts)
 
 
 # -- two pools, of which one is killed
@@ -208,16 +197,13 @@ def sharing_of(
 
 @dataclass(frozen=True)
 class Kill:
-    """Tokens/s of each stream group in each of KILL_PHASES."""
+    """Tokens in each of KILL_PHASES; numbers of the streams in each of GROUPS."""
 
-    seconds_to_move: float
-    streams: dict[str, int]  # of each group
-    tokens_per_second: dict[str, list[float]]  # by group, in order of KILL_PHASES
+    windows: list[Window]
+    groups: dict[str, list[int]]
 
-    def kept(self, phase: str) -> float:
-        """Of the others' speed before the kill, the share that they have in a phase."""
-        speeds = self.tokens_per_second["others"]
-        return speeds[KILL_PHASES.index(phase)] / speeds[0]
+    def rate(self, group: str, phase: str) -> float:
+        return self.windows[KILL_PHASES.index(phase)].rate(self.groups[group])
 
 
 def _kill(config: EngineConfig, options: BenchOptions, keys: TenantKeys) -> Kill:
@@ -243,7 +229,7 @@ def measure_kill(engine: Engine, streams: EndlessStreams, victim: Program, secon
     moving = streams.run(lambda: _moved(pools_of(engine, streams), doomed) or time.perf_counter() > end)
     if time.perf_counter() > end:
         raise EngineError(f"the sessions of a dead pool have not moved within {MOVE_PATIENCE:g} s")
-    return kill_of(groups, [before, moving, streams.run_for(seconds)])
+    return Kill([before, moving, streams.run_for(seconds)], groups)
 
 
 def _moved(pools: Sequence[str | None], doomed: str) -> bool:
@@ -266,25 +252,22 @@ def pools_of(engine: Engine, streams: EndlessStreams) -> list[str | None]:
     return [None if pool is None else pool.name for pool in pools]
 
 
-def kill_of(groups: Mapping[str, Sequence[int]], windows: Sequence[Window]) -> Kill:
-    """`windows` in order of KILL_PHASES; `groups` by name, with the numbers of their streams."""
-    speeds = {name: [window.rate(streams) for window in windows] for name, streams in groups.items()}
-    return Kill(windows[1].seconds, {name: len(streams) for name, streams in groups.items()}, speeds)
-
-
-def failover_of(kills: Sequence[Kill], tolerance: float) -> dict[str, Any]:
-    """At least one kill. The others' speed is over that before, kill by kill."""
-    moving, after = (Spread.of([kill.kept(phase) for kill in kills]) for phase in KILL_PHASES[1:])
-    return {
-        "groups": [_group(kills, group, phase) for group in GROUPS for phase in KILL_PHASES],
-        "seconds_to_move": Spread.of([kill.seconds_to_move for kill in kills]),
-        "kept_while_moving": moving,
-        "kept_after": after,
-        "failover_holds": min(moving.median, after.median) >= 1 - tolerance,
+def failover_of(kills: Sequence[Kill]) -> dict[str, Any]:
+    """The others' speed is over that before, kill by kill."""
+    groups: list[Row] = [
+        {
+            "group": group,
+            "phase": phase,
+            "streams": Spread.of([len(kill.groups[group]) for kill in kills]),
+            "tokens_per_second": Spread.of([kill.rate(group, phase) for kill in kills]),
+        }
+        for group in GROUPS
+        for phase in KILL_PHASES
+    ]
+    kept = {
+        f"kept_{phase}": Spread.of([kill.rate("others", phase) / kill.rate("others", "before") for kill in kills])
+        for phase in KILL_PHASES[1:]
     }
-
-
-def _group(kills: Sequence[Kill], group: str, phase: str) -> Row:
-    speeds = [kill.tokens_per_second[group][KILL_PHASES.index(phase)] for kill in kills]
-    streams = Spread.of([kill.streams[group] for kill in kills])
-    return {"group": group, "phase": phase, "streams": streams, "tokens_per_second": Spread.of(speeds)}
+    moved = Spread.of([kill.windows[1].seconds for kill in kills])
+    holds = all(spread.median >= 1 - TOLERANCE for spread in kept.values())
+    return {"groups": groups, "seconds_to_move": moved, **kept, "failover_holds": holds}

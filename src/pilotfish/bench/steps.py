@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +18,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from pilotfish.bench.contestants import take_turns
 from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
-from pilotfish.bench.machine import read_probe, timed
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row, Spread
+from pilotfish.bench.report import Progress, Report, Row, Spread, ratios, read_probe, timed
 from pilotfish.config import DType, EngineConfig, Quantization, available_cores
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import SequenceRows
@@ -93,8 +93,6 @@ def random_model(
     shape: LlamaShape,
     dtype: torch.dtype,
     device: torch.device,
-    *,
-    eager: bool = False,
     quantization: Quantization = "none",
 ) -> LoadedModel:
     """Random weights, loaded as any other model is; they pass through a temporary directory."""
@@ -103,7 +101,7 @@ def random_model(
     model = LlamaForCausalLM(shape.config()).to(dtype)
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
-        return load_model(Path(directory), dtype, device, eager=eager, quantization=quantization)
+        return load_model(Path(directory), dtype, device, eager=False, quantization=quantization)
 
 
 # -- steps
@@ -124,7 +122,12 @@ class Case:
     shape: str
     rows: int
 
+    @property
+    def name(self) -> str:
+        return f"{self.shape}, {self.rows} rows"
 
+
+PROBE, LEVEL, FORWARD = "probe", "draft's level", "draft's forward"
 TIMED = tuple(Case(shape, rows) for shape in TARGETS for rows in STEP_ROWS)
 DRAFT = Case("draft", WIDTH)
 #: Those whose kernels are timed one by one.
@@ -139,64 +142,58 @@ def run_steps(options: BenchOptions, progress: Progress) -> Report:
         raise InputError("bench steps: the C++ kernels are needed, and no compiler here builds them")
     torch.set_num_threads(options.engine["threads"] or available_cores())
     bench = StepsBench(dtype, quantization)
-    progress.total, rounds = WARM_UP + options.repeats, list[StepsRound]()
-    for _ in range(progress.total):
-        rounds.append(bench.round())
-        progress("rounds")
-    rounds = rounds[WARM_UP:]
+    progress.total = (WARM_UP + options.repeats) * len(bench.calls)
+    times = take_turns(bench.calls, range(WARM_UP + options.repeats), WARM_UP, progress)
     results = {
         "context": CONTEXT,
-        "read_gb_per_s": Spread.of([one.gb_per_s for one in rounds]),  # of the probe, once a round
-        "forwards": [forward_time(case, sum(bench.reads(case).values()), rounds) for case in TIMED],
-        "draft": draft_time(rounds),
-        "kernels": [row for case in PROFILED for row in kernel_times(case, bench.reads(case), rounds)],
+        "read_gb_per_s": Spread.of(times[PROBE]),  # of the probe, once a round
+        "forwards": [forward_time(case, sum(bench.reads(case).values()), times) for case in TIMED],
+        "draft": {"rows": WIDTH, "forward_ms": _median_ms(times[FORWARD]), "level_ms": _median_ms(times[LEVEL])},
+        "kernels": [row for case in PROFILED for row in kernel_times(case, bench.reads(case), times)],
     }
     return Report(results)
 
 
-@dataclass(frozen=True)
-class StepsRound:
-    """Seconds of everything once, one after the other."""
-
-    gb_per_s: float
-    forwards: dict[Case, float]
-    draft_level: float
-    draft_forward: float
-    kernels: dict[Case, dict[str, float]]
-
-    def floor(self, read_bytes: int) -> float:
-        """Seconds of reading so much as fast as the probe read."""
-        return read_bytes / (self.gb_per_s * 1e9)
-
-
 class StepsBench:
-    """The three shapes, loaded, and their steps."""
+    """The three shapes, loaded, and calls that measure them. The draft's follow one another, as its levels do in
+    service: its weights stay in the cache. A level is the draft's forward inside LMDrafter, with leaves chosen, noise,
+    children hung."""
 
     def __init__(self, dtype: DType, quantization: Quantization) -> None:
         def runner(shape: LlamaShape) -> Runner:
             return Runner(random_model(shape, DTYPES[dtype], DEVICE, quantization=quantization), SLOTS)
 
         self._runners = {name: runner(shape) for name, shape in SHAPES.items()}
-        self._steps = {case: step_rows(self._runners[case.shape], case.rows) for case in {*TIMED, *PROFILED}}
-        self._levels = DraftLevels(self._runners[DRAFT.shape].model)
-        self._probe = read_probe()
-
-    def round(self) -> StepsRound:
-        """The draft's measurements follow one another, as its levels do in service: its weights stay in the cache."""
-        return StepsRound(
-            self._probe(),
-            {case: timed(partial(self._forward, case)) for case in TIMED},
-            self._levels.seconds(),
-            timed(lambda: [self._forward(DRAFT) for _ in range(LEVELS)]) / LEVELS,
-            {case: kernel_seconds(self._runners[case.shape], self._steps[case]) for case in reversed(PROFILED)},
-        )
+        levels, probe = DraftLevels(self._runners[DRAFT.shape].model), read_probe()
+        draft = self._forward(DRAFT)
+        self.calls: dict[str, Callable[[int], Any]] = {
+            PROBE: lambda _: probe(),
+            **{case.name: partial(_seconds, self._forward(case)) for case in TIMED},
+            LEVEL: lambda _: levels.seconds(),
+            FORWARD: lambda _: timed(lambda: [draft() for _ in range(LEVELS)]) / LEVELS,
+            **{kernels_of(case): partial(self._kernels, self._step(case), case) for case in reversed(PROFILED)},
+        }
 
     def reads(self, case: Case) -> dict[str, int]:
         """Bytes that the step reads, by kind of kernel."""
         return bytes_read(self._runners[case.shape].model, CONTEXT + case.rows)
 
-    def _forward(self, case: Case) -> torch.Tensor:
-        return self._runners[case.shape].forward([self._steps[case]])
+    def _step(self, case: Case) -> SequenceRows:
+        return step_rows(self._runners[case.shape], case.rows)
+
+    def _forward(self, case: Case) -> Callable[[], torch.Tensor]:
+        return partial(self._runners[case.shape].forward, [self._step(case)])
+
+    def _kernels(self, step: SequenceRows, case: Case, turn: int) -> dict[str, float]:  # noqa: ARG002
+        return kernel_seconds(self._runners[case.shape], step)
+
+
+def kernels_of(case: Case) -> str:
+    return f"kernels of {case.name}"
+
+
+def _seconds(call: Callable[[], object], turn: int) -> float:  # noqa: ARG001
+    return timed(call)
 
 
 class DraftLevels:
@@ -222,34 +219,32 @@ class DraftLevels:
         return spent
 
 
-def forward_time(case: Case, read_bytes: int, rounds: Sequence[StepsRound]) -> Row:
+def forward_time(case: Case, read_bytes: int, times: Mapping[str, Sequence[Any]]) -> Row:
     """Medians; ratios and shares are taken within rounds. A share of 1 is as fast as the memory allows."""
-    one_row = Case(case.shape, 1)
+    own, one_row, floor = times[case.name], times[Case(case.shape, 1).name], _floor(read_bytes, times)
     return {
         "shape": case.shape,
         "rows": case.rows,
-        "milliseconds": _median_ms(one.forwards[case] for one in rounds),
-        "of_one_row": statistics.median(one.forwards[case] / one.forwards[one_row] for one in rounds),
+        "milliseconds": _median_ms(own),
+        "of_one_row": ratios(own, one_row).median,
         "read_bytes": read_bytes,  # weights and KV, each once
-        "floor_ms": _median_ms(one.floor(read_bytes) for one in rounds),
-        "share_of_floor": statistics.median(one.floor(read_bytes) / one.forwards[case] for one in rounds),
+        "floor_ms": _median_ms(floor),
+        "share_of_floor": ratios(floor, own).median,
     }
 
 
-def draft_time(rounds: Sequence[StepsRound]) -> Row:
-    """For one request, with the draft's weights in whatever cache they fit into: a level is the same forward inside
-    LMDrafter, with leaves chosen, noise, children hung."""
-    forward, level = (_median_ms(getattr(one, name) for one in rounds) for name in ("draft_forward", "draft_level"))
-    return {"rows": WIDTH, "forward_ms": forward, "level_ms": level}
+def _floor(read_bytes: int, times: Mapping[str, Sequence[Any]]) -> list[float]:
+    """Seconds of reading so much as fast as the probe read, in each round."""
+    return [read_bytes / (gb_per_s * 1e9) for gb_per_s in times[PROBE]]
 
 
-def kernel_times(case: Case, reads: dict[str, int], rounds: Sequence[StepsRound]) -> list[Row]:
+def kernel_times(case: Case, reads: dict[str, int], times: Mapping[str, Sequence[Any]]) -> list[Row]:
     """Medians by `KINDS`, clocks included; GB/s of those that read weights or KV."""
-    total = _median_ms(sum(one.kernels[case].values()) for one in rounds)
+    rounds = times[kernels_of(case)]
+    total = _median_ms([sum(one.values()) for one in rounds])
     rows = []
     for kind in KINDS:
-        spent = _median_ms(one.kernels[case][kind] for one in rounds)
-        floor = _median_ms(one.floor(reads[kind]) for one in rounds)
+        spent, floor = _median_ms([one[kind] for one in rounds]), _median_ms(_floor(reads[kind], times))
         speed = reads[kind] / (spent * 1e6) if reads[kind] else None
         where: Row = {"shape": case.shape, "rows": case.rows, "kind": kind}
         figures = {"milliseconds": spent, "share": spent / total, "read_bytes": reads[kind], "gb_per_s": speed}
@@ -257,7 +252,7 @@ def kernel_times(case: Case, reads: dict[str, int], rounds: Sequence[StepsRound]
     return rows
 
 
-def _median_ms(seconds: Iterable[float]) -> float:
+def _median_ms(seconds: Sequence[float]) -> float:
     return 1000 * statistics.median(seconds)
 
 
