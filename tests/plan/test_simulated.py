@@ -1,0 +1,136 @@
+"""The production scheduler, worker and drafters over scripted models in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import RandomDrafter
+
+from pilotfish.core.budget import FixedBudget
+from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Outcome, Sampling, SequenceRows
+from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.scheduler import Scheduler
+from pilotfish.core.slots import SlotPool
+from pilotfish.draft.lm import LMDrafter, TreeShape
+from pilotfish.errors import EngineError
+from pilotfish.plan.simulated import SimulatedExecutor, VirtualClock
+from pilotfish.target.worker import TargetWorker
+
+VOCAB, SLOTS, CONTEXT = 7, 200, 120
+
+
+def scripted(seed: int) -> object:
+    """Logits that are any function of the whole sequence."""
+
+    def logits(tokens: Sequence[int]) -> np.ndarray:
+        return np.random.default_rng([seed, len(tokens), *tokens]).normal(0, 2, VOCAB)
+
+    return logits
+
+
+def executor(clock: VirtualClock, seed: int = 0, seconds: float = 1.0) -> SimulatedExecutor:
+    """A forward costs `seconds` and a hundredth of it for each row."""
+    return SimulatedExecutor(scripted(seed), VOCAB, SLOTS, CONTEXT, lambda rows: seconds * (1 + rows / 100), clock)
+
+
+def make_worker(drafter: Drafter, clock: VirtualClock, slots: int = SLOTS) -> TargetWorker:
+    scheduler = Scheduler(SlotPool(slots), max_rows=40, max_requests=4)
+    return TargetWorker(executor(clock), scheduler, drafter, FixedBudget(8, 3), clock)
+
+
+def make_requests(count: int, **params: float) -> list[Request]:
+    given = SamplingParams(max_tokens=25, **params)  # type: ignore[arg-type]
+    return [Request(n, [n % VOCAB] * (3 + 9 * n), given, 50 + n, frozenset(), CONTEXT) for n in range(count)]
+
+
+def run(worker: TargetWorker, requests: list[Request]) -> list[list[int]]:
+    for request in requests:
+        worker.scheduler.add(request)
+    while worker.scheduler.busy:
+        worker.step()
+        worker.scheduler.check()
+    return [request.output for request in requests]
+
+
+@given(temperature=st.sampled_from([0.0, 0.7]), slots=st.sampled_from([SLOTS, 90]), seed=st.integers(0, 99))
+@settings(max_examples=6)
+def test_no_drafter_changes_an_output(temperature: float, slots: int, seed: int) -> None:
+    plain = run(make_worker(NoDrafter(), VirtualClock()), make_requests(5, temperature=temperature))
+    clock = VirtualClock()
+    same = LMDrafter(executor(clock, seconds=0.1), TreeShape(2, 3), clock)
+    other = LMDrafter(executor(clock, seed=1, seconds=0.1), TreeShape(2, 3), clock)
+    for drafter in (RandomDrafter(VOCAB, seed=seed), same, other):
+        requests = make_requests(5, temperature=temperature)
+        assert run(make_worker(drafter, clock, slots), requests) == plain
+    assert sum(r.stats.accepted_tokens for r in requests) > 0
+
+
+def test_a_draft_that_is_the_target_is_always_right_and_saves_virtual_time() -> None:
+    """T = 0: with chains of three every step brings four tokens."""
+    clock, alone = VirtualClock(), VirtualClock()
+    drafter = LMDrafter(executor(clock, seconds=0.1), TreeShape(1, 1), clock)
+    (request,) = make_requests(1, temperature=0.0)
+    outputs = run(make_worker(drafter, clock), [request])
+    assert outputs == run(make_worker(NoDrafter(), alone), make_requests(1, temperature=0.0))
+    assert request.stats.accepted_tokens == request.stats.draft_tokens
+    assert request.stats.verify_steps == math.ceil(25 / 4)
+    assert clock.now < alone.now / 2
+
+
+def test_a_forward_that_fails_ends_its_requests_and_frees_all_slots() -> None:
+    class Failing(SimulatedExecutor):
+        def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
+            if self.clock.now > 5:
+                raise ZeroDivisionError
+            return super().execute(rows, sampling)
+
+    clock = VirtualClock()
+    worker = make_worker(RandomDrafter(VOCAB), clock)
+    worker.executor = Failing(scripted(0), VOCAB, SLOTS, CONTEXT, lambda _: 1.0, clock)
+    requests = make_requests(6)
+    for request in requests:
+        worker.scheduler.add(request)
+    with pytest.raises(ZeroDivisionError):
+        while True:
+            worker.step()
+    assert [r.finish_reason for r in requests] == [FinishReason.ABORT] * 4 + [None] * 2
+    assert worker.scheduler.pool.num_free == SLOTS and len(worker.scheduler.waiting) == 2
+
+
+def test_a_slot_that_holds_another_token_is_found() -> None:
+    model, slots = executor(VirtualClock()), np.arange(4, dtype=np.int32)
+    model.execute([SequenceRows(0, [1, 2, 3, 4], slots, NO_NODES, [3])], NO_SAMPLING)
+    with pytest.raises(EngineError, match="slots: 2 does not hold the token at position 3"):
+        model.execute(
+            [SequenceRows(4, [5], np.array([0, 1, 3, 2, 4], np.int32)[[0, 1, 3, 3, 4]], NO_NODES, [0])], NO_SAMPLING
+        )
+
+
+def test_log_probabilities_are_those_of_the_script() -> None:
+    clock = VirtualClock()
+    worker = make_worker(RandomDrafter(VOCAB), clock)
+    (request,) = make_requests(1, temperature=0.5, logprobs=2)
+    worker.scheduler.add(request)
+    entries = []
+    while worker.scheduler.busy:
+        entries += [entry for commit in worker.step() for entry in commit.logprobs]
+    assert [entry.token for entry in entries] == request.output
+    for place, entry in enumerate(entries, request.num_prompt_tokens):
+        logits = scripted(0)(request.tokens[:place])  # type: ignore[operator]
+        want = logits - np.log(np.exp(logits).sum())
+        assert entry.logprob == pytest.approx(want[entry.token])
+        assert [token for token, _ in entry.top] == np.argsort(-want)[:2].tolist()
+
+
+def test_what_a_script_cannot_sample_is_refused() -> None:
+    worker = make_worker(NoDrafter(), VirtualClock())
+    worker.scheduler.add(make_requests(1, top_k=3)[0])
+    with pytest.raises(NotImplementedError, match="temperatures only"):
+        worker.step()
