@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from pilotfish import pairs
 from pilotfish.cli.compare import (
     Comparison,
     Pass,
@@ -23,7 +24,7 @@ from pilotfish.cli.compare import (
     speculation_off,
 )
 from pilotfish.cli.demo_pace import measure
-from pilotfish.cli.options import JsonOption, resolve_models
+from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import DRAFTED, OWN, OriginStream, paced, print_json, shows_colour, status, warn_of_overruns
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig
@@ -97,7 +98,7 @@ def demo(
 
 
 def _config(pair: str, pace: str, engine: Given) -> EngineConfig:
-    models = resolve_models(pair, None, None)
+    models = pairs.resolve_pair(pair)
     return EngineConfig(target=models.target, draft=models.draft, mode="async", pace=pace, **engine)
 
 

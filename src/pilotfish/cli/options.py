@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from pilotfish import pairs
 from pilotfish.command import Given
 from pilotfish.config import DType, EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
@@ -20,15 +21,18 @@ DEFAULT_PAIR = "pycode"
 
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 
-#: The engine's, for commands that generate. Mode and drafter depend on the models where they are not given.
+_OF_SERVE = ("max_requests", "max_rows")
+#: The engine's, for commands that generate. Without mode and drafter the models decide.
 ENGINE = [
     Option("pair", str, None, "The bundled pair: pycode, or pycode@<N>m. The default."),
-    *pick(EngineConfig, without=("max_requests", "max_rows"), target=None, mode=None, drafter=None),
+    *(
+        replace(one, help="float32, bfloat16, or auto: as the checkpoint.") if one.name == "dtype" else one
+        for one in pick(EngineConfig, without=_OF_SERVE, target=None, mode=None, drafter=None)
+    ),
 ]
-ENGINE[4] = replace(ENGINE[4], help="float32, bfloat16, or auto: as the checkpoint.")
 _OF_GENERATE = ("n", "logprobs", "prompt_logprobs")
 _OF_HTTP = ("include_stop_str_in_output", "skip_special_tokens")
-#: A request's. Those that are not given are left to the model's generation_config.json, then to our defaults.
+#: A request's. Without them the model's generation_config.json decides, then our defaults.
 SAMPLING = unset(pick(SamplingParams, without=_OF_HTTP))
 CHAT_SAMPLING = [one for one in SAMPLING if one.name not in _OF_GENERATE]
 
@@ -63,9 +67,7 @@ def resolve_models(pair: str | None, target: Path | None, draft: Path | None) ->
         return ModelPaths(model_directory("target", target), draft and model_directory("draft", draft))
     if draft is not None:
         raise InputError("draft: it needs --target; a pair brings its own draft")
-    from pilotfish.pairs import resolve_pair
-
-    dirs = resolve_pair(pair or DEFAULT_PAIR)
+    dirs = pairs.resolve_pair(pair or DEFAULT_PAIR)
     return ModelPaths(dirs.target, dirs.draft)
 
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directory, resolve_models
+from pilotfish import pairs
+from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directory
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config import DraftConfig, EngineConfig, config_of
@@ -86,9 +87,7 @@ def _directory(draft: Path | None, pair: str | None) -> Path:
         raise InputError("draft: it cannot be combined with --pair; give one of them")
     if draft is not None:
         return model_directory("draft", draft)
-    found = resolve_models(pair or DEFAULT_PAIR, None, None).draft
-    assert found is not None  # a pair has one
-    return found
+    return pairs.resolve_pair(pair or DEFAULT_PAIR).draft
 
 
 def target(
