@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from tree_rows import TreeRows, shifted
 
 from pilotfish.model import native
 from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention, native_tree_attention
-from pilotfish.model.native import load_kernels, pack_weight
+from pilotfish.model.native import pack_weight
 from pilotfish.model.native_modules import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -39,16 +38,7 @@ SCORINGS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    assert load_kernels(), "these tests need a C++ compiler"
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ import logging
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from pilotfish.core.executor import NodeRows, SequenceRows
 from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.loader import load_model
-from pilotfish.model.native import load_kernels, pack_weight
+from pilotfish.model.native import pack_weight
 from pilotfish.model.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, replace_parts
 from pilotfish.model.quantize import concatenated, int8_of, quantize
 from pilotfish.model.runner import Runner
@@ -31,16 +30,7 @@ SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (513, 600), (40, 5001)]  # outp
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    assert load_kernels(), "these tests need a C++ compiler"
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def quantized_linear(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = False) -> torch.nn.Linear:

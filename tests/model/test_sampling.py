@@ -15,7 +15,6 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from pilotfish.core import noise
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.model.native import load_kernels
 from pilotfish.model.sampling import (
     filtered,
     filtered_reference,
@@ -41,9 +40,7 @@ FILTERS = [
 SEEDS = st.integers(0, noise.SEED_LIMIT - 1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _kernels() -> None:
-    assert load_kernels(), "these tests need a C++ compiler"
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:

@@ -3,6 +3,10 @@
 sources ─► corpus ─► tokenizer ─► target ─► its own text ─► draft ─► evaluation ─► two model directories
 """
 
+import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
+
+# isort: split
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +18,6 @@ from rich.progress import Progress
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-import pilotfish.model  # noqa: F401
 from pilotfish.errors import ParameterError
 from pilotfish.train.data import TokenBatch, Tokens, Windows, collect, encode, joined, split, train_tokenizer
 from pilotfish.train.evaluate import Evaluation, evaluate

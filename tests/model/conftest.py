@@ -1,0 +1,22 @@
+"""Fixtures of tests that run the C++ kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pilotfish.model.native import load_kernels
+
+
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    assert load_kernels(), "these tests need a C++ compiler"
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(1)
