@@ -118,7 +118,7 @@ class World:
             return GrownTree.empty()
         session = part.session
         known = tuple(session.tokens)
-        paths = [tuple(session.tree.path_tokens(leaf)) for leaf in part.leaves.tolist()]
+        paths = [tuple(session.tree.nodes.path_tokens(leaf)) for leaf in part.leaves.tolist()]
         tokens = np.array([script((*known, *path)) for path in paths])
         return session.add_children(part.leaves, tokens, np.tile(CHANCES, (len(paths), 1)))
 

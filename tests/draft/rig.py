@@ -26,7 +26,7 @@ from pilotfish.core.messages import (
     Hello,
     Open,
     Peer,
-    Sampling,
+    RequestSampling,
     ToDraft,
     ToTarget,
     Tree,
@@ -140,7 +140,7 @@ class Rig:
         return dict(zip(likely[0].tolist(), chances[0].tolist(), strict=True))
 
 
-def params_of(sampling: Sampling) -> SamplingParams:
+def params_of(sampling: RequestSampling) -> SamplingParams:
     fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     return SamplingParams(
         **{name: getattr(sampling, name) for name in fields},
@@ -212,7 +212,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def make_open(
-    tokens: Sequence[int], session: int = 1, generation: int = 1, sampling: Sampling | None = None, **fields: int
+    tokens: Sequence[int], session: int = 1, generation: int = 1, sampling: RequestSampling | None = None, **fields: int
 ) -> Open:
     defaults = {"prompt_tokens": len(tokens), "max_length": 1000, "seed": 7 + session, "wanted": 60}
-    return Open(session, generation, list(tokens), sampling=sampling or Sampling(), **{**defaults, **fields})
+    return Open(session, generation, list(tokens), sampling=sampling or RequestSampling(), **{**defaults, **fields})

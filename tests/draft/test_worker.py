@@ -26,8 +26,8 @@ from pilotfish.core.messages import (
     Load,
     Open,
     Refuse,
+    RequestSampling,
     Resync,
-    Sampling,
     Tree,
 )
 from pilotfish.draft import worker
@@ -38,11 +38,11 @@ from pilotfish.wire.codec import decode_to_target, encode
 
 TARGET = b"target"
 SAMPLINGS = {
-    "greedy": Sampling(temperature=0.0),
-    "warm": Sampling(temperature=0.8),
-    "filtered": Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01),
-    "penalized": Sampling(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3),
-    "ruled": Sampling(
+    "greedy": RequestSampling(temperature=0.0),
+    "warm": RequestSampling(temperature=0.8),
+    "filtered": RequestSampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01),
+    "penalized": RequestSampling(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3),
+    "ruled": RequestSampling(
         temperature=0.9,
         logit_bias={33: 4.0, VOCAB + 5: 3.0},
         allowed_token_ids=list(range(20, 200)),
@@ -122,7 +122,9 @@ def test_tokens_that_the_target_lacks_are_never_guessed(stubborn: Path, told: di
     rig = Rig(
         stubborn, LevelShape(leaves=4, children=8), added_tokens={VOCAB: "<a>", VOCAB + 1: "<b>", VOCAB + 2: "<c>"}
     )
-    rig.say(TARGET, msgspec.structs.replace(HELLO, **told), make_open(prompt(8), sampling=Sampling(temperature=2.0)))
+    rig.say(
+        TARGET, msgspec.structs.replace(HELLO, **told), make_open(prompt(8), sampling=RequestSampling(temperature=2.0))
+    )
     rig.rest()
     guessed = {token for tree in rig.trees(TARGET, 1) for token in tree.tokens}
     assert guessed and {token for token in guessed if token >= VOCAB} <= known
@@ -134,7 +136,7 @@ def test_a_token_that_only_the_target_has_is_read_as_another(llama: Path, place:
     """The draft has no embedding for it, and guesses on."""
     rig = Rig(llama)
     rig.say(TARGET, msgspec.structs.replace(HELLO, vocab_size=VOCAB + 9, added_tokens={VOCAB: "<a>"}))
-    tokens, sampling = prompt(8), Sampling(temperature=0.7, repetition_penalty=1.2)
+    tokens, sampling = prompt(8), RequestSampling(temperature=0.7, repetition_penalty=1.2)
     rig.say(TARGET, make_open([*tokens, *([VOCAB + 8] if place == "opened" else [])], sampling=sampling))
     rig.rest()
     if place == "committed":
@@ -595,14 +597,14 @@ def test_a_forgotten_sequence_is_asked_for_when_it_goes_on(rig: Rig) -> None:
         make_open([VOCAB]),
         make_open([1] * CONTEXT),
         make_open([1] * 2000),  # as many as there are slots
-        make_open([1], sampling=Sampling(temperature=float("nan"))),
-        make_open([1], sampling=Sampling(temperature=float("inf"))),
-        make_open([1], sampling=Sampling(temperature=-1.0)),
-        make_open([1], sampling=Sampling(top_p=0.0)),
-        make_open([1], sampling=Sampling(min_p=float("nan"))),
-        make_open([1], sampling=Sampling(repetition_penalty=0.0)),
-        make_open([1], sampling=Sampling(presence_penalty=1e300)),
-        make_open([1], sampling=Sampling(logit_bias={1: float("nan")})),
+        make_open([1], sampling=RequestSampling(temperature=float("nan"))),
+        make_open([1], sampling=RequestSampling(temperature=float("inf"))),
+        make_open([1], sampling=RequestSampling(temperature=-1.0)),
+        make_open([1], sampling=RequestSampling(top_p=0.0)),
+        make_open([1], sampling=RequestSampling(min_p=float("nan"))),
+        make_open([1], sampling=RequestSampling(repetition_penalty=0.0)),
+        make_open([1], sampling=RequestSampling(presence_penalty=1e300)),
+        make_open([1], sampling=RequestSampling(logit_bias={1: float("nan")})),
     ],
     ids=range(12),
 )
@@ -618,20 +620,20 @@ def test_an_open_that_cannot_be_served_is_refused(rig: Rig, opened: Open) -> Non
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(allowed_token_ids=[]),
-        Sampling(temperature=0.0, allowed_token_ids=[VOCAB + 1]),
-        Sampling(bad_token_ids=list(range(VOCAB))),
-        Sampling(temperature=5e-324, top_k=2**31 - 1, min_p=1.0),
-        Sampling(temperature=100.0, top_p=1e-6),
-        Sampling(bad_sequences=[[], [2**31 - 1], [1] * 5000], stop_ids=list(range(VOCAB)), min_tokens=2**31 - 1),
-        Sampling(logit_bias={2**31 - 1: 100.0, 0: -100.0}, repetition_penalty=0.01, presence_penalty=-2.0),
+        RequestSampling(allowed_token_ids=[]),
+        RequestSampling(temperature=0.0, allowed_token_ids=[VOCAB + 1]),
+        RequestSampling(bad_token_ids=list(range(VOCAB))),
+        RequestSampling(temperature=5e-324, top_k=2**31 - 1, min_p=1.0),
+        RequestSampling(temperature=100.0, top_p=1e-6),
+        RequestSampling(bad_sequences=[[], [2**31 - 1], [1] * 5000], stop_ids=list(range(VOCAB)), min_tokens=2**31 - 1),
+        RequestSampling(logit_bias={2**31 - 1: 100.0, 0: -100.0}, repetition_penalty=0.01, presence_penalty=-2.0),
     ],
     ids=range(7),
 )
-def test_senseless_sampling_harms_nobody(rig: Rig, sampling: Sampling) -> None:
+def test_senseless_sampling_harms_nobody(rig: Rig, sampling: RequestSampling) -> None:
     """Where every token is excluded there is nothing to guess; others' trees are what they would be."""
     rig.say(TARGET, make_open([1, 2], 1, sampling=sampling, seed=2**64 - 1, prompt_tokens=2**31 - 1))
-    told = Told(rig, make_open(prompt(5), 2, sampling=Sampling(temperature=0.8)))
+    told = Told(rig, make_open(prompt(5), 2, sampling=RequestSampling(temperature=0.8)))
     for _ in range(6):
         rig.turns()
     assert told.listen()

@@ -28,8 +28,8 @@ from pilotfish.core.messages import (
     Load,
     Open,
     Refuse,
+    RequestSampling,
     Resync,
-    Sampling,
     ToDraft,
     Tree,
 )
@@ -100,7 +100,7 @@ def opened(session: int, tokens: list[int], **fields: Any) -> Open:
         "prompt_tokens": len(tokens),
         "max_length": len(tokens) + 100,
         "seed": 7,
-        "sampling": Sampling(temperature=0.0),
+        "sampling": RequestSampling(temperature=0.0),
         "wanted": WANTED,
     }
     return Open(session=session, tokens=tokens, **{**values, **fields})
@@ -248,7 +248,7 @@ def test_it_guesses_what_will_be_sampled(target: Target) -> None:
     text = [7, 201, 7, 202, 7, 203, 7, 204] * 20 + [7]  # four tokens follow 7 equally often
     text[-1:] = [8, 7]  # after a context that was never seen
     copy = TreeCopy(len(text), VOCAB, 1000)
-    target.send(opened(1, text, seed=seed, sampling=Sampling(temperature=0.8)))
+    target.send(opened(1, text, seed=seed, sampling=RequestSampling(temperature=0.8)))
     target.tree(copy, len(text))
     first = copy.nodes.parents == -1
     best = copy.nodes.tokens[first][copy.nodes.scores[first].argmax()]
@@ -365,6 +365,6 @@ def test_the_pages_example_goes_as_the_page_says(frames: list[bytes]) -> None:
 
 def test_the_page_names_every_field() -> None:
     page = PAGE.read_text()
-    for message in (Hello, Sampling, Open, Commit, Close, Tree, Resync, Refuse, Load):
+    for message in (Hello, RequestSampling, Open, Commit, Close, Tree, Resync, Refuse, Load):
         for field in msgspec.structs.fields(message):
             assert f"`{field.encode_name}`" in page, f"{message.__name__}.{field.name}"

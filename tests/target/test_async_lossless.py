@@ -25,6 +25,7 @@ from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.draft.grower import Grower
 from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.engine import Engine
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, ChannelThread, Loopback, Received
@@ -104,7 +105,8 @@ def drafting(
         ends = BadLine(here, seed), BadLine(there, seed + 1)
     table, runner, shape = SessionTable(SlotPool(slots)), Runner(native_model(draft), slots), LevelShape(8, 4)
     machine = DraftMachine(DraftIdentity("draft", "digest", {}), table, shape, runner.model.shape.context)
-    worker = DraftWorker(machine, Grower(runner, table, shape.children, VOCAB), ends[1])
+    grower = Grower(TorchExecutor(runner, vocab_size=VOCAB), table, shape.children)
+    worker = DraftWorker(machine, grower, ends[1])
     hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
     pool = DraftPool("loopback", POOL)
     options = RemoteOptions(wanted=100, quarantine=0.0)

@@ -19,8 +19,8 @@ from pilotfish.core.messages import (
     Load,
     Open,
     Refuse,
+    RequestSampling,
     Resync,
-    Sampling,
     ToDraft,
     ToTarget,
     Tree,
@@ -37,7 +37,7 @@ numbers = st.floats(allow_nan=False)
 milliseconds = st.floats(0.0, 1e9, exclude_max=True)
 
 sampling = st.builds(
-    Sampling,
+    RequestSampling,
     temperature=numbers,
     top_k=indices,
     logit_bias=st.dictionaries(indices, numbers, max_size=3),
@@ -75,7 +75,7 @@ to_target: st.SearchStrategy[ToTarget] = st.one_of(
 
 TREE = Tree(1, 1, 0, 5, [1, 2], [0, 1], [7, 8], [-0.5, -1.5])
 LOAD = Load("draft", 3, 1, 40, 100, 1.5, 0.25)
-OPEN = Open(1, 1, [1, 2], 1, 10, (1 << 64) - 1, Sampling(), 16)
+OPEN = Open(1, 1, [1, 2], 1, 10, (1 << 64) - 1, RequestSampling(), 16)
 
 
 @given(message=to_draft)

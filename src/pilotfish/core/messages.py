@@ -79,7 +79,7 @@ class Hello(Readable, tag="hello", frozen=True):
     added_tokens: Annotated[dict[Index, Text], Meta(max_length=MAX_ADDED)] = {}  # beyond the base vocabulary, by id
 
 
-class Sampling(Struct, frozen=True, omit_defaults=True):
+class RequestSampling(Struct, frozen=True, omit_defaults=True):
     """What the target does to logits before it draws, for a draft that mirrors it: fields of SamplingParams."""
 
     temperature: float = 1.0
@@ -97,7 +97,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     min_tokens: Index = 0
 
     @classmethod
-    def of(cls, request: Request) -> Sampling:
+    def of(cls, request: Request) -> RequestSampling:
         params, allowed = request.params, request.params.allowed_token_ids
         return cls(
             **{name: getattr(params, name) for name in _NUMBERS},
@@ -126,7 +126,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
         return rules
 
 
-#: Fields that `Sampling` and `SamplingParams` have alike.
+#: Fields that `RequestSampling` and `SamplingParams` have alike.
 _NUMBERS = (
     *("temperature", "top_k", "top_p", "min_p", "min_tokens"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -142,7 +142,7 @@ class Open(Struct, tag="open", frozen=True):
     prompt_tokens: Length  # the first of `tokens`
     max_length: Length  # tokens that the sequence can reach
     seed: Annotated[int, Meta(ge=0)]  # 64 bits
-    sampling: Sampling
+    sampling: RequestSampling
     wanted: Index  # nodes below the root after which to stop growing
 
     @classmethod
@@ -154,7 +154,7 @@ class Open(Struct, tag="open", frozen=True):
             request.num_prompt_tokens,
             request.max_length,
             request.seed,
-            Sampling.of(request),
+            RequestSampling.of(request),
             wanted,
         )
 
