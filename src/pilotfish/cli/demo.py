@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,7 +86,7 @@ def demo(
     import_for_serving()
     note = ""
     if pace == AUTO:
-        with _status("measuring what pace this machine holds", quiet=json):
+        with status("measuring what pace this machine holds", quiet=json):
             held = measure(paced, PROMPTS, params).held
         paced, note = replace(paced, pace=held.text), held.note
     scenes = [
@@ -169,7 +169,7 @@ def _engine(scene: Scene, config: EngineConfig, params: SamplingParams, *, quiet
     """An engine that has been warmed up, and is gone afterwards with its cores and processes."""
     where = "a process of its own" if config.mode == "async" else "the target's process"
     with ExitStack() as stack:
-        with _status(f"{scene.pair}: loading, the draft in {where}", quiet=quiet):
+        with status(f"{scene.pair}: loading, the draft in {where}", quiet=quiet):
             from pilotfish.engine.engine import Engine
 
             engine = stack.enter_context(Engine(config))
@@ -180,17 +180,13 @@ def _engine(scene: Scene, config: EngineConfig, params: SamplingParams, *, quiet
 def _timed(
     scene: Scene, modes: Mapping[str, RunMode], params: SamplingParams, rounds: int, *, quiet: bool
 ) -> dict[str, Summary]:
-    with _status(f"{scene.pair}: timing {' and '.join(modes)}", quiet=quiet):
+    with status(f"{scene.pair}: timing {' and '.join(modes)}", quiet=quiet):
         return run_rounds(modes, params, rounds=rounds, budget=MEASURE_SECONDS)
 
 
 def _plain_pass(engine: Engine, params: SamplingParams) -> Pass:
     with speculation_off(engine):
         return run_pass(engine, PROMPTS, params)
-
-
-def _status(message: str, *, quiet: bool) -> AbstractContextManager[Any]:
-    return nullcontext() if quiet else status(message)
 
 
 def _warm_up(engine: Engine, params: SamplingParams) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotfish.cli.options import ENGINE, SAMPLING, JsonOption, engine_config
-from pilotfish.cli.show import JsonPrinter, Printer, TextPrinter, report, shown_when_slow, started, warn_of_overruns
+from pilotfish.cli.show import JsonPrinter, Printer, TextPrinter, progress_bar, report, started, warn_of_overruns
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig
 from pilotfish.core.logprobs import TokenLogprobs
@@ -129,8 +129,7 @@ def _serve_rows(
 ) -> bool:
     printer.begin(engine.memory.describe())
     served = failed = 0
-    with shown_when_slow(printer.progress(len(rows))) as bar, timeline(handling.profile):
-        task = bar.add_task("rows", total=len(rows))
+    with progress_bar(printer.progress, len(rows)) as advance, timeline(handling.profile):
         for outcome in run_rows(engine, rows, params, handling):
             if isinstance(outcome, BadRow):
                 report(outcome)
@@ -138,7 +137,7 @@ def _serve_rows(
             else:
                 printer.row(outcome)
                 served += 1
-            bar.advance(task)
+            advance()
     pacing = engine.pacing()
     printer.end(pacing)
     warn_of_overruns(pacing)

@@ -6,8 +6,9 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -31,10 +32,10 @@ DRAFTED, OWN = "bold green", "magenta"  # text that the draft guessed, text that
 SHOW_PROGRESS_AFTER = 2.0  # seconds
 
 
-def status(message: str) -> AbstractContextManager[Any]:
+def status(message: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
     """A spinner on stderr, if that is a terminal."""
     console = Console(stderr=True)
-    return console.status(Text(one_line(message))) if console.is_terminal else nullcontext()
+    return nullcontext() if quiet or not console.is_terminal else console.status(Text(one_line(message)))
 
 
 def started(config: EngineConfig) -> Engine:
@@ -72,39 +73,30 @@ def warn_of_overruns(pacing: Sequence[Pacing]) -> None:
             sys.stderr.write(f"pilotfish: warning: this run is invalid, its device is too slow: {one}\n")
 
 
-class Printer:
-    """Prints rows as they end."""
+class JsonPrinter:
+    """Prints an object a line on stdout. Progress goes to stderr, unless stdout is a terminal as well."""
+
+    def __init__(self) -> None:
+        self.progress = None if sys.stdout.isatty() else Console(stderr=True)
 
     def begin(self, memory: str) -> None:
-        """Print the plan of the memory."""
-
-    def row(self, finished: Finished) -> None:
-        raise NotImplementedError
-
-    def end(self, pacing: Sequence[Pacing]) -> None:
-        """Print what all rows together came to."""
-
-    def progress(self, total: int) -> Progress:
-        raise NotImplementedError
-
-
-class JsonPrinter(Printer):
-    """Prints an object a line on stdout. Progress goes to stderr, unless stdout is a terminal as well."""
+        """Print rows only."""
 
     def row(self, finished: Finished) -> None:
         for record in finished.records():
             print_json(record)
 
-    def progress(self, total: int) -> Progress:
-        return _bar(Console(stderr=True), enabled=total > 1 and not sys.stdout.isatty())
+    def end(self, pacing: Sequence[Pacing]) -> None:
+        """Print rows only."""
 
 
-class TextPrinter(Printer):
+class TextPrinter:
     """Each row's text below its id, and a table of figures at the end. On a terminal control characters of a text are
     escaped; a pipe gets it as it is."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
+        self.progress = self._console if self._console.is_terminal else Console(stderr=True)
         self._records: list[dict[str, Any]] = []
 
     def begin(self, memory: str) -> None:
@@ -130,34 +122,27 @@ class TextPrinter(Printer):
         if pacing:
             self._console.print(paced(pacing))
 
-    def progress(self, total: int) -> Progress:
-        console = self._console if self._console.is_terminal else Console(stderr=True)
-        return _bar(console, enabled=total > 1)
 
-
-def _bar(console: Console, *, enabled: bool) -> Progress:
-    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(
-        *columns,
-        console=console,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        disable=not enabled or not console.is_terminal,
-    )
+Printer = JsonPrinter | TextPrinter
 
 
 @contextmanager
-def shown_when_slow(progress: Progress) -> Iterator[Progress]:
-    """Show the bar after two seconds."""
-    timer = threading.Timer(SHOW_PROGRESS_AFTER, progress.start)
+def progress_bar(console: Console | None, total: int) -> Iterator[Callable[[], None]]:
+    """A bar of rows on a terminal, shown after two seconds; call the value for each row that is done."""
+    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = total < 2 or console is None or not console.is_terminal
+    bar = Progress(
+        *columns, console=console, disable=hidden, transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+    task = bar.add_task("rows", total=total)
+    timer = threading.Timer(SHOW_PROGRESS_AFTER, bar.start)
     timer.start()
     try:
-        yield progress
+        yield partial(bar.advance, task)
     finally:
         timer.cancel()
         timer.join()
-        progress.stop()
+        bar.stop()
 
 
 def _name(record: dict[str, Any]) -> str:
@@ -165,27 +150,30 @@ def _name(record: dict[str, Any]) -> str:
 
 
 def _table(records: list[dict[str, Any]]) -> Table:
+    rows = list(map(_cells, records))
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("id", overflow="fold")
-    for heading in ("prompt", "tokens", "end", "seconds", "tokens/s", "per step", "accepted"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for record in records:
-        table.add_row(*map(Text, _cells(record)))  # an id may look like rich's markup
+    for heading in rows[0]:
+        if heading == "id":
+            table.add_column(heading, overflow="fold")
+        else:
+            table.add_column(heading, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*map(Text, cells.values()))  # an id may look like rich's markup
     return table
 
 
-def _cells(record: dict[str, Any]) -> list[str]:
+def _cells(record: dict[str, Any]) -> dict[str, str]:
     stats = record["stats"]
-    return [
-        _name(record),
-        str(record["prompt_tokens"]),
-        str(len(record["token_ids"])),
-        record["finish_reason"],
-        f"{stats['seconds']:.2f}",
-        f"{stats['tokens_per_second']:.1f}",
-        f"{stats['tokens_per_verify_step']:.2f}",
-        f"{stats['accepted_tokens']} of {stats['draft_tokens']}",
-    ]
+    return {
+        "id": _name(record),
+        "prompt": str(record["prompt_tokens"]),
+        "tokens": str(len(record["token_ids"])),
+        "end": record["finish_reason"],
+        "seconds": f"{stats['seconds']:.2f}",
+        "tokens/s": f"{stats['tokens_per_second']:.1f}",
+        "per step": f"{stats['tokens_per_verify_step']:.2f}",
+        "accepted": f"{stats['accepted_tokens']} of {stats['draft_tokens']}",
+    }
 
 
 def _guessers(records: Sequence[Mapping[str, Any]]) -> str:
