@@ -24,8 +24,9 @@ from pilotfish.cli.show import OriginStream
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.sample import Sample, SampleDelta
+from pilotfish.engine.sample import Sample
 from pilotfish.printable import printable_output
+from pilotfish.wire.serving import Delta
 
 TEMPLATE = (
     "{% for m in messages %}{% if 'forbidden' in m.content %}{{ raise_exception('it is\\n forbidden') }}{% endif %}"
@@ -310,11 +311,11 @@ def test_lines_that_are_no_text_are_dropped(engine: Engine, typed: Type, capfd: 
     assert [turn.question for turn in talk.turns] == ["a\nb"] and "turn dropped" in capfd.readouterr().out
 
 
-def after(steps: int, presses: int, step: Callable[[], list[SampleDelta]]) -> Callable[[], list[SampleDelta]]:
+def after(steps: int, presses: int, step: Callable[[], list[Delta]]) -> Callable[[], list[Delta]]:
     """A step after which, once, Ctrl-C is pressed so often."""
     count = iter(range(10**6))
 
-    def stepping() -> list[SampleDelta]:
+    def stepping() -> list[Delta]:
         deltas = step()
         if next(count) == steps:
             for _ in range(presses):

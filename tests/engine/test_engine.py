@@ -55,11 +55,12 @@ def test_deltas_add_up(engine: Engine) -> None:
     deltas = []
     while engine.busy:
         deltas += engine.step()
-    assert [token for delta in deltas for token in delta.commit.tokens] == sample.token_ids
+    assert [token for delta in deltas for token in delta.tokens] == sample.token_ids
     assert "".join(delta.text for delta in deltas) + sample.stream.take() == sample.text
-    assert all(delta.commit.accepted <= len(delta.commit.tokens) for delta in deltas)
-    assert sum(delta.commit.accepted for delta in deltas) == sample.stats()["accepted_tokens"]
-    origins = Counter(origin for delta in deltas for origin in delta.commit.origins)
+    steps = [step for delta in deltas for step in delta.verified]
+    assert all(step.accepted <= step.tokens for step in steps)
+    assert sum(step.accepted for step in steps) == sample.stats()["accepted_tokens"]
+    origins = Counter(origin for step in steps for origin in step.origins)
     assert origins == sample.stats()["accepted_by_origin"] and origins.keys() <= {"lm", "ngram"}
     assert sample.stats()["verify_steps"] == len(deltas)
     assert sample.finish_reason is FinishReason.LENGTH
@@ -125,9 +126,9 @@ def test_nobody_sees_tokens_after_a_stop_string(off: Engine, sync: Engine, monke
             while sync.busy:
                 deltas += sync.step()
             assert sample.request.output == sample.token_ids == plain[: len(sample.token_ids)]
-            assert sum(len(delta.commit.tokens) for delta in deltas) == len(sample.token_ids)
+            assert sum(len(delta.tokens) for delta in deltas) == len(sample.token_ids)
             assert sum(record.committed for record in records) == len(sample.token_ids)
-            counts = {sum(r.accepted for r in records), sum(d.commit.accepted for d in deltas)}
+            counts = {sum(r.accepted for r in records), sum(v.accepted for d in deltas for v in d.verified)}
             assert counts == {sample.stats()["accepted_tokens"]}
             accepted += sample.stats()["accepted_tokens"]
             assert_idle(sync)

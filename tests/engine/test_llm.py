@@ -138,7 +138,8 @@ def test_unknown_options_are_refused(llama: Path) -> None:
 
 
 def test_an_interrupt_while_drafting_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, left = llm.engine.drafter.drafters[0].runner, iter(range(4))  # type: ignore[attr-defined]
+    runner, left = llm.engine.draft_runner, iter(range(4))
+    assert runner is not None
     run = runner.run
 
     def interrupted(batch: Any) -> Any:

@@ -150,7 +150,7 @@ def test_a_request_may_do_without_speculation(engines: dict[str, Engine]) -> Non
     engine = engines["sync"]
     for limit, most in ((None, 8), (3, 3), (0, 0)):
         (sample,) = engine.submit(SNIPPETS[3], params(max_tokens=40, temperature=0.0), max_nodes=limit)
-        nodes = [delta.commit.nodes for _ in iter(lambda: engine.busy, False) for delta in engine.step()]
+        nodes = [v.nodes for _ in iter(lambda: engine.busy, False) for delta in engine.step() for v in delta.verified]
         assert max(nodes) <= most and (max(nodes) > 0) == (most > 0)
         assert sample.token_ids == run(engines["off"], [SNIPPETS[3]], [params(max_tokens=40, temperature=0.0)])[0]
 

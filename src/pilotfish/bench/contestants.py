@@ -144,7 +144,7 @@ def drain(engine: Engine, done: Callable[[], None] = _ignore) -> None:
     """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed."""
     while engine.busy:
         for delta in engine.step():
-            if delta.sample.finish_reason is not None:
+            if delta.finish is not None:
                 done()
     check_drafter(engine)
 

@@ -124,9 +124,9 @@ class EndlessStreams:
 
     def step(self) -> list[int]:
         """One step of the target; how many tokens it gave each stream."""
-        given = {id(delta.sample): len(delta.commit.tokens) for delta in self._engine.step()}
+        given = {delta.id: len(delta.tokens) for delta in self._engine.step()}
         check_drafter(self._engine)
-        tokens = [given.get(id(sample), 0) for sample in self._samples]
+        tokens = [given.get(sample.request_id, 0) for sample in self._samples]
         self._samples = [sample if sample.finish_reason is None else self._next() for sample in self._samples]
         return tokens
 

@@ -22,7 +22,8 @@ from pilotfish.prompts import chat_prompt
 
 if TYPE_CHECKING:  # imports torch
     from pilotfish.engine.engine import Engine
-    from pilotfish.engine.sample import Sample, SampleDelta
+    from pilotfish.engine.sample import Sample
+    from pilotfish.wire.serving import Delta
 
 ANSWER_TOKENS = 1024  # of an answer at most, where neither the user nor the model says
 EXIT = "/exit"
@@ -171,7 +172,7 @@ class Conversation:
             )
         return tokens
 
-    def stream(self, sample: Sample) -> Iterator[SampleDelta]:
+    def stream(self, sample: Sample) -> Iterator[Delta]:
         """The answer step by step, to its end or until it is aborted. EngineError if its logits are not finite."""
         while sample.finish_reason is None:
             yield from self.engine.step()

@@ -19,7 +19,8 @@ from pilotfish.printable import one_line, printable_output
 
 if TYPE_CHECKING:  # imports torch
     from pilotfish.cli.chat import Conversation
-    from pilotfish.engine.sample import Sample, SampleDelta
+    from pilotfish.engine.sample import Sample
+    from pilotfish.wire.serving import Delta
 
 SIGN, CONTINUED = "> ", "... "
 
@@ -35,7 +36,7 @@ class Screen(Protocol):
     def answering(self, sample: Sample) -> AbstractContextManager[Event]:
         """Around the pieces of one answer, which shall end when the event is set."""
 
-    def piece(self, delta: SampleDelta) -> None: ...
+    def piece(self, delta: Delta) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -76,7 +77,7 @@ class PlainScreen:
         sys.stdout.write("" if sample.text.endswith("\n") else "\n")
         sys.stdout.flush()
 
-    def piece(self, delta: SampleDelta) -> None:
+    def piece(self, delta: Delta) -> None:
         sys.stdout.write(delta.text)
         sys.stdout.flush()
 
@@ -134,7 +135,7 @@ class TerminalScreen:
         self._print(Text("" if sample.text.endswith("\n") else "\n"), end="")
         self.note(figures(sample))
 
-    def piece(self, delta: SampleDelta) -> None:
+    def piece(self, delta: Delta) -> None:
         self._print(self._origins.coloured(delta) if self._origins else Text(printable_output(delta.text)), end="")
 
     def note(self, text: str) -> None:

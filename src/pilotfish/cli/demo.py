@@ -35,8 +35,8 @@ from pilotfish.printable import printable_output
 
 if TYPE_CHECKING:  # imports torch
     from pilotfish.engine.engine import Engine
-    from pilotfish.engine.sample import SampleDelta
     from pilotfish.model.pacer import Pacing
+    from pilotfish.wire.serving import Delta
 
 PAIR = "pycode@344m"
 #: A target and a draft that are quick enough to take the time of others.
@@ -225,7 +225,7 @@ def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bo
             yield origins.coloured(delta) if coloured else _bracketed(delta, origins.drafted(delta))
 
 
-def _bracketed(delta: SampleDelta, end: int) -> Text:
+def _bracketed(delta: Delta, end: int) -> Text:
     drafted, own = printable_output(delta.text[:end]), printable_output(delta.text[end:])
     return Text((f"{OPENING}{drafted}{CLOSING}" if drafted else "") + own)
 

@@ -25,8 +25,8 @@ from pilotfish.prompts import BadRow
 if TYPE_CHECKING:
     from pilotfish.cli.generate import Finished
     from pilotfish.engine.engine import Engine
-    from pilotfish.engine.sample import SampleDelta
     from pilotfish.model.pacer import Pacing
+    from pilotfish.wire.serving import Delta
 
 DRAFTED, OWN = "bold green", "magenta"  # text that the draft guessed, text that the target added
 SHOW_PROGRESS_AFTER = 2.0  # seconds
@@ -197,14 +197,14 @@ class OriginStream:
     def __init__(self) -> None:
         self._shown = 0  # characters of the deltas so far
 
-    def drafted(self, delta: SampleDelta) -> int:
+    def drafted(self, delta: Delta) -> int:
         """How many characters of `delta.text` the draft had guessed: they come first. A character belongs to the
         token that completes it."""
-        end = delta.ends[accepted - 1] if (accepted := delta.commit.accepted) else 0
+        end = delta.ends[accepted - 1] if (accepted := sum(step.accepted for step in delta.verified)) else 0
         before, self._shown = self._shown, self._shown + len(delta.text)
         return min(max(end - before, 0), len(delta.text))
 
-    def coloured(self, delta: SampleDelta) -> Text:
+    def coloured(self, delta: Delta) -> Text:
         """The text of `delta`, both parts in their colours, for a terminal."""
         end = self.drafted(delta)
         drafted, own = printable_output(delta.text[:end]), printable_output(delta.text[end:])

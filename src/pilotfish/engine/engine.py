@@ -37,7 +37,7 @@ from pilotfish.engine.costs import make_budget
 from pilotfish.engine.draft_workers import DraftWorkers, start_draft_workers
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
-from pilotfish.engine.sample import Sample, SampleDelta, TextStream
+from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model
@@ -51,6 +51,7 @@ from pilotfish.plan.pace import Pace
 from pilotfish.target.guard import GuardedDrafter
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.target.worker import TargetWorker
+from pilotfish.wire.serving import Delta
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +267,7 @@ class Engine:
     def busy(self) -> bool:
         return self.worker.scheduler.busy
 
-    def step(self) -> list[SampleDelta]:
+    def step(self) -> list[Delta]:
         """Run one forward; return its additions to each sample. If it fails or is interrupted, the samples in it end as
         aborted and those still waiting stay: EngineError, or the interrupt. A sample whose logits are not finite ends
         alone, with its `error`."""
@@ -282,13 +283,14 @@ class Engine:
             raise EngineError(f"step failed: {type(error).__name__}: {error}") from error
         for request in (*self.worker.scheduler.running, *(commit.request for commit in commits)):
             self._samples[request.id].scheduled_at(began)
-        return [self._deliver(commit) for commit in commits]
+        assert self.worker.last_step is not None
+        return [self._deliver(commit, self.worker.last_step.began) for commit in commits]
 
-    def _deliver(self, commit: RequestCommit) -> SampleDelta:
+    def _deliver(self, commit: RequestCommit, at: float) -> Delta:
         sample = self._samples[commit.request.id]
         if commit.request.finish_reason is not None:
             self._finish(sample, commit.request.finish_reason)
-        return sample.add(commit)
+        return sample.add(commit, at)
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.finish(reason)

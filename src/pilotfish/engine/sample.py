@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -14,6 +13,7 @@ from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.step import RequestCommit
 from pilotfish.errors import EngineError
+from pilotfish.wire.serving import Delta, Finish, Verified
 
 #: Last tokens of a prompt that a decoder needs to continue its text.
 CONTEXT = 6
@@ -25,7 +25,7 @@ class Sample:
 
     def __init__(self, index: int, request: Request, text: TextStream) -> None:
         self.index = index
-        self.owner = 0  # id of the request that it belongs to; for the one that submitted it
+        self.request_id = request.id  # a server has ids of its own, and one for all samples of a prompt
         self.request = request
         self.stream = text
         self.started = time.perf_counter()
@@ -46,11 +46,25 @@ class Sample:
         if self.scheduled is None:
             self.scheduled = now
 
-    def add(self, commit: RequestCommit) -> SampleDelta:
-        self.token_ids.extend(commit.tokens)
+    def add(self, commit: RequestCommit, at: float) -> Delta:
+        """Add the commit of a step that began at `at`."""
+        first, tokens = not self.token_ids, commit.tokens
+        self.token_ids.extend(tokens)
         self.logprobs.extend(commit.logprobs)
         self.prompt_logprobs.extend(commit.prompt_logprobs)
-        return SampleDelta(self, commit, self.stream.take(), self.stream.take_ends())
+        return Delta(
+            id=self.request_id,
+            index=self.index,
+            tokens=tokens,
+            text=self.stream.take(),
+            ends=self.stream.take_ends(),
+            verified=[Verified(at, len(tokens), commit.nodes, commit.accepted, commit.origins)] if tokens else [],
+            logprobs=list(commit.logprobs),
+            prompt_logprobs=list(commit.prompt_logprobs),
+            seed=self.request.seed if first else None,
+            queued=self.queued if first else None,
+            finish=None if self.finish_reason is None else Finish(self.finish_reason, self.stop),
+        )
 
     def finish(self, reason: FinishReason) -> None:
         self.stream.finish()
@@ -94,16 +108,6 @@ class Sample:
             "hits": stats.hits,
             "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
         }
-
-
-@dataclass(frozen=True)
-class SampleDelta:
-    """A step's commit to one sample, with its text."""
-
-    sample: Sample
-    commit: RequestCommit
-    text: str
-    ends: list[int]  # [tokens] characters of the sample's whole text after each token
 
 
 class TextStream:

@@ -12,12 +12,13 @@ import msgspec
 
 from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.messages import Load
+from pilotfish.core.request import FinishReason
 from pilotfish.core.target_machine import Arrival
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.liveness import Heartbeat
 from pilotfish.engine.process import Signals
-from pilotfish.engine.sample import Sample, SampleDelta
+from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
 from pilotfish.wire.channel import Channel, Received
@@ -25,9 +26,7 @@ from pilotfish.wire.dialing import DialingChannel
 from pilotfish.wire.serving import (
     SERVER,
     Abort,
-    Delta,
     Failure,
-    Finish,
     Identity,
     PoolLoad,
     Progress,
@@ -36,7 +35,6 @@ from pilotfish.wire.serving import (
     StepReport,
     Submit,
     ToServer,
-    Verified,
     decode_to_target,
 )
 
@@ -79,8 +77,6 @@ class TargetService:
         self._checked = -CHECK
         self._began: float | None = None  # start of the present step; None between steps
         self._stepped: float | None = None  # end of the last step, if no wait followed it
-        self._record: StepRecord | None = None
-        self._observe, engine.worker.observe = engine.worker.observe, self._note
 
     def run(self, stopped: Callable[[], bool]) -> None:
         while not stopped():
@@ -106,10 +102,6 @@ class TargetService:
 
     def _pause(self) -> float:
         return FIRST_STATUS if self._told < 0 else max(0.0, self._told + STATUS - self._clock())
-
-    def _note(self, record: StepRecord) -> None:
-        self._record = record
-        self._observe(record)
 
     def _check_slots(self) -> None:
         self._checked = self._clock()
@@ -138,7 +130,7 @@ class TargetService:
             self._tell(Refusal(message.id, str(error)[:LONGEST_TEXT], getattr(error, "field", None)))
             return
         for sample in samples:
-            sample.owner = message.id
+            sample.request_id = message.id
         self._samples[message.id] = samples
 
     def _abort(self, message: Abort) -> None:
@@ -154,23 +146,23 @@ class TargetService:
             self._fail(error)
             return
         self._failures = 0
-        assert self._record is not None  # a step that succeeds leaves one
-        report = step_report(self._record, self._stepped, _arrivals(self._engine))
-        whole = [wire_delta(delta, report.at) for delta in deltas if delta.sample.error is None]
-        self._tell(Progress(self._sequence, report, whole))
+        record = self._engine.worker.last_step
+        assert record is not None  # a step that succeeds leaves one
+        whole = [delta for delta in deltas if delta.finish is None or delta.finish.reason is not FinishReason.ERROR]
+        self._tell(Progress(self._sequence, step_report(record, self._stepped, _arrivals(self._engine)), whole))
         self._sequence += 1
-        self._stepped = self._record.ended
-        self._end([delta.sample for delta in deltas if delta.sample.finish_reason is not None])
+        self._stepped = record.ended
+        self._end([self._samples[delta.id][delta.index] for delta in deltas if delta.finish is not None])
 
     def _end(self, samples: Sequence[Sample]) -> None:
         """Forget requests whose outputs have all ended. Requests with an output that ended with an error end as a
         whole."""
-        errors = {sample.owner: sample.error for sample in samples if sample.error is not None}
+        errors = {sample.request_id: sample.error for sample in samples if sample.error is not None}
         for request, error in errors.items():
             logger.error("%s", error)
             self._abort(Abort(request))
             self._tell(Failure([request], str(error)[:LONGEST_TEXT]))
-        for request in {sample.owner for sample in samples} - errors.keys():
+        for request in {sample.request_id for sample in samples} - errors.keys():
             if all(sample.finish_reason is not None for sample in self._samples[request]):
                 del self._samples[request]
 
@@ -207,25 +199,6 @@ class TargetService:
 
     def _tell(self, message: ToServer) -> bool:
         return self._channel.send(SERVER, self._encoder.encode(message))
-
-
-def wire_delta(delta: SampleDelta, at: float) -> Delta:
-    """`at` is when the step began."""
-    sample, commit, tokens = delta.sample, delta.commit, delta.commit.tokens
-    first = len(sample.token_ids) == len(tokens)
-    return Delta(
-        id=sample.owner,
-        index=sample.index,
-        tokens=tokens,
-        text=delta.text,
-        ends=delta.ends,
-        verified=[Verified(at, len(tokens), commit.nodes, commit.accepted, commit.origins)] if tokens else [],
-        logprobs=list(commit.logprobs),
-        prompt_logprobs=list(commit.prompt_logprobs),
-        seed=sample.request.seed if first else None,
-        queued=sample.queued if first else None,
-        finish=None if sample.finish_reason is None else Finish(sample.finish_reason, sample.stop),
-    )
 
 
 def step_report(record: StepRecord, before: float | None, pushes: Sequence[Arrival] = ()) -> StepReport:

@@ -61,6 +61,7 @@ class TargetWorker:
         self.budget = budget
         self.times = StepTimes()
         self.observe: ObserveStep = _ignore
+        self.last_step: StepRecord | None = None
         self._clock = clock
         self._ended = clock()
 
@@ -132,6 +133,7 @@ class TargetWorker:
         return hit
 
     def _record(self, record: StepRecord) -> None:
+        self.last_step = record
         self.times.add(record)
         self.observe(record)
 
