@@ -29,7 +29,7 @@ from pilotfish.model.native import multiplies_bfloat16
 from pilotfish.printable import one_line
 
 #: Columns of tables that go to a file or a pipe.
-FILE_WIDTH = 160
+FILE_WIDTH = 240
 #: Rows of the longest table; JSON holds all.
 MAX_ROWS = 100
 BAR_WIDTH = 60
@@ -114,15 +114,16 @@ def _is_table(value: object) -> bool:
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
-    """All columns but the first are right-aligned."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    header = list(dict.fromkeys(name for row in rows for name in row))
-    for index, name in enumerate(header):
-        table.add_column(str(name).replace("_", " "), justify="right" if index else "left")
-    for row in rows[:MAX_ROWS]:
-        table.add_row(*(Text(one_line(text_of(row.get(name)))) for name in header))
-    if header:
-        Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
+    """All columns but the first are right-aligned. In a file no cell is folded, only headers are."""
+    table, is_file = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD), not sys.stdout.isatty()
+    columns = {name: [one_line(text_of(row.get(name))) for row in rows[:MAX_ROWS]] for row in rows for name in row}
+    for index, (name, cells) in enumerate(columns.items()):
+        width = max(map(len, cells)) if is_file else None
+        table.add_column(str(name).replace("_", " "), justify="right" if index else "left", min_width=width)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
+    if columns:
+        Console(width=FILE_WIDTH if is_file else None).print(table)
 
 
 def text_of(value: Any) -> str:
@@ -133,7 +134,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {text_of(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {text_of(one)}" for name, one in value.items() if one is not None)
     if isinstance(value, list | tuple):
         return " ".join(map(text_of, value))
     return str(value)
