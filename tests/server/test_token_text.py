@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from pilotfish.server.formats import TokenText
+from pilotfish.server.formats import token_text
 
 
 @pytest.fixture(scope="module")
@@ -21,21 +21,21 @@ def sentencepiece() -> Any:
 
 
 def test_words_keep_their_space(sentencepiece: Any) -> None:
-    token_text = TokenText(sentencepiece)
-    assert [token_text.of(token)[0] for token in (1, 2, 3, 4)] == [" the", "x", "bytes:\\xe2", "A"]
-    assert token_text.of(3)[1] == [0xE2]
+    names = token_text(sentencepiece)
+    assert [names(token)[0] for token in (1, 2, 3, 4)] == [" the", "x", "bytes:\\xe2", "A"]
+    assert names(3)[1] == [0xE2]
 
 
 def test_bytes_add_up_to_the_text(tokenizer: Any) -> None:
     text = "def f(a):\n\treturn 'naïve ☃ 😀'"
-    token_text = TokenText(tokenizer)
-    assert bytes(byte for token in tokenizer.encode(text) for byte in token_text.of(token)[1]).decode() == text
+    names = token_text(tokenizer)
+    assert bytes(byte for token in tokenizer.encode(text) for byte in names(token)[1]).decode() == text
 
 
 def test_special_tokens_are_themselves(tokenizer: Any) -> None:
-    assert TokenText(tokenizer).of(tokenizer.eos_token_id) == ("<eos>", list(b"<eos>"))
+    assert token_text(tokenizer)(tokenizer.eos_token_id) == ("<eos>", list(b"<eos>"))
 
 
 def test_ids_beyond_the_vocabulary_are_empty(tokenizer: Any) -> None:
     """Some models have more logits than their tokenizer has tokens."""
-    assert TokenText(tokenizer).of(100_000) == ("", [])
+    assert token_text(tokenizer)(100_000) == ("", [])

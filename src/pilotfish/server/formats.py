@@ -351,30 +351,28 @@ def _prompt_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[int, respon
     return {token: responses.PromptLogprob(max(p, LEAST), rank, names(token)[0]) for token, p, rank in every}
 
 
-class TokenText:
-    """Single tokens as text and bytes. Called with a token id."""
+def token_text(tokenizer: Any) -> TokenNames:
+    """Names tokens by their text. As OpenAI does, bytes that are no text alone are written bytes:\\xe2\\x98."""
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {}
+    table = _byte_level() if '"ByteLevel"' in json.dumps(decoder) else None
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {}
-        self._table = _byte_level() if '"ByteLevel"' in json.dumps(decoder) else None
-        self.of = lru_cache(1 << 16)(self._of)
+    def bytes_of(piece: str) -> bytes:
+        if table is not None:
+            inside = all(character in table for character in piece)
+            return bytes(table[character] for character in piece) if inside else piece.encode()
+        if byte := _BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        return piece.replace("▁", " ").encode()
 
-    def _of(self, token: int) -> tuple[str, list[int]]:
-        """As OpenAI does, bytes that are no text alone are written bytes:\\xe2\\x98."""
-        data = self._bytes(self._tokenizer.convert_ids_to_tokens(token) or "")
+    @lru_cache(1 << 16)
+    def name(token: int) -> tuple[str, list[int]]:
+        data = bytes_of(tokenizer.convert_ids_to_tokens(token) or "")
         try:
             return data.decode(), list(data)
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
 
-    def _bytes(self, piece: str) -> bytes:
-        if self._table is not None:
-            inside = all(character in self._table for character in piece)
-            return bytes(self._table[character] for character in piece) if inside else piece.encode()
-        if byte := _BYTE.fullmatch(piece):
-            return bytes([int(byte[1], 16)])
-        return piece.replace("▁", " ").encode()
+    return name
 
 
 def _byte_level() -> dict[str, int]:

@@ -31,7 +31,7 @@ from pilotfish.errors import TargetUnavailable
 from pilotfish.logs import log_prompt, prompts_are_logged
 from pilotfish.server import params, requests, responses
 from pilotfish.server.auth import Caller
-from pilotfish.server.formats import ChatFormat, TextFormat, TokenText
+from pilotfish.server.formats import ChatFormat, TextFormat, TokenNames, token_text
 from pilotfish.server.limits import RequestGuard
 from pilotfish.server.middleware import ROUTE_PATH, RequestMiddleware, on_routing_error, state_of
 from pilotfish.server.params import Generation, TokenizedPrompt
@@ -43,18 +43,15 @@ from pilotfish.wire.serving import Identity
 
 Handler = Callable[["Api", Request], Awaitable[Response]]
 VERSION = version("pilotfish")
-DESCRIPTION = "OpenAI's API over lossless speculative decoding."
-_REF = "#/components/schemas/{name}"
 
 
 @dataclass(frozen=True)
 class Operation:
     """A method of `Api` with its route, and the types of its bodies."""
 
-    path: str
-    tag: str
-    answer: type[Struct]
     handler: Handler
+    path: str
+    answer: type[Struct]
     body: type[Struct] | None = None
     event: type[Struct] | None = None  # of a stream
     unavailable: type[Struct] = ErrorBody  # status 503
@@ -62,6 +59,10 @@ class Operation:
     @property
     def method(self) -> str:
         return "POST" if self.body else "GET"
+
+    @property
+    def tag(self) -> str:
+        return "generation" if self.event else "text" if self.body else "server"
 
     @property
     def failures(self) -> tuple[int, ...]:
@@ -75,9 +76,9 @@ class Operation:
 OPERATIONS: dict[str, Operation] = {}
 
 
-def operation(path: str, tag: str, answer: type[Struct], **types: Any) -> Callable[[Handler], Handler]:
+def operation(path: str, *types: type[Struct], **others: type[Struct]) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
-        OPERATIONS[handler.__name__] = Operation(path, tag, answer, handler, **types)
+        OPERATIONS[handler.__name__] = Operation(handler, path, *types, **others)
         setattr(handler, ROUTE_PATH, path)
         return handler
 
@@ -89,15 +90,9 @@ class Api:
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> None:
         self._engine, self._config, self._guard = engine, config, guard
-        self._started, self._document = int(time.time()), msgspec.json.encode(openapi())
+        self._started, self._openapi = int(time.time()), msgspec.json.encode(openapi())
 
-    @operation(
-        "/v1/completions",
-        "generation",
-        responses.TextCompletion,
-        body=requests.CompletionRequest,
-        event=responses.TextCompletion,
-    )
+    @operation("/v1/completions", responses.TextCompletion, requests.CompletionRequest, responses.TextCompletion)
     async def completions(self, request: Request) -> Response:
         """Continue each prompt."""
         caller, body = await self._read(request, requests.CompletionRequest)
@@ -105,13 +100,7 @@ class Api:
         prompts = await params.completion_prompts(body, self._engine.tokenizer, self._config.max_prompts)
         return self._respond(request, caller, body, prompts)
 
-    @operation(
-        "/v1/chat/completions",
-        "generation",
-        responses.ChatCompletion,
-        body=requests.ChatRequest,
-        event=responses.ChatChunk,
-    )
+    @operation("/v1/chat/completions", responses.ChatCompletion, requests.ChatRequest, responses.ChatChunk)
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
         caller, body = await self._read(request, requests.ChatRequest)
@@ -121,7 +110,7 @@ class Api:
             raise bad_request("messages", "the chat template makes nothing of them; at least one token is needed")
         return self._respond(request, caller, body, [TokenizedPrompt(tokens)])
 
-    @operation("/tokenize", "text", responses.Tokenized, body=requests.TokenizeRequest)
+    @operation("/tokenize", responses.Tokenized, requests.TokenizeRequest)
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a prompt, or of the chat template around messages."""
         _, body = await self._read(request, requests.TokenizeRequest)
@@ -137,31 +126,31 @@ class Api:
         strings = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         return json(responses.Tokenized(tokens, len(tokens), self._identity.context, strings))
 
-    @operation("/detokenize", "text", responses.Detokenized, body=requests.DetokenizeRequest)
+    @operation("/detokenize", responses.Detokenized, requests.DetokenizeRequest)
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
         _, body = await self._read(request, requests.DetokenizeRequest)
         params.check_token_ids("tokens", body.tokens, self._engine.tokenizer)
         return json(responses.Detokenized(await params.tokens_text(body.tokens, self._engine.tokenizer)))
 
-    @operation("/v1/models", "server", responses.ModelList)
+    @operation("/v1/models", responses.ModelList)
     async def models(self, request: Request) -> Response:
         """The model that is served, by each of its names."""
         self._guard.identify(request)
         return json(responses.ModelList([self._model(name) for name in self._names]))
 
-    @operation("/v1/models/{name:path}", "server", responses.Model)
+    @operation("/v1/models/{name:path}", responses.Model)
     async def model(self, request: Request) -> Response:
         """404 for a model that is not served."""
         self._guard.identify(request)
         return json(self._model(self._name(request.path_params["name"])))
 
-    @operation("/health", "server", responses.Live)
+    @operation("/health", responses.Live)
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         """200 as long as the server answers at all."""
         return json(responses.Live())
 
-    @operation("/ready", "server", responses.Ready, unavailable=responses.Ready)
+    @operation("/ready", responses.Ready, unavailable=responses.Ready)
     async def ready(self, request: Request) -> Response:  # noqa: ARG002
         """503, with the reason, while requests would not be served."""
         health = self._engine.health
@@ -169,13 +158,13 @@ class Api:
         reason = draining if self._guard.admission.closed else health.reason
         return json(responses.Ready(not reason, reason, health.restarts), 503 if reason else 200)
 
-    @operation("/version", "server", responses.Version)
+    @operation("/version", responses.Version)
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         """Pilotfish's version."""
         return json(responses.Version(VERSION))
 
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
-        return Response(self._document, media_type="application/json")
+        return Response(self._openapi, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
@@ -215,8 +204,8 @@ class Api:
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @cached_property
-    def _token_text(self) -> TokenText:
-        return TokenText(self._engine.tokenizer)
+    def _token_text(self) -> TokenNames:
+        return token_text(self._engine.tokenizer)
 
     @cached_property
     def _longest_token(self) -> int:
@@ -253,7 +242,7 @@ class Api:
                 log_prompt(tokenizer.decode(prompt.tokens))
         stream = GenerationStream(generation, self._engine, handle)
         kind = ChatFormat if isinstance(body, requests.ChatRequest) else TextFormat
-        return GenerationResponse(stream, kind(generation, stream.outputs, tokenizer, self._token_text.of))
+        return GenerationResponse(stream, kind(generation, stream.outputs, tokenizer, self._token_text))
 
     def _generation(
         self, request: Request, caller: Caller, body: GenerationRequest, prompts: list[TokenizedPrompt]
@@ -311,20 +300,25 @@ def openapi() -> dict[str, Any]:
         paths[known.path.replace(":path", "")] = {known.method.lower(): _described(name, known)}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Pilotfish", "description": DESCRIPTION, "version": VERSION},
+        "info": {
+            "title": "Pilotfish",
+            "description": "OpenAI's API over lossless speculative decoding.",
+            "version": VERSION,
+        },
         "paths": paths,
-        "components": {"schemas": msgspec.json.schema_components(kinds, ref_template=_REF)[1]},
+        "components": {"schemas": msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")[1]},
     }
 
 
 def _described(name: str, known: Operation) -> dict[str, Any]:
-    content = _json_content(known.answer)
-    if known.event is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    answers: dict[str, Any] = {"200": {"description": "Success", "content": content}}
+    def content(kind: type) -> dict[str, Any]:
+        return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+
+    stream = {} if known.event is None else {"text/event-stream": {"schema": {"type": "string"}}}
+    answers: dict[str, Any] = {"200": {"description": "Success", "content": content(known.answer) | stream}}
     for status in known.failures:
         kind = known.unavailable if status == 503 else ErrorBody
-        answers[str(status)] = {"description": f"Status {status}", "content": _json_content(kind)}
+        answers[str(status)] = {"description": f"Status {status}", "content": content(kind)}
     described: dict[str, Any] = {
         "tags": [known.tag],
         "summary": name.replace("_", " ").title(),
@@ -336,12 +330,8 @@ def _described(name: str, known: Operation) -> dict[str, Any]:
         parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "title": "Name"}}
         described["parameters"] = [parameter]
     if known.body is not None:
-        described["requestBody"] = {"required": True, "content": _json_content(known.body)}
+        described["requestBody"] = {"required": True, "content": content(known.body)}
     return described
-
-
-def _json_content(kind: type) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
 
 
 # -- the playground
