@@ -1,4 +1,4 @@
-"""An engine that says what it was told to, and a client that speaks ASGI, message by message."""
+"""An engine that runs a script, and a client that speaks ASGI, message by message."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ async def exchange(
     gone: asyncio.Event | None = None,
     on_part: Callable[[Answer], Awaitable[None]] | None = None,
 ) -> Answer:
-    """One request. The client goes away once `gone` is set, and waits for `on_part` after each part of the answer."""
+    """Send a request. The client leaves once `gone` is set, and waits for `on_part` after each part of the answer."""
     answer, gone = Answer(), gone or asyncio.Event()
     parts = [body[i : i + 65536] for i in range(0, len(body), 65536)] or [b""]
 

@@ -1,4 +1,4 @@
-"""What the official client asks a server in each mode, and what it hears: requests with a fixed seed."""
+"""Requests of the official client, with a fixed seed, and their expected answers in each mode."""
 
 from __future__ import annotations
 

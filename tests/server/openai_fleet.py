@@ -41,7 +41,7 @@ THEIRS = {
 
 @dataclass
 class Choice:
-    """One output, whole or put together from its chunks."""
+    """An output, whole or put together from its chunks."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Choice:
 
 @dataclass
 class Answer:
-    """What a request gave; equal for equal outputs, however they were computed and sent."""
+    """The result of a request; equal for equal outputs, however they were computed and sent."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: Any = None

@@ -63,7 +63,7 @@ def chunk(
     at: float = 0.0,
     pushes: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """One verify step's part of an answer, as /v1/completions streams it."""
+    """A verify step's part of an answer, as /v1/completions streams it."""
     verified = {"at": at, "tokens": len(tokens), "nodes": nodes, "accepted": accepted}
     times = {"at": at, "draft": 0.0005, "forward": 0.018, "verify": 0.002, "coordination": 0.001}
     counts = {"sequences": 1, "rows": nodes + 1, "nodes": nodes, "accepted": accepted, "committed": len(tokens)}
@@ -84,29 +84,29 @@ def last(prompt_tokens: int, completion_tokens: int, reason: str = "length") -> 
 def story() -> list[bytes]:
     """A longer answer in mode async, 22 ms a step."""
     draw = random.Random(7)
-    pieces = re.findall(r"\s*\w+|\s*[^\w\s]+|\s+", STORY)
+    parts = re.findall(r"\s*\w+|\s*[^\w\s]+|\s+", STORY)
     events, position, written, at = [], 0, 0, 100.0
-    while position < len(pieces):
-        accepted = min(draw.choice([0, 1, 2, 3, 3, 4, 5]), len(pieces) - position - 1)
-        taken = pieces[position : position + accepted + 1]
+    while position < len(parts):
+        accepted = min(draw.choice([0, 1, 2, 3, 3, 4, 5]), len(parts) - position - 1)
+        taken = parts[position : position + accepted + 1]
         ends = [written + sum(map(len, taken[: i + 1])) for i in range(len(taken))]
         nodes = draw.randint(max(accepted, 4), 16)
         pushes = [{"at": at - 0.022 + 0.0073 * i, "nodes": draw.randint(1, 6)} for i in range(3)]
         tokens = [1000 + position + i for i in range(len(taken))]
         events.append(event(chunk("".join(taken), tokens, ends, accepted, nodes, at, pushes)))
         position, written, at = position + len(taken), ends[-1], at + 0.022
-    return [*events, *map(event, last(14, len(pieces), "stop")), DONE]
+    return [*events, *map(event, last(14, len(parts), "stop")), DONE]
 
 
 class StandIn:
-    """Answers with `pieces`, bytes as they are to be sent, `pause` seconds apart."""
+    """Answers with `parts`, bytes as they are to be sent, `pause` seconds apart."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Forgets what it was asked and told."""
-        self.pieces: list[bytes] = []
+        self.parts: list[bytes] = []
         self.pause = 0.0
         self.hold = False  # whether the stream stays open after the last piece
         self.refusal: tuple[int, Any] | None = None  # status and body instead of a stream
@@ -138,7 +138,7 @@ class StandIn:
     async def _stream(self) -> AsyncIterator[bytes]:
         aborted = self.aborted
         try:
-            for piece in self.pieces:
+            for piece in self.parts:
                 yield piece
                 await asyncio.sleep(self.pause)
             if self.hold:

@@ -1,4 +1,4 @@
-"""What is answered whole: choices, log-probabilities, usage, seeds, and what the engine was asked for."""
+"""Answers that are not streamed: choices, log-probabilities, usage, seeds, and the parameters for the engine."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_streamed_among_all_others(fleet: Fleet, mode: str, case: Case) -> None:
 
 
 def check_form(answer: Answer, case: Case) -> None:
-    """What holds of every answer."""
+    """Checks that every answer passes."""
     asked = case.asked
     assert sorted(answer.choices) == list(range(case.outputs))
     choices = answer.choices.values()

@@ -11,7 +11,7 @@ from openai_fleet import Fleet
 
 @pytest.fixture
 def mode() -> str:
-    """One is enough: test_openai_cases compares the modes."""
+    """A single mode is enough: test_openai_cases compares them."""
     return "async"
 
 

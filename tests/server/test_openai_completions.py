@@ -15,7 +15,7 @@ from pilotfish import LLM, SamplingParams
 
 @pytest.fixture
 def mode() -> str:
-    """One is enough: test_openai_cases compares the modes."""
+    """A single mode is enough: test_openai_cases compares them."""
     return "async"
 
 
@@ -78,7 +78,7 @@ def test_echo_repeats_the_prompt(fleet: Fleet, mode: str) -> None:
 
 
 def test_echo_scores_the_prompt_as_the_model_does_in_an_output(fleet: Fleet, mode: str) -> None:
-    """What was greedily given, given as a prompt: its log-probabilities are those of the output."""
+    """A greedy output, sent as a prompt, has the log-probabilities of the output."""
     said = fleet.whole(mode, case("logprobs-0")).choices[0]
     tokens = fleet.tokenizer.encode(SNIPPETS[0])
     given = fleet.whole(mode, variant("logprobs-0", max_tokens=1, stop_token_ids=None, allowed_token_ids=None))

@@ -1,4 +1,4 @@
-"""What cannot be served raises the official client's exceptions, which name the field, in every mode."""
+"""Requests that cannot be served raise the official client's exceptions, which name the field, in every mode."""
 
 from __future__ import annotations
 

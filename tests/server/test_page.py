@@ -56,7 +56,7 @@ def greeting(**first: Any) -> list[bytes]:
 
 
 def test_tokens_are_coloured_by_origin_and_the_text_is_exact(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.pieces = greeting()
+    stand_in.parts = greeting()
     playground.run("Say hello")
     assert playground.text() == "Hello, <b>🐟é\n"
     assert playground.tokens() == [
@@ -74,7 +74,7 @@ def test_tokens_are_coloured_by_origin_and_the_text_is_exact(playground: Playgro
 
 
 def test_figures_and_timeline_tell_of_the_speculation(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.pieces = greeting(seed=17)
+    stand_in.parts = greeting(seed=17)
     playground.run("Say hello")
     assert playground.shown("status") == "6 tokens · length · seed 17 · prompt 4 tokens"
     assert playground.shown("acceptance") == "30 %"
@@ -90,7 +90,7 @@ def test_figures_and_timeline_tell_of_the_speculation(playground: Playground, st
 
 
 def test_what_a_draft_elsewhere_pushed_is_told_of_and_drawn(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.pieces = story()
+    stand_in.parts = story()
     before = playground.page.locator("#timeline").screenshot()
     playground.run("def mean(values):")
     assert playground.text() == STORY
@@ -102,7 +102,7 @@ def test_what_a_draft_elsewhere_pushed_is_told_of_and_drawn(playground: Playgrou
 
 def test_a_long_timeline_can_be_gone_through_by_keyboard(playground: Playground, stand_in: StandIn) -> None:
     steps = [chunk("x", [1], [i + 1], accepted=0, nodes=2, at=0.5 * i) for i in range(8)]
-    stand_in.pieces = [*map(event, steps), *map(event, last(1, 8)), DONE]
+    stand_in.parts = [*map(event, steps), *map(event, last(1, 8)), DONE]
     playground.run("x")
     position = playground.page.locator("#position")
     late = playground.page.locator("#timeline").screenshot()
@@ -115,7 +115,7 @@ def test_a_long_timeline_can_be_gone_through_by_keyboard(playground: Playground,
 @pytest.mark.parametrize("size", [1, 7])
 def test_chunks_may_be_cut_anywhere(playground: Playground, stand_in: StandIn, size: int) -> None:
     answer = b": a comment\r\n\r\n" + b"".join(greeting()).replace(b"\n", b"\r\n")
-    stand_in.pieces = [answer[i : i + size] for i in range(0, len(answer), size)]
+    stand_in.parts = [answer[i : i + size] for i in range(0, len(answer), size)]
     playground.run("Say hello")
     assert playground.text() == "Hello, <b>🐟é\n"
     assert [origin for _, origin in playground.tokens()].count("drafted") == 3
@@ -127,7 +127,7 @@ def test_text_held_back_joins_its_token_later(playground: Playground, stand_in: 
         chunk("on", [1, 2], [3, 6], accepted=1, nodes=2),
         chunk("e two t", [3], [10], accepted=0, nodes=2, at=0.1),
     ]
-    stand_in.pieces = [*map(event, held), *map(event, last(1, 3, "stop")), DONE]
+    stand_in.parts = [*map(event, held), *map(event, last(1, 3, "stop")), DONE]
     playground.run("count")
     assert playground.tokens() == [("one", "drafted"), (" tw", "own"), ("o t", "own")]
     assert playground.text() == "one two t"
@@ -136,14 +136,14 @@ def test_text_held_back_joins_its_token_later(playground: Playground, stand_in: 
 def test_an_answer_without_details_is_plain_text(playground: Playground, stand_in: StandIn) -> None:
     plain = chunk("plain text", [], [], accepted=0, nodes=0)
     del plain["pilotfish"]
-    stand_in.pieces = [event(plain), *map(event, last(1, 2)), DONE]
+    stand_in.parts = [event(plain), *map(event, last(1, 2)), DONE]
     playground.run("x")
     assert (playground.text(), playground.tokens()) == ("plain text", [])
     assert playground.shown("summary") == "No steps were told of."
 
 
 def test_the_request_carries_what_the_form_says(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.pieces = greeting()
+    stand_in.parts = greeting()
     playground.page.select_option("#mode", "off")
     playground.run("Hi", max_tokens="8", temperature="0.5", seed="3", max_nodes="4", key="secret")
     assert stand_in.paths == ["/v1/completions"]
@@ -164,7 +164,7 @@ def test_the_request_carries_what_the_form_says(playground: Playground, stand_in
 
 def test_a_seed_keeps_its_digits(playground: Playground, stand_in: StandIn) -> None:
     largest = str(2**64 - 1)
-    stand_in.pieces = greeting(seed=largest)
+    stand_in.parts = greeting(seed=largest)
     playground.run("Hi", seed=largest)
     assert stand_in.bodies[0]["seed"] == largest
     assert f" · seed {largest} · " in playground.shown("status")
@@ -173,7 +173,7 @@ def test_a_seed_keeps_its_digits(playground: Playground, stand_in: StandIn) -> N
 def test_chat_sends_a_message_and_leaves_out_what_is_empty(playground: Playground, stand_in: StandIn) -> None:
     said = chunk("", [9], [2], accepted=0, nodes=0)
     said["choices"][0] = {"index": 0, "delta": {"content": "Hi"}, "finish_reason": None}
-    stand_in.pieces = [event(said), *map(event, last(1, 1)), DONE]
+    stand_in.parts = [event(said), *map(event, last(1, 1)), DONE]
     playground.page.locator("input[value=chat]").check()
     playground.run("Hello", temperature="", max_tokens="9")
     assert playground.tokens() == [("Hi", "own")]
@@ -196,7 +196,7 @@ def test_a_refusal_is_shown_in_one_line(playground: Playground, stand_in: StandI
     playground.run("Hi")
     assert playground.shown("error") == "400: max_tokens: 0 is not allowed"
     assert playground.shown("status") == "No answer."
-    stand_in.refusal, stand_in.pieces = None, greeting()
+    stand_in.refusal, stand_in.parts = None, greeting()
     playground.run("Hi")
     assert playground.page.locator("#error").is_hidden()
 
@@ -205,7 +205,7 @@ def test_a_server_that_asks_for_a_key_says_so_at_once(chromium: Browser, url: st
     stand_in.refusal = (401, error("Authorization: a key is needed"))
     with Playground(chromium, url) as playground:
         assert playground.shown("status") == "Not ready: 401: Authorization: a key is needed"
-        stand_in.refusal, stand_in.pieces = None, greeting()
+        stand_in.refusal, stand_in.parts = None, greeting()
         playground.page.fill("#key", "secret")
         playground.page.locator("#key").blur()
         expect(playground.page.locator("#status")).to_have_text("Ready.", timeout=TIMEOUT)
@@ -221,7 +221,7 @@ def test_a_field_that_is_not_valid_is_shown_and_nothing_is_sent(chromium: Browse
 
 
 def test_without_motion_the_answer_is_the_same(chromium: Browser, url: str, stand_in: StandIn) -> None:
-    stand_in.pieces = story()
+    stand_in.parts = story()
     with Playground(chromium, url, reduced_motion="reduce") as playground:
         playground.run("def mean(values):")
         assert playground.shown("acceptance-note") == "63 of 281 nodes"
@@ -239,7 +239,7 @@ def test_without_motion_the_answer_is_the_same(chromium: Browser, url: str, stan
 def test_an_error_after_the_first_token_leaves_the_text(
     playground: Playground, stand_in: StandIn, end: list[bytes], message: str
 ) -> None:
-    stand_in.pieces = [greeting()[0], *end]
+    stand_in.parts = [greeting()[0], *end]
     playground.run("Hi")
     assert playground.shown("error") == message
     assert playground.text() == "Hello, <b>"
@@ -247,7 +247,7 @@ def test_an_error_after_the_first_token_leaves_the_text(
 
 
 def test_stop_aborts_the_request(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.pieces, stand_in.hold = greeting()[:1], True
+    stand_in.parts, stand_in.hold = greeting()[:1], True
     playground.start("Hi")
     expect(playground.page.locator("#output .token")).to_have_count(3, timeout=TIMEOUT)
     playground.page.click("#stop")
@@ -259,7 +259,7 @@ def test_stop_aborts_the_request(playground: Playground, stand_in: StandIn) -> N
 
 
 def test_a_second_run_waits_for_the_first(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.pieces, stand_in.hold = greeting()[:1], True
+    stand_in.parts, stand_in.hold = greeting()[:1], True
     playground.start("Hi")
     expect(playground.page.locator("#output .token")).to_have_count(3, timeout=TIMEOUT)
     playground.page.click("#run", force=True)
@@ -269,7 +269,7 @@ def test_a_second_run_waits_for_the_first(playground: Playground, stand_in: Stan
 
 
 def test_everything_goes_by_keyboard(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.pieces, stand_in.hold = greeting()[:1], True
+    stand_in.parts, stand_in.hold = greeting()[:1], True
     reached = focus_order(playground, 11)
     assert reached == ["endpoint", "prompt", "run", "summary", *FIELDS, "output"]
     playground.page.focus("#prompt")
@@ -287,7 +287,7 @@ FIELDS = ("max-tokens", "temperature", "seed", "max-nodes", "mode", "key")
 
 
 def focus_order(playground: Playground, count: int) -> list[str]:
-    """What Tab reaches, by id, name or tag. Each is seen to be focused."""
+    """Elements that Tab reaches, by id, name or tag. Each shows that it is focused."""
     reached = []
     for _ in range(count):
         playground.page.keyboard.press("Tab")
@@ -304,7 +304,7 @@ def focus_order(playground: Playground, count: int) -> list[str]:
 
 
 def test_the_focus_survives_the_end_of_an_answer(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.pieces, stand_in.hold = greeting()[:1], True
+    stand_in.parts, stand_in.hold = greeting()[:1], True
     playground.start("Hi")
     playground.page.focus("#stop")
     playground.page.keyboard.press("Enter")
@@ -321,7 +321,7 @@ def test_every_field_has_a_label_and_tokens_are_not_announced(playground: Playgr
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone(chromium: Browser, url: str, stand_in: StandIn, scheme: str) -> None:
-    stand_in.pieces = [event(chunk("x" * 500, [1], [500], accepted=0, nodes=3)), *map(event, last(1, 1)), DONE]
+    stand_in.parts = [event(chunk("x" * 500, [1], [500], accepted=0, nodes=3)), *map(event, last(1, 1)), DONE]
     with Playground(chromium, url, viewport=PHONE, color_scheme=scheme) as playground:
         assert playground.overflow() <= 0
         playground.page.click("summary")
@@ -367,7 +367,7 @@ def luminance(colour: str) -> float:
 
 
 def test_nothing_leaves_the_origin_and_nothing_complains(playground: Playground, stand_in: StandIn, url: str) -> None:
-    stand_in.pieces = greeting()
+    stand_in.parts = greeting()
     playground.run("Hi")
     assert {request.startswith(url) for request in playground.requested} == {True}
     assert playground.complaints == []

@@ -1,4 +1,4 @@
-"""What cannot be served is a 400, or its own status, with OpenAI's body: one line that names the field."""
+"""Requests that cannot be served are 400, or have their own status, with OpenAI's body: one line names the field."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_a_client_that_goes_away(engine: Engine, stream: bool, prompt: Any) -> N
 
 
 def test_a_slow_reader_pulls_no_more_than_it_reads(engine: Engine) -> None:
-    """What waits in the Stream is merged there."""
+    """The engine's Stream joins the updates that wait."""
     pulled: list[int] = []
     said = engine.script
 

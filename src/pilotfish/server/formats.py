@@ -21,7 +21,7 @@ from pilotfish.engine.sample import TextStream
 from pilotfish.server import responses
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import ChatRequest, StreamOptions
-from pilotfish.server.responses import Answer, PromptLogprobs
+from pilotfish.server.responses import BaseAnswer, PromptLogprobs
 from pilotfish.wire.serving import Delta, StepReport, Verified
 
 LEAST = -9999.0  # stands for minus infinity, which JSON does not know
@@ -32,7 +32,7 @@ TokenNames = Callable[[int], tuple[str, list[int]]]
 
 @dataclass
 class OutputBuffer:
-    """One output of one prompt. `text`, `token_ids`, `logprobs` and `offsets` are what the client has not been sent."""
+    """An output of a prompt. `text`, `token_ids`, `logprobs` and `offsets` are what the client has not been sent."""
 
     index: int
     prompt: TokenizedPrompt
@@ -89,8 +89,8 @@ class OutputBuffer:
 class AnswerFormat:
     """The body of an answer, whole or as the chunks of a stream. Subclasses make its choices."""
 
-    answer: type[Answer]
-    chunk: type[Answer]
+    answer: type[BaseAnswer]
+    chunk: type[BaseAnswer]
 
     def __init__(
         self, generation: Generation, outputs: Sequence[OutputBuffer], tokenizer: Any, token_text: TokenNames
@@ -108,7 +108,7 @@ class AnswerFormat:
             "system_fingerprint": generation.fingerprint,
         }
 
-    def whole(self) -> Answer:
+    def whole(self) -> BaseAnswer:
         """The answer, once all outputs have finished."""
         first, choices = self.outputs[0], [self.choice(output) for output in self.outputs]
         return self.answer(
@@ -118,15 +118,15 @@ class AnswerFormat:
     def choice(self, output: OutputBuffer) -> Struct:
         raise NotImplementedError
 
-    def chunks(self, output: OutputBuffer) -> list[Answer]:
+    def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
         """Events of the newest update of an output."""
         raise NotImplementedError
 
-    def closing(self) -> Answer:
+    def closing(self) -> BaseAnswer:
         """The event after the last output's, with the usage."""
         return self.chunk(**self.head, choices=[], usage=self.usage(), metrics=self.metrics())
 
-    def event(self, output: OutputBuffer, choice: Struct) -> Answer:
+    def event(self, output: OutputBuffer, choice: Struct) -> BaseAnswer:
         """The last event of an update. Metrics come with the last one of the stream."""
         ended = output.finished and all(each.finished for each in self.outputs)
         return self.chunk(
@@ -200,7 +200,7 @@ class TextFormat(AnswerFormat):
 
     answer = chunk = responses.TextCompletion
 
-    def chunks(self, output: OutputBuffer) -> list[Answer]:
+    def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
         return [self.event(output, self.choice(output))]
 
     def choice(self, output: OutputBuffer) -> responses.TextChoice:
@@ -249,7 +249,7 @@ class ChatFormat(AnswerFormat):
         assert isinstance(self.body, ChatRequest)
         return self.body.echoed
 
-    def whole(self) -> Answer:
+    def whole(self) -> BaseAnswer:
         first = self.outputs[0]
         prompt_logprobs, token_ids = self.prompt_logprobs(first), self.prompt_token_ids(first)
         return replace(super().whole(), prompt_logprobs=prompt_logprobs, prompt_token_ids=token_ids)
@@ -265,7 +265,7 @@ class ChatFormat(AnswerFormat):
             seed=self.choice_seed(output),
         )
 
-    def chunks(self, output: OutputBuffer) -> list[Answer]:
+    def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
         """The first event of an output says who speaks, and repeats what is echoed."""
         opening = [] if output.begun else [self._opening(output)]
         output.begun = True
@@ -277,7 +277,7 @@ class ChatFormat(AnswerFormat):
         choice = responses.ChatChunkChoice(output.index, delta, logprobs, output.reason, output.stop, ids)
         return [*opening, self.event(output, choice)]
 
-    def _opening(self, output: OutputBuffer) -> Answer:
+    def _opening(self, output: OutputBuffer) -> BaseAnswer:
         delta, first = responses.ChatDelta(role="assistant", content=self.echoed), output.index == 0
         return responses.ChatChunk(
             **self.head,

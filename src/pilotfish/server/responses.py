@@ -144,7 +144,7 @@ class ChatChunkChoice(Struct, frozen=True):
     seed: Seed = UNSET
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class BaseAnswer(Struct, frozen=True, kw_only=True):
     """Fields of all answers and of each event of a stream."""
 
     id: str
@@ -159,25 +159,25 @@ class Answer(Struct, frozen=True, kw_only=True):
     pilotfish: Any = UNSET
 
 
-class ChatAnswer(Answer, frozen=True, kw_only=True):
+class BaseChatAnswer(BaseAnswer, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class TextCompletion(Answer, frozen=True, kw_only=True):
+class TextCompletion(BaseAnswer, frozen=True, kw_only=True):
     """The answer of /v1/completions, and each event of its stream."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
 
 
-class ChatCompletion(ChatAnswer, frozen=True, kw_only=True):
+class ChatCompletion(BaseChatAnswer, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
 
 
-class ChatChunk(ChatAnswer, frozen=True, kw_only=True):
+class ChatChunk(BaseChatAnswer, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
 
@@ -249,7 +249,7 @@ class ClientGone(Exception):  # noqa: N818  # not an error: an end
 
 
 def shortened(message: str) -> str:
-    """One line; of a long one its two ends, where the field and what is allowed stand."""
+    """A message as one line; of a long one its two ends, which name the field and what is allowed."""
     line = one_line(message)
     return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} … {line[-MAX_MESSAGE // 2 :]}"
 

@@ -154,7 +154,7 @@ class GenerationResponse(Response):
 
 
 def encoded(message: Struct) -> bytes:
-    """One event."""
+    """As a server-sent event."""
     return b"data: " + encode(message) + b"\n\n"
 
 
