@@ -33,7 +33,7 @@ from pilotfish.core.messages import (
 )
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
-from pilotfish.draft.grower import Grower
+from pilotfish.draft.lm import Grower
 from pilotfish.draft.worker import DraftWorker
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner

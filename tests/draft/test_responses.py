@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.draft.automaton import SuffixAutomaton
-from pilotfish.draft.responses import MAX_TENANTS, ResponseCache, Responses
+from pilotfish.draft.suffix import MAX_TENANTS, ResponseCache, Responses
 
 
 def knows(automata: tuple[SuffixAutomaton, ...], tokens: list[int]) -> bool:

@@ -15,8 +15,16 @@ from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import ROOT, TokenTree
 from pilotfish.draft.automaton import Context, SuffixAutomaton
-from pilotfish.draft.responses import ResponseCache
-from pilotfish.draft.suffix import CHILDREN, LEAD, MIN_SCORE, PRIOR, SuffixDrafter, next_token_chances, perturbed
+from pilotfish.draft.suffix import (
+    CHILDREN,
+    LEAD,
+    MIN_SCORE,
+    PRIOR,
+    ResponseCache,
+    SuffixDrafter,
+    next_token_chances,
+    perturbed,
+)
 
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=40)
 

@@ -16,14 +16,12 @@ from pilotfish.bench.report import Progress, Row, Spread, distinct_ngrams, equal
 from pilotfish.bench.workload import Job
 from pilotfish.config import DrafterKind, EngineConfig, drafter_kinds
 from pilotfish.core.budget import Budget, FixedBudget
-from pilotfish.core.drafter import Drafter, DraftLimits, NoDrafter
+from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits, NoDrafter
 from pilotfish.core.request import Request, RequestStats
 from pilotfish.core.tree import TokenTree, TreeBuilder
-from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
-from pilotfish.draft.responses import ResponseCache
-from pilotfish.draft.suffix import SuffixDrafter
+from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError
 from pilotfish.observe.records import StepRecord

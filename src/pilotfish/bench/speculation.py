@@ -26,10 +26,9 @@ from pilotfish.bench.report import Progress, Report, Row, ratios
 from pilotfish.bench.workload import Job, jobs_at, parse_numbers
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
-from pilotfish.core.drafter import Drafter, DraftLimits
+from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits
 from pilotfish.core.step import RequestCommit, Step
 from pilotfish.core.tree import Forest
-from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.engine.costs import make_budget

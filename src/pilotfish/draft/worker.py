@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pilotfish.core.draft_machine import REPORT, DraftMachine
 from pilotfish.core.draft_sessions import LevelPart
 from pilotfish.core.lookahead import GrownTree
-from pilotfish.draft.grower import Grower
+from pilotfish.draft.lm import Grower
 from pilotfish.errors import WireError
 from pilotfish.observe.records import LevelRecord, ObserveLevel
 from pilotfish.wire.channel import Channel, Received

@@ -10,9 +10,8 @@ import numpy as np
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.calibration import StepCosts
-from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.drafter import Drafter, NoDrafter, drafters_of
 from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, SequenceRows
-from pilotfish.draft.combined import drafters_of
 from pilotfish.draft.lm import LMDrafter
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
-from pilotfish.draft.grower import Grower
+from pilotfish.draft.lm import Grower
 from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.memory import device_of, plan_memory
 from pilotfish.engine.process import Signals, Stopped, die_with_parent, name_process, remove_directory

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pilotfish.config import DrafterKind, EngineConfig
 from pilotfish.core.budget import Budget
-from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.drafter import CombinedDrafter, Drafter, NoDrafter
 from pilotfish.core.logit_rules import check_token_ids
 from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.plain_values import plain
@@ -27,11 +27,9 @@ from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.step import RequestCommit
 from pilotfish.core.vocabulary import added_tokens
-from pilotfish.draft.combined import CombinedDrafter
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
-from pilotfish.draft.responses import ResponseCache
-from pilotfish.draft.suffix import SuffixDrafter
+from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.check import refuse_unequal_tokenizers
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.draft_workers import DraftWorkers, start_draft_workers

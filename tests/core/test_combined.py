@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from support import limits
 
-from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.drafter import CombinedDrafter, DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import ROOT, TokenTree, TreeBuilder
-from pilotfish.draft.combined import CombinedDrafter
 
 
 class Fixed:
