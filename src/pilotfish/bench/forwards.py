@@ -196,7 +196,6 @@ def compare_pairs(
 
 # -- memory
 
-
 SAMPLED_EVERY = 0.001  # seconds
 NEW_TOKENS = 8
 

@@ -170,7 +170,6 @@ def run_start(options: BenchOptions, progress: Progress) -> Report:
 
 # -- the client
 
-
 EVENT_STREAM = b"text/event-stream"
 DONE = b"[DONE]"
 

@@ -91,10 +91,9 @@ class Bench:
     """A command: the function that measures, as `module.function` of this package, and the names of its options."""
 
     measure: str
-    help: str
     names: tuple[str, ...]
-    defaults: dict[str, Any] = field(default_factory=dict)  # other than those declared
-    timed: bool = True  # whether the report describes the machine, whose speed is probed for that
+    defaults: dict[str, Any]  # other than those declared
+    timed: bool  # whether the report describes the machine, whose speed is probed for that
 
     def declared(self) -> list[Option]:
         own = [name for name in self.names if name in options_of(BenchOptions)]
@@ -126,123 +125,58 @@ PROMPTS = (*MODELS, "prompts", "limit", "max_tokens")
 TREE = (*PROMPTS, "threads", "nodes", "levels", "width")
 POOLS = (*PROMPTS, "pace", "temperature", "nodes", "leaves", "budget")
 SERVER = (*PROMPTS, "mode", "threads", "budget", "kv_slots")
+ROUNDS = "concurrencies temperature batches repeats"
+ASYNC = "concurrencies pace sync nodes leaves drafter repeats"
 ON_SERVER: dict[str, Any] = {"dtype": "float32", "kv_slots": 65536}
+STREAMS_16 = {**ON_SERVER, "streams": 16}
+UP_TO_32 = "1,2,4,8,16,32"
+
+
+def bench(measure: str, group: tuple[str, ...], names: str = "", *, timed: bool = True, **defaults: Any) -> Bench:
+    return Bench(measure, (*group, *names.split()), defaults, timed)
+
 
 BENCHES = {
-    "parity": Bench(
-        "parity.run_parity",
-        "Compare the tokens of every drafter, or of mode async, with those of the target alone. Exit 1 if any differ "
-        "in float32.",
-        (*PROMPTS, "compared", "shard", "thread_counts"),
-        {"dtype": "float32"},
-        timed=False,
-    ),
-    "speed": Bench(
-        "speed.run_speed",
-        "Tokens per second beside transformers, contestants in turn on each prompt.",
-        (*TREE, "quantization", "repeats"),
-        {"threads": 2},
-    ),
-    "acceptance": Bench(
-        "speed.run_acceptance",
-        "Tokens that a verify step commits, at T=0 and T=0.8. Times nothing.",
-        (*TREE, "quantization"),
-        {"threads": 2},
-        timed=False,
-    ),
-    "profile": Bench(
-        "forwards.run_profile",
-        "Where the time of a step goes, and what a forward costs by its rows.",
-        (*TREE, "quantization", "repeats"),
-        {"threads": 2, "repeats": 20},
-    ),
-    "quantization": Bench(
-        "forwards.run_quantization",
-        "Loss, acceptance and forwards with int8 weights, beside those of plain weights.",
-        (*TREE, "repeats"),
-        {"threads": 2, "repeats": 20},
-    ),
-    "budget": Bench(
-        "speculation.run_budget",
-        "Tokens per second with the adaptive budget beside fixed trees and plain decoding, by concurrency.",
-        (*TREE, "quantization", "concurrencies", "fixed", "temperature", "batches", "repeats"),
-        {"threads": 2, "concurrencies": "1,2,4,8,16,32"},
-    ),
-    "async": Bench(
-        "speculation.run_async",
-        "Async against off and against sync, on devices of a given pace.",
-        (*PROMPTS, "pace", "sync", "nodes", "leaves", "drafter", "temperatures", "concurrencies", "repeats"),
-        {"pace": PACE, "nodes": 16},
-    ),
-    "cores": Bench(
-        "speculation.run_cores",
-        "Off and sync on all cores against async, whose target and draft have cores of their own.",
-        (*PROMPTS, "temperature", "nodes", "leaves", "drafter", "budget", "repeats"),
-    ),
-    "network": Bench(
-        "pools.run_network",
-        "Tokens per second with a draft pool at a distance, beside plain decoding.",
-        (*POOLS, "round_trips", "mbit", "concurrency", "repeats"),
-        {"pace": PACE, "repeats": 5},
-    ),
-    "sharing": Bench(
-        "sharing.run_sharing",
-        "Rows that a saturated pool grows for targets by their weights; what becomes of streams whose pool is killed.",
-        (*POOLS, "weights", "streams", "seconds", "repeats"),
-        {"pace": PACE, "streams": 8},
-    ),
-    "stall": Bench(
-        "pools.run_stall",
-        "The target's steps before, while and after its draft stands still (SIGSTOP).",
-        (*POOLS, "pause", "streams", "seconds", "repeats"),
-        {"pace": PACE},
-    ),
-    "http": Bench(
-        "http.run_http",
-        "Tokens per second through HTTP beside the offline engine, and the time from verify's end to the socket.",
-        (*SERVER, "paces", "concurrencies", "temperature", "batches", "repeats"),
-        {**ON_SERVER, "concurrencies": "1,32", "repeats": 5},
-    ),
-    "load": Bench(
-        "load.run_load",
-        "Requests of many kinds at a time, against the same ones alone; memory, and what is held afterwards. Exit 1 if "
-        "anything is not as it should be.",
-        (*SERVER, "seconds", "streams", "requests", "aborts"),
-        {**ON_SERVER, "seconds": 300.0, "streams": 64},
-    ),
-    "standstill": Bench(
-        "load.run_standstill",
-        "Stop the target's process under open streams and let it go on. Exit 1 if an output changed or a stream broke "
-        "off below the target's timeout.",
-        (*SERVER, "streams", "stops", "target_timeout"),
-        {**ON_SERVER, "streams": 16},
-        timed=False,
-    ),
-    "start": Bench(
-        "http.run_start",
-        "Seconds until a server serves, and what its processes take then.",
-        (*MODELS, "mode", "repeats"),
-        {"mode": "async", "repeats": 5},
-        timed=False,
-    ),
-    "memory": Bench(
-        "forwards.run_memory",
-        "The memory plan against what the process takes when rows and slots are all in use. CPU.",
-        (*MODELS, "quantization", "kv_slots", "max_requests"),
-        {"kv_slots": 16384},
-        timed=False,
-    ),
-    "steps": Bench(
-        "steps.run_steps",
-        "What a step costs on the CPU beside the reading of its weights, kernel by kernel, with random weights.",
-        (*RANDOM, "threads", "quantization", "repeats"),
-        {"threads": 2, "repeats": 20},
-    ),
-    "gpu": Bench(
-        "gpu.run_gpu",
-        "What a step and its attention cost on a CUDA GPU, with random weights.",
-        (*RANDOM, "repeats"),
-        {"repeats": 50},
-        timed=False,
-    ),
+    "parity": bench("parity.run_parity", PROMPTS, "compared shard thread_counts", timed=False, dtype="float32"),
+    "speed": bench("speed.run_speed", TREE, "quantization repeats", threads=2),
+    "acceptance": bench("speed.run_acceptance", TREE, "quantization", timed=False, threads=2),
+    "profile": bench("forwards.run_profile", TREE, "quantization repeats", threads=2, repeats=20),
+    "quantization": bench("forwards.run_quantization", TREE, "repeats", threads=2, repeats=20),
+    "budget": bench("speculation.run_budget", TREE, f"quantization fixed {ROUNDS}", threads=2, concurrencies=UP_TO_32),
+    "async": bench("speculation.run_async", PROMPTS, f"temperatures {ASYNC}", pace=PACE, nodes=16),
+    "cores": bench("speculation.run_cores", PROMPTS, "temperature nodes leaves drafter budget repeats"),
+    "network": bench("pools.run_network", POOLS, "round_trips mbit concurrency repeats", pace=PACE, repeats=5),
+    "sharing": bench("sharing.run_sharing", POOLS, "weights streams seconds repeats", pace=PACE, streams=8),
+    "stall": bench("pools.run_stall", POOLS, "pause streams seconds repeats", pace=PACE),
+    "http": bench("http.run_http", SERVER, f"paces {ROUNDS}", **ON_SERVER, concurrencies="1,32", repeats=5),
+    "load": bench("load.run_load", SERVER, "seconds streams requests aborts", **ON_SERVER, seconds=300.0, streams=64),
+    "standstill": bench("load.run_standstill", SERVER, "streams stops target_timeout", timed=False, **STREAMS_16),
+    "start": bench("http.run_start", MODELS, "mode repeats", timed=False, mode="async", repeats=5),
+    "memory": bench("forwards.run_memory", MODELS, "quantization kv_slots max_requests", timed=False, kv_slots=16384),
+    "steps": bench("steps.run_steps", RANDOM, "threads quantization repeats", threads=2, repeats=20),
+    "gpu": bench("gpu.run_gpu", RANDOM, "repeats", timed=False, repeats=50),
+}
+HELP = {
+    "parity": "Compare the tokens of every drafter, or of mode async, with those of the target alone. Exit 1 if any "
+    "differ in float32.",
+    "speed": "Tokens per second beside transformers, contestants in turn on each prompt.",
+    "acceptance": "Tokens that a verify step commits, at T=0 and T=0.8. Times nothing.",
+    "profile": "Where the time of a step goes, and what a forward costs by its rows.",
+    "quantization": "Loss, acceptance and forwards with int8 weights, beside those of plain weights.",
+    "budget": "Tokens per second with the adaptive budget beside fixed trees and plain decoding, by concurrency.",
+    "async": "Async against off and against sync, on devices of a given pace.",
+    "cores": "Off and sync on all cores against async, whose target and draft have cores of their own.",
+    "network": "Tokens per second with a draft pool at a distance, beside plain decoding.",
+    "sharing": "Rows that a saturated pool grows for targets by their weights; what becomes of streams whose pool is "
+    "killed.",
+    "stall": "The target's steps before, while and after its draft stands still (SIGSTOP).",
+    "http": "Tokens per second through HTTP beside the offline engine, and the time from verify's end to the socket.",
+    "load": "Requests of many kinds at a time, against the same ones alone; memory, and what is held afterwards. Exit "
+    "1 if anything is not as it should be.",
+    "standstill": "Stop the target's process under open streams and let it go on. Exit 1 if an output changed or a "
+    "stream broke off below the target's timeout.",
+    "start": "Seconds until a server serves, and what its processes take then.",
+    "memory": "The memory plan against what the process takes when rows and slots are all in use. CPU.",
+    "steps": "What a step costs on the CPU beside the reading of its weights, kernel by kernel, with random weights.",
+    "gpu": "What a step and its attention cost on a CUDA GPU, with random weights.",
 }

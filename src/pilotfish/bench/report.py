@@ -179,7 +179,6 @@ class Progress:
 
 # -- the machine
 
-
 TRIALS = 5
 MEBIBYTE = 1 << 20
 

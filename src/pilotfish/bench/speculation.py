@@ -136,7 +136,6 @@ def _fresh_run(config: EngineConfig, done: Callable[[], None], jobs: Sequence[Jo
 
 # -- budgets
 
-
 AUTO = "auto"
 #: Share that the adaptive budget may lose against the best fixed choice.
 TOLERANCE = 0.05
