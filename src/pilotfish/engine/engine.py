@@ -208,27 +208,17 @@ class Engine:
         check_token_ids(params, stop_ids, bad_sequences, self.model.shape.vocab_size)
         seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
         room = self.model.shape.context - len(tokens)
-        samples = []
+        samples, first = [], self._next_id
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
             own_seed, text = sample_seed(seed, index), TextStream(self.tokenizer, params, stop_ids, tokens)
             request = Request(
-                self._next_id,
-                tokens,
-                own,
-                own_seed,
-                stop_ids,
-                room,
-                bad_sequences,
-                cache_salt,
-                max_nodes,
-                text,
-                group=self._next_id - index,
+                first + index, tokens, own, own_seed, stop_ids, room, bad_sequences, cache_salt, max_nodes, text, first
             )
             self.worker.scheduler.add(request)
-            self._next_id += 1
             samples.append(Sample(index, request, text))
             self._samples[request.id] = samples[-1]
+        self._next_id += params.n
         return samples
 
     def _sequences_of(self, words: Sequence[str]) -> list[list[int]]:

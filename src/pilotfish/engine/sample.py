@@ -25,7 +25,7 @@ class Sample:
 
     def __init__(self, index: int, request: Request, text: TextStream) -> None:
         self.index = index
-        self.request_id = request.id  # a server has ids of its own, and one for all samples of a prompt
+        self.request_id = request.group  # one for all samples of a prompt; a server sets its own
         self.request = request
         self.stream = text
         self.started = time.perf_counter()
