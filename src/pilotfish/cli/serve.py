@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from pilotfish.cli.options import ENGINE, JsonOption, engine_config
+from pilotfish.cli.options import ENGINE, LOG_FORMAT, JsonOption, engine_config
 from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import with_speculative_config
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.errors import InputError, ParameterError
+from pilotfish.logs import LogFormat, configure
 from pilotfish.options import pick
 from pilotfish.prompts import read_chat_template
+
+if TYPE_CHECKING:
+    from pilotfish.server.auth import Keyring
 
 client = partial(typer.Option, rich_help_panel="Who may come")
 log = partial(typer.Option, rich_help_panel="Logs and traces")
@@ -51,21 +56,16 @@ def serve(
     line on stdout says where, once requests can be served."""
     config = engine_config(with_speculative_config(_with_model(engine, model), speculative_config), **rows)
     listening = server_config(server)
-    form = _log_form(log_format)
+    LOG_FORMAT.check(log_format)
     if enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
-    from pilotfish.logs import configure
-    from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
-
-    keys = load_keyring(api_key or (), os.environ.get(ENVIRONMENT, ""), api_keys)
-    if "VLLM_API_KEY" in os.environ and not (keys or allow_anonymous):
-        raise InputError(f"VLLM_API_KEY: it is not read; give {ENVIRONMENT}, or --allow-anonymous to do without keys")
-    refuse_open(listening.host, keys, allow_anonymous)
+    keys = _keyring(api_key or (), api_keys, listening.host, anonymous=allow_anonymous)
     _leave_out_torch()
     from pilotfish.server.main import ServerSetup, run_server, traces_url
 
     if otlp_traces_endpoint is not None:
         traces_url(otlp_traces_endpoint)
+    form = cast(LogFormat, log_format or ("text" if sys.stderr.isatty() else "json"))
     configure(form, prompts=log_prompts)
     setup = ServerSetup(config, listening, keys, form, otlp_traces_endpoint)
 
@@ -74,6 +74,17 @@ def serve(
             print_json({"url": url})
 
     run_server(setup, tell)
+
+
+def _keyring(secrets: Sequence[str], file: Path | None, host: str, *, anonymous: bool) -> Keyring:
+    """Keys of the command line, the environment and the file. ParameterError if there are none and the host is open."""
+    from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
+
+    keys = load_keyring(secrets, os.environ.get(ENVIRONMENT, ""), file)
+    if "VLLM_API_KEY" in os.environ and not (keys or anonymous):
+        raise InputError(f"VLLM_API_KEY: it is not read; give {ENVIRONMENT}, or --allow-anonymous to do without keys")
+    refuse_open(host, keys, anonymous)
+    return keys
 
 
 def _with_model(engine: Given, model: Path | None) -> Given:
@@ -88,12 +99,6 @@ def server_config(given: Given) -> ServerConfig:
     if "chat_template" in given:
         given = {**given, "chat_template": read_chat_template(given["chat_template"])}
     return ServerConfig(**given)
-
-
-def _log_form(given: str | None) -> Literal["json", "text"]:
-    if given not in (None, "json", "text"):
-        raise ParameterError("log_format", given, "json or text")
-    return cast(Literal["json", "text"], given or ("text" if sys.stderr.isatty() else "json"))
 
 
 def _leave_out_torch() -> None:

@@ -7,11 +7,12 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, cast
 
 import typer
 
 from pilotfish import pairs
+from pilotfish.cli import options
 from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directory
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
@@ -25,7 +26,8 @@ from pilotfish.engine.process import (
     remove_directory,
     supervised,
 )
-from pilotfish.errors import InputError, ParameterError
+from pilotfish.errors import InputError
+from pilotfish.logs import LogFormat, configure
 from pilotfish.options import pick
 from pilotfish.printable import OneLineFormatter
 
@@ -70,12 +72,9 @@ def draft(
 
 
 def _configure_log(form: str | None, name: str, level: int) -> None:
-    if form not in (None, "json", "text"):
-        raise ParameterError("log_format", form, "json or text")
+    options.LOG_FORMAT.check(form)
     if form is not None:
-        from pilotfish.logs import configure
-
-        configure(cast(Literal["json", "text"], form), level=level, process=name)
+        configure(cast(LogFormat, form), level=level, process=name)
         return
     handler = logging.StreamHandler()
     handler.setFormatter(OneLineFormatter(f"pilotfish {name.replace('%', '%%')}: %(message)s"))
@@ -95,8 +94,6 @@ def target(
     config: Annotated[str, typer.Option(help="The engine's configuration as JSON, as the server writes it.")],
 ) -> None:
     """Run a target worker for a server. `pilotfish serve` does so itself."""
-    from pilotfish.logs import configure
-
     configure("json" if os.environ.get(LOG_FORMAT) == "json" else "text", process="target")
     name_process("target")
     signals = Signals()
