@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from threading import Event
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -23,24 +23,6 @@ if TYPE_CHECKING:  # imports torch
     from pilotfish.wire.serving import Delta
 
 SIGN, CONTINUED = "> ", "... "
-
-
-class Screen(Protocol):
-    """Reads turns and shows answers."""
-
-    def greet(self, conversation: Conversation) -> None: ...
-
-    def turn(self) -> str | None:
-        """The next turn; None at the end. PromptError for one that is no text."""
-
-    def answering(self, sample: Sample) -> AbstractContextManager[Event]:
-        """Around the pieces of one answer, which shall end when the event is set."""
-
-    def piece(self, delta: Delta) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def error(self, text: str) -> None: ...
 
 
 def joined(line: Callable[[str], str | None]) -> str | None:
@@ -146,6 +128,11 @@ class TerminalScreen:
 
     def _print(self, text: Text, end: str = "\n") -> None:
         self._console.print(text, end=end, soft_wrap=True)
+
+
+#: Reads turns (None at the end; PromptError for a turn that is no text) and shows answers. `answering` goes around the
+#: pieces of an answer, which ends when the event is set.
+Screen = PlainScreen | TerminalScreen
 
 
 @contextmanager
