@@ -200,11 +200,11 @@ class Scheduler:
             self.abort(request)
         return requests
 
-    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
+    def abort(self, request: Request) -> None:
         """End a request between two steps and free all it held; one that has ended stays as it is."""
         if request.finish_reason is not None:
             return
-        request.finish_reason = reason
+        request.finish_reason = FinishReason.ABORT
         if request in self.waiting:
             self.waiting.remove(request)
         else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pilotfish.core.budget import Budget, StepLoad
 from pilotfish.core.drafter import Drafter
 from pilotfish.core.executor import Executor, ForwardSeconds, Outcome
-from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.request import Request
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.step import Chunk, RequestCommit, Step
 from pilotfish.core.tree import Ints
@@ -114,10 +114,10 @@ class TargetWorker:
                 self.drafter.close(chunk.request)
             raise
 
-    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
+    def abort(self, request: Request) -> None:
         """End a request between two steps; all it held is free when this returns."""
         if request.finish_reason is None:
-            self.scheduler.abort(request, reason)
+            self.scheduler.abort(request)
             self.drafter.close(request)
 
     def _tell_drafter(self, commit: RequestCommit) -> bool:
