@@ -29,6 +29,8 @@ CHECKS = [
 ]
 #: Fields that bodies cannot do without.
 NEEDED = {"prompt", "messages", "tokens"}
+#: Fields that say how long an output may be.
+LIMITS = {"max_tokens", "max_completion_tokens"}
 #: Requests without a body cannot be wrong.
 CASES = [(name, mode) for name in OPERATIONS for mode in GenerationMode if mode.is_positive or OPERATIONS[name].body]
 
@@ -55,6 +57,8 @@ def test_an_operation_is_as_the_document_says(name: str, mode: GenerationMode, o
     def conforms(case: Any, optional: int) -> None:
         if isinstance(case.body, dict):
             case.body.pop("model", None)  # a drawn one is never the server's
+            for name in LIMITS & case.body.keys():  # long outputs take long
+                case.body[name] = min(case.body[name], 64) if type(case.body[name]) is int else case.body[name]
         if isinstance(case.body, dict) and mode.is_positive:  # among many fields one is always out of its range
             others = [name for name in case.body if name not in NEEDED]
             case.body = {name: case.body[name] for name in case.body if name not in others[optional:]}

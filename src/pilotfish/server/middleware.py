@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.logs import log_access, request_context
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.server.responses import ClientGone, HttpError, encode, http_error, no_route
+from pilotfish.server.responses import ClientGone, HttpError, encode, http_error, short
 
 if TYPE_CHECKING:
     from pilotfish.server.auth import Caller
@@ -115,9 +115,14 @@ def error_response(error: Exception, scope: Scope) -> Response:
 
 
 async def on_routing_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler of HTTPException, which it raises for requests without a route."""
-    assert isinstance(error, HTTPException)  # 404 or 405
-    return error_response(no_route(request.method, request.url.path, error), request.scope)
+    """Starlette's handler of HTTPException: 404 for an unknown path, 405 for another method."""
+    assert isinstance(error, HTTPException)
+    path = f"path: {request.method} {short(request.url.path)}"
+    known = HttpError(404, f"{path} is not served", code="unknown_url")
+    if error.status_code == 405:
+        message = f"{path} is not allowed; expected {(error.headers or {}).get('Allow')}"
+        known = HttpError(405, message, code="method_not_supported", headers=error.headers)
+    return error_response(known, request.scope)
 
 
 def _error_fields(error: HttpError | None) -> dict[str, Any]:

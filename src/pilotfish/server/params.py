@@ -211,22 +211,11 @@ def _plain(message: Message) -> dict[str, str]:
 
 async def completion_prompts(request: CompletionRequest, tokenizer: Any, most: int) -> list[TokenizedPrompt]:
     """At most `most`. HttpError names `prompt` for a bad one."""
-    given = _each(request.prompt)
+    given = request.prompts
     if not 0 < len(given) <= most:
         raise bad_request("prompt", f"{len(given)} prompts are not allowed; expected 1 to {most}")
     special = request.add_special_tokens is not False
     return [await _prompt(one, tokenizer, special=special) for one in given]
-
-
-def _each(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    if isinstance(prompt, str):
-        return [prompt]
-    kinds = {type(part) for part in prompt}
-    if kinds == {int}:
-        return [cast(list[int], prompt)]
-    if int in kinds:
-        raise bad("prompt", prompt, "a text, a list of tokens, or a list of either")
-    return cast(list[str | list[int]], prompt)
 
 
 async def _prompt(given: str | list[int], tokenizer: Any, *, special: bool) -> TokenizedPrompt:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -59,14 +52,19 @@ AS_JSON: dict[str, Any] = {
 }
 SAMPLING = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_IN_BODIES}
 
+
+class RequestBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+
+
 if TYPE_CHECKING:
 
-    class DerivedFields(Struct):
+    class DerivedFields(RequestBody):
         def __getattr__(self, name: str) -> Any: ...
 else:
     _sampling = [(name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items()]
     _harmless = [(name, Any, None) for name in HARMLESS]
-    DerivedFields = msgspec.defstruct("DerivedFields", [*_sampling, *_harmless], kw_only=True)
+    DerivedFields = msgspec.defstruct("DerivedFields", [*_sampling, *_harmless], bases=(RequestBody,), kw_only=True)
 
 
 class SpeculationOptions(Struct, forbid_unknown_fields=True):
@@ -84,10 +82,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Annotated[Literal[False], Meta(description="false")] | None = None
 
 
-class GenerationRequest(DerivedFields, forbid_unknown_fields=True, kw_only=True):
+class GenerationRequest(DerivedFields, kw_only=True):
     """Fields of completions and of chats. None: as if it was not there."""
 
-    model: str | None = None
     best_of: int | None = None  # n
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -133,7 +130,7 @@ class GenerationRequest(DerivedFields, forbid_unknown_fields=True, kw_only=True)
         return self.speculation is not None and bool(self.speculation.detail)
 
 
-class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
+class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]  # a text, tokens, or a list of either
     logprobs: int | None = None
 
@@ -142,9 +139,13 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
     default_tokens: ClassVar = 16  # OpenAI's
 
     @property
-    def texts(self) -> list[str]:
-        """The prompts that are texts."""
-        return [part for part in ([self.prompt] if isinstance(self.prompt, str) else self.prompt) if type(part) is str]
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        kinds = {type(part) for part in self.prompt}
+        if int in kinds and len(kinds) > 1:
+            raise bad("prompt", self.prompt, "a text, a list of tokens, or a list of either")
+        return cast(list[str | list[int]], [self.prompt] if int in kinds else self.prompt)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -180,7 +181,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
 
 
-class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -214,10 +215,9 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
         return self.messages[-1].text if self.echo and self.messages[-1].role == "assistant" else ""
 
 
-class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class TokenizeRequest(RequestBody, kw_only=True):
     """A prompt, or messages."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None  # true for a prompt; a chat template has its own
@@ -227,6 +227,5 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_strs: bool = False
 
 
-class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    model: str | None = None
+class DetokenizeRequest(RequestBody, kw_only=True):
     tokens: list[int]

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from starlette.exceptions import HTTPException
 
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
 from pilotfish.printable import one_line
@@ -272,14 +271,6 @@ def bad_request(field: str, problem: str, code: str | None = None) -> HttpError:
 def retry_after(seconds: float) -> dict[str, str]:
     """The header Retry-After of an estimate: whole seconds, 1 to MAX_RETRY."""
     return {"retry-after": str(max(1, math.ceil(min(seconds, MAX_RETRY))))}
-
-
-def no_route(method: str, path: str, error: HTTPException) -> HttpError:
-    """404 for a path that is not served, 405 for one that is by another method."""
-    if error.status_code == 405:
-        message = f"path: {method} {short(path)} is not allowed; expected {(error.headers or {}).get('Allow')}"
-        return HttpError(405, message, code="method_not_supported", headers=error.headers)
-    return HttpError(404, f"path: {method} {short(path)} is not served", code="unknown_url")
 
 
 def http_error(error: Exception) -> HttpError:

@@ -96,7 +96,7 @@ class Api:
     async def completions(self, request: Request) -> Response:
         """Continue each prompt."""
         caller, body = await self._read(request, requests.CompletionRequest)
-        self._refuse_long("prompt", body.texts)
+        self._refuse_long("prompt", (prompt for prompt in body.prompts if isinstance(prompt, str)))
         prompts = await params.completion_prompts(body, self._engine.tokenizer, self._config.max_prompts)
         return self._respond(request, caller, body, prompts)
 

@@ -52,18 +52,16 @@ class GenerationStream:
         self._engine, self._handle = engine, handle
         self._stream: Stream | None = None
 
-    def submit(self) -> None:
-        """TargetUnavailable if the target is not ready."""
+    def __aiter__(self) -> GenerationStream:
+        """Submit the request. TargetUnavailable if the target is not ready."""
         given = self.generation
         prompts = [prompt.tokens for prompt in given.prompts]
         self._stream = self._engine.submit(prompts, given.params, given.cache_salt, given.max_nodes)
-
-    def __aiter__(self) -> GenerationStream:
         return self
 
     async def __anext__(self) -> OutputBuffer:
         """The output that has grown. HttpError 504 after the deadline; also raises what the engine's stream does."""
-        assert self._stream is not None  # after `submit`
+        assert self._stream is not None  # from `__aiter__`
         try:
             async with asyncio.timeout(self._ends - time.monotonic()):
                 update = await anext(self._stream)
@@ -112,7 +110,6 @@ class GenerationResponse(Response):
             self._stream.close(ended)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> Exception | None:
-        self._stream.submit()
         async for _ in self._stream:
             pass
         response = Response(encode(self._format.whole()), media_type="application/json")
@@ -125,7 +122,6 @@ class GenerationResponse(Response):
         async def write(data: bytes, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-        self._stream.submit()
         chunks = self._chunks()
         first = await anext(chunks)
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})

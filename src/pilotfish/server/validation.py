@@ -14,17 +14,10 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 
 from pilotfish.config import ServerConfig
-from pilotfish.server.requests import (
-    HARMLESS,
-    UNSUPPORTED,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from pilotfish.server.requests import HARMLESS, UNSUPPORTED, RequestBody
 from pilotfish.server.responses import ClientGone, HttpError, bad, bad_request, short
 
-Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+Body = TypeVar("Body", bound=RequestBody)
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 #: Types in JSON's words.
 _WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
