@@ -27,6 +27,8 @@ class NodeRows:
     @classmethod
     def of(cls, tree: TokenTree, slots: NDArray[np.int32], nodes: Ints | None = None) -> NodeRows:
         """`nodes` of `tree`, each after its ancestors, or all. `slots` [len(tree)]: only those on their paths count."""
+        if not len(tree):
+            return NO_NODES
         nodes = np.arange(len(tree)) if nodes is None else nodes
         return cls(tree.tokens[nodes], tree.depths[nodes], tree.along_paths(slots, nodes))
 

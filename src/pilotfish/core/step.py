@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -105,19 +106,22 @@ class Step:
                 edits += [request.rules.edits(path) for path in paths]
         return edits
 
-    @property
+    @cached_property
     def sample_rows(self) -> Ints:
         """Which of the kept rows sample. [num_samples]"""
         counts = self._samples_by_tree()
-        offsets: Ints = self._first_sample_rows()[self.samples] - (np.cumsum(counts) - counts)
+        offsets: Ints = self._first_sample_rows[self.samples] - (np.cumsum(counts) - counts)
         rows: Ints = np.arange(self.num_samples) + np.repeat(offsets, counts)
         return rows
 
     def scoring_rows(self) -> dict[int, range]:
         """Kept rows that score prompt tokens, by request id, where there are any."""
-        entries = zip(self.chunks, self.scored, self._first_sample_rows().tolist(), strict=True)
+        if not any(self.scored):
+            return {}
+        entries = zip(self.chunks, self.scored, self._first_sample_rows.tolist(), strict=True)
         return {chunk.request.id: range(end - len(scored), end) for chunk, scored, end in entries if scored}
 
+    @cached_property
     def _first_sample_rows(self) -> Ints:
         """The kept row that samples first in each chunk, after those that score. [chunks]"""
         counts = np.zeros(len(self.chunks), np.int64)

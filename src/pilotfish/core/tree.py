@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -192,34 +192,38 @@ class Forest:
 
     nodes: TokenTree  # of all trees, one tree after the other; parents are indices here
     owners: Ints  # [n], each node's tree
-    num_trees: int
+    starts: Ints  # [trees + 1], index of each tree's first node, and the number of all
 
     @classmethod
     def of(cls, trees: Sequence[TokenTree]) -> Forest:
-        sizes = np.array([len(tree) for tree in trees], np.int64)
-        owners = np.repeat(np.arange(len(trees)), sizes)
-        nodes = _side_by_side(trees) if trees else _EMPTY
-        starts = np.cumsum(sizes) - sizes
+        sizes = [len(tree) for tree in trees]
+        if not any(sizes):
+            return cls(_EMPTY, _EMPTY.parents, np.zeros(len(trees) + 1, np.int64))
+        starts, owners = np.array([0, *accumulate(sizes)]), np.repeat(np.arange(len(trees)), sizes)
+        nodes = _side_by_side(trees)
         parents = np.where(nodes.parents == ROOT, ROOT, nodes.parents + starts[owners])
-        return cls(replace(nodes, parents=parents), owners, len(trees))
+        return cls(replace(nodes, parents=parents), owners, starts)
 
     def __len__(self) -> int:
         return len(self.owners)
 
+    @property
+    def num_trees(self) -> int:
+        return len(self.starts) - 1
+
     def take(self, nodes: Ints) -> Forest:
         """The subtrees of `nodes`, ascending and closed under parents."""
-        return Forest(self.nodes.take(nodes), self.owners[nodes], self.num_trees)
+        if len(nodes) == len(self):
+            return self
+        owners = self.owners[nodes]
+        return Forest(self.nodes.take(nodes), owners, _starts(owners, self.num_trees))
 
     def among(self, has_tree: Sequence[bool]) -> Forest:
         """The same trees, and empty ones where `has_tree`, in order, is false."""
         if all(has_tree):
             return self
-        return Forest(self.nodes, np.flatnonzero(has_tree)[self.owners], len(has_tree))
-
-    @property
-    def starts(self) -> Ints:
-        """Index of each tree's first node, and the number of all. [trees + 1]"""
-        return np.searchsorted(self.owners, np.arange(self.num_trees + 1))
+        owners = np.flatnonzero(has_tree)[self.owners]
+        return Forest(self.nodes, owners, _starts(owners, len(has_tree)))
 
     @property
     def sample_of_node(self) -> Ints:
@@ -228,9 +232,11 @@ class Forest:
 
     def trees(self) -> list[TokenTree]:
         """One by one."""
-        starts = self.starts.tolist()
-        spans = [np.arange(a, b) for a, b in pairwise(starts)]
-        return [self.nodes.take(span) for span in spans]
+        return [self.nodes.take(np.arange(first, end)) for first, end in pairwise(self.starts.tolist())]
+
+
+def _starts(owners: Ints, num_trees: int) -> Ints:
+    return np.searchsorted(owners, np.arange(num_trees + 1))
 
 
 def _side_by_side(trees: Sequence[TokenTree]) -> TokenTree:
@@ -264,18 +270,19 @@ def walk(forest: Forest, sampled: Ints) -> list[Verdict]:
     nodes, the next tree's root. Nothing about the draft enters, so whatever the trees hold, the result is what the
     target alone would have produced: a node is accepted if its parent is and the target's token there is the node's.
     """
-    nodes, owners = forest.nodes, forest.owners
-    of_node, of_root = forest.sample_of_node, forest.starts[:-1] + np.arange(forest.num_trees)
-    above = np.where(nodes.parents == ROOT, of_root[owners], of_node[nodes.parents])
-    right = np.flatnonzero(sampled[above] == nodes.tokens)  # in order: parents come first
     paths: list[list[int]] = [[] for _ in range(forest.num_trees)]
-    fields = (right, nodes.parents[right], owners[right])
-    for node, parent, owner in zip(*(values.tolist() for values in fields), strict=True):
-        if parent == (paths[owner][-1] if paths[owner] else ROOT):
-            paths[owner].append(node)
+    starts, nodes, owners = forest.starts, forest.nodes, forest.owners
+    of_node, of_root = forest.sample_of_node, starts[:-1] + np.arange(forest.num_trees)
     deepest = np.zeros(forest.num_trees, np.int64)
-    np.maximum.at(deepest, owners, nodes.depths)
-    trees = zip(paths, of_root.tolist(), np.diff(forest.starts).tolist(), deepest.tolist(), strict=True)
+    if len(forest):
+        above = np.where(nodes.parents == ROOT, of_root[owners], of_node[nodes.parents])
+        right = np.flatnonzero(sampled[above] == nodes.tokens)  # in order: parents come first
+        fields = (right, nodes.parents[right], owners[right])
+        for node, parent, owner in zip(*(values.tolist() for values in fields), strict=True):
+            if parent == (paths[owner][-1] if paths[owner] else ROOT):
+                paths[owner].append(node)
+        np.maximum.at(deepest, owners, nodes.depths)
+    trees = zip(paths, of_root.tolist(), np.diff(starts).tolist(), deepest.tolist(), strict=True)
     return [_verdict(path, [root, *of_node[path].tolist()], sampled, size, depth) for path, root, size, depth in trees]
 
 

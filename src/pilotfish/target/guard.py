@@ -36,7 +36,11 @@ class GuardedDrafter:
         trees = iter(self._propose(asked, limits) if asked else [])
         wants = (limits.nodes and request.max_nodes != 0 for request in requests)
         proposed = [next(trees) if wanted else TokenTree.empty() for wanted in wants]
-        return self._try(lambda: self._verifiable(proposed), Forest.of([TokenTree.empty()] * len(requests)))
+        try:
+            return self._verifiable(proposed)
+        except Exception as error:
+            self._drop(f"{type(error).__name__}: {error}")
+            return Forest.of([TokenTree.empty()] * len(requests))
 
     def _propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
         empty = NoDrafter().propose(requests, limits)
@@ -55,6 +59,8 @@ class GuardedDrafter:
     def _verifiable(self, trees: Sequence[TokenTree]) -> Forest:
         """The trees, an empty one in place of each that breaks a rule."""
         forest = Forest.of(trees)
+        if not len(forest):
+            return forest
         lawful = _lawful(forest, self._vocab_size)
         if lawful.all():
             return forest
