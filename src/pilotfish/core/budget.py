@@ -170,7 +170,7 @@ class AdaptiveBudget:
         if not offered.num_trees or self._effort is Effort.NONE:
             return 0
         chances = self._calibration.chances(offered.nodes.scores)
-        self._gains[self._effort].observe(chances, np.diff(offered.starts))
+        self._gains[self._effort].observe(chances, offered.sizes)
         if not self._resumed:  # or the time has the draft's catching up in it
             self._level_seconds[self._effort].observe(load.sequences, draft_seconds / max(levels, 1))
         return self._worthwhile(load, np.sort(chances)[::-1][: self._total])

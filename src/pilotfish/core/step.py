@@ -87,9 +87,12 @@ class Step:
     def sampling(self) -> Sampling:
         """A sample after each root and each node: a tree's root, its nodes, the next tree's root."""
         requests, forest = self.requests, self.forest
-        sequences = np.repeat(np.arange(forest.num_trees), self._samples_by_tree())
-        positions = np.array([len(request.tokens) for request in requests], np.int64)[sequences]
-        positions[forest.sample_of_node] += forest.nodes.depths
+        sequences = np.arange(forest.num_trees)
+        positions = np.array([len(request.tokens) for request in requests], np.int64)
+        if len(forest):
+            sequences = np.repeat(sequences, forest.sizes + 1)
+            positions = positions[sequences]
+            positions[forest.sample_of_node] += forest.nodes.depths
         params, seeds = [request.params for request in requests], [request.seed for request in requests]
         return Sampling(self.sample_rows, params, seeds, sequences, positions, self._edits(requests))
 
@@ -109,7 +112,9 @@ class Step:
     @cached_property
     def sample_rows(self) -> Ints:
         """Which of the kept rows sample. [num_samples]"""
-        counts = self._samples_by_tree()
+        if not any(self.scored) and not self._forked:
+            return np.arange(self.num_samples)
+        counts = self.forest.sizes + 1
         offsets: Ints = self._first_sample_rows[self.samples] - (np.cumsum(counts) - counts)
         rows: Ints = np.arange(self.num_samples) + np.repeat(offsets, counts)
         return rows
@@ -125,18 +130,20 @@ class Step:
     def _first_sample_rows(self) -> Ints:
         """The kept row that samples first in each chunk, after those that score. [chunks]"""
         counts = np.zeros(len(self.chunks), np.int64)
-        counts[self.samples] = self._samples_by_tree()
-        forked = [chunk.forked_from is not None for chunk in self.chunks]
+        counts[self.samples] = self.forest.sizes + 1
+        forked = self._forked
         counts[forked] = 0  # they have no rows
         scored = np.array([len(scored) for scored in self.scored], np.int64)
         first: Ints = np.cumsum(scored) + np.cumsum(counts) - counts
-        if any(forked):
+        if forked:
             places = {chunk.request.id: place for place, chunk in enumerate(self.chunks)}
             first[forked] = first[[places[c.forked_from.id] for c in self.chunks if c.forked_from is not None]]
         return first
 
-    def _samples_by_tree(self) -> Ints:
-        return np.diff(self.forest.starts) + 1
+    @cached_property
+    def _forked(self) -> list[int]:
+        """Places of the chunks without rows."""
+        return [place for place, chunk in enumerate(self.chunks) if chunk.forked_from is not None]
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,11 @@ class Forest:
     def num_trees(self) -> int:
         return len(self.starts) - 1
 
+    @property
+    def sizes(self) -> Ints:
+        """Nodes of each tree. [trees]"""
+        return self.starts[1:] - self.starts[:-1]
+
     def take(self, nodes: Ints) -> Forest:
         """The subtrees of `nodes`, ascending and closed under parents."""
         if len(nodes) == len(self):
@@ -282,7 +287,7 @@ def walk(forest: Forest, sampled: Ints) -> list[Verdict]:
             if parent == (paths[owner][-1] if paths[owner] else ROOT):
                 paths[owner].append(node)
         np.maximum.at(deepest, owners, nodes.depths)
-    trees = zip(paths, of_root.tolist(), np.diff(starts).tolist(), deepest.tolist(), strict=True)
+    trees = zip(paths, of_root.tolist(), forest.sizes.tolist(), deepest.tolist(), strict=True)
     return [_verdict(path, [root, *of_node[path].tolist()], sampled, size, depth) for path, root, size, depth in trees]
 
 

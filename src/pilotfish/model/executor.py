@@ -77,8 +77,10 @@ class TorchExecutor:
             usable = usable[torch.from_numpy(sampling.rows).to(logits.device)]
         if sampling.children:
             tokens, log_chances = likely_tokens(usable[:, : self._given], sampling)
-            log_chances[np.isin(sampling.rows, broken)] = -np.inf
+            if broken:
+                log_chances[np.isin(sampling.rows, broken)] = -np.inf
             return tokens, log_chances
         drawn = np.array(sample(usable[:, : self._given], sampling), np.int64)
-        drawn[np.isin(sampling.rows, broken)] = NO_TOKEN
+        if broken:
+            drawn[np.isin(sampling.rows, broken)] = NO_TOKEN
         return drawn, None
