@@ -54,7 +54,7 @@ def test_network(invoke: Invoke) -> None:
     assert off["hit_share"] == 0 and off["tokens_per_verify_step"] == 1
     assert near["hit_share"] > 0 and near["tokens_per_verify_step"] > 1  # the draft serves through the proxy
     assert all(row["equal_outputs"] == 1 and row["tokens_per_second"]["count"] == 2 for row in (off, near, far))
-    assert off["over_off"]["median"] == 1 and near["over_0 ms"]["median"] == 1
+    assert off["over_off"]["median"] == 1 and near["over_nearest"]["median"] == 1
     assert report["level_ms"] >= 1 and report["holds"] == (
         min(near["over_off"]["median"], far["over_off"]["median"]) >= 0.98
     )
@@ -71,7 +71,9 @@ def test_distances_are_compared_round_by_round() -> None:
     results = distances_of(rounds)
     off, near, far = results["distances"]
     assert near["over_off"] == Spread.of([2.0, 2.0, 0.5]) and far["over_off"] == Spread.of([1.0, 1.0, 0.25])
-    assert far["over_0 ms"] == Spread.of([0.5, 0.5, 0.5]) and near["over_0 ms"].median == off["over_off"].median == 1
+    assert (
+        far["over_nearest"] == Spread.of([0.5, 0.5, 0.5]) and near["over_nearest"].median == off["over_off"].median == 1
+    )
     assert (far["tokens_per_verify_step"], far["hit_share"]) == (3, 0.25)
     assert (near["equal_outputs"], far["equal_outputs"]) == (1, pytest.approx(2 / 3))
     assert [bar["round_trip"] for bar in results["bars"] if "┃" in bar["bar"]] == ["off", "0 ms", "5 ms"]

@@ -99,12 +99,12 @@ def test_http(measure: Measure, llama: Path, monkeypatch: pytest.MonkeyPatch) ->
     one, three = results["speeds"]
     assert (one["concurrency"], three["concurrency"]) == (1, 3)
     for speed in (one, three):
-        assert speed["equal_outputs"] == 1 and speed["http"].count == speed["http_over_offline"].count == 2
+        assert speed["equal_outputs"] == 1 and speed["http"].count == speed["ratio"].count == 2
         assert {"api", "target", "client"} <= speed["cpu"].keys()
     assert three["http"].median > one["http"].median
     assert [row["concurrency"] for row in results["delays"]] == [1, 3]
     assert all(0 < row["median"] <= row["p99"] and row["events"] >= 2 for row in results["delays"])
-    assert results["holds"] == (min(row["http_over_offline"].median for row in (one, three)) >= 0.97)
+    assert results["holds"] == (min(row["ratio"].median for row in (one, three)) >= 0.97)
 
 
 def test_an_offline_engine_answers_rounds(config: EngineConfig, prompts: list[Prompt]) -> None:
@@ -235,7 +235,7 @@ def test_speeds_are_compared_round_by_round() -> None:
     served = [result_of([one], {"api": 0.5}) for one in (answer, replace(answer, closed=4.0))]
     offline = [RoundResult(1.0, 10, ["ab"]), RoundResult(4.0, 10, ["b"])]
     speed = served_speed({"http": served, "offline": offline})
-    assert (speed["http_over_offline"].minimum, speed["http_over_offline"].maximum) == (0.5, 1.0)
+    assert (speed["ratio"].minimum, speed["ratio"].maximum) == (0.5, 1.0)
     assert speed["equal_outputs"] == 0.5 and speed["cpu"]["api"] == pytest.approx(1 / 6)
 
 

@@ -67,7 +67,7 @@ def test_a_loaded_server_answers_as_an_idle_one(prompts: Path, mode: str) -> Non
 
 @pytest.mark.parametrize("mode", ["off", "async"])
 def test_a_target_that_stands_still(prompts: Path, mode: str) -> None:
-    report = invoke("standstill", prompts, "--mode", mode, "--streams", "8", "--stops", "1,5", "--max-tokens", "1024")
+    report = invoke("standstill", prompts, "--mode", mode, "--streams", "4", "--stops", "1,5", "--max-tokens", "768")
     assert [stop["told_after"] is None for stop in report["stops"]] == [True, False]
 
 

@@ -98,17 +98,22 @@ def rates(runs: Sequence[Timed]) -> list[float]:
     return [run.tokens_per_second for run in runs]
 
 
-def speed_of(name: str, rounds: Mapping[str, Sequence[Run]], over: Sequence[str] = (OFF,)) -> Row:
-    """Speed of one contestant: tokens of all sequences a second, prompts' forwards included; over that of others, round
-    by round. `nodes` are those verified in a step of a sequence, `hit_share` counts steps after which a tree was left,
+def over(name: str, other: str, rounds: Mapping[str, Sequence[Timed]]) -> Spread:
+    """Speed of a contestant over that of another, round by round."""
+    return ratios(rates(rounds[name]), rates(rounds[other]))
+
+
+def speed_of(name: str, rounds: Mapping[str, Sequence[Run]]) -> Row:
+    """Speed of a contestant: tokens of all sequences a second, prompts' forwards included; more of those whose engine
+    is ours. `nodes` are those verified in a step of a sequence, `hit_share` counts steps after which a tree was left,
     `overruns` are a share of the target's forwards."""
     runs, own = rounds[name], joined(rounds[name])
     row: Row = {"contestant": name, "tokens_per_second": Spread.of(rates(runs))}
-    row |= {f"over_{other}": ratios(rates(runs), rates(rounds[other])) for other in over}
     row["distinct_4grams"] = distinct_ngrams(own.outputs)
     if own.stats:
         steps = own.total("verify_steps")
         row |= {
+            "over_off": over(name, OFF, rounds),
             "tokens_per_verify_step": own.tokens / steps,
             "nodes": own.total("draft_tokens") / steps,
             "hit_share": own.total("hits") / steps,

@@ -35,6 +35,7 @@ from pilotfish.bench.programs import (
 )
 from pilotfish.bench.report import MEBIBYTE, Progress, Report, Row, Spread, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job, parse_numbers
+from pilotfish.config import EngineConfig
 from pilotfish.errors import EngineError
 
 #: Share of the offline engine's tokens/s that a paced target keeps through HTTP.
@@ -65,7 +66,7 @@ def run_http(options: BenchOptions, progress: Progress) -> Report:
                 speeds.append({**where, **served_speed(rounds)})
                 delays.append({**where, **delays_of(serve(server, work[0], speculation={"detail": True}))})
                 progress("delays")
-    holds = all(row["http_over_offline"].median >= PROMISE for row in speeds if row["pace"] != "none")
+    holds = all(row["ratio"].median >= PROMISE for row in speeds if row["pace"] != "none")
     return Report({"speeds": speeds, "delays": delays, "promise": PROMISE, "holds": holds})
 
 
@@ -89,7 +90,7 @@ def served_speed(rounds: Mapping[str, Sequence[RoundResult]]) -> Row:
     return {
         "offline": Spread.of(rates(offline)),
         "http": Spread.of(rates(http)),
-        "http_over_offline": ratios(rates(http), rates(offline)),
+        "ratio": ratios(rates(http), rates(offline)),
         "equal_outputs": equal_share([t for run in http for t in run.texts], [t for run in offline for t in run.texts]),
         "cpu": {name: sum(run.cpu[name] for run in http) / seconds for name in http[0].cpu},
     }
@@ -155,10 +156,11 @@ def run_start(options: BenchOptions, progress: Progress) -> Report:
     processes share count in each."""
     seconds: list[float] = []
     resident: dict[str, list[int]] = {}
+    config = options.engine_config(drafter=EngineConfig.drafter)
     progress.total = options.repeats
     for _ in range(options.repeats):
         began = time.perf_counter()
-        with start_server(options.engine_config()) as server:
+        with start_server(config) as server:
             assert server.told["url"]  # waits
             seconds.append(time.perf_counter() - began)
             for role, pid in server.processes().items():

@@ -20,6 +20,7 @@ from pilotfish.bench.contestants import (
     check_drafter,
     compete,
     has_prompt_rows,
+    over,
     overruns,
     speed_of,
 )
@@ -80,7 +81,7 @@ def distances_of(rounds: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     """Plain decoding, then every round trip, over plain decoding and over the nearest; a bar for each, with a stroke
     where plain decoding is."""
     nearest = list(rounds)[1]
-    distances = [speed_of(name, rounds, [OFF, nearest]) for name in rounds]
+    distances = [speed_of(name, rounds) | {"over_nearest": over(name, nearest, rounds)} for name in rounds]
     medians = {row["contestant"]: row["tokens_per_second"].median for row in distances}
     most = max(medians.values())
     bars = [{"round_trip": name, "bar": bar_of(rate / most, medians[OFF] / most)} for name, rate in medians.items()]

@@ -16,13 +16,14 @@ from pilotfish.bench.contestants import (
     LoadedPair,
     Run,
     compete,
+    over,
     rates,
     run_jobs,
     speed_of,
     take_turns,
 )
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row, ratios
+from pilotfish.bench.report import Progress, Report, Row
 from pilotfish.bench.workload import Job, jobs_at, parse_numbers
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
@@ -106,13 +107,13 @@ def _against_best_sync(config: EngineConfig, concurrency: int, rounds: Mapping[s
     tokens a step of sync at no more nodes, over the paced verify."""
     sync = [speed_of(name, rounds) for name in rounds if name not in (OFF, ASYNC)]
     best = max(sync, key=lambda row: row["tokens_per_second"].median)["contestant"]
-    own = speed_of(ASYNC, rounds, [best])
+    own = speed_of(ASYNC, rounds)
     most = max((row["tokens_per_verify_step"] for row in sync if row["nodes"] <= config.nodes), default=0.0)
     pace, rows = config.paces.target, round(concurrency * (1 + own["nodes"]))
     ceiling = 0.0 if pace is None else concurrency * most / pace.seconds(rows)
     return {
         "best_sync": best,
-        "async_over_sync": own[f"over_{best}"],
+        "async_over_sync": over(ASYNC, best, rounds),
         "ceiling": ceiling,
         "share_of_ceiling": own["tokens_per_second"].median / ceiling if ceiling else 0.0,
     }
@@ -230,9 +231,9 @@ def auto_result(rounds: Mapping[str, Sequence[Run]], watched: WatchedBudget) -> 
     """The adaptive budget over the fixed choice with the best median, plain decoding included. Its last choices of each
     round, its changes of choice and its probes count in steady load, the steps in which all sequences sample; a probe
     drafts where the choice is not to, or the reverse."""
-    speeds = {name: rates(runs) for name, runs in rounds.items()}
-    best = max((name for name in speeds if name != AUTO), key=lambda name: statistics.median(speeds[name]))
-    ratio = ratios(speeds[AUTO], speeds[best])
+    medians = {name: statistics.median(rates(runs)) for name, runs in rounds.items() if name != AUTO}
+    best = max(medians, key=lambda name: medians[name])
+    ratio = over(AUTO, best, rounds)
     return {
         "best_fixed": best,
         "ratio": ratio,

@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from pilotfish.bench.contestants import LoadedPair, Run, drain, rates, speed_of, take_turns
+from pilotfish.bench.contestants import LoadedPair, Run, Timed, drain, over, speed_of, take_turns
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row, Spread, distinct_ngrams, ratios
+from pilotfish.bench.report import Progress, Report, Row, Spread, distinct_ngrams
 from pilotfish.bench.workload import TEMPERATURES, jobs_at
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
@@ -70,7 +70,7 @@ def run_speed(options: BenchOptions, progress: Progress) -> Report:
         turns = [Turn(ids[prompt.id], temperature, prompt.seed + repeat, options.max_tokens) for prompt, repeat in plan]
         playing = {name: run for name, run in contestants.items() if temperature == 0 or name != LOOKUP}
         rounds = take_turns(playing, turns, done=lambda name, t=temperature: progress(f"{name}, T={t:g}"))  # type: ignore[misc]
-        speeds += [{"temperature": temperature, **speed_of(name, rounds, over=())} for name in rounds]
+        speeds += [{"temperature": temperature, **speed_of(name, rounds)} for name in rounds]
         compared += [{"temperature": temperature, **row} for row in ratios_of(rounds)]
     return Report({"speeds": speeds, "ratios": compared})
 
@@ -120,14 +120,14 @@ def _generate(model: Any, turn: Turn, **options: Any) -> Run:
     return Run(time.perf_counter() - began, [output[0, len(turn.prompt) :].tolist()])
 
 
-def ratios_of(rounds: Mapping[str, Sequence[Run]]) -> list[Row]:
-    speeds = {name: rates(runs) for name, runs in rounds.items()}
-    speeds[BEST] = list(map(max, speeds["transformers"], speeds["transformers assisted"]))
-    return [
-        {"numerator": above, "denominator": below, "ratio": ratios(speeds[above], speeds[below])}
-        for above, below in RATIOS
-        if above in speeds and below in speeds
-    ]
+def ratios_of(rounds: Mapping[str, Sequence[Timed]]) -> list[Row]:
+    def faster(one: Timed, other: Timed) -> Timed:
+        return max(one, other, key=lambda run: run.tokens_per_second)
+
+    best = list(map(faster, rounds["transformers"], rounds["transformers assisted"]))
+    known = {**rounds, BEST: best}
+    pairs = [(above, below) for above, below in RATIOS if above in known and below in known]
+    return [{"numerator": above, "denominator": below, "ratio": over(above, below, known)} for above, below in pairs]
 
 
 # -- acceptance
