@@ -51,7 +51,7 @@ MAX_TARGETS = 256
 
 @dataclass(frozen=True)
 class DraftIdentity:
-    """What targets are told of this draft."""
+    """The draft, as targets compare and show it."""
 
     model: str
     tokenizer: str  # digest of the base vocabulary
@@ -211,7 +211,7 @@ class DraftMachine:
             self._commit(peer, session, message, now)
 
     def _commit(self, peer: Peer, session: DraftSession, message: Commit, now: float) -> None:
-        """One that was seen already changes nothing."""
+        """A repeated Commit changes nothing."""
         length = len(session.tokens)
         after = message.base_len + len(message.tokens)
         if after <= length:

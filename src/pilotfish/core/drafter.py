@@ -12,7 +12,7 @@ from pilotfish.core.tree import TokenTree, TreeBuilder
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """What a drafter may spend on the next trees."""
+    """Limits on the work for the next trees."""
 
     nodes: int  # of one tree
     total: int  # of all trees: nodes that are not among so many best will not be verified
@@ -55,7 +55,7 @@ class NoDrafter:
 
 
 def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
-    """Those of a combination, or the one itself."""
+    """The drafters of a combination, or the one itself."""
     return drafter.drafters if isinstance(drafter, CombinedDrafter) else [drafter]
 
 

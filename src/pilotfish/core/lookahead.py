@@ -43,12 +43,12 @@ _EMPTY = GrownTree(**vars(TokenTree.empty()), ids=np.zeros(0, np.int64), slots=n
 
 @dataclass(frozen=True)
 class RerootResult:
-    """What a commit did to a tree."""
+    """The effect of a commit on a tree."""
 
     hit: bool  # every committed token was in it
     accepted: int  # nodes that the committed tokens are
     path_slots: list[int]  # KV of the committed tokens that were expanded, from the first on without a gap
-    freed: list[int]  # slots of what is gone
+    freed: list[int]  # slots of nodes that are gone
 
 
 class Lookahead:

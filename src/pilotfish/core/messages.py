@@ -80,7 +80,7 @@ class Hello(Readable, tag="hello", frozen=True):
 
 
 class RequestSampling(Struct, frozen=True, omit_defaults=True):
-    """What the target does to logits before it draws, for a draft that mirrors it: fields of SamplingParams."""
+    """The target's edits of logits before it draws, for a draft that mirrors it: fields of SamplingParams."""
 
     temperature: float = 1.0
     top_k: Index = 0

@@ -158,7 +158,7 @@ class TreeCopy:
         return len(np.unique((parents + 1) * self._vocab_size + tokens)) < len(tokens)
 
     def _attach_one_by_one(self, push: PushedNodes, parents: Ints) -> None:
-        """What hangs below a repeated node hangs below the first; below one that is not known, nowhere."""
+        """Children of a repeated node hang below the first; those of an unknown node are dropped."""
         size, kept, above = len(self.nodes), list[int](), list[int]()
         pairs = zip(self.nodes.parents.tolist(), self.nodes.tokens.tolist(), strict=True)
         first = {pair: index for index, pair in enumerate(pairs)}

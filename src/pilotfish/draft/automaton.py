@@ -21,7 +21,7 @@ class Match(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What followed a string of `length` tokens: token -> times, at most MAX_COUNT."""
+    """The tokens that followed a string of `length` tokens: token -> times, at most MAX_COUNT."""
 
     length: int
     followers: dict[int, int]
@@ -53,7 +53,7 @@ class SuffixAutomaton:
     # -- growth
 
     def begin(self) -> None:
-        """What is read next is a sequence of its own."""
+        """Start another sequence."""
         self._last = ROOT
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -98,7 +98,7 @@ class SuffixAutomaton:
         return len(self._links) - 1
 
     def _count(self, state: int) -> None:
-        """One more occurrence of `state` and of all its suffixes, which occur at least as often."""
+        """Count an occurrence of `state` and of all its suffixes, which occur at least as often."""
         while state != ROOT and self._counts[state] < MAX_COUNT:
             self._counts[state] += 1
             state = self._links[state]
@@ -128,7 +128,7 @@ class SuffixAutomaton:
         return Match(self._transitions[state][token], length + 1)
 
     def contexts(self, match: Match) -> Iterator[Context]:
-        """What followed `match` and then each of its suffixes that occurs elsewhere too, longest first, without
+        """Followers of `match` and then of each of its suffixes that occurs elsewhere too, longest first, without
         the empty one and those that MAX_FOLLOWERS excludes."""
         state, length = match
         while state != ROOT:

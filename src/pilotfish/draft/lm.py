@@ -33,7 +33,7 @@ class Grower:
         self.children = children
 
     def grow(self, level: Sequence[LevelPart]) -> list[GrownTree]:
-        """One forward; the nodes that it added to the tree of each part."""
+        """Run a forward; the nodes that it added to the tree of each part."""
         for part in level:
             self.table.allocate(part)
         rows = [self._rows(part) for part in level]
@@ -124,8 +124,11 @@ class LMDrafter:
         return [tree.take(tree.best(limits.nodes)) for tree in trees]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
+        """Never a hit: those are counted of trees that grow while the target verifies."""
         session = self.table.get(_key(request))
-        return session is not None and self.table.commit(session, tokens).hit
+        if session is not None:
+            self.table.commit(session, tokens)
+        return False
 
     def close(self, request: Request) -> None:
         session = self.table.get(_key(request))

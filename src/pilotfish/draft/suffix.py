@@ -36,7 +36,7 @@ REST_NOISE = math.exp(0.5772156649015329)
 
 
 class Responses:
-    """One tenant's responses in two generations. The young one takes new responses; when it is full it becomes
+    """A tenant's responses in two generations. The young one takes new responses; when it is full it becomes
     the old one, and what that held is forgotten: whole responses, the oldest first, without building anything
     again. So it holds between half of `max_tokens` and all of them once it has been full."""
 
@@ -85,7 +85,7 @@ class ResponseCache:
         return len(self._tenants)
 
     def automata(self, salt: str | None) -> tuple[SuffixAutomaton, ...]:
-        """What the tenant's responses are matched against: none without a salt, at most two."""
+        """Automata of the tenant's responses: none without a salt, at most two."""
         if salt is None or salt not in self._tenants:
             return ()
         self._tenants.move_to_end(salt)

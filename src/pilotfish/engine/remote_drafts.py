@@ -35,7 +35,7 @@ SWITCH_INTERVAL = 0.0002
 
 @dataclass(frozen=True)
 class TargetIdentity:
-    """What pools are told of the target."""
+    """The target, as pools compare and show it."""
 
     model: str
     tokenizer: str  # digest of the base vocabulary

@@ -1,1 +1,1 @@
-"""What target and draft say to each other, and how it gets there. Token ids only; no pickle."""
+"""Frames and channels between targets, drafts and servers. Token ids only; no pickle."""

@@ -1,4 +1,4 @@
-"""One end of the connections between targets and drafts: frames in, frames out. Delivery may fail; order holds."""
+"""Channels between targets and drafts: frames in, frames out. Delivery may fail; order holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Channel(Protocol):
         """Never blocks; False where the frame is lost: nobody is there, or too many are waiting."""
 
     def receive(self, timeout: float) -> list[Received]:
-        """What has come; waits for it up to `timeout` seconds, or until `wake`."""
+        """Frames that have come; waits for them up to `timeout` seconds, or until `wake`."""
 
     def wake(self) -> None:
         """Have the thread that waits in `receive` return."""

@@ -48,7 +48,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class PoolClient:
-    """Whose key it is, and which share of a saturated pool that gives."""
+    """The tenant of a key, and its share of a saturated pool."""
 
     tenant: str
     weight: float
@@ -56,7 +56,7 @@ class PoolClient:
 
 @dataclass(frozen=True)
 class PoolKeys:
-    """What a pool needs: its own key, and who may come, by public half."""
+    """A pool's own key, and the clients that may connect, by public half."""
 
     own: KeyPair
     allowed: Mapping[str, PoolClient]
@@ -64,7 +64,7 @@ class PoolKeys:
 
 @dataclass(frozen=True)
 class TargetKeys:
-    """What a target needs for a pool: its own key, and the public half of the pool's."""
+    """A target's own key, and the public half of the pool's."""
 
     own: KeyPair
     pool: str

@@ -1,4 +1,4 @@
-"""What channels over ZeroMQ share: a pool listens (`listening`), targets dial (`dialing`).
+"""The common part of channels over ZeroMQ: a pool listens (`listening`), targets dial (`dialing`).
 
 A message from a target has two parts: the target's incarnation, and the frame. One from a pool is the frame alone.
 """
