@@ -32,7 +32,7 @@ TokenNames = Callable[[int], tuple[str, list[int]]]
 
 @dataclass
 class OutputBuffer:
-    """An output of a prompt. `text`, `token_ids`, `logprobs` and `offsets` are what the client has not been sent."""
+    """An output of a prompt. `text`, `token_ids`, `logprobs` and `offsets` have not been sent to the client yet."""
 
     index: int
     prompt: TokenizedPrompt
@@ -68,7 +68,7 @@ class OutputBuffer:
         self.verified += delta.verified
 
     def clear(self) -> None:
-        """All of it was sent."""
+        """The client was sent all of it."""
         self.begun = True
         self.text.clear()
         self.token_ids.clear()
@@ -145,13 +145,13 @@ class AnswerFormat:
         return responses.Usage(prompts, completions, prompts + completions, cached)
 
     def event_usage(self) -> responses.Usage | UnsetType | None:
-        """As OpenAI's, it is null where the closing event will have it."""
+        """Null if the closing event will have it, as in OpenAI's API."""
         if self.options.continuous_usage_stats:
             return self.usage()
         return None if self.options.include_usage else UNSET
 
     def metrics(self) -> responses.Metrics | UnsetType:
-        """As in vLLM there are none of several outputs."""
+        """None for several outputs, as in vLLM."""
         level = self.generation.metrics
         if level == "none":
             return UNSET
@@ -297,7 +297,7 @@ class ChatFormat(AnswerFormat):
 def speculative_decoding(
     steps: Sequence[Verified], spec_tokens: int, *, detailed: bool
 ) -> responses.SpeculativeDecoding:
-    """Of at least one step."""
+    """Summary of at least one step."""
     accepted, drafted = sum(step.accepted for step in steps), sum(step.nodes for step in steps)
     by_length: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for step in steps:
@@ -345,7 +345,7 @@ def _chat_logprob(entry: TokenLogprobs, names: TokenNames) -> responses.ChatLogp
 
 
 def _prompt_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[int, responses.PromptLogprob]:
-    """As vLLM has them: the likeliest tokens and the token itself, by token id."""
+    """The likeliest tokens and the token itself, by token id, as in vLLM."""
     ranked = [(token, p, rank) for rank, (token, p) in enumerate(entry.top, 1)]
     every = (*ranked, (entry.token, entry.logprob, entry.rank))
     return {token: responses.PromptLogprob(max(p, LEAST), rank, names(token)[0]) for token, p, rank in every}

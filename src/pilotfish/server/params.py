@@ -51,7 +51,7 @@ class Generation:
     target: Identity
     prompts: tuple[TokenizedPrompt, ...]
     params: SamplingParams  # of each prompt
-    max_nodes: int | None  # of a tree; 0: no speculation, None: as the target does
+    max_nodes: int | None  # of a token tree; 0: no speculation, None: the target's own limit
     cache_salt: str | None
     timeout: float  # seconds
     metrics: MetricsLevel
@@ -70,7 +70,7 @@ class TokenRoom:
 
     @property
     def left(self) -> int:
-        """For an output."""
+        """Tokens for an output."""
         return self.most - self.prompt
 
     def check(self, body: GenerationRequest) -> None:
@@ -118,7 +118,7 @@ def _check_lengths(given: Mapping[str, Any]) -> None:
 
 
 def _seed(given: int | str | None) -> int | None:
-    """Digits as text are for clients whose JSON knows no integers above 2**53. -1 is none, as vLLM has it."""
+    """Clients whose JSON knows no integers above 2**53 send digits as text. -1 means none, as in vLLM."""
     if not isinstance(given, str):
         return None if given == -1 else given
     if not (given.isascii() and given.isdecimal() and len(given) <= 20):
@@ -134,7 +134,7 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
 
 
 def _max_tokens(body: GenerationRequest, model_default: int | None, room: TokenRoom, config_default: int) -> int:
-    """Of one output. HttpError where there is no room for it."""
+    """The limit of each output. HttpError if there is no room for it."""
     field, asked = body.limit
     if asked is not None and asked < 1 and not body.only_echo:
         with_echo = ", or 0 with echo" if isinstance(body, CompletionRequest) else ""
@@ -146,7 +146,7 @@ def _max_tokens(body: GenerationRequest, model_default: int | None, room: TokenR
 
 
 def max_nodes(speculation: SpeculationOptions, target: Identity) -> int | None:
-    """Of a tree; 0: no speculation, None: as the target does. HttpError for what the target does not do."""
+    """Limit of a token tree; 0: no speculation, None: the target's own. HttpError for modes that the target lacks."""
     if speculation.mode not in (None, "off", target.mode):
         raise bad("speculation.mode", speculation.mode, " or ".join(sorted({"off", target.mode})))
     nodes = speculation.max_nodes
@@ -164,7 +164,7 @@ async def text_tokens(text: str, tokenizer: Any, *, special: bool = True) -> lis
 
 
 async def tokens_text(tokens: list[int], tokenizer: Any) -> str:
-    """Special tokens show."""
+    """The text includes special tokens."""
     return await _tokenize(len(tokens), lambda: cast(str, tokenizer.decode(tokens)))
 
 
@@ -203,14 +203,14 @@ def _template_arguments(request: ChatRequest | TokenizeRequest, tokenizer: Any) 
 
 
 def _plain(message: Message) -> dict[str, str]:
-    """As templates know it: `developer` is the newer name of the system."""
+    """A message for the chat template. `developer` is the newer name of `system`."""
     role = "system" if message.role == "developer" else message.role
     named = {"name": message.name} if message.name is not None else {}
     return {"role": role, "content": message.text, **named}
 
 
 async def completion_prompts(request: CompletionRequest, tokenizer: Any, most: int) -> list[TokenizedPrompt]:
-    """At most `most`. HttpError names `prompt` for a bad one."""
+    """At most `most` prompts. HttpError names `prompt`."""
     given = request.prompts
     if not 0 < len(given) <= most:
         raise bad_request("prompt", f"{len(given)} prompts are not allowed; expected 1 to {most}")

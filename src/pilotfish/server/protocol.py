@@ -89,7 +89,7 @@ class ConnectionProtocol(HttpToolsProtocol):
     # -- what is no request
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-        """Answer what cannot be read, and close; within another answer there is only the end."""
+        """Answer an unreadable request and close; if another answer is being sent, only close."""
         if self._too_large:
             self._refuse(HttpError(431, f"headers: they are too large; expected at most {MAX_HEAD} bytes"))
         else:

@@ -83,7 +83,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class GenerationRequest(DerivedFields, kw_only=True):
-    """Fields of completions and of chats. None: as if it was not there."""
+    """Fields of completions and of chats. None means absent."""
 
     best_of: int | None = None  # n
     stream: bool | None = None
@@ -165,7 +165,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     """A turn. The other fields of an answer's message are allowed as long as they are empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None  # needed; but what stands in its place is to blame first
+    content: str | list[TextPart] | None = None  # required, but checked later: errors name other fields first
     name: str | None = None
     refusal: None = None
     audio: None = None
@@ -177,7 +177,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """All parts of it."""
+        """All parts of the content, as lines."""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
 
 

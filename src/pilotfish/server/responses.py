@@ -78,7 +78,7 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class TextLogprobs(Struct, frozen=True):
-    """Of a completion, by token. The first token of a prompt has no log-probability."""
+    """Log-probabilities of a completion, by token. The first token of a prompt has none."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -254,7 +254,7 @@ def shortened(message: str) -> str:
 
 
 def short(value: object) -> str:
-    """A value as a message quotes it."""
+    """A value, shortened for a message."""
     return _repr.repr(value)
 
 

@@ -86,7 +86,7 @@ def operation(path: str, *types: type[Struct], **others: type[Struct]) -> Callab
 
 
 class Api:
-    """OpenAI's routes over one target, and those around them."""
+    """Handlers of all routes: OpenAI's, vLLM's /tokenize and /detokenize, and the server's own."""
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> None:
         self._engine, self._config, self._guard = engine, config, guard
@@ -167,7 +167,7 @@ class Api:
         return Response(self._openapi, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         rendered = await asyncio.to_thread(self._guard.metrics.render, request.headers.get("accept", ""))
         return Response(rendered.body, media_type=rendered.content_type)
 
@@ -209,7 +209,7 @@ class Api:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Characters."""
+        """Length in characters."""
         return max(map(len, self._engine.tokenizer.get_vocab()))
 
     # -- requests

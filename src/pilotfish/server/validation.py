@@ -82,7 +82,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _supported(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
-    """The fields that `kind` has and that are not null; HttpError for any other that would change something."""
+    """Fields of `kind` that are not null. HttpError for other fields, unless their value changes nothing."""
     names = set(kind.__struct_fields__)
     for name, value in fields.items():
         if name in names or (name in UNSUPPORTED and value in UNSUPPORTED[name]):
