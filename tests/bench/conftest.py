@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pilotfish.bench import app, report
 from pilotfish.bench.options import BENCHES, BenchOptions
-from pilotfish.bench.report import Progress, Report
+from pilotfish.bench.report import ProgressBar, Report
 from pilotfish.bench.workload import Prompt, load_prompts
 from pilotfish.config import EngineConfig
 
@@ -54,8 +54,8 @@ def config(llama: Path, draft: Path) -> EngineConfig:
 def measure(llama: Path, draft: Path, prompt_file: Path) -> Measure:
     """A bench on two prompts in float32. Its parts are as many as it said; its report can be shown."""
 
-    def run(function: Callable[[BenchOptions, Progress], Report], command: str, **given: Any) -> Report:
-        bench, progress = BENCHES[command], Progress()
+    def run(function: Callable[[BenchOptions, ProgressBar], Report], command: str, **given: Any) -> Report:
+        bench, progress = BENCHES[command], ProgressBar()
         tiny = {"target": llama, "draft": draft, "dtype": "float32", "prompts": prompt_file, "limit": 2}
         options = bench.options(**{**tiny, **given})
         report = replace(function(options, progress), conditions=bench.conditions(options))

@@ -11,7 +11,7 @@ import pytest
 from conftest import Invoke, Measure
 
 from pilotfish.bench.contestants import LoadedPair, Run, compete, speed_of
-from pilotfish.bench.report import Progress, Spread
+from pilotfish.bench.report import ProgressBar, Spread
 from pilotfish.bench.speculation import AUTO, WatchedBudget, auto_result, contestants, run_budget
 from pilotfish.bench.workload import Prompt, Workload
 from pilotfish.config import DType, EngineConfig
@@ -44,7 +44,7 @@ def test_contestants_are_what_their_names_say(config: EngineConfig, prompts: lis
     assert list(players) == ["off", "fixed 2", "fixed 4", AUTO]
     jobs = [workload.jobs(4, turn) for turn in (0, 1)]
     assert len({job.params.seed for turn in jobs for job in turn}) == 8
-    rounds = compete(pair.engine, players, jobs, 2, Progress(), warm_up=0)
+    rounds = compete(pair.engine, players, jobs, 2, ProgressBar(), warm_up=0)
     drafted, steps = (
         {name: runs[0].total(count) for name, runs in rounds.items()} for count in ("draft_tokens", "verify_steps")
     )

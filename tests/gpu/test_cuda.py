@@ -211,12 +211,12 @@ def test_bfloat16_outputs_match_at_some_rate(engines: Any, drafter: str, record_
 def test_the_bench_runs(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pilotfish.bench import gpu
     from pilotfish.bench.options import BENCHES
-    from pilotfish.bench.report import Progress
+    from pilotfish.bench.report import ProgressBar
     from pilotfish.bench.steps import SHAPES
 
     monkeypatch.setitem(SHAPES, "88m", SHAPES["draft"])
     monkeypatch.setattr(gpu, "TARGETS", ("88m",))
     monkeypatch.setattr(gpu, "COPY_BYTES", 2**20)
-    results = gpu.run_gpu(BENCHES["gpu"].options(dtype=dtype, repeats=1), Progress()).results
+    results = gpu.run_gpu(BENCHES["gpu"].options(dtype=dtype, repeats=1), ProgressBar()).results
     assert len(results["steps"]) == 2 * len(results["attention"]) == 2 * len(gpu.ROWS)
     assert all(step["milliseconds"] > 0 for step in results["steps"])

@@ -27,12 +27,12 @@ def _command(bench: Bench) -> Callable[..., None]:
 
 
 def _run(bench: Bench, given: Given) -> None:
-    from pilotfish.bench.report import Progress, Report, describe_machine, write_json
+    from pilotfish.bench.report import ProgressBar, Report, describe_machine, write_json
 
     options = bench.options(**given)
     module, _, function = bench.measure.partition(".")
     measure = getattr(importlib.import_module(f"pilotfish.bench.{module}"), function)
-    with Progress().shown() as progress:
+    with ProgressBar().shown() as progress:
         report: Report = measure(options, progress)
     conditions = bench.conditions(options)
     if bench.timed:

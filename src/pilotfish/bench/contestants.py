@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from pilotfish.bench.report import Progress, Row, Spread, distinct_ngrams, equal_share, percentile, ratios
+from pilotfish.bench.report import ProgressBar, Row, Spread, distinct_ngrams, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job
 from pilotfish.config import DrafterKind, EngineConfig, drafter_kinds
 from pilotfish.core.budget import Budget, FixedBudget
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 def _ignore(*_: str) -> None:
-    """Nobody counts."""
+    """The default of callbacks."""
 
 
 # -- rounds
@@ -46,8 +46,8 @@ def take_turns(
     warm_up: int = 1,
     done: Callable[[str], None] = _ignore,
 ) -> dict[str, list[Result]]:
-    """Results of each contestant, in order of rounds. Every contestant plays every round, in rotating order; results
-    of the first `warm_up` rounds are dropped. `done` is called with the name of who has played."""
+    """Returns each contestant's results in order of rounds. Every contestant plays every round, in rotating order;
+    results of the first `warm_up` rounds are dropped. `done` is called with the name of who has played."""
     results: dict[str, list[Result]] = {name: [] for name in contestants}
     names = list(contestants)
     for turn, work in enumerate(rounds):
@@ -62,7 +62,7 @@ def take_turns(
 
 @dataclass(frozen=True)
 class Run:
-    """Outputs of one contestant in one round, and what they took."""
+    """Outputs of one contestant in one round, the time they took, and counts."""
 
     seconds: float
     outputs: list[list[int]]
@@ -84,7 +84,7 @@ class Run:
 
 
 def joined(runs: Sequence[Run]) -> Run:
-    """All rounds as one; steps are left out."""
+    """Joins rounds into one; steps are left out."""
     outputs = [output for run in runs for output in run.outputs]
     return Run(sum(run.seconds for run in runs), outputs, [one for run in runs for one in run.stats])
 
@@ -199,7 +199,7 @@ def compete(
     contestants: Mapping[str, Contestant],
     rounds: Sequence[Sequence[Job]],
     concurrency: int,
-    progress: Progress,
+    progress: ProgressBar,
     warm_up: int = 1,
 ) -> dict[str, list[Run]]:
     """Contestants take turns in one engine: same target, same pace."""

@@ -17,7 +17,7 @@ import torch
 
 from pilotfish.bench.contestants import LoadedPair, drain, run_jobs, take_turns
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row, equal_share, timed
+from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, timed
 from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
 from pilotfish.bench.workload import TEMPERATURES, Job, jobs_at
 from pilotfish.core.budget import FixedBudget
@@ -73,8 +73,8 @@ PARTS = ("draft", "schedule", "rows", "forward", "verify", "commit", "text")
 RUNTIME = ("schedule", "rows", "commit", "text")
 
 
-def run_profile(options: BenchOptions, progress: Progress) -> Report:
-    """All prompts, one at a time, and `repeats` of each forward; the draft's has `width` rows."""
+def run_profile(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Runs all prompts, one at a time, and each forward `repeats` times; the draft's has `width` rows."""
     pair, prompts, steps = LoadedPair(options.engine_config()), options.rows(), list[Row]()
     progress.total = len(prompts) * len(TEMPERATURES) * len(PROFILE_DRAFTERS)
     for temperature, drafter in product(TEMPERATURES, PROFILE_DRAFTERS):
@@ -118,8 +118,8 @@ class Scores:
     likeliest: torch.Tensor  # int64 [positions]
 
 
-def run_quantization(options: BenchOptions, progress: Progress) -> Report:
-    """`repeats` of each forward."""
+def run_quantization(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Measures each forward `repeats` times."""
     prompts = options.rows()
     progress.total = len(prompts) * len(TEMPERATURES) * len(QUANTIZATIONS) ** 2
     pairs: dict[str, LoadedPair] = {
@@ -159,13 +159,13 @@ def compare_models(runners: Mapping[str, Runner], texts: Sequence[Sequence[int]]
 
 
 def score(runner: Runner, texts: Sequence[Sequence[int]]) -> Scores:
-    """Every token after the first of each text."""
+    """Scores every token after the first of each text."""
     parts = [part for text in texts for part in _score_text(runner, text)]
     return Scores(torch.cat([part.losses for part in parts]), torch.cat([part.likeliest for part in parts]))
 
 
 def _score_text(runner: Runner, tokens: Sequence[int]) -> list[Scores]:
-    """By chunks: a committed token and a chain of nodes below it, since nodes give their logits."""
+    """Scores chunks: a committed token and a chain of nodes below it, since nodes give their logits."""
     parts, slots = [], np.arange(len(tokens), dtype=np.int32)
     for first in range(0, len(tokens) - 1, CHUNK):
         chunk, following = tokens[first : first + CHUNK], torch.tensor(tokens[first + 1 : first + CHUNK + 1])
@@ -179,9 +179,9 @@ def _score_text(runner: Runner, tokens: Sequence[int]) -> list[Scores]:
 
 
 def compare_pairs(
-    pairs: Mapping[str, LoadedPair], jobs: Sequence[Job], temperature: float, progress: Progress
+    pairs: Mapping[str, LoadedPair], jobs: Sequence[Job], temperature: float, progress: ProgressBar
 ) -> list[Row]:
-    """Every target with every draft; the pair of plain weights first."""
+    """Runs every target with every draft; the pair of plain weights comes first."""
     results, plain = list[Row](), list[list[int]]()
     for target, draft in product(QUANTIZATIONS, repeat=2):
         pairs[target].use(pairs[draft].lm())
@@ -202,7 +202,7 @@ NEW_TOKENS = 8
 
 @contextmanager
 def sampled_peak() -> Iterator[list[int]]:
-    """The most that this process takes meanwhile, sampled by a thread: the last item."""
+    """A thread samples the memory of this process meanwhile; the item is the largest sample."""
     peak, over = [0], threading.Event()
 
     def sample() -> None:
@@ -218,7 +218,7 @@ def sampled_peak() -> Iterator[list[int]]:
         thread.join()
 
 
-def run_memory(options: BenchOptions, progress: Progress) -> Report:
+def run_memory(options: BenchOptions, progress: ProgressBar) -> Report:
     """Fill the pool with random prompts, all sampled with all filters. Right only in a fresh process."""
     config = options.engine_config()
     progress.total = config.max_requests

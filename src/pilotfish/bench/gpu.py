@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pilotfish.bench.forwards import CONTEXT, WARM_UP, context_and_tree
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row, timed
+from pilotfish.bench.report import ProgressBar, Report, Row, timed
 from pilotfish.bench.steps import HEAD_DIM, SHAPES, TARGETS, VOCAB, LlamaShape, random_model
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention
@@ -27,8 +27,8 @@ COPY_BYTES = 2**30
 SCALE = HEAD_DIM**-0.5
 
 
-def run_gpu(options: BenchOptions, progress: Progress) -> Report:
-    """Medians of `repeats`. InputError where there is no CUDA device."""
+def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Reports medians of `repeats` measurements. InputError where there is no CUDA device."""
     dtype = options.engine["dtype"]
     if not torch.cuda.is_available():
         raise InputError("bench gpu: there is no CUDA device here")
@@ -120,8 +120,8 @@ def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: 
 
 
 def tree_mask(place: AttentionMetadata) -> torch.Tensor:
-    """Which of the slots 0 to `CONTEXT` + rows - 1 each row sees, where the prefix lies in slots 0 to `CONTEXT`. bool
-    [rows, slots]."""
+    """Tells which of the slots 0 to `CONTEXT` + rows - 1 each row sees, where the prefix lies in slots 0 to `CONTEXT`.
+    bool [rows, slots]."""
     seen = torch.arange(CONTEXT + len(place.row_slots), device=place.row_slots.device) <= CONTEXT
     seen = seen.repeat(len(place.row_slots), 1)
     lengths = (place.row_positions + 1 - place.row_prefixes).clamp(min=0).tolist()

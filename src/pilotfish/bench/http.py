@@ -1,4 +1,4 @@
-"""What HTTP costs: tokens per second through a server beside the offline engine's, and how long a token takes from the
+"""Cost of HTTP: tokens per second through a server beside the offline engine's, and how long a token takes from the
 target to the client's socket; starts of a server.
 
 The HTTP client is lean: it shares its cores with the server that it measures, so while an answer comes in it only notes
@@ -33,7 +33,7 @@ from pilotfish.bench.programs import (
     start_offline,
     start_server,
 )
-from pilotfish.bench.report import MEBIBYTE, Progress, Report, Row, Spread, equal_share, percentile, ratios
+from pilotfish.bench.report import MEBIBYTE, ProgressBar, Report, Row, Spread, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job, parse_numbers
 from pilotfish.config import EngineConfig
 from pilotfish.errors import EngineError
@@ -43,7 +43,7 @@ PROMISE = 0.97
 COMPLETIONS = "/v1/completions"
 
 
-def run_http(options: BenchOptions, progress: Progress) -> Report:
+def run_http(options: BenchOptions, progress: ProgressBar) -> Report:
     """At each pace a server and an offline engine of one configuration take turns: a warm-up, `repeats` rounds, and one
     of the server's alone whose events tell of the steps."""
     concurrencies = parse_numbers("concurrency", options.concurrencies)
@@ -70,12 +70,12 @@ def run_http(options: BenchOptions, progress: Progress) -> Report:
     return Report({"speeds": speeds, "delays": delays, "promise": PROMISE, "holds": holds})
 
 
-def _report(progress: Progress, where: Row, name: str) -> None:
+def _report(progress: ProgressBar, where: Row, name: str) -> None:
     progress(f"{name}, pace {where['pace']}, {where['concurrency']} at a time")
 
 
 def round_of(jobs: Sequence[Job], concurrency: int) -> Round:
-    """Each job to its last token: the end of sequence is ignored."""
+    """Every job generates all its tokens: the end of sequence is ignored."""
     tasks = []
     for job in jobs:
         params = {name: getattr(job.params, name) for name in ("temperature", "max_tokens", "seed")}
@@ -84,7 +84,8 @@ def round_of(jobs: Sequence[Job], concurrency: int) -> Round:
 
 
 def served_speed(rounds: Mapping[str, Sequence[RoundResult]]) -> Row:
-    """Both contestants over rounds. CPU is seconds of it a second, 1 for a whole core, while the server served."""
+    """Figures of both contestants over rounds. CPU is seconds of it a second, 1 for a whole core, while the server
+    served."""
     http, offline = rounds["http"], rounds["offline"]
     seconds = sum(run.seconds for run in http)
     return {
@@ -136,7 +137,7 @@ def serve(server: Program, work: Round, **fields: Any) -> list[Answer]:
 
 
 async def _all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[Exchange]:
-    """So many at a time, in their order."""
+    """Sends so many bodies at a time, in their order."""
     answers: dict[int, Exchange] = {}
     waiting = iter(enumerate(bodies))
 
@@ -151,7 +152,7 @@ async def _all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> 
 # -- starts
 
 
-def run_start(options: BenchOptions, progress: Progress) -> Report:
+def run_start(options: BenchOptions, progress: ProgressBar) -> Report:
     """Seconds of each start until requests can be served, and the resident memory of each process then; pages that
     processes share count in each."""
     seconds: list[float] = []
@@ -205,7 +206,7 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Generated, as the answer's usage has it; 0 where it has none."""
+        """Number of generated tokens by the answer's usage; 0 without one."""
         usages = [event.data["usage"] for event in self.events if event.data.get("usage")]
         return int(usages[-1]["completion_tokens"]) if usages else 0
 
@@ -242,8 +243,8 @@ def size_of(parts: Sequence[Part]) -> int:
 
 
 async def exchange(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Exchange:
-    """The answer to a JSON body; where `cut` is given the connection is broken off once so many bytes have come.
-    OSError where nobody listens."""
+    """Posts a JSON body and waits for the answer; where `cut` is given the connection is broken off once so many bytes
+    have come. OSError where nobody listens."""
     address = urlsplit(url)
     data = msgspec.json.encode(body)
     head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\nconnection: close\r\n"
@@ -260,7 +261,7 @@ async def exchange(url: str, path: str, body: dict[str, Any], cut: int | None = 
 
 
 async def post(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Answer:
-    """As `exchange`, read."""
+    """Sends a request as `exchange` does, and reads the answer."""
     spoken = await exchange(url, path, body, cut)
     return read(spoken.parts, spoken.sent, spoken.closed)
 

@@ -24,7 +24,7 @@ import uvloop
 from pilotfish.bench.http import COMPLETIONS, Answer, post
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import Program, memory_bytes, metrics_of, start_server
-from pilotfish.bench.report import MEBIBYTE, Progress, Report, Row, percentile
+from pilotfish.bench.report import MEBIBYTE, ProgressBar, Report, Row, percentile
 from pilotfish.bench.workload import Prompt, parse_numbers
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.model.loader import load_config
@@ -83,14 +83,14 @@ class Asked:
 
 @dataclass
 class Output:
-    """One output of an answer, its chunks joined."""
+    """Output of an answer, its chunks joined."""
 
     text: str = ""
     finish: tuple[Any, Any] = (None, None)  # finish_reason, stop_reason
     logprobs: list[Any] = field(default_factory=list)  # one entry a token
 
     def begins(self, other: Output) -> bool:
-        """Whether `other` goes on where this one was cut off."""
+        """Whether `other` starts with this output, which was cut off."""
         cut = other.logprobs[: len(self.logprobs)] == self.logprobs and other.text.startswith(self.text)
         return cut and self.finish in ((None, None), other.finish)
 
@@ -136,7 +136,7 @@ def joined_prompts(prompts: Sequence[Prompt], tokenizer: Any, tokens: int, first
 
 
 def outputs(answer: Answer) -> dict[int, Output]:
-    """By index."""
+    """Outputs of an answer by index."""
     found: defaultdict[int, Output] = defaultdict(Output)
     for choice in (choice for event in answer.events for choice in event.data.get("choices", ())):
         output = found[choice["index"]]
@@ -165,8 +165,8 @@ def agrees(answer: Answer, expected: dict[int, Output]) -> bool:
     return all(index in expected and output.begins(expected[index]) for index, output in found.items())
 
 
-async def alone(url: str, asked: Sequence[Asked], progress: Progress) -> list[Known]:
-    """Each request with its answer while no other runs."""
+async def alone(url: str, asked: Sequence[Asked], progress: ProgressBar) -> list[Known]:
+    """Runs each request while no other runs."""
     known = []
     for one in asked:
         answer = await post(url, one.path, one.body)
@@ -214,7 +214,7 @@ class Tally:
         return self.unequal.total() + self.failed + self.statuses.total() - self.statuses["200"]
 
 
-def run_load(options: BenchOptions, progress: Progress) -> Report:
+def run_load(options: BenchOptions, progress: ProgressBar) -> Report:
     config, progress.total = options.engine_config(), options.requests + int(options.seconds)
     tokenizer, context = load_tokenizer(config.target), load_config(config.target).max_position_embeddings
     asked = mixed(options.rows(), tokenizer, context, options.requests, options.max_tokens)
@@ -247,9 +247,9 @@ def run_load(options: BenchOptions, progress: Progress) -> Report:
 
 
 async def _loaded(
-    server: Program, options: BenchOptions, known: Sequence[Known], tally: Tally, progress: Progress
+    server: Program, options: BenchOptions, known: Sequence[Known], tally: Tally, progress: ProgressBar
 ) -> dict[str, list[tuple[float, int]]]:
-    """Samples of each process's memory while the clients ask."""
+    """Runs the clients; returns samples of each process's memory."""
     over, until = asyncio.Event(), time.monotonic() + options.seconds
     sampling = asyncio.create_task(_sample(server.processes(), over, partial(progress, f"{options.streams} streams")))
     try:
@@ -276,7 +276,7 @@ async def _sample(
 
 
 async def _client(url: str, aborts: float, known: Sequence[Known], tally: Tally, until: float, seed: int) -> None:
-    """One request after the other, in an order of its own, until the time is over."""
+    """Sends requests one after another, in an order of its own, until the time is over."""
     draw = random.Random(seed)
     while time.monotonic() < until:
         one = draw.choice(known)
@@ -288,7 +288,7 @@ async def _client(url: str, aborts: float, known: Sequence[Known], tally: Tally,
 def settled(
     metrics: Callable[[], Mapping[str, float]], sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, float]:
-    """What is held once nothing is any more, or at the latest after SETTLE seconds."""
+    """Metrics of HELD once all are zero, or at the latest after SETTLE seconds."""
     for _ in range(round(SETTLE / 0.25)):
         found = metrics()
         held = {name: found[name] for name in HELD}
@@ -323,8 +323,8 @@ def quantiles(values: Sequence[float]) -> Row:
 # -- a target that stands still
 
 
-def run_standstill(options: BenchOptions, progress: Progress) -> Report:
-    """Below the limit nothing may change but the time."""
+def run_standstill(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Below the target's timeout a stop may change nothing but the time."""
     prompts, stops = options.rows(), [float(number) for number in parse_numbers("stops", options.stops)]
     asked = [_endless(prompts[i % len(prompts)], i, options.max_tokens) for i in range(options.streams)]
     progress.total, rows = len(asked) + len(stops), list[Row]()
@@ -346,14 +346,14 @@ def holds_below(stops: Sequence[Row], target_timeout: float) -> bool:
 
 
 def _endless(prompt: Prompt, number: int, max_tokens: int) -> Asked:
-    """A stream that does not end early."""
+    """A stream that ignores the end of sequence."""
     body = {"prompt": prompt.text, "max_tokens": max_tokens, "temperature": 0.8, "seed": number}
     return Asked("completion", COMPLETIONS, {**body, "ignore_eos": True, **STREAMED})
 
 
 async def _stopped(server: Program, known: Sequence[Known], seconds: float) -> Row:
-    """One stop: outputs that are not those of the same request alone, streams that ended before their time, and the
-    seconds until /ready was no longer 200; None: it was all the time."""
+    """Stops the target once. Counts outputs unlike those of the same request alone, and streams that ended too early;
+    `told_after` is in seconds until /ready was no longer 200, None where it always was."""
     url, pid = server.told["url"], server.processes()["target"]
     before = metrics_of(url)[RESTARTS]
     answers = [asyncio.create_task(post(url, one.asked.path, one.asked.body)) for one in known]
@@ -380,7 +380,7 @@ async def _stopped(server: Program, known: Sequence[Known], seconds: float) -> R
 
 
 def _unready_after(url: str, seconds: float) -> float | None:
-    """Watches for so long."""
+    """Seconds until /ready is no longer 200; None if it always is for so long."""
     began, told = time.perf_counter(), None
     while (passed := time.perf_counter() - began) < seconds:
         if told is None and not _is_ready(url):

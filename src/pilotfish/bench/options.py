@@ -102,7 +102,7 @@ class Bench:
         return pick(BenchOptions, *own, **defaults) + pick(EngineConfig, *engine, **defaults)
 
     def options(self, **given: Any) -> BenchOptions:
-        """Those given, checked; the defaults are this bench's own."""
+        """Checks the given options and adds this bench's defaults."""
         values = {one.name: given.get(one.name, one.default) for one in self.declared()}
         for one in self.declared():
             one.check(values[one.name])
@@ -110,7 +110,7 @@ class Bench:
         return BenchOptions(**own, engine=values)
 
     def conditions(self, options: BenchOptions) -> dict[str, Any]:
-        """All that figures depend on, for a report."""
+        """Conditions for a report: all options, with models and prompts resolved."""
         found = {**vars(options), **options.engine}
         chosen = {name: found[name] for name in self.names if name not in ("json", "out")}
         if "target" in self.names:

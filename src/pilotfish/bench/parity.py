@@ -11,7 +11,7 @@ from functools import partial
 
 from pilotfish.bench.contestants import OFF, LoadedPair, Run, run_jobs
 from pilotfish.bench.options import PACE, BenchOptions
-from pilotfish.bench.report import Progress, Report, Row
+from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import PARITY_SETTINGS, Job, mixed_jobs, parse_numbers
 from pilotfish.config import EngineConfig
 from pilotfish.core.scheduler import HEADROOM
@@ -74,7 +74,7 @@ class AsyncSetup:
 SETUPS = tuple(AsyncSetup(workers, pace) for pace in ("", PACE) for workers in (1, 3))
 
 
-def run_parity(options: BenchOptions, progress: Progress) -> Report:
+def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     """Models are loaded once for each thread count, and for each async engine. `across_threads` compares `off` alone
     with itself at the first thread count. Float32 promises equality, shown on trees; of lower precision only the match
     rate is published."""
@@ -101,17 +101,17 @@ def run_parity(options: BenchOptions, progress: Progress) -> Report:
     return Report({**results, **counts, "seconds": seconds}, failed=config.dtype == "float32" and unproved)
 
 
-def _sync_runs(pair: LoadedPair, jobs: Sequence[Job], progress: Progress) -> Iterator[tuple[ParityCase, Run]]:
+def _sync_runs(pair: LoadedPair, jobs: Sequence[Job], progress: ProgressBar) -> Iterator[tuple[ParityCase, Run]]:
     return ((case, _run(pair, case, jobs, progress)) for case in CASES)
 
 
-def _run(pair: LoadedPair, case: ParityCase, jobs: Sequence[Job], progress: Progress) -> Run:
+def _run(pair: LoadedPair, case: ParityCase, jobs: Sequence[Job], progress: ProgressBar) -> Run:
     pair.use(pair.drafter(case.drafter), case.nodes or None)
     return _run_case(pair.engine, case, jobs, progress)
 
 
 def _async_runs(
-    config: EngineConfig, jobs: Sequence[Job], threads: int, progress: Progress
+    config: EngineConfig, jobs: Sequence[Job], threads: int, progress: ProgressBar
 ) -> Iterator[tuple[ParityCase, Run]]:
     for setup in SETUPS:
         with Engine(setup.config(config, threads)) as engine:
@@ -119,7 +119,7 @@ def _async_runs(
                 yield case, _run_case(engine, case, jobs, progress)
 
 
-def _run_case(engine: Engine, case: ParityCase, jobs: Sequence[Job], progress: Progress) -> Run:
+def _run_case(engine: Engine, case: ParityCase, jobs: Sequence[Job], progress: ProgressBar) -> Run:
     done = partial(progress, f"{case.name}, {case.concurrency} at a time")
     with scarce_slots(engine, jobs) if case.preempted else nullcontext():
         return run_jobs(engine, jobs, case.concurrency, done, SALT)

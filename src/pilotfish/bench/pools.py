@@ -26,7 +26,7 @@ from pilotfish.bench.contestants import (
 )
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import Program, attached, on_target_cores, place, proxied, start_pool, start_proxy
-from pilotfish.bench.report import Progress, Report, Row, bar_of
+from pilotfish.bench.report import ProgressBar, Report, Row, bar_of
 from pilotfish.bench.speculation import WatchedBudget
 from pilotfish.bench.workload import Workload, parse_milliseconds
 from pilotfish.core.budget import AdaptiveBudget
@@ -47,8 +47,8 @@ ALLOWANCE_MS = 5.0
 # -- a network
 
 
-def run_network(options: BenchOptions, progress: Progress) -> Report:
-    """`repeats` rounds of every prompt after one to warm up."""
+def run_network(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Runs every prompt in `repeats` rounds after one to warm up."""
     config, workload = options.engine_config(mode="off"), options.workload()
     round_trips = parse_milliseconds("round_trips", options.round_trips)
     turns, number, placement = options.repeats + 1, len(workload.prompts), place(1)
@@ -69,7 +69,7 @@ def run_network(options: BenchOptions, progress: Progress) -> Report:
 
 
 def _contestant(engine: Engine, drafter: RemoteDrafter, concurrency: int) -> Contestant:
-    """With the engine's own budget; the clock of an adaptive one stands still while others run."""
+    """Async with the engine's own budget; the clock of an adaptive one stands still while others run."""
     budget = make_budget(engine.config, engine.worker.executor, drafter)
     if not isinstance(budget, AdaptiveBudget):
         return Contestant(lambda: drafter, budget)
@@ -100,7 +100,7 @@ class Window:
     counts: list[int]  # of each stream, or target
 
     def rate(self, streams: Iterable[int]) -> float:
-        """A second, of some together."""
+        """Sum of some streams, per second."""
         return sum(self.counts[stream] for stream in streams) / self.seconds
 
 
@@ -120,11 +120,11 @@ class EndlessStreams:
 
     @property
     def requests(self) -> list[Request]:
-        """Of each stream, the one that runs now."""
+        """The running request of each stream."""
         return [sample.request for sample in self._samples]
 
     def step(self) -> list[int]:
-        """One step of the target; how many tokens it gave each stream."""
+        """Step the target; the tokens that it gave each stream."""
         given = {delta.id: len(delta.tokens) for delta in self._engine.step()}
         check_drafter(self._engine)
         tokens = [given.get(sample.request_id, 0) for sample in self._samples]
@@ -132,7 +132,7 @@ class EndlessStreams:
         return tokens
 
     def run(self, until: Callable[[], bool]) -> Window:
-        """One step, then more until it is true."""
+        """Step once, then on until `until` is true."""
         began = time.perf_counter()
         tokens = self.step()
         while not until():
@@ -140,7 +140,7 @@ class EndlessStreams:
         return Window(time.perf_counter() - began, tokens)
 
     def run_for(self, seconds: float) -> Window:
-        """For so long, and until the step is over."""
+        """Step for so long, and until the last step is over."""
         end = time.perf_counter() + seconds
         return self.run(lambda: time.perf_counter() >= end)
 
@@ -148,7 +148,7 @@ class EndlessStreams:
 # -- a pool that stands still
 
 
-def run_stall(options: BenchOptions, progress: Progress) -> Report:
+def run_stall(options: BenchOptions, progress: ProgressBar) -> Report:
     """Stops the pool `repeats` times, after a warm-up. What is to be shown: no step during a stall is longer than the
     99th percentile of those before and ALLOWANCE_MS."""
     progress.total = 1 + len(PHASES) * options.repeats
@@ -167,7 +167,7 @@ def run_stall(options: BenchOptions, progress: Progress) -> Report:
 
 
 def _stall(
-    engine: Engine, running: EndlessStreams, pool: Program, options: BenchOptions, progress: Progress
+    engine: Engine, running: EndlessStreams, pool: Program, options: BenchOptions, progress: ProgressBar
 ) -> dict[str, list[StepRecord]]:
     """The steps of each phase. Signals are sent between two steps."""
     records: dict[str, list[StepRecord]] = {phase: [] for phase in PHASES}
@@ -182,8 +182,8 @@ def _stall(
 
 
 def phase_of(phase: str, records: Sequence[StepRecord]) -> Row:
-    """Of at least one step without a prompt; the others are left out, for they have more rows, with a draft or without.
-    Times are from the end of one step to the end of the next; tokens are of all sequences."""
+    """Summary of steps, of which at least one has no prompt; the others are left out, for they have more rows, with a
+    draft or without. Times are from the end of one step to the end of the next; tokens are of all sequences."""
     decoding = [record for record in records if not has_prompt_rows(record)]
     periods = np.array([1000 * (record.ended - record.before) for record in decoding])
     p50, p99 = np.percentile(periods, (50, 99)).tolist()

@@ -1,4 +1,5 @@
-"""Programs that benches start: servers, draft pools, networks before them, offline engines; and what processes take.
+"""Programs that benches start: servers, draft pools, networks before them, offline engines; and CPU and memory of
+processes.
 
 `python -m pilotfish.bench.programs CONFIG` is an offline engine: it says on stdout when it is ready, then answers each
 Round on its stdin by a RoundResult.
@@ -68,12 +69,12 @@ class Program:
 
     @cached_property
     def told(self) -> dict[str, Any]:
-        """Its first line. Waits for that; EngineError where it ends instead."""
+        """The first line. Waits for it; EngineError where the program ends instead."""
         found: dict[str, Any] = json.loads(self._line())
         return found
 
     def ask(self, line: bytes) -> bytes:
-        """Its next line, once it has read this one."""
+        """Writes a line to the program and waits for one."""
         assert self.told is not None and self._process.stdin is not None
         self._process.stdin.write(line + b"\n")
         self._process.stdin.flush()
@@ -173,7 +174,7 @@ def start_proxy(endpoint: str, round_trips: Sequence[float], mbit: float, cores:
 
 
 def proxied(proxy: Program) -> list[str]:
-    """Where the pool is found behind each of the proxy's networks."""
+    """Endpoints of the pool behind each of the proxy's networks."""
     return [f"tcp://{HOST}:{port}" for port in proxy.told["ports"]]
 
 
@@ -190,7 +191,7 @@ def attached(engine: Engine, endpoints: Sequence[str]) -> Iterator[RemoteDrafts]
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads."""
+    """Ids of the child processes of all its threads."""
     return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in _text(path).split()]
 
 
@@ -201,7 +202,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all its threads since it began; 0 for a process that has ended."""
+    """CPU time of all its threads since it began; 0 for a process that has ended."""
     words = _text(Path(f"/proc/{pid}/stat")).rpartition(") ")[2].split()
     return (int(words[11]) + int(words[12])) / TICK if words else 0.0
 
@@ -217,14 +218,14 @@ def _text(path: Path) -> str:
 
 
 class Task(Struct, frozen=True):
-    """A sequence; the rest of its parameters is the model's generation_config.json's."""
+    """A sequence to generate; parameters that it lacks come from the model's generation_config.json."""
 
     prompt: str
     params: dict[str, Any]  # by SamplingParams' names, which those of a completion's body are too
 
 
 class Round(Struct, frozen=True):
-    """Tasks, so many at a time."""
+    """Tasks, of which `concurrency` run at a time."""
 
     tasks: list[Task]
     concurrency: int
@@ -251,7 +252,7 @@ def run_offline(offline: Program, work: Round) -> RoundResult:
 
 
 def run_round(engine: Engine, work: Round) -> RoundResult:
-    """All tasks to their end, from the call with their texts to the last token."""
+    """Runs all tasks; the time is from the call with their texts to the last token."""
     engine.worker.scheduler.max_requests = work.concurrency
     began = time.perf_counter()
     samples = [engine.submit(task.prompt, engine.sampling_params(**task.params))[0] for task in work.tasks]

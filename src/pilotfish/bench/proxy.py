@@ -29,7 +29,7 @@ BUFFER = 0.05
 
 
 class Link:
-    """One direction: bytes leave one after another at the rate, and arrive `delay` seconds later, in order."""
+    """A direction: bytes leave one after another at the rate, and arrive `delay` seconds later, in order."""
 
     def __init__(self, delay: float, mbit: float) -> None:
         """`mbit` is in Mbit/s."""
@@ -48,7 +48,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class DelayedChunk:
     """Bytes under way; none: the sender has ended."""
 
     due: float
@@ -91,30 +91,30 @@ class Proxy:
 
 
 def carry(source: socket.socket, sink: socket.socket, link: Link) -> None:
-    """All that comes from `source`, and its end, to `sink`."""
-    under_way: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
+    """Passes all that comes from `source`, and its end, to `sink`."""
+    under_way: queue.SimpleQueue[DelayedChunk] = queue.SimpleQueue()
     sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     writer = threading.Thread(target=_write, args=(under_way, source, sink), daemon=True)
     writer.start()
     while data := _received(source):
         now = time.perf_counter()
-        under_way.put(Chunk(link.due(now, len(data)), data))
+        under_way.put(DelayedChunk(link.due(now, len(data)), data))
         if excess := link.excess(now):
             time.sleep(excess)
-    under_way.put(Chunk(link.due(time.perf_counter(), 0), b""))
+    under_way.put(DelayedChunk(link.due(time.perf_counter(), 0), b""))
     writer.join()
 
 
 def _received(source: socket.socket) -> bytes:
-    """Nothing once it has ended, however."""
+    """The next bytes; none once it has ended, however."""
     try:
         return source.recv(CHUNK)
     except OSError:
         return b""
 
 
-def _write(under_way: queue.SimpleQueue[Chunk], source: socket.socket, sink: socket.socket) -> None:
-    """Each chunk when it is due. What `sink` no longer takes ends `source`."""
+def _write(under_way: queue.SimpleQueue[DelayedChunk], source: socket.socket, sink: socket.socket) -> None:
+    """Writes each chunk when it is due. Where `sink` takes no more, `source` is shut down."""
     try:
         while True:
             chunk = under_way.get()

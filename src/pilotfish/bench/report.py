@@ -51,7 +51,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """At least one value; quartiles by linear interpolation."""
+        """Spread of at least one value; quartiles by linear interpolation."""
         quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
         lower, median, upper = quartiles
         return cls(min(values), lower, median, upper, max(values), len(values))
@@ -109,7 +109,7 @@ class Report:
 
 
 def _is_table(value: object) -> bool:
-    """Rows, or a dict that is one."""
+    """Whether a value is a list of rows, or one row."""
     return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(row, dict) for row in value))
 
 
@@ -154,7 +154,7 @@ def write_json(report: Report, path: Path) -> None:
         raise ParameterError("out", str(path), f"a file that can be written ({error.strerror})") from error
 
 
-class Progress:
+class ProgressBar:
     """Called with a label for each part of a bench that is done. The bench sets `total`, the number of parts."""
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class Progress:
             self._bar.update(self._bar.task_ids[0], completed=self.done, total=self.total, description=label)
 
     @contextmanager
-    def shown(self) -> Iterator[Progress]:
+    def shown(self) -> Iterator[ProgressBar]:
         """A bar on stderr with the time that is left."""
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         console = Console(stderr=True)

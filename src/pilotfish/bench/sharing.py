@@ -17,7 +17,7 @@ from typing import Any
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.pools import EndlessStreams, Window
 from pilotfish.bench.programs import Program, on_target_cores, place, start_pool
-from pilotfish.bench.report import Progress, Report, Row, Spread
+from pilotfish.bench.report import ProgressBar, Report, Row, Spread
 from pilotfish.bench.workload import Workload, parse_numbers
 from pilotfish.config import EngineConfig
 from pilotfish.core.messages import Load
@@ -37,7 +37,7 @@ KILL_PHASES = ("before", "moving", "after")
 GROUPS = ("others", "moved")
 
 
-def run_sharing(options: BenchOptions, progress: Progress) -> Report:
+def run_sharing(options: BenchOptions, progress: ProgressBar) -> Report:
     weights = parse_numbers("weights", options.weights)
     if len(weights) < 2:
         raise ParameterError("weights", weights, "those of two targets or more")
@@ -63,7 +63,7 @@ class TenantKeys:
 
     @classmethod
     def write(cls, directory: Path, weights: list[int]) -> TenantKeys:
-        """New ones, a tenant for each weight."""
+        """Writes new keys, a tenant for each weight."""
         keys = cls(new_key_pair(), directory, weights)
         write_key_pair(keys.pool, directory / "pool.key")
         lines = []
@@ -79,7 +79,7 @@ class TenantKeys:
 
     @property
     def pool_options(self) -> list[str]:
-        """For `pilotfish draft`."""
+        """Options of `pilotfish draft`."""
         return [f"--key={self.directory / 'pool.key'}", f"--allow={self.directory / 'allow'}"]
 
     def target(self, config: EngineConfig, tenant: int, endpoints: Sequence[str]) -> EngineConfig:
@@ -92,7 +92,7 @@ class TenantKeys:
 
 
 def _share(config: EngineConfig, options: BenchOptions, keys: TenantKeys, done: Callable[[], None]) -> dict[str, Any]:
-    """A window to warm up, then `repeats`, while the targets run on threads."""
+    """Measures `repeats` windows after one to warm up, while the targets run on threads."""
     placement, workload = place(1), options.workload()
     with ExitStack() as stack:
         pool = stack.enter_context(start_pool(config, placement.drafts[0], keys.pool_options))
@@ -124,7 +124,7 @@ class BusyTarget:
 
     @property
     def load(self) -> Load | None:
-        """The newest that its pool has told."""
+        """The newest load that its pool has told."""
         assert self._engine.remote is not None  # in mode async there is one
         return self._engine.remote.pools[0].load
 
@@ -153,7 +153,7 @@ class Reading:
 
 
 def _read(targets: Sequence[BusyTarget]) -> list[Reading]:
-    """Of all targets, from the same report of the pool: the first that is new to all."""
+    """Reads all targets from the same report of the pool: the first that is new to all."""
     before = [target.load for target in targets]
     end = time.perf_counter() + LOAD_PATIENCE
     while time.perf_counter() < end:
@@ -207,7 +207,7 @@ class Kill:
 
 
 def _kill(config: EngineConfig, options: BenchOptions, keys: TenantKeys) -> Kill:
-    """Of the second of two new pools."""
+    """Starts two pools and kills the second."""
     placement = place(2)
     with ExitStack() as stack:
         pools = [stack.enter_context(start_pool(config, cores, keys.pool_options)) for cores in placement.drafts]
@@ -218,7 +218,7 @@ def _kill(config: EngineConfig, options: BenchOptions, keys: TenantKeys) -> Kill
 
 
 def measure_kill(engine: Engine, streams: EndlessStreams, victim: Program, seconds: float) -> Kill:
-    """The engine is attached to several pools, the victim among them, which ends in this."""
+    """The engine is attached to several pools, the victim among them, which is killed."""
     streams.run_for(seconds)  # to warm up
     before = streams.run_for(seconds)
     streams.run(lambda: None not in pools_of(engine, streams))
@@ -253,7 +253,7 @@ def pools_of(engine: Engine, streams: EndlessStreams) -> list[str | None]:
 
 
 def failover_of(kills: Sequence[Kill]) -> dict[str, Any]:
-    """The others' speed is over that before, kill by kill."""
+    """Speeds by group and phase; the others' speed over their speed before, kill by kill."""
     groups: list[Row] = [
         {
             "group": group,

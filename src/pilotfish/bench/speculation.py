@@ -23,7 +23,7 @@ from pilotfish.bench.contestants import (
     take_turns,
 )
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row
+from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import Job, jobs_at, parse_numbers
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
@@ -65,8 +65,8 @@ class SyncSetting:
         return cls(*map(int, numbers))
 
 
-def run_async(options: BenchOptions, progress: Progress) -> Report:
-    """Every contestant in turn, `repeats` rounds after one to warm up."""
+def run_async(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Runs all contestants in turn, `repeats` rounds after one to warm up."""
     config = options.engine_config(mode="async", budget="fixed")
     settings = [SyncSetting.parse(text) for text in options.sync.split(",")]
     temperatures = [float(text) for text in options.temperatures.split(",")]
@@ -119,7 +119,7 @@ def _against_best_sync(config: EngineConfig, concurrency: int, rounds: Mapping[s
     }
 
 
-def run_cores(options: BenchOptions, progress: Progress) -> Report:
+def run_cores(options: BenchOptions, progress: ProgressBar) -> Report:
     """Off and sync on all cores, async's target and draft on their own. Contestants take turns, each time with a new
     engine and one sequence at a time."""
     jobs = jobs_at(options.rows(), options.temperature, options.max_tokens)
@@ -155,13 +155,13 @@ class WatchedBudget:
         self.clear()
 
     def clear(self) -> None:
-        """Count from here on; what the budget has learned stays."""
+        """Reset the counts; the budget keeps all that it has learned."""
         self.steps = self.probes = self.changes = 0
         self.seconds = 0.0
         self.last_choices: list[Choice] = []  # of each run
 
     def begin_run(self) -> None:
-        """Another run follows, after a pause."""
+        """Announce another run, after a pause."""
         self._resumes, self._steady = True, False
         self.last_choices.append(self._budget.choice)
 
@@ -180,7 +180,7 @@ class WatchedBudget:
         return limits
 
     def _count(self, limits: DraftLimits) -> None:
-        """A step in steady load."""
+        """Count a step in steady load."""
         self.steps += 1
         self.probes += (limits.levels > 0) != (self._budget.choice.effort is Effort.DRAFT)
         self.last_choices[-1] = self._budget.choice
@@ -192,8 +192,8 @@ class WatchedBudget:
         self._budget.observe(step, commits, forward_seconds)
 
 
-def run_budget(options: BenchOptions, progress: Progress) -> Report:
-    """Plain decoding, trees of `fixed` nodes and the adaptive budget, `repeats` rounds after a warm-up."""
+def run_budget(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Runs plain decoding, trees of `fixed` nodes and the adaptive budget, `repeats` rounds after a warm-up."""
     pair = LoadedPair(options.engine_config(budget="auto"))
     concurrencies, fixed = parse_numbers("concurrency", options.concurrencies), parse_numbers("fixed", options.fixed)
     workload, turns = options.workload(), options.repeats + 1
@@ -212,14 +212,14 @@ def run_budget(options: BenchOptions, progress: Progress) -> Report:
 
 
 def adaptive_budget(pair: LoadedPair) -> AdaptiveBudget:
-    """A new one, as the engine makes it."""
+    """A new budget, as the engine makes it."""
     budget = make_budget(pair.engine.config, pair.engine.worker.executor, pair.lm_drafter)
     assert isinstance(budget, AdaptiveBudget)  # the configuration says so
     return budget
 
 
 def contestants(pair: LoadedPair, auto: WatchedBudget, fixed: Sequence[int]) -> dict[str, Contestant]:
-    """`off`, `fixed <nodes>` and `auto`."""
+    """The contestants `off`, `fixed <nodes>` and `auto`."""
     levels = pair.engine.config.levels
     trees = {
         f"fixed {nodes}": Contestant(pair.lm, FixedBudget(nodes, min(nodes, levels))) for nodes in sorted(set(fixed))

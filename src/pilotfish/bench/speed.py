@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from pilotfish.bench.contestants import LoadedPair, Run, Timed, drain, over, speed_of, take_turns
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row, Spread, distinct_ngrams
+from pilotfish.bench.report import ProgressBar, Report, Row, Spread, distinct_ngrams
 from pilotfish.bench.workload import TEMPERATURES, jobs_at
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
@@ -58,8 +58,8 @@ class Turn:
     max_tokens: int
 
 
-def run_speed(options: BenchOptions, progress: Progress) -> Report:
-    """The first prompt once to warm up, then every prompt with every contestant; all of that `repeats` times."""
+def run_speed(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Runs the first prompt to warm up, then `repeats` times every prompt with every contestant."""
     pair, contestants = load_contestants(options.engine_config())
     prompts, speeds, compared = options.rows(), list[Row](), list[Row]()
     plan = [(prompts[0], 0), *((prompt, repeat) for repeat in range(options.repeats) for prompt in prompts)]
@@ -133,7 +133,7 @@ def ratios_of(rounds: Mapping[str, Sequence[Timed]]) -> list[Row]:
 # -- acceptance
 
 
-def run_acceptance(options: BenchOptions, progress: Progress) -> Report:
+def run_acceptance(options: BenchOptions, progress: ProgressBar) -> Report:
     pair, prompts, results = LoadedPair(options.engine_config()), options.rows(), list[Row]()
     progress.total = len(prompts) * len(TEMPERATURES) * len(ACCEPTANCE_DRAFTERS)
     for temperature, name in product(TEMPERATURES, ACCEPTANCE_DRAFTERS):
@@ -144,8 +144,8 @@ def run_acceptance(options: BenchOptions, progress: Progress) -> Report:
 
 
 def acceptance(run: Run) -> Row:
-    """Over all steps of all outputs. `by_prompt` is the spread of the outputs' own means; depth d is at index d - 1:
-    of the steps whose tree reached it, the share that accepted a token there."""
+    """Figures over all steps of all outputs. `by_prompt` is the spread of the outputs' own means; depth d is at index d
+    - 1: of the steps whose tree reached it, the share that accepted a token there."""
     steps = run.total("verify_steps")
     by_prompt = [len(output) / one.verify_steps for output, one in zip(run.outputs, run.stats, strict=True)]
     offered, accepted = (_totals(run, name) for name in ("offered_by_depth", "accepted_by_depth"))
@@ -161,5 +161,5 @@ def acceptance(run: Run) -> Row:
 
 
 def _totals(run: Run, name: str) -> list[int]:
-    """Counts by depth."""
+    """Sums of counts by depth."""
     return [sum(column) for column in zip_longest(*(getattr(one, name) for one in run.stats), fillvalue=0)]

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from pilotfish.bench.contestants import take_turns
 from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import Progress, Report, Row, Spread, ratios, read_probe, timed
+from pilotfish.bench.report import ProgressBar, Report, Row, Spread, ratios, read_probe, timed
 from pilotfish.config import DType, EngineConfig, Quantization, available_cores
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import SequenceRows
@@ -71,7 +71,7 @@ class LlamaShape:
         )
 
     def read_bytes(self, context: int, element_size: int) -> int:
-        """What a step reads at least, once each: weights less the input embedding, and KV of `context` positions."""
+        """Bytes that a step must read: weights less the input embedding, and KV of `context` positions."""
         attention = 2 * self.hidden * HEAD_DIM * (self.heads + self.kv_heads)
         norms = 2 * self.hidden
         kv = 2 * self.kv_heads * HEAD_DIM * context
@@ -134,8 +134,8 @@ DRAFT = Case("draft", WIDTH)
 PROFILED = (*(Case(shape, rows) for shape in TARGETS for rows in (1, 16)), DRAFT)
 
 
-def run_steps(options: BenchOptions, progress: Progress) -> Report:
-    """`repeats` rounds after those to warm up. InputError where the C++ kernels do not build."""
+def run_steps(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Runs `repeats` rounds after those to warm up. InputError where the C++ kernels do not build."""
     dtype, quantization = options.engine["dtype"], options.engine["quantization"]
     check_quantization(quantization, DTYPES[dtype], DEVICE)
     if not load_kernels():
@@ -203,7 +203,7 @@ class DraftLevels:
         self.drafter = LMDrafter(TorchExecutor(Runner(model, SLOTS), vocab_size=VOCAB), TreeShape(WIDTH))
 
     def seconds(self) -> float:
-        """Of one level: what `LEVELS` take beyond the first, which has only the last token's row."""
+        """Seconds of a level: those that `LEVELS` take beyond the first, which has only the last token's row."""
         params = SamplingParams(temperature=TEMPERATURE, max_tokens=CONTEXT)
         request = Request(0, range(1, CONTEXT), params, 0, frozenset(), CONTEXT)
         self._propose(request, 1)  # the prompt's KV
@@ -220,7 +220,7 @@ class DraftLevels:
 
 
 def forward_time(case: Case, read_bytes: int, times: Mapping[str, Sequence[Any]]) -> Row:
-    """Medians; ratios and shares are taken within rounds. A share of 1 is as fast as the memory allows."""
+    """Medians of a case; ratios and shares are taken within rounds. A share of 1 is as fast as the memory allows."""
     own, one_row, floor = times[case.name], times[Case(case.shape, 1).name], _floor(read_bytes, times)
     return {
         "shape": case.shape,
@@ -287,7 +287,7 @@ def kernel_seconds(runner: Runner, step: SequenceRows) -> dict[str, float]:
 
 @contextmanager
 def _clocked_kernels(vocab_size: int) -> Iterator[dict[str, float]]:
-    """What kernels take meanwhile, by `KINDS`: they are replaced by calls of themselves between two clocks. A product
+    """Seconds of kernels meanwhile, by `KINDS`: they are replaced by calls of themselves between two clocks. A product
     of `vocab_size` outputs is the output embedding's."""
     seconds = dict.fromkeys(KINDS, 0.0)
 
@@ -309,7 +309,7 @@ def _clocked_kernels(vocab_size: int) -> Iterator[dict[str, float]]:
 
 
 def bytes_read(model: LoadedModel, positions: int) -> dict[str, int]:
-    """What a forward of a Llama reads, once each, by `KINDS`: weights, and KV of so many positions."""
+    """Bytes that a forward of a Llama reads, once each, by `KINDS`: weights, and KV of so many positions."""
     read = dict.fromkeys(KINDS, 0)
     for name, part in model.module.named_modules():
         if isinstance(part, PackedLinear):

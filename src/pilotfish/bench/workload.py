@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts over and over, each time with another seed."""
+    """Prompts that are repeated, each time with another seed."""
 
     prompts: list[Prompt]
     temperature: float
@@ -116,7 +116,7 @@ def choose_models(pair: str | None, target: Path | None, draft: Path | None) -> 
 
 
 def shard_of(prompts: list[Prompt], text: str) -> list[Prompt]:
-    """`i/n`: every n-th prompt from the i-th on."""
+    """Every n-th prompt from the i-th on, for a text i/n."""
     first, _, last = text.partition("/")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last) <= len(prompts)):
         raise ParameterError("shard", text, f"i/n with 1 <= i <= n <= {len(prompts)}, the number of prompts")
