@@ -7,9 +7,8 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
@@ -22,68 +21,15 @@ from pilotfish.server import responses
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import ChatRequest, StreamOptions
 from pilotfish.server.responses import BaseAnswer, PromptLogprobs
-from pilotfish.wire.serving import Delta, StepReport, Verified
+from pilotfish.wire.serving import Verified
+
+if TYPE_CHECKING:
+    from pilotfish.server.stream import OutputBuffer
 
 LEAST = -9999.0  # stands for minus infinity, which JSON does not know
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 #: A token's name in log-probabilities, and its bytes.
 TokenNames = Callable[[int], tuple[str, list[int]]]
-
-
-@dataclass
-class OutputBuffer:
-    """An output of a prompt. `text`, `token_ids`, `logprobs` and `offsets` have not been sent to the client yet."""
-
-    index: int
-    prompt: TokenizedPrompt
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)  # characters of the whole output's text before each token
-    begun: bool = False  # the client has been sent something
-    tokens: int = 0
-    end: int = 0  # characters of the whole output's text
-    seed: int | None = None
-    finished: bool = False
-    reason: str | None = None
-    stop: str | int | None = None  # the stop string or token that ended it
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    verified: list[Verified] = field(default_factory=list)
-    delta: Delta | None = None  # the newest
-    steps: Sequence[StepReport] = ()  # behind it
-
-    def add(self, delta: Delta, steps: Sequence[StepReport]) -> None:
-        self.delta, self.steps = delta, steps
-        self.text.append(delta.text)
-        self.token_ids += delta.tokens
-        self.logprobs += delta.logprobs
-        if delta.ends:
-            self.offsets += (self.end, *delta.ends[:-1])
-            self.end = delta.ends[-1]
-        self.tokens += len(delta.tokens)
-        self.seed = delta.seed if self.seed is None else self.seed
-        if delta.finish is not None:
-            self.finished, self.reason, self.stop = True, delta.finish.reason, delta.finish.stop
-        self.prompt_logprobs += delta.prompt_logprobs
-        self.verified += delta.verified
-
-    def clear(self) -> None:
-        """The client was sent all of it."""
-        self.begun = True
-        self.text.clear()
-        self.token_ids.clear()
-        self.logprobs.clear()
-        self.offsets.clear()
-
-    @property
-    def started(self) -> bool:
-        """False while the engine scores a prompt, part by part: the first event has all of it."""
-        return self.tokens > 0 or self.finished
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is something to send: tokens can end within a character, or where a stop string may begin."""
-        return not self.begun or self.finished or bool(self.logprobs) or any(self.text)
 
 
 class AnswerFormat:

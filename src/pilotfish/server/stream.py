@@ -11,24 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.stream import Stream
-from pilotfish.server.formats import ChatFormat, OutputBuffer, TextFormat
 from pilotfish.server.limits import RequestHandle
 from pilotfish.server.middleware import recorded_error
-from pilotfish.server.params import Generation
+from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import StreamOptions
 from pilotfish.server.responses import ClientGone, HttpError, encode
-from pilotfish.wire.serving import Delta, Finish
+from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
+
+if TYPE_CHECKING:
+    from pilotfish.server.formats import AnswerFormat
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
@@ -37,6 +41,62 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect events
 ]
+
+
+@dataclass
+class OutputBuffer:
+    """An output of a prompt. `text`, `token_ids`, `logprobs` and `offsets` have not been sent to the client yet."""
+
+    index: int
+    prompt: TokenizedPrompt
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)  # characters of the whole output's text before each token
+    begun: bool = False  # the client has been sent something
+    tokens: int = 0
+    end: int = 0  # characters of the whole output's text
+    seed: int | None = None
+    finished: bool = False
+    reason: str | None = None
+    stop: str | int | None = None  # the stop string or token that ended it
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    verified: list[Verified] = field(default_factory=list)
+    delta: Delta | None = None  # the newest
+    steps: Sequence[StepReport] = ()  # behind it
+
+    def add(self, delta: Delta, steps: Sequence[StepReport]) -> None:
+        self.delta, self.steps = delta, steps
+        self.text.append(delta.text)
+        self.token_ids += delta.tokens
+        self.logprobs += delta.logprobs
+        if delta.ends:
+            self.offsets += (self.end, *delta.ends[:-1])
+            self.end = delta.ends[-1]
+        self.tokens += len(delta.tokens)
+        self.seed = delta.seed if self.seed is None else self.seed
+        if delta.finish is not None:
+            self.finished, self.reason, self.stop = True, delta.finish.reason, delta.finish.stop
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.verified += delta.verified
+
+    def clear(self) -> None:
+        """The client was sent all of it."""
+        self.begun = True
+        self.text.clear()
+        self.token_ids.clear()
+        self.logprobs.clear()
+        self.offsets.clear()
+
+    @property
+    def started(self) -> bool:
+        """False while the engine scores a prompt, part by part: the first event has all of it."""
+        return self.tokens > 0 or self.finished
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to send: tokens can end within a character, or where a stop string may begin."""
+        return not self.begun or self.finished or bool(self.logprobs) or any(self.text)
 
 
 class GenerationStream:
@@ -91,7 +151,7 @@ def _without_output(delta: Delta) -> Delta:
 class GenerationResponse(Response):
     """Runs a request to its end, and closes its stream whatever happens."""
 
-    def __init__(self, stream: GenerationStream, form: TextFormat | ChatFormat) -> None:
+    def __init__(self, stream: GenerationStream, form: AnswerFormat) -> None:
         super().__init__()
         self._stream, self._format = stream, form
 
