@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from pilotfish.engine.draft_workers import split_cores
+from pilotfish.config import EngineConfig, config_of
+from pilotfish.engine.draft_workers import split_cores, worker_command
+from pilotfish.engine.process import on_cores
 from pilotfish.errors import ParameterError
 
 
@@ -81,3 +84,13 @@ def test_where_nothing_is_left_cores_are_shared(
 def test_one_core_is_shared_by_all(caplog: pytest.LogCaptureFixture) -> None:
     placement = split_cores(frozenset({3}), "", "", 2)
     assert (placement.target, placement.drafts) == ({3}, ({3}, {3})) and "share cores [3]" in caplog.text
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_a_worker_does_not_check_the_cores_of_its_target(tmp_path: Path) -> None:
+    """It may use others than they."""
+    own, other, *_ = sorted(os.sched_getaffinity(0))
+    config = EngineConfig(target=tmp_path, draft=tmp_path, mode="async", cores=str(own))
+    text = next(word for word in worker_command(config, "ipc://x", "draft 0") if word.startswith("--config="))
+    with on_cores(frozenset({other})):
+        assert config_of(text.removeprefix("--config="), EngineConfig).of_draft.target == tmp_path

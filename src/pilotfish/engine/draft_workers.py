@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pilotfish.config import EngineConfig, config_text, parse_cores
@@ -53,8 +53,9 @@ def start_draft_workers(config: EngineConfig) -> DraftWorkers | None:
 
 
 def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:
-    """The command line of one, which starts from the configuration of its engine."""
-    own = {"config": config_text(config), "listen": endpoint, "name": name}
+    """The command line of one, which starts from the configuration of its engine, less the target's cores: a worker may
+    not use them."""
+    own = {"config": config_text(replace(config, cores="")), "listen": endpoint, "name": name}
     return [sys.executable, "-m", "pilotfish", "draft", *(f"--{option}={value}" for option, value in own.items())]
 
 
