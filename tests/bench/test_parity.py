@@ -105,6 +105,7 @@ def test_what_each_side_runs_on(config: EngineConfig) -> None:
     assert {(setup.workers, setup.pace) for setup in SETUPS} == {(1, ""), (3, ""), (1, PACE), (3, PACE)}
     one, all_cores = AsyncSetup(3, PACE).config(config, 1), AsyncSetup(1, "").config(config, len(every))
     assert (one.mode, one.nodes, one.draft_workers, one.threads) == ("async", ASYNC_NODES, 3, 1)
+    assert one.budget == "fixed"  # an adaptive one may rest, and shows nothing then
     assert one.core_set == {every[0]} and all_cores.core_set == set(every)
 
 

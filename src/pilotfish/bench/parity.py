@@ -68,7 +68,7 @@ class AsyncSetup:
         them, and one draft has as many threads as the target, each of three fewer."""
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
         placed = replace(sync, threads=threads, cores=cores, draft_workers=self.workers)
-        return replace(placed, mode="async", nodes=ASYNC_NODES, pace=self.pace)
+        return replace(placed, mode="async", nodes=ASYNC_NODES, pace=self.pace, budget="fixed")
 
 
 SETUPS = tuple(AsyncSetup(workers, pace) for pace in ("", PACE) for workers in (1, 3))
