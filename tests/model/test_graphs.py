@@ -13,10 +13,9 @@ from support import VOCAB, random_tree
 from transformers import LlamaConfig, MixtralConfig
 
 from pilotfish.core.executor import NodeRows, SequenceRows
-from pilotfish.model.buckets import CUDA, EXACT, bucket
 from pilotfish.model.graphs import GraphCache, recordable
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import Runner
+from pilotfish.model.runner import CUDA, EXACT, Runner, bucket
 
 CPU = torch.device("cpu")
 ROWS = CUDA[torch.float32].rows[-1]

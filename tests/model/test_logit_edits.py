@@ -20,8 +20,7 @@ from transformers import (
 
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.model.logit_edits import edited
-from pilotfish.model.sampling import token_logprobs
+from pilotfish.model.sampling import edited, token_logprobs
 
 VOCAB = 12
 STOPS = frozenset({11, 7})

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from unittest.mock import Mock
 
-from pilotfish.model.pacer import Pacer, Pacing, held
+import numpy as np
+import pytest
+import torch
+
+from pilotfish.core.executor import NO_NODES, NO_SAMPLING, SequenceRows
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.plan.pace import Pace
 
 #: A millisecond a row.
@@ -39,7 +46,7 @@ def pacer(clock: Clock) -> Pacer:
 
 
 def test_a_forward_returns_on_time_though_sleeps_end_late(clock: Clock, pacer: Pacer) -> None:
-    began = pacer.now()
+    began = clock.time
     clock.time += 0.004
     pacer.hold(began, 10)
     assert clock.time - began == pytest.approx(0.010, abs=1.5e-6)
@@ -47,7 +54,7 @@ def test_a_forward_returns_on_time_though_sleeps_end_late(clock: Clock, pacer: P
 
 
 def test_a_time_shorter_than_a_sleep_is_waited_for_awake(clock: Clock, pacer: Pacer) -> None:
-    began = pacer.now()
+    began = clock.time
     clock.time += 0.0099
     pacer.hold(began, 10)
     assert clock.time - began == pytest.approx(0.010, abs=1.5e-6) and not any(clock.sleeps)
@@ -55,7 +62,7 @@ def test_a_time_shorter_than_a_sleep_is_waited_for_awake(clock: Clock, pacer: Pa
 
 def test_a_forward_that_took_longer_is_counted_and_not_held(clock: Clock, pacer: Pacer) -> None:
     for seconds in (0.001, 0.011, 0.009, 0.02):
-        began = pacer.now()
+        began = clock.time
         clock.time += seconds
         pacer.hold(began, 10)
         assert clock.time - began == pytest.approx(max(seconds, 0.010), abs=1.5e-6)
@@ -77,24 +84,34 @@ def test_what_people_read() -> None:
     assert str(named) == "draft llama-3.2-1b@h200 (1.06 ms a row), overruns 2 of 9"
 
 
-# -- in a runner
+# -- in an executor
+
+ROWS = SequenceRows(0, list(range(7)), np.arange(7, dtype=np.int32), NO_NODES, [])
 
 
-def test_a_level_is_held_from_its_beginning(clock: Clock, pacer: Pacer) -> None:
+def executor_of(clock: Clock, pacer: Pacer | None, run: Callable[[object], torch.Tensor]) -> TorchExecutor:
+    return TorchExecutor(Mock(run=run), pacer, clock=clock)
+
+
+def test_a_forward_is_held_from_its_beginning(clock: Clock, pacer: Pacer) -> None:
     began = clock.time
-    with held(pacer, rows=7):
-        clock.time += 0.002  # a forward, and sampling
+
+    def run(_: object) -> torch.Tensor:
+        clock.time += 0.002
+        return torch.zeros(0, 9)
+
+    outcome = executor_of(clock, pacer, run).execute([ROWS], NO_SAMPLING)
     assert clock.time - began == pytest.approx(0.007, abs=1.5e-6)
     assert pacer.pacing() == Pacing("target", PACE, forwards=1, overruns=0)
+    assert outcome.seconds.model == pytest.approx(0.007, abs=1.5e-6)
 
 
 def test_without_a_pacer_nothing_is_held(clock: Clock) -> None:
-    with held(None, rows=7):
-        pass
-    assert clock.sleeps == []
+    executor_of(clock, None, lambda _: torch.zeros(0, 9)).execute([ROWS], NO_SAMPLING)
+    assert clock.sleeps == [] and clock.time == 100.0
 
 
 def test_what_fails_is_neither_held_nor_counted(clock: Clock, pacer: Pacer) -> None:
-    with pytest.raises(RuntimeError, match="no memory"), held(pacer, rows=7):
-        raise RuntimeError("no memory")
+    with pytest.raises(RuntimeError, match="no memory"):
+        executor_of(clock, pacer, Mock(side_effect=RuntimeError("no memory"))).execute([ROWS], NO_SAMPLING)
     assert clock.sleeps == [] and pacer.pacing().forwards == 0

@@ -15,10 +15,9 @@ from pilotfish.bench.report import ProgressBar, Report, Row, timed
 from pilotfish.bench.steps import HEAD_DIM, SHAPES, TARGETS, VOCAB, LlamaShape, random_model
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention
-from pilotfish.model.buckets import EXACT
 from pilotfish.model.graphs import CudaRecorder
 from pilotfish.model.loader import DTYPES, LoadedModel
-from pilotfish.model.runner import Batch, Runner
+from pilotfish.model.runner import EXACT, Batch, Runner
 
 ROWS = (1, 8, 16, 64)
 SLOTS = CONTEXT + max(ROWS)

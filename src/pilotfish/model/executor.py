@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.tree import NO_TOKEN
-from pilotfish.model.pacer import Pacer, held
+from pilotfish.model.pacer import Pacer
 from pilotfish.model.runner import Runner
 from pilotfish.model.sampling import likely_tokens, non_finite_rows, sample, token_logprobs, without_rows
 
@@ -53,12 +53,13 @@ class TorchExecutor:
         began = self._clock()
         batches = self.runner.prepare(rows)
         prepared = self._clock()
-        with held(self.pacer, sum(sequence.num_rows for sequence in rows)):
-            logits = self.runner.run(batches)
-            computed = self._clock()
-            broken = non_finite_rows(logits)
-            tokens, log_chances = self._sampled(logits, broken, sampling)
-            sampled = self._clock() - computed
+        logits = self.runner.run(batches)
+        computed = self._clock()
+        broken = non_finite_rows(logits)
+        tokens, log_chances = self._sampled(logits, broken, sampling)
+        sampled = self._clock() - computed
+        if self.pacer is not None:
+            self.pacer.hold(prepared, sum(sequence.num_rows for sequence in rows))
         model = self._clock() - prepared - sampled  # the forward is what is paced, as far as the times tell
 
         def logprobs(kept: Sequence[int], tokens: Sequence[int], top: int) -> list[TokenLogprobs]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pilotfish.errors import ParameterError
-from pilotfish.model.buckets import library_buckets
+from pilotfish.model.runner import library_buckets
 
 
 class Mixture(torch.nn.Module):

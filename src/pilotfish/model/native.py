@@ -86,11 +86,6 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
-def kernels_loaded() -> bool:
-    """Whether `load_kernels` has succeeded in this process; unlike it, never builds."""
-    return load_kernels.cache_info().currsize > 0 and load_kernels()
-
-
 def _digest() -> str:
     """Names a build: the source, the flags, the torch it links to and the processor it is tuned for."""
     cpu = Path("/proc/cpuinfo")

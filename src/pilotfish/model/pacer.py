@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pilotfish.plan.pace import Pace
@@ -70,29 +69,10 @@ class Pacer:
     def pacing(self) -> Pacing:
         return Pacing(self._role, self._pace, self._forwards, self._overruns)
 
-    def now(self) -> float:
-        """When a forward begins, for `hold`."""
-        return self._clock()
-
     def hold(self, began: float, rows: int) -> None:
-        """After a forward of `rows` rows: returns when its time is over."""
+        """After a forward of `rows` rows, and sampling: returns when its time is over. `began` is of the clock."""
         deadline = began + self._pace.seconds(rows)
         self._forwards += 1
         self._overruns += self._clock() > deadline
-        self._sleep_until(deadline)
-
-    def _sleep_until(self, deadline: float) -> None:
-        """To within microseconds. Other threads get the interpreter meanwhile."""
         while (left := deadline - self._clock()) > 0:
             self._sleep(max(left - SPIN, 0.0))
-
-
-@contextmanager
-def held(pacer: Pacer | None, rows: int) -> Iterator[None]:
-    """Around a level of a draft, sampling included: leaves when its time is over. At once without a pacer."""
-    if pacer is None:
-        yield
-        return
-    began = pacer.now()
-    yield
-    pacer.hold(began, rows)

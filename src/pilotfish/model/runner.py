@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,16 +12,17 @@ from numpy.typing import NDArray
 
 from pilotfish.core.executor import SequenceRows
 from pilotfish.model.attention import AttentionMetadata, KVPool
-from pilotfish.model.buckets import EXACT, Buckets, bucket, library_buckets
 from pilotfish.model.graphs import CudaRecorder, GraphCache
-from pilotfish.model.loader import LoadedModel
+
+if TYPE_CHECKING:
+    from pilotfish.model.loader import LoadedModel
 
 
 class Runner:
     """Runs a loaded model over a pool of KV slots.
 
     A row's logits do not depend on the rows that share its forward: with the C++ kernels by how they
-    reduce, otherwise because rows are padded to a few fixed counts (`buckets`; bfloat16 on CUDA excepted).
+    reduce, otherwise because rows are padded to a few fixed counts (`Buckets`; bfloat16 on CUDA excepted).
     """
 
     def __init__(self, model: LoadedModel, num_slots: int, *, graphs: bool = True) -> None:
@@ -134,3 +136,49 @@ class Batch:
         """The same with each tensor changed."""
         input_ids, position_ids, keep, *metadata = map(change, self.tensors())
         return Batch(input_ids, position_ids, keep, self.num_kept, AttentionMetadata(*metadata))
+
+
+# -- padding
+
+POWERS = tuple(1 << exponent for exponent in range(21))
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Sizes that a forward's dimensions are padded to, ascending; a dimension without any takes every size. A row's
+    bits may depend on them, and a CUDA graph is recorded for each."""
+
+    rows: tuple[int, ...] = ()
+    sequences: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()  # positions
+    path: tuple[int, ...] = ()  # nodes
+
+    def pad_rows(self, rows: int) -> int:
+        """Rows after padding: whole forwards of the largest bucket, and the smallest bucket that holds the rest."""
+        if not self.rows:
+            return rows
+        rest = rows % self.rows[-1]
+        return rows - rest + (bucket(rest, self.rows) if rest else 0)
+
+
+def bucket(size: int, sizes: tuple[int, ...]) -> int:
+    """The smallest of `sizes` that holds `size`; `size` itself if none does."""
+    return next((each for each in sizes if each >= size), size)
+
+
+#: For the C++ kernels: a row's bits do not depend on the other rows.
+EXACT = Buckets()
+#: Library matrix products on a CPU give a row the same bits at every row count from 16 up, others below.
+LIBRARY = Buckets(rows=(16, 32, 64, 128, 256, 512, 1024))
+_WIDTHS = {"sequences": POWERS[::3], "prefix": POWERS[10:], "path": POWERS[3::3]}
+#: cuBLAS chooses a kernel by the row count, and kernels differ in the order of their sums. So in float32 there is one
+#: row count, and more rows run as several forwards; in bfloat16, where equal bits are not promised, there are a few.
+CUDA = {
+    torch.float32: Buckets(rows=(64,), **_WIDTHS),
+    torch.bfloat16: Buckets(rows=(16, 32, 64, 128, 256), **_WIDTHS),
+}
+
+
+def library_buckets(device: torch.device, dtype: torch.dtype) -> Buckets:
+    """For forwards whose matrix products are a library's."""
+    return CUDA[dtype] if device.type == "cuda" else LIBRARY

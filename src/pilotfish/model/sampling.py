@@ -1,22 +1,23 @@
 """Shared-noise sampling on tensors: y = argmax(l + g), core/noise.py for g. Log-probabilities of tokens.
 
-Order: bias, penalties and exclusions (`logit_edits`), softmax(logits / T), min-p, top-k, top-p, as vLLM has it.
-All in float64 and row by row, so that a row's token does not depend on the rows beside it.
+Order: bias, penalties and exclusions (`core.logit_rules` says which), softmax(logits / T), min-p, top-k, top-p, as vLLM
+has it. All in float64 and row by row, so that a row's token does not depend on the rows beside it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pilotfish.core.executor import Sampling
+from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.logprobs import TokenLogprobs
-from pilotfish.model import native
-from pilotfish.model.logit_edits import edited
+from pilotfish.core.sampling_params import SamplingParams
 
 #: Below it logits / T would swallow the noise, then overflow; the arg max has all the mass long before.
 MIN_TEMPERATURE = 1e-12
@@ -89,6 +90,71 @@ def best_tokens(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
+# -- bias, penalties and exclusions
+
+
+def edited(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Logits [samples, vocab] after each row's rules, float64; or `logits` itself where no row has any. They may cover
+    a part of the vocabulary (a draft's): ids beyond it are skipped."""
+    present = [(row, edit) for row, edit in enumerate(sampling.edits) if edit is not None]
+    if not present:
+        return logits
+    params = [sampling.params[sequence] for sequence in sampling.sequences.tolist()]
+    scores = logits.to(torch.float64, copy=True)
+    _keep_allowed(scores, present)
+    _add_bias(scores, present)
+    _penalize(scores, present, params)
+    rows, tokens = _flat(scores, [(row, edit.excluded) for row, edit in present])
+    scores[rows, tokens] = -torch.inf
+    return scores
+
+
+Present = Sequence[tuple[int, LogitEdits]]
+
+
+def _keep_allowed(scores: torch.Tensor, present: Present) -> None:
+    by_list: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}  # rows of one request share the very array
+    for row, edit in present:
+        if edit.allowed is not None:
+            by_list.setdefault(id(edit.allowed), []).append((row, edit.allowed))
+    for places in by_list.values():
+        rows, tokens = _flat(scores, places)
+        kept = scores[rows, tokens]
+        scores[[row for row, _ in places]] = -torch.inf
+        scores[rows, tokens] = kept
+
+
+def _add_bias(scores: torch.Tensor, present: Present) -> None:
+    rows, tokens, biases = _flat(scores, [(row, e.biased) for row, e in present], [e.biases for _, e in present])
+    scores[rows, tokens] += biases
+
+
+def _penalize(scores: torch.Tensor, present: Present, params: Sequence[SamplingParams]) -> None:
+    """Repetition, then frequency and presence (those two of tokens in the output only)."""
+    places = [(row, edit.seen) for row, edit in present]
+    repeated = [np.full(len(e.seen), params[row].repetition_penalty) for row, e in present]
+    lowered = [
+        e.counts * params[row].frequency_penalty + (e.counts > 0) * params[row].presence_penalty for row, e in present
+    ]
+    rows, tokens, factors, offsets = _flat(scores, places, repeated, lowered)
+    before = scores[rows, tokens]
+    scores[rows, tokens] = torch.where(before > 0, before / factors, before * factors) - offsets
+
+
+def _flat(
+    scores: torch.Tensor, places: Sequence[tuple[int, NDArray[np.int64]]], *columns: Sequence[NDArray[Any]]
+) -> tuple[torch.Tensor, ...]:
+    """Row and token of every place, and each column's values beside them, without tokens that `scores` lacks."""
+    tokens = np.concatenate([ids for _, ids in places])
+    rows = np.repeat([row for row, _ in places], [len(ids) for _, ids in places])
+    inside = tokens < scores.shape[1]
+    flat = (rows, tokens, *(np.concatenate(column) for column in columns))
+    return tuple(torch.from_numpy(values[inside]).to(scores.device) for values in flat)
+
+
+# -- filters and noise
+
+
 def filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """l of the module's docstring up to a constant per row; -inf where a filter excludes. float64."""
     every, rows = sampling.params, torch.from_numpy(sampling.sequences)
@@ -100,7 +166,7 @@ def filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     floors = column([math.log(p.min_p) if p.min_p else -math.inf for p in every])
     top_k = torch.tensor([p.top_k for p in every])[rows, None].to(logits.device)
     top_p = column([p.top_p for p in every])
-    if logits.device.type == "cpu" and native.kernels_loaded():
+    if logits.device.type == "cpu" and hasattr(torch.ops.pilotfish, "filter_logits"):
         scores: torch.Tensor = torch.ops.pilotfish.filter_logits(logits, temperatures, floors, top_k, top_p)
         return scores
     return filtered_reference(logits, temperatures, floors, top_k, top_p)
@@ -143,7 +209,7 @@ def perturbed_topk(scores: torch.Tensor, sampling: Sampling, k: int) -> tuple[to
     """The k best tokens of each row by score + noise: values float64 [rows, k] descending, ids int64."""
     seeds = torch.tensor([_signed(seed) for seed in sampling.seeds])[torch.from_numpy(sampling.sequences)]
     positions = torch.from_numpy(sampling.positions)
-    if scores.device.type == "cpu" and native.kernels_loaded():
+    if scores.device.type == "cpu" and hasattr(torch.ops.pilotfish, "perturbed_topk"):
         values, tokens = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k)
         return values, tokens
     return perturbed_topk_reference(scores, seeds.to(scores.device), positions.to(scores.device), k)
@@ -181,6 +247,9 @@ def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> tor
         key0, key1 = (key0 + 0x9E3779B9) & low, (key1 + 0xBB67AE85) & low
     words = torch.stack((c0, c1, c2, c3), dim=-1).flatten(1)[:, :vocab_size]
     return -torch.log(-torch.log((words.double() + 0.5) / 2.0**32))
+
+
+# -- log-probabilities
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
