@@ -132,6 +132,7 @@ def random_nodes(data: st.DataObject, most: int = 40) -> GrownTree:
     for _ in range(data.draw(st.integers(0, most))):
         parent = data.draw(st.integers(-1, len(tree) - 1))
         tree.add(np.array([parent]), np.array([len(tree)]), np.array([data.draw(st.sampled_from([0.0, -0.25, -1.0]))]))
+    check_tree(tree.nodes)
     return tree.nodes
 
 
@@ -182,7 +183,7 @@ def test_paths_are_the_slots_from_below_the_root(data: st.DataObject) -> None:
     tree.nodes = random_nodes(data)
     for index in range(len(tree)):
         tree.expand(index, 100 + index)
-    leaves = np.array(data.draw(st.lists(st.integers(0, max(len(tree) - 1, 0)), max_size=5 * bool(len(tree)))), int)
+    leaves = np.array(data.draw(st.lists(st.integers(0, max(len(tree) - 1, 0)), max_size=24 * bool(len(tree)))), int)
     paths = tree.paths(leaves)
     assert paths.shape == (len(leaves), max(tree.nodes.depths[leaves].tolist(), default=0))
     for row, leaf in zip(paths.tolist(), leaves.tolist(), strict=True):

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.tree import LM, Floats, Ints, TokenTree
+from pilotfish.core.tree import LM, ROOT, Floats, Ints, TokenTree
 
 #: Of a node that was not expanded: it has no KV.
 NO_SLOT = -1
-#: Leaves that are sorted whole: choosing the best of so few first would take longer.
-SORTED = 64
+#: Up to so many open nodes are sorted whole, and paths walked one by one: array operations over all would take longer.
+FEW_LEAVES, FEW_PATHS = 64, 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Lookahead:
         nodes = self.nodes
         open_nodes = np.flatnonzero((nodes.slots == NO_SLOT) & (nodes.depths < max_depth))
         costs = -nodes.scores[open_nodes]
-        if len(open_nodes) > max(count, SORTED):
+        if len(open_nodes) > max(count, FEW_LEAVES):
             chosen = np.sort(np.argpartition(costs, count - 1)[:count])
             open_nodes, costs = open_nodes[chosen], costs[chosen]
         return open_nodes[costs.argsort(kind="stable")[:count]]
@@ -81,6 +81,8 @@ class Lookahead:
     def paths(self, leaves: Ints) -> NDArray[np.int32]:
         """Slots from below the root down to each leaf, all of them expanded. [leaves, deepest], 0 beyond"""
         nodes = self.nodes
+        if len(leaves) > FEW_PATHS:
+            return nodes.along_paths(nodes.slots.astype(np.int32), leaves)
         paths = np.zeros((len(leaves), int(nodes.depths[leaves].max(initial=0))), np.int32)
         for row, leaf in enumerate(leaves.tolist()):
             path = nodes.path(leaf)
@@ -88,13 +90,13 @@ class Lookahead:
         return paths
 
     def add(self, parents: Ints, tokens: Ints, log_chances: Floats) -> GrownTree:
-        """Children [n], each with its chance given the parent: of the root while the tree is empty, then of the nodes
-        at `parents`. Those kept."""
+        """Children [n] of the root and of nodes, each with its chance given the parent; those kept."""
         scores = np.minimum(log_chances, 0.0)
         depths = np.ones(len(parents), np.int64)
         if len(self.nodes):
-            scores += self.nodes.scores[parents]
-            depths += self.nodes.depths[parents]
+            below_nodes = parents != ROOT
+            scores += np.where(below_nodes, self.nodes.scores[parents], 0.0)
+            depths += np.where(below_nodes, self.nodes.depths[parents], 0)
         kept = np.flatnonzero(scores > self.FLOOR)
         count = len(kept)
         ids = np.arange(self._next_id, self._next_id + count)
