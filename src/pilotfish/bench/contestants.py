@@ -194,6 +194,11 @@ class Contestant:
 PLAIN = Contestant(NoDrafter)
 
 
+def always(drafter: Drafter) -> Callable[[], Drafter]:
+    """For a contestant that keeps its drafter."""
+    return lambda: drafter
+
+
 def compete(
     engine: Engine,
     contestants: Mapping[str, Contestant],

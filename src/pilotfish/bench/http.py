@@ -56,7 +56,7 @@ def run_http(options: BenchOptions, progress: ProgressBar) -> Report:
     for pace in paces:
         paced = replace(config, pace=pace)
         with start_server(paced) as server, start_offline(paced) as offline:
-            assert offline.told is not None  # waits
+            assert server.told["url"] and offline.told is not None  # waits
             contestants = {"http": partial(serve_round, server), "offline": partial(run_offline, offline)}
             for concurrency in concurrencies:
                 where: Row = {"pace": pace or "none", "concurrency": concurrency}
@@ -64,7 +64,7 @@ def run_http(options: BenchOptions, progress: ProgressBar) -> Report:
                 work = [round_of(one, concurrency) for one in jobs]
                 rounds = take_turns(contestants, work, done=partial(_report, progress, where))
                 speeds.append({**where, **served_speed(rounds)})
-                delays.append({**where, **delays_of(serve(server, work[0], speculation={"detail": True}))})
+                delays.append({**where, **delays_of(read_all(fetch(server, work[0], speculation={"detail": True})))})
                 progress("delays")
     holds = all(row["ratio"].median >= PROMISE for row in speeds if row["pace"] != "none")
     return Report({"speeds": speeds, "delays": delays, "promise": PROMISE, "holds": holds})
@@ -110,10 +110,10 @@ def serve_round(server: Program, work: Round) -> RoundResult:
     processes = server.processes()
     before = {name: cpu_seconds(pid) for name, pid in processes.items()}
     client = time.process_time()
-    answers = serve(server, work)
+    exchanges = fetch(server, work)
     cpu = {name: cpu_seconds(pid) - before[name] for name, pid in processes.items()}
     cpu["client"] = time.process_time() - client
-    return result_of(answers, cpu)
+    return result_of(read_all(exchanges), cpu)
 
 
 def result_of(answers: Sequence[Answer], cpu: dict[str, float]) -> RoundResult:
@@ -122,15 +122,19 @@ def result_of(answers: Sequence[Answer], cpu: dict[str, float]) -> RoundResult:
     return RoundResult(seconds, sum(answer.tokens for answer in answers), texts, cpu)
 
 
-def serve(server: Program, work: Round, **fields: Any) -> list[Answer]:
-    """Streamed completions, `fields` in the body of each; EngineError where one does not end well."""
+def fetch(server: Program, work: Round, **fields: Any) -> list[Exchange]:
+    """Streamed completions, `fields` in the body of each."""
     bodies = [
         {"prompt": t.prompt, **t.params, **fields, "stream": True, "stream_options": {"include_usage": True}}
         for t in work.tasks
     ]
     with closing(asyncio.Runner(loop_factory=uvloop.new_event_loop)) as runner:
-        unread = runner.run(_all(server.told["url"], bodies, work.concurrency))
-    answers = [read(one.parts, one.sent, one.closed) for one in unread]
+        return runner.run(_all(server.told["url"], bodies, work.concurrency))
+
+
+def read_all(exchanges: Sequence[Exchange]) -> list[Answer]:
+    """EngineError where one did not end well."""
+    answers = [read(one.parts, one.sent, one.closed) for one in exchanges]
     if broken := [answer for answer in answers if answer.status != 200 or not answer.ended]:
         raise EngineError(f"server: {len(broken)} of {len(answers)} requests did not end well: {broken[0].events[-1:]}")
     return answers

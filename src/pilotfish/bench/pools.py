@@ -17,6 +17,7 @@ from pilotfish.bench.contestants import (
     PLAIN,
     Contestant,
     Run,
+    always,
     check_drafter,
     compete,
     has_prompt_rows,
@@ -72,9 +73,9 @@ def _contestant(engine: Engine, drafter: RemoteDrafter, concurrency: int) -> Con
     """Async with the engine's own budget; the clock of an adaptive one stands still while others run."""
     budget = make_budget(engine.config, engine.worker.executor, drafter)
     if not isinstance(budget, AdaptiveBudget):
-        return Contestant(lambda: drafter, budget)
+        return Contestant(always(drafter), budget)
     watched = WatchedBudget(budget, concurrency)
-    return Contestant(lambda: drafter, watched, watched.begin_run)
+    return Contestant(always(drafter), watched, watched.begin_run)
 
 
 def distances_of(rounds: Mapping[str, Sequence[Run]]) -> dict[str, Any]:

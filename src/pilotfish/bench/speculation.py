@@ -15,6 +15,7 @@ from pilotfish.bench.contestants import (
     Contestant,
     LoadedPair,
     Run,
+    always,
     compete,
     over,
     rates,
@@ -99,7 +100,7 @@ def _contestants(engine: Engine, settings: Sequence[SyncSetting]) -> dict[str, C
         return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in config.drafters else lm
 
     grid = {str(one): Contestant(partial(sync, one), FixedBudget(one.nodes, one.levels)) for one in settings}
-    return {OFF: PLAIN, **grid, ASYNC: Contestant(lambda: remote, FixedBudget(config.nodes, config.levels))}
+    return {OFF: PLAIN, **grid, ASYNC: Contestant(always(remote), FixedBudget(config.nodes, config.levels))}
 
 
 def _against_best_sync(config: EngineConfig, concurrency: int, rounds: Mapping[str, Sequence[Run]]) -> Row:
@@ -222,9 +223,10 @@ def contestants(pair: LoadedPair, auto: WatchedBudget, fixed: Sequence[int]) -> 
     """The contestants `off`, `fixed <nodes>` and `auto`."""
     levels = pair.engine.config.levels
     trees = {
-        f"fixed {nodes}": Contestant(pair.lm, FixedBudget(nodes, min(nodes, levels))) for nodes in sorted(set(fixed))
+        f"fixed {nodes}": Contestant(always(pair.lm()), FixedBudget(nodes, min(nodes, levels)))
+        for nodes in sorted(set(fixed))
     }
-    return {OFF: PLAIN, **trees, AUTO: Contestant(pair.lm, auto, auto.begin_run)}
+    return {OFF: PLAIN, **trees, AUTO: Contestant(always(pair.lm()), auto, auto.begin_run)}
 
 
 def auto_result(rounds: Mapping[str, Sequence[Run]], watched: WatchedBudget) -> Row:

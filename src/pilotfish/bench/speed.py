@@ -21,6 +21,7 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, distinct_ngrams
 from pilotfish.bench.workload import TEMPERATURES, jobs_at
 from pilotfish.config import EngineConfig
+from pilotfish.core.drafter import Drafter
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.model.loader import DTYPES
 from pilotfish.model.quantize import quantize
@@ -85,7 +86,7 @@ def load_contestants(config: EngineConfig) -> tuple[LoadedPair, dict[str, Callab
         "transformers assisted": partial(_generate, target, assistant_model=draft),
         LOOKUP: partial(_generate, target, prompt_lookup_num_tokens=LOOKUP_TOKENS),
     }
-    ours = {name: partial(_our_run, pair, drafter) for name, drafter in OURS.items()}
+    ours = {name: partial(_our_run, pair, pair.drafter(drafter)) for name, drafter in OURS.items()}
     return pair, {**ours, **theirs}
 
 
@@ -98,8 +99,8 @@ def _reference(directory: Path, config: EngineConfig) -> Any:
     return module
 
 
-def _our_run(pair: LoadedPair, drafter: str, turn: Turn) -> Run:
-    pair.use(pair.drafter(drafter))
+def _our_run(pair: LoadedPair, drafter: Drafter, turn: Turn) -> Run:
+    pair.use(drafter)
     params = SamplingParams(temperature=turn.temperature, seed=turn.seed, max_tokens=turn.max_tokens)
     began = time.perf_counter()
     [sample] = pair.engine.submit(turn.prompt, params)
