@@ -16,7 +16,7 @@ from pilotfish.core.tree import TokenTree
 from pilotfish.engine.draft_pool import make_worker
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.target.remote import RemoteDrafter
-from pilotfish.wire.listening import ListeningChannel
+from pilotfish.wire.sockets import ListeningChannel
 
 #: Seconds that a target waits for a tree, at most.
 PATIENCE = 2.0

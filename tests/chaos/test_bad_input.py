@@ -20,7 +20,7 @@ from workers import LOAD, Start, endpoint_in
 from pilotfish.cli import main
 from pilotfish.core.messages import PROTOCOL_VERSION, Refuse
 from pilotfish.engine import remote_drafts
-from pilotfish.wire.codec import encode
+from pilotfish.wire.channel import encode
 from pilotfish.wire.curve_keys import KeyPair, load_key_pair
 
 Refused = Callable[..., str]

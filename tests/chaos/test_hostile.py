@@ -15,7 +15,7 @@ from workers import LOAD, PARAMS, PROMPTS, endpoint_in, eventually
 
 from pilotfish.core.messages import MAX_FRAME, MAX_NODES, Commit, Open, Refuse, Resync, Tree
 from pilotfish.engine.engine import Engine
-from pilotfish.wire.codec import decode_to_draft, encode
+from pilotfish.wire.channel import decode_to_draft, encode
 
 #: What to send on each Open and Commit of a session.
 Attack = Callable[[Open | Commit], list[bytes]]

@@ -27,8 +27,7 @@ from pilotfish.engine.launch import wait_until
 from pilotfish.engine.process import Ending, WorkerSpec
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.target.remote import RemoteDrafter
-from pilotfish.wire.channel import Channel, ChannelThread
-from pilotfish.wire.codec import encode
+from pilotfish.wire.channel import Channel, ChannelThread, encode
 
 #: Prompts and parameters of 100 streams, greedy and not.
 PROMPTS = [SNIPPETS[i % len(SNIPPETS)] for i in range(100)]

@@ -30,7 +30,7 @@ from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions, RemoteSession, SessionState, TargetMachine
 from pilotfish.core.tree_copy import PushedNodes
 from pilotfish.errors import WireError
-from pilotfish.wire.codec import decode_to_draft, decode_to_target, encode
+from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 
 VOCAB, POOLS, CHILDREN = 10, 2, 3
 HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")

@@ -38,8 +38,7 @@ from pilotfish.draft.worker import DraftWorker
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
 from pilotfish.model.sampling import likely_tokens
-from pilotfish.wire.channel import Received
-from pilotfish.wire.codec import decode_to_target, encode
+from pilotfish.wire.channel import Received, decode_to_target, encode
 
 SMALL = LevelShape(leaves=4, children=3)
 IDENTITY = DraftIdentity("draft", "digest", {})

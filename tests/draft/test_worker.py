@@ -33,8 +33,7 @@ from pilotfish.core.messages import (
 from pilotfish.draft import worker
 from pilotfish.errors import ParameterError
 from pilotfish.wire import channel
-from pilotfish.wire.channel import Loopback, Received
-from pilotfish.wire.codec import decode_to_target, encode
+from pilotfish.wire.channel import Loopback, Received, decode_to_target, encode
 
 TARGET = b"target"
 SAMPLINGS = {

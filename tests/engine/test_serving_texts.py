@@ -16,9 +16,9 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.target_process import TargetService
-from pilotfish.wire.channel import Loopback, Received
-from pilotfish.wire.codec import WireError
-from pilotfish.wire.serving import Refusal, ToServer, ToTarget, decode_to_server
+from pilotfish.errors import WireError
+from pilotfish.wire.channel import Loopback, Received, decoded
+from pilotfish.wire.serving import SERVER_DECODER, Refusal, ToServer, ToTarget
 
 ANSWERS = [
     (f"{kind.__name__}.{place}", frame)
@@ -83,7 +83,7 @@ def test_what_a_server_says(
         for _, frame in REQUESTS:
             service._take(Received(b"0", frame))
     for answer in server.receive(0.1):
-        message = decode_to_server(answer.frame)
+        message = decoded(SERVER_DECODER, answer.frame)
         assert not isinstance(message, Refusal) or message.message.isprintable()
     assert any("owned" in record.message for record in caplog.records)
     assert_nothing_raw(caplog.records, capfd.readouterr().err)
@@ -92,5 +92,5 @@ def test_what_a_server_says(
 
 def test_an_error_of_a_frame_is_one_line() -> None:
     with pytest.raises(WireError) as caught:
-        decode_to_server(b"\x81\xa4type\xa6" + HOSTILE.encode()[:6])
+        decoded(SERVER_DECODER, b"\x81\xa4type\xa6" + HOSTILE.encode()[:6])
     assert str(caught.value).isprintable()

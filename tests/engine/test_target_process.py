@@ -21,8 +21,9 @@ from pilotfish.engine.stream import joined
 from pilotfish.engine.target_process import TargetService, step_report
 from pilotfish.errors import EngineError
 from pilotfish.observe.records import StepRecord
-from pilotfish.wire.channel import Loopback
+from pilotfish.wire.channel import Loopback, decoded
 from pilotfish.wire.serving import (
+    SERVER_DECODER,
     Abort,
     Delta,
     Failure,
@@ -32,7 +33,6 @@ from pilotfish.wire.serving import (
     Submit,
     ToServer,
     ToTarget,
-    decode_to_server,
 )
 
 
@@ -51,7 +51,7 @@ class Target:
         self.server.send(b"target", msgspec.msgpack.encode(message))
 
     def hear(self, seconds: float = 10.0) -> list[ToServer]:
-        return [decode_to_server(received.frame) for received in self.server.receive(seconds)]
+        return [decoded(SERVER_DECODER, received.frame) for received in self.server.receive(seconds)]
 
     def until(self, wanted: type[ToServer] | None = None, request: int = 1, outputs: int = 1) -> list[ToServer]:
         """What comes up to the first message of a kind, or to the end of a request's outputs."""

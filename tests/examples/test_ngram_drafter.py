@@ -35,7 +35,7 @@ from pilotfish.core.messages import (
 )
 from pilotfish.core.noise import gumbel_of
 from pilotfish.core.tree_copy import PushedNodes, TreeCopy
-from pilotfish.wire.codec import decode_to_draft, decode_to_target, encode
+from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 from pilotfish.wire.dialing import DialingChannel
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.core.tree import TokenTree
 from pilotfish.target.remote import RemoteDrafter
-from pilotfish.wire.channel import Received
-from pilotfish.wire.codec import decode_to_draft, encode
+from pilotfish.wire.channel import Received, decode_to_draft, encode
 
 VOCAB = 100
 HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")

@@ -14,8 +14,7 @@ from pilotfish.core.messages import CONNECTION, Close, Commit, Hello, Open, Peer
 from pilotfish.core.pools import MAX_FAULTS, PAUSE, SILENCE
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RESTING_NODES, RESTING_PERIOD
-from pilotfish.wire.channel import Received
-from pilotfish.wire.codec import encode
+from pilotfish.wire.channel import Received, encode
 
 
 @pytest.fixture

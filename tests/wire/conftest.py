@@ -12,7 +12,7 @@ import zmq
 
 from pilotfish.wire.curve_keys import KeyPair, PoolClient, PoolKeys, TargetKeys, new_key_pair
 from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.listening import ListeningChannel
+from pilotfish.wire.sockets import ListeningChannel
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pilotfish.core.messages import Peer
 from pilotfish.wire.channel import Channel, Received
 from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.listening import ListeningChannel
+from pilotfish.wire.sockets import ListeningChannel
 
 LONG = 20.0
 

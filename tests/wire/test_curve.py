@@ -12,7 +12,7 @@ from ends import connect, exactly, introduce, silent, until
 from pilotfish.wire import dialing as dialing_module
 from pilotfish.wire.curve_keys import KeyPair, PoolClient, PoolKeys, TargetKeys
 from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.listening import ListeningChannel
+from pilotfish.wire.sockets import ListeningChannel
 
 Listen = Callable[..., ListeningChannel]
 Dial = Callable[..., DialingChannel]

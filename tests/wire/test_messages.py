@@ -26,7 +26,7 @@ from pilotfish.core.messages import (
     Tree,
 )
 from pilotfish.errors import WireError
-from pilotfish.wire.codec import decode_to_draft, decode_to_target, encode
+from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 
 indices = st.integers(0, (1 << 31) - 1)
 ids = st.integers(1, (1 << 53) - 1)

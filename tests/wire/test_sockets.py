@@ -15,10 +15,10 @@ from ends import LONG, connect, exactly, introduce, silent, until
 
 from pilotfish.core.messages import MAX_FRAME
 from pilotfish.wire import dialing as dialing_module
-from pilotfish.wire import listening as listening_module
+from pilotfish.wire import sockets as sockets_module
 from pilotfish.wire.channel import HIGH_WATER, Channel
 from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.listening import ListeningChannel
+from pilotfish.wire.sockets import ListeningChannel
 
 Both = tuple[ListeningChannel, DialingChannel]
 Listen = Callable[..., ListeningChannel]
@@ -226,7 +226,7 @@ def test_connections_that_name_themselves_are_not_heard(listen: Listen, raw: Any
 def test_of_too_many_peers_the_longest_silent_is_forgotten(
     listen: Listen, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening_module, "MAX_PEERS", 2)
+    monkeypatch.setattr(sockets_module, "MAX_PEERS", 2)
     listening = listen(ANY_PORT)
     client = raw(zmq.DEALER)
     client.connect(listening.endpoint)

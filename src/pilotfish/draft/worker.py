@@ -13,8 +13,7 @@ from pilotfish.core.lookahead import GrownTree
 from pilotfish.draft.lm import Grower
 from pilotfish.errors import WireError
 from pilotfish.observe.records import LevelRecord, ObserveLevel
-from pilotfish.wire.channel import Channel, Received
-from pilotfish.wire.codec import decode_to_draft, encode
+from pilotfish.wire.channel import Channel, Received, decode_to_draft, encode
 
 logger = logging.getLogger(__name__)
 

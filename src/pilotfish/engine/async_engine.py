@@ -22,9 +22,9 @@ from pilotfish.engine.liveness import Silence, StartTime
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable, WireError
-from pilotfish.wire.channel import ChannelThread, Received
-from pilotfish.wire.listening import ListeningChannel
+from pilotfish.wire.channel import ChannelThread, Received, decoded
 from pilotfish.wire.serving import (
+    SERVER_DECODER,
     Abort,
     Beat,
     Failure,
@@ -34,8 +34,8 @@ from pilotfish.wire.serving import (
     Submit,
     ToServer,
     ToTarget,
-    decode_to_server,
 )
+from pilotfish.wire.sockets import ListeningChannel
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class AsyncEngine:
 
     def _receive(self, received: Received) -> None:
         try:
-            message = decode_to_server(received.frame)
+            message = decoded(SERVER_DECODER, received.frame)
         except WireError as error:
             logger.error("the target sent no message: %s", error)
             return

@@ -28,7 +28,7 @@ from pilotfish.model.runner import Runner
 from pilotfish.observe.records import Timeline, part_of
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.curve_keys import load_pool_keys
-from pilotfish.wire.listening import ListeningChannel
+from pilotfish.wire.sockets import ListeningChannel
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,11 @@ from pilotfish.engine.process import Signals
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
-from pilotfish.wire.channel import Channel, Received
+from pilotfish.wire.channel import Channel, Received, decoded
 from pilotfish.wire.dialing import DialingChannel
 from pilotfish.wire.serving import (
     SERVER,
+    TARGET_DECODER,
     Abort,
     Failure,
     Identity,
@@ -35,7 +36,6 @@ from pilotfish.wire.serving import (
     StepReport,
     Submit,
     ToServer,
-    decode_to_target,
 )
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class TargetService:
 
     def _take(self, received: Received) -> None:
         try:
-            message = decode_to_target(received.frame)
+            message = decoded(TARGET_DECODER, received.frame)
         except WireError as error:
             logger.error("a request was dropped: %s", error)
             return

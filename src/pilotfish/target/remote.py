@@ -21,8 +21,7 @@ from pilotfish.core.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.tree import TokenTree
 from pilotfish.core.tree_copy import PushedNodes
 from pilotfish.errors import WireError
-from pilotfish.wire.channel import Received
-from pilotfish.wire.codec import decode_to_target, encode
+from pilotfish.wire.channel import Received, decode_to_target, encode
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Channels between targets and drafts: frames in, frames out. Delivery may fail; order holds."""
+"""Frames (messages as MessagePack maps with a `type`) and channels for them. Delivery may fail; order holds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,47 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from pilotfish.core.messages import Peer
+import msgspec
+
+from pilotfish.core.messages import MAX_FRAME, Peer, ToDraft, ToTarget, Tree
+from pilotfish.errors import WireError
 
 logger = logging.getLogger(__name__)
 
 #: Frames that wait for a peer which does not take them. More are lost, which both sides notice and mend.
 HIGH_WATER = 1024
+
+Message = TypeVar("Message")
+_to_draft: msgspec.msgpack.Decoder[ToDraft] = msgspec.msgpack.Decoder(ToDraft)
+_to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode_to_draft(frame: bytes) -> ToDraft:
+    return decoded(_to_draft, frame)
+
+
+def decode_to_target(frame: bytes) -> ToTarget:
+    """WireError also for a Tree whose lists differ in length."""
+    message = decoded(_to_target, frame)
+    if (
+        isinstance(message, Tree)
+        and len({len(x) for x in (message.ids, message.parents, message.tokens, message.scores)}) > 1
+    ):
+        raise WireError("tree: ids, parents, tokens and scores differ in length")
+    return message
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: bytes) -> Message:
+    """WireError for what the decoder does not know."""
+    if len(frame) > MAX_FRAME:
+        raise WireError(f"frame: {len(frame)} bytes; at most {MAX_FRAME} are allowed")
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"frame: {error}") from error
 
 
 @dataclass(frozen=True)

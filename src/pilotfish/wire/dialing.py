@@ -14,8 +14,8 @@ from pilotfish.core.messages import MAX_FRAME, Peer
 from pilotfish.errors import ParameterError
 from pilotfish.wire.channel import HIGH_WATER, Received
 from pilotfish.wire.curve_keys import TargetKeys
-from pilotfish.wire.endpoints import dialled_endpoint
-from pilotfish.wire.sockets import MAX_FRAMES, MAX_INCARNATION, Socket, SocketChannel, check_private
+from pilotfish.wire.endpoints import check_private, dialled_endpoint
+from pilotfish.wire.sockets import MAX_INCARNATION, Socket, SocketChannel
 
 #: Seconds until a pool is dialled again that hung up, and one that refused.
 REDIAL_LOST, REDIAL_REFUSED = 0.05, 2.0
@@ -54,24 +54,25 @@ class DialingChannel(SocketChannel):
     ) -> None:
         if not 1 <= len(incarnation) <= MAX_INCARNATION:
             raise ParameterError("incarnation", incarnation, f"1 to {MAX_INCARNATION} bytes")
-        pools = list(zip(endpoints, keys or [None] * len(endpoints), strict=True))
         where = [dialled_endpoint("draft_pool", endpoint) for endpoint in endpoints]
-        for (endpoint, own), checked in zip(pools, where, strict=True):
-            check_private("draft_pool", endpoint, checked, own is not None or insecure)
+        pools = list(zip(where, keys or [None] * len(where), strict=True))
+        for endpoint, own in pools:
+            check_private("draft_pool", endpoint.url, endpoint, own is not None or insecure)
         super().__init__(high_water)
         self._incarnation = incarnation
         self._connections: dict[Peer, _Connection] = {}
-        for i, ((endpoint, own), checked) in enumerate(zip(pools, where, strict=True)):
-            socket = self._open(zmq.DEALER, checked, _OPTIONS)
-            self._add(str(i).encode(), _Connection(socket, endpoint, own))
+        for i, (endpoint, own) in enumerate(pools):
+            peer, socket = str(i).encode(), self._open(zmq.DEALER, endpoint, _OPTIONS)
+            connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, own)
+            self._watch(socket, connection.received)  # before its events: none is lost
+            self._watch(connection.events, connection.observe)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
         connection = self._connections.get(peer)
         if connection is None or len(frame) > MAX_FRAME:
             return False
         try:
-            connection.socket.send(self._incarnation, zmq.SNDMORE | zmq.NOBLOCK)
-            connection.socket.send(frame, zmq.NOBLOCK)
+            connection.socket.send_multipart((self._incarnation, frame), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -79,11 +80,6 @@ class DialingChannel(SocketChannel):
     def problem(self, peer: Peer) -> str | None:
         """Why a pool is not connected, in one line; None while it is. Any thread may ask."""
         return self._connections[peer].problem
-
-    def _add(self, peer: Peer, connection: _Connection) -> None:
-        self._connections[peer] = connection
-        self._watch(connection.socket, lambda: _drain(peer, connection.socket))  # before its events: none is lost
-        self._watch(connection.events, connection.observe)
 
     def _poll(self, seconds: float) -> list[Received]:
         due = min((connection.redial_at for connection in self._connections.values()), default=math.inf)
@@ -94,16 +90,6 @@ class DialingChannel(SocketChannel):
         return frames
 
 
-def _drain(peer: Peer, socket: Socket) -> list[Received]:
-    frames: list[Received] = []
-    with suppress(zmq.Again):
-        for _ in range(MAX_FRAMES):
-            parts = socket.recv_multipart(zmq.NOBLOCK)
-            if len(parts) == 1:
-                frames.append(Received(peer, parts[0]))
-    return frames
-
-
 class _Connection:
     """A pool that is dialled, and what becomes of that.
 
@@ -111,8 +97,9 @@ class _Connection:
     wait at all after a handshake that broke off: there this hangs up, and dials again itself.
     """
 
-    def __init__(self, socket: Socket, endpoint: str, keys: TargetKeys | None) -> None:
-        self.socket, self.endpoint, self._keys = socket, endpoint, keys
+    def __init__(self, peer: Peer, socket: Socket, endpoint: str, keys: TargetKeys | None) -> None:
+        self.socket = socket
+        self._peer, self._endpoint, self._keys = peer, endpoint, keys
         self.problem: str | None = f"draft_pool: {endpoint} has not answered yet"
         self.redial_at = math.inf
         if keys is not None:
@@ -122,34 +109,34 @@ class _Connection:
         self.events = socket.get_monitor_socket(_WATCHED)
         socket.connect(endpoint)
 
-    def observe(self) -> list[Received]:
+    def received(self, parts: Sequence[zmq.Frame]) -> Received | None:
+        return Received(self._peer, parts[0].bytes) if len(parts) == 1 else None
+
+    def observe(self, parts: Sequence[zmq.Frame]) -> None:
         """Take in what has happened; while hung up, nothing that matters."""
-        with suppress(zmq.Again):
-            while True:
-                event, _value = struct.unpack("=Hi", self.events.recv_multipart(zmq.NOBLOCK)[0])
-                if self.redial_at == math.inf:
-                    self._on(_Event(event))
-        return []
+        event, _value = struct.unpack("=Hi", parts[0].bytes)
+        if self.redial_at == math.inf:
+            self._on(_Event(event))
 
     def redial_if_due(self) -> None:
         if self.redial_at <= time.monotonic():
             self.redial_at = math.inf
-            self.socket.connect(self.endpoint)
+            self.socket.connect(self._endpoint)
 
     def _on(self, event: zmq.Event) -> None:
         if event == _Event.HANDSHAKE_SUCCEEDED:
             self.problem = None
         elif event == _Event.CLOSED:
-            self.problem = f"draft_pool: nobody answers at {self.endpoint}"
+            self.problem = f"draft_pool: nobody answers at {self._endpoint}"
         elif event == _Event.DISCONNECTED:
-            self._hang_up(f"draft_pool: {self.endpoint} hung up", REDIAL_LOST)
+            self._hang_up(f"draft_pool: {self._endpoint} hung up", REDIAL_LOST)
         else:
-            self._hang_up(f"draft_pool: {self.endpoint} {self._refusal(event)}", REDIAL_REFUSED)
+            self._hang_up(f"draft_pool: {self._endpoint} {self._refusal(event)}", REDIAL_REFUSED)
 
     def _hang_up(self, problem: str, seconds: float) -> None:
         self.problem, self.redial_at = problem, time.monotonic() + seconds
         with suppress(zmq.ZMQError):  # ZeroMQ may have given up first
-            self.socket.disconnect(self.endpoint)
+            self.socket.disconnect(self._endpoint)
 
     def _refusal(self, event: zmq.Event) -> str:
         """ZeroMQ tells a key that is not allowed; what else failed depends on who was first to break off."""

@@ -127,3 +127,10 @@ def _abandoned(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) == errno.ECONNREFUSED
+
+
+def check_private(field: str, text: str, endpoint: Endpoint, allowed: bool) -> None:
+    """ParameterError where frames would leave this host in the clear, unless that is `allowed`."""
+    if not (endpoint.private or allowed):
+        options = "--key and --allow" if field == "listen" else "--draft-key and --draft-pool-key"
+        raise ParameterError(field, text, f"an address of this host alone, keys ({options}), or --insecure")

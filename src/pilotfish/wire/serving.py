@@ -22,7 +22,6 @@ from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.target_machine import Arrival
-from pilotfish.wire.codec import decoded
 
 #: The server's peer name on a target's channel.
 SERVER = b"0"
@@ -162,15 +161,6 @@ class Beat(Struct, tag="beat", frozen=True):
 ToTarget: TypeAlias = Submit | Abort
 ToServer: TypeAlias = Status | Progress | Refusal | Failure | Beat
 
-_to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
-_to_server: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
-
-
-def decode_to_target(frame: bytes) -> ToTarget:
-    """WireError for what is no such message."""
-    return decoded(_to_target, frame)
-
-
-def decode_to_server(frame: bytes) -> ToServer:
-    """WireError for what is no such message."""
-    return decoded(_to_server, frame)
+#: For `wire.channel.decoded`.
+TARGET_DECODER: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
+SERVER_DECODER: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
