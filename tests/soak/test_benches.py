@@ -34,7 +34,7 @@ def invoke(command: str, prompts: Path, *options: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_every_drafter_is_lossless(prompts: Path, threads: str) -> None:
-    report = invoke("parity", prompts, "--threads", threads, "--max-tokens", "48")
+    report = invoke("parity", prompts, "--threads", threads, "--max-tokens", "32", "--limit", "4")
     assert report["differing"] == 0 and len(report["outcomes"]) == len(CASES)
 
 
