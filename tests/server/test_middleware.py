@@ -88,6 +88,20 @@ def test_a_key_brings_its_salt_and_its_rate(keyed: Server) -> None:
     assert [submitted.cache_salt for submitted in keyed.engine.submitted] == ["search-only"] * 2
 
 
+@pytest.mark.parametrize(("limit", "status"), [(1 + 6 + 1 + 30, 200), (36, 429)])
+def test_a_request_is_settled_to_the_tokens_that_it_used(
+    engine: Engine, tmp_path: Any, limit: int, status: int
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[key]]\nname = "few"\nsecret = "{SECRET}"\ntokens_per_minute = {limit}\n')
+    path.chmod(0o600)
+    client = Server(engine, keys=load_keyring(file=path)).client
+    body, key = {"prompt": [5], "max_tokens": 30}, {"authorization": f"Bearer {SECRET}"}
+    usage = client.post(COMPLETIONS, body, **key).json["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (1, 6)
+    assert client.post(COMPLETIONS, body, **key).status == status
+
+
 def test_a_full_queue(engine: Engine) -> None:
     server = Server(engine, ServerConfig(max_queued_requests=0))
     admit = server.admission.admit

@@ -27,10 +27,12 @@ from pilotfish.wire.serving import (
     SERVER_DECODER,
     Abort,
     Beat,
+    Delta,
     Failure,
     Progress,
     Refusal,
     Status,
+    StepReport,
     Submit,
     ToServer,
     ToTarget,
@@ -81,7 +83,7 @@ class AsyncEngine:
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
         self.defaults: dict[str, Any] = {}  # the model's own sampling parameters, by SamplingParams' names
-        self.observe: Callable[[Progress], None] = lambda _: None
+        self.observe: Callable[[StepReport, Sequence[Delta]], None] = lambda *_: None
         self._clock = clock
         self._streams: dict[int, Stream] = {}
         self._next_id = 1
@@ -257,7 +259,7 @@ class AsyncEngine:
                 self._post(Abort(request))
             self._fail(list(self._streams), TargetUnavailable("target: the connection to it broke off"))
         self._sequence = progress.sequence + 1
-        self.observe(progress)
+        self.observe(progress.step, progress.deltas)
         for delta in progress.deltas:
             stream = self._streams.get(delta.id)
             if stream is not None:

@@ -44,6 +44,7 @@ class AnswerFormat:
         self.generation, self.outputs, self.tokenizer, self.token_text = generation, outputs, tokenizer, token_text
         self.body = generation.body
         self.options = self.body.stream_options or StreamOptions()
+        self.detailed = self.body.detail
         self.names: TokenNames = token_text
         if self.body.return_tokens_as_token_ids:
             self.names = lambda token: (f"token_id:{token}", token_text(token)[1])
@@ -110,7 +111,7 @@ class AnswerFormat:
 
     def detail(self, output: OutputBuffer) -> Any:
         """The steps behind an event."""
-        if not self.body.detail or output.delta is None:
+        if not self.detailed or output.delta is None:
             return UNSET
         delta = output.delta
         return {"tokens": delta.tokens, "ends": delta.ends, "verified": delta.verified, "steps": output.steps}

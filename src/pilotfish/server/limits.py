@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, cast
 from starlette.requests import Request
 
 from pilotfish.config import Mode, ServerConfig
-from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe.families import checked_tag
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.requests import RequestFacts, RequestMeter, RequestRecord
+from pilotfish.observe.requests import RequestFacts, RequestMeter
 from pilotfish.server.auth import Caller, Keyring
 from pilotfish.server.middleware import state_of
 from pilotfish.server.params import Generation
 from pilotfish.server.requests import ChatRequest
-from pilotfish.server.responses import ClientGone, HttpError, http_error, retry_after
-from pilotfish.wire.serving import Delta, Identity
+from pilotfish.server.responses import HttpError, retry_after
+from pilotfish.server.stream import RequestHandle
+from pilotfish.wire.serving import Identity
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
-    from pilotfish.observe.tracing import Operation, RequestSpan, Tracer
+    from pilotfish.observe.tracing import Operation, Tracer
 
 TAG_HEADER = "x-request-tag"
 #: Rounding error in a bucket's level: an amount that exceeds it by less is there.
@@ -277,27 +277,3 @@ class RequestGuard:
             span = self._tracer.request(operation, state.id, request.headers)
         state.handle = RequestHandle(reservation, RequestMeter(self.metrics, facts, state.arrived), span)
         return state.handle
-
-
-class RequestHandle:
-    """An admitted request. `record` is there once it has ended."""
-
-    def __init__(self, reservation: Reservation, meter: RequestMeter, span: RequestSpan | None) -> None:
-        self.record: RequestRecord | None = None
-        self._reservation, self._meter, self._span = reservation, meter, span
-
-    def update(self, index: int, delta: Delta) -> None:
-        """`delta` was added to output `index`, counted over all prompts."""
-        self._meter.update(index, delta, time.monotonic())
-        if self._span is not None:
-            self._span.update(index, delta)
-
-    def close(self, used_tokens: int, error: Exception | None) -> None:
-        """The request has ended. ClientGone stands for asyncio.CancelledError. Called once."""
-        gone = isinstance(error, ClientGone)
-        reason = None if error is None else FinishReason.ABORT if gone else FinishReason.ERROR
-        self._reservation.release(used_tokens)
-        self.record = self._meter.finish(time.monotonic(), reason)
-        if self._span is not None:
-            status = 200 if error is None else 499 if gone else http_error(error).status
-            self._span.end(status, self.record)

@@ -126,7 +126,7 @@ class _ApiProcess:
         self._admission = Admission(setup.server)
         name = (setup.server.served_model_name or (self._engine.name,))[0]
         self._metrics = ServerMetrics(name)
-        self._engine.observe = lambda progress: self._metrics.progress(progress.step, progress.deltas)
+        self._engine.observe = self._metrics.progress
         self._tracer = start_tracing(setup.otlp_traces_endpoint, name)
         guard = RequestGuard(setup.keys, self._admission, self._metrics, self._tracer)
         config = uvicorn.Config(

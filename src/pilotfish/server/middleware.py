@@ -20,7 +20,7 @@ from pilotfish.server.responses import ClientGone, HttpError, encode, http_error
 
 if TYPE_CHECKING:
     from pilotfish.server.auth import Caller
-    from pilotfish.server.limits import RequestHandle
+    from pilotfish.server.stream import RequestHandle
 
 REQUEST_ID = re.compile(r"[ -~]{1,128}")
 CLIENT_GONE = 499  # nginx's; nobody reads it, but logs do

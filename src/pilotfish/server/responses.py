@@ -273,7 +273,7 @@ def retry_after(seconds: float) -> dict[str, str]:
     return {"retry-after": str(max(1, math.ceil(min(seconds, MAX_RETRY))))}
 
 
-def http_error(error: Exception) -> HttpError:
+def http_error(error: BaseException) -> HttpError:
     """The answer to a request that ended with `error`. An unforeseen one is logged."""
     match error:
         case HttpError():

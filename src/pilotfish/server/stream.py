@@ -24,15 +24,17 @@ from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.stream import Stream
-from pilotfish.server.limits import RequestHandle
+from pilotfish.observe.requests import RequestMeter, RequestRecord
 from pilotfish.server.middleware import recorded_error
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import StreamOptions
-from pilotfish.server.responses import ClientGone, HttpError, encode
+from pilotfish.server.responses import ClientGone, HttpError, encode, http_error
 from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
+    from pilotfish.observe.tracing import RequestSpan
     from pilotfish.server.formats import AnswerFormat
+    from pilotfish.server.limits import Reservation
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
@@ -99,6 +101,30 @@ class OutputBuffer:
         return not self.begun or self.finished or bool(self.logprobs) or any(self.text)
 
 
+class RequestHandle:
+    """An admitted request, and its metrics and trace. `record` is there once it has ended."""
+
+    def __init__(self, reservation: Reservation, meter: RequestMeter, span: RequestSpan | None) -> None:
+        self.record: RequestRecord | None = None
+        self._reservation, self._meter, self._span = reservation, meter, span
+
+    def update(self, index: int, delta: Delta) -> None:
+        """`delta` was added to output `index`, counted over all prompts."""
+        self._meter.update(index, delta, time.monotonic())
+        if self._span is not None:
+            self._span.update(index, delta)
+
+    def close(self, error: BaseException | None) -> None:
+        """The request has ended. Called once."""
+        gone = isinstance(error, ClientGone | asyncio.CancelledError)
+        reason = None if error is None else FinishReason.ABORT if gone else FinishReason.ERROR
+        self.record = self._meter.finish(time.monotonic(), reason)
+        self._reservation.release(self.record.facts.prompt_tokens + self.record.generation_tokens)
+        if self._span is not None:
+            status = 200 if error is None else 499 if gone else http_error(error).status
+            self._span.end(status, self.record)
+
+
 class GenerationStream:
     """The outputs of all prompts of a request as they grow, within its deadline. Whoever makes one closes it."""
 
@@ -106,7 +132,6 @@ class GenerationStream:
         self.generation = generation
         n, prompts = generation.params.n, generation.prompts
         self.outputs = [OutputBuffer(i, prompts[i // n]) for i in range(len(prompts) * n)]
-        self._used_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self._ends = time.monotonic() + generation.timeout
         self._only_echo = generation.body.only_echo
         self._engine, self._handle = engine, handle
@@ -130,7 +155,6 @@ class GenerationStream:
             raise HttpError(504, message, "timeout", "timeout", "timeout") from error
         output = self.outputs[update.index]
         self._handle.update(update.index, update.delta)
-        self._used_tokens += len(update.delta.tokens)
         output.add(_without_output(update.delta) if self._only_echo else update.delta, update.steps)
         return output
 
@@ -138,8 +162,7 @@ class GenerationStream:
         """Abort what still runs. Called once."""
         if self._stream is not None:
             self._stream.abort()
-        known = error is None or isinstance(error, Exception)
-        self._handle.close(self._used_tokens, error if known else ClientGone())  # type: ignore[arg-type]
+        self._handle.close(error)
 
 
 def _without_output(delta: Delta) -> Delta:
