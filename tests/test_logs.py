@@ -134,19 +134,6 @@ def test_configuring_again_replaces() -> None:
     assert first.getvalue() == "" and second.getvalue().count("once") == 1
 
 
-def test_json_unless_a_terminal_reads() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    configure(stream=(file := io.StringIO()))
-    logging.getLogger("pilotfish.test").info("to a file")
-    assert json_lines(file)[0]["message"] == "to a file"
-    configure(stream=(terminal := Terminal()))
-    logging.getLogger("pilotfish.test").info("to a terminal")
-    assert terminal.getvalue().endswith("INFO pilotfish.test: to a terminal\n")
-
-
 @given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
 def test_nothing_breaks_out_of_its_line(message: str, value: str) -> None:
     for formatter in (JsonFormatter(), TextFormatter()):

@@ -34,6 +34,7 @@ machine = partial(option, panel="Device and memory")
 limit = partial(option, panel="How much at a time")
 timeout = partial(option, panel="How long", above=0, high=86400, unit="seconds")
 answer = partial(option, panel="What answers are by default")
+TOKENS: Any = {"count": True, "metavar": "TOKENS"}  # as in 8192, 8k or 8K
 
 
 def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
@@ -94,16 +95,7 @@ class EngineConfig:
     mode: Annotated[Mode, option("off, sync or async; by default as the draft allows.")] = "off"
     dtype: Annotated[DType, option("float32 or bfloat16.")] = "bfloat16"
     max_model_len: Annotated[
-        int,
-        option(
-            "Of prompt and output, at most.",
-            2,
-            1 << 26,
-            or_zero=True,
-            count=True,
-            metavar="TOKENS",
-            shown="the model's context",
-        ),
+        int, option("Of prompt and output, at most.", 2, 1 << 26, or_zero=True, shown="the model's context", **TOKENS)
     ] = 0
     drafter: Annotated[str, speculation("lm, ngram, suffix, or several joined by +.")] = "lm+ngram"
     nodes: Annotated[int, speculation("Nodes of a token tree, at most.", 1, 1024)] = 8
@@ -141,12 +133,7 @@ class EngineConfig:
     max_rows: Annotated[
         int,
         limit(
-            "Of a forward, guesses included.",
-            1,
-            1 << 16,
-            names=("--max-rows", "--max-num-batched-tokens"),
-            count=True,
-            metavar="TOKENS",
+            "Of a forward, guesses included.", 1, 1 << 16, names=("--max-rows", "--max-num-batched-tokens"), **TOKENS
         ),
     ] = 256
 
@@ -264,12 +251,6 @@ def config_text(config: object) -> str:
 def config_of(text: str, kind: type[Config]) -> Config:
     """The configuration of `kind` that `config_text` wrote; ParameterError for what is none."""
     try:
-        return msgspec.json.decode(text, type=kind, dec_hook=_path)
+        return msgspec.json.decode(text, type=kind, dec_hook=lambda _, path: Path(path))
     except msgspec.DecodeError as error:
         raise ParameterError("config", text, f"an engine's configuration ({error})") from error
-
-
-def _path(kind: type, value: Any) -> Path:
-    if kind is not Path:
-        raise ParameterError("config", value, f"no {kind.__name__}")
-    return Path(value)

@@ -1,15 +1,5 @@
 """Every exception that Pilotfish raises on purpose.
 
-    PilotfishError
-    ├── InputError (also ValueError)     what the caller gave cannot be used: CLI exit code 2
-    │   ├── ParameterError               a sampling or engine parameter out of range
-    │   ├── UnknownOptionError           a keyword that names no option
-    │   ├── PromptError                  empty, too long, or ids outside the vocabulary
-    │   └── ModelError                   weights, architecture or tokenizer that cannot be served
-    ├── WireError                        a frame from another process that is no message: dropped and counted
-    └── EngineError (also RuntimeError)  the engine itself failed: CLI exit code 1
-        └── TargetUnavailable            no target worker serves now; one may soon
-
 Messages are one line: the field, the value, and what is allowed. Where they quote what came from elsewhere, control
 characters are escaped.
 """
@@ -29,11 +19,11 @@ class PilotfishError(Exception):
 
 
 class InputError(PilotfishError, ValueError):
-    """The caller's input cannot be used; nothing else is affected."""
+    """The caller's input cannot be used; nothing else is affected. The command line's exit code is 2."""
 
 
 class ParameterError(InputError):
-    """A parameter's value is outside what is allowed."""
+    """A sampling or engine parameter is outside what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field}: {value!r} is not allowed; expected {allowed}")
@@ -60,15 +50,15 @@ class PromptError(InputError):
 
 
 class ModelError(InputError):
-    """A model directory or pair that cannot be served."""
+    """A model whose weights, architecture or tokenizer cannot be served."""
 
 
 class WireError(PilotfishError):
-    """A frame that is no message, or one that breaks the protocol."""
+    """A frame from another process that is no message, or breaks the protocol: dropped and counted."""
 
 
 class EngineError(PilotfishError, RuntimeError):
-    """The engine failed in a way that no input explains."""
+    """The engine failed in a way that no input explains. The command line's exit code is 1."""
 
 
 class TargetUnavailable(EngineError):  # noqa: N818  # a state, not a mistake

@@ -61,20 +61,18 @@ def log_prompt(text: str) -> None:
 
 
 def configure(
-    form: LogFormat | None = None,
+    form: LogFormat,
     prompts: bool = False,
     level: int = logging.INFO,
     stream: TextIO | None = None,
     process: str | None = None,
 ) -> None:
     """Send all lines of this process to `stream` (stderr), in place of earlier configurations. A worker's lines carry
-    its name, `process`. Without a format it is text on a terminal and JSON elsewhere. uvicorn needs log_config=None."""
+    its name, `process`. uvicorn needs log_config=None."""
     global _process
     _process = {} if process is None else {"process": process}
-    out = stream or sys.stderr
-    handler = logging.StreamHandler(out)
-    as_text = form == "text" or (form is None and out.isatty())
-    handler.setFormatter(TextFormatter() if as_text else JsonFormatter())
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(TextFormatter() if form == "text" else JsonFormatter())
     logging.basicConfig(handlers=[handler], level=level, force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))

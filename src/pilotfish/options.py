@@ -1,14 +1,5 @@
 """Options declared once: the annotation of a dataclass's field holds its type, bounds and help text. Checks, command
-lines (`pilotfish.command`) and schemas are derived from it.
-
->>> @refuse_unknown
-... @dataclass(frozen=True, kw_only=True)
-... class Tree:
-...     nodes: Annotated[int, option("Nodes of a token tree, at most.", 1, 1024)] = 8
-...
-...     def __post_init__(self) -> None:
-...         check_options(self)
-"""
+lines (`pilotfish.command`) and schemas are derived from it; `pilotfish.config` shows how they are used."""
 
 from __future__ import annotations
 
@@ -28,8 +19,6 @@ Options = TypeVar("Options")
 #: Bounds beyond it are no part of a msgspec schema.
 INT64_MAX = (1 << 63) - 1
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list", dict: "a mapping"}
-
-
 #: The default of an option that must be given.
 REQUIRED: Any = ...
 

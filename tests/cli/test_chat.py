@@ -96,7 +96,7 @@ def test_what_is_forgotten_is_not_said(engine: Engine) -> None:
     assert undone is not None and undone.question == "two" and talk.messages[-1]["content"] == first.text
     again = ask(talk, "two")
     assert given_to(again, engine) == given_to(second, engine) and again.token_ids != second.token_ids
-    talk.reset()
+    talk.turns.clear()
     assert talk.messages == [{"role": "system", "content": "brief"}] and talk.undo() is None
 
 

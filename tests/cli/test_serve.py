@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from conftest import Configured, Run
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +61,11 @@ def test_a_host_that_is_none_of_this_machine(pilotfish: Run, llama: Path) -> Non
 def test_secrets_do_not_show(pilotfish: Run, llama: Path) -> None:
     result = pilotfish("serve", "--target", str(llama), "--api-key", "has a space in it, and is long")
     assert result.code == 2 and "has a space" not in result.stderr
+
+
+@pytest.mark.parametrize(("terminal", "form"), [(True, "text"), (False, "json")])
+def test_json_unless_a_terminal_reads(
+    configured: Configured, llama: Path, terminal: bool, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pilotfish.cli.serve.sys.stderr.isatty", lambda: terminal)
+    assert configured(llama).log_format == form

@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,6 @@ from pilotfish.cli.chat_screen import PlainScreen, Screen, TerminalScreen
 from pilotfish.cli.options import CHAT_SAMPLING, ENGINE, engine_config
 from pilotfish.cli.show import started
 from pilotfish.command import Given, taking
-from pilotfish.config import EngineConfig
 from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ModelError, PromptError
@@ -44,11 +44,7 @@ def chat(
 ) -> None:
     """Talk to a model. Each line is a turn; /help lists the commands. From a pipe: answers on stdout, nothing else."""
     SamplingParams(**{"max_tokens": ANSWER_TOKENS, **sampling})  # checked before a model is loaded
-    _run(engine_config(engine), sampling, system=system, raw=raw)
-
-
-def _run(config: EngineConfig, sampling: Given, *, system: str | None, raw: bool) -> None:
-    """Load the models and converse to the end of the input. Parameters that are not given are the model's own."""
+    config = engine_config(engine)
     from pilotfish.model.serving_imports import import_for_serving
 
     import_for_serving()
@@ -56,9 +52,9 @@ def _run(config: EngineConfig, sampling: Given, *, system: str | None, raw: bool
 
     if not raw and not load_tokenizer(config.target).chat_template:  # checked before the weights are loaded
         raise ModelError("chat template: the model has none; --raw joins the turns as plain text")
-    with started(config) as engine:
-        params = engine.sampling_params(**{"max_tokens": ANSWER_TOKENS, **engine.model.generation.defaults, **sampling})
-        converse(Conversation(engine, params, system=system, raw=raw), _screen(engine))
+    with started(config) as loaded:
+        params = loaded.sampling_params(**{"max_tokens": ANSWER_TOKENS, **loaded.model.generation.defaults, **sampling})
+        converse(Conversation(loaded, params, system=system, raw=raw), _screen(loaded))
 
 
 def _screen(engine: Engine) -> Screen:
@@ -98,7 +94,7 @@ def _command(name: str, conversation: Conversation, screen: Screen) -> None:
         case "/help":
             screen.note(HELP)
         case "/reset":
-            conversation.reset()
+            conversation.turns.clear()
             screen.note("all turns are forgotten")
         case "/undo":
             screen.note("the last turn is forgotten" if conversation.undo() else "there is no turn to forget")
@@ -116,10 +112,8 @@ def _command(name: str, conversation: Conversation, screen: Screen) -> None:
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """A question, and the answer as far as it came."""
-
     question: str
-    sample: Sample
+    sample: Sample  # the answer as far as it came
 
 
 class Conversation:
@@ -141,13 +135,8 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The system message, then question and answer of each turn."""
-        said = [
-            message
-            for turn in self.turns
-            for message in (_message("user", turn.question), _message("assistant", turn.sample.text))
-        ]
-        return [*self._system, *said]
+        turns = ((_message("user", turn.question), _message("assistant", turn.sample.text)) for turn in self.turns)
+        return [*self._system, *chain.from_iterable(turns)]
 
     def ask(self, question: str) -> Sample:
         """Submit the next turn; PromptError leaves the conversation as it was."""
@@ -182,10 +171,6 @@ class Conversation:
     def undo(self) -> ChatTurn | None:
         """Forget the last turn, which is returned; None when there is none."""
         return self.turns.pop() if self.turns else None
-
-    def reset(self) -> None:
-        """Forget all turns; the system message stays."""
-        self.turns.clear()
 
 
 def _message(role: str, content: str) -> dict[str, str]:

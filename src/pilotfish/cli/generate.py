@@ -82,14 +82,28 @@ def _rows(prompt: str | None, prompts: Path | None) -> list[Row | BadRow]:
 
 def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printer: Printer, handling: Handling) -> bool:
     """Load the models and print each row as it ends. Returns whether all rows could be served."""
+    served = failed = 0
     with started(config) as engine:
-        return _serve_rows(engine, engine.sampling_params(**sampling), rows, printer, handling)
+        params = engine.sampling_params(**sampling)
+        printer.begin(engine.memory.describe())
+        with progress_bar(printer.progress, len(rows)) as advance, timeline(handling.profile):
+            for outcome in run_rows(engine, rows, params, handling):
+                if isinstance(outcome, BadRow):
+                    report(outcome)
+                    failed += outcome.failed
+                else:
+                    printer.row(outcome)
+                    served += 1
+                advance()
+        printer.end(engine.pacing())
+        warn_of_overruns(engine.pacing())
+    if failed:
+        raise EngineError(f"{failed} of {len(rows)} rows failed")
+    return served == len(rows)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A row and its outputs."""
-
     row: Row
     output: RequestOutput
     drops: dict[str, dict[str, int]]  # of draft pools' messages, since the engine started
@@ -122,28 +136,6 @@ def _reported(field: str, logprobs: Sequence[TokenLogprobs] | None) -> dict[str,
 def _logprob_record(entry: TokenLogprobs) -> dict[str, Any]:
     top = [{"token_id": token, "logprob": logprob} for token, logprob in entry.top]
     return {"token_id": entry.token, "logprob": entry.logprob, "rank": entry.rank, "top": top}
-
-
-def _serve_rows(
-    engine: Engine, params: SamplingParams, rows: Sequence[Row], printer: Printer, handling: Handling
-) -> bool:
-    printer.begin(engine.memory.describe())
-    served = failed = 0
-    with progress_bar(printer.progress, len(rows)) as advance, timeline(handling.profile):
-        for outcome in run_rows(engine, rows, params, handling):
-            if isinstance(outcome, BadRow):
-                report(outcome)
-                failed += outcome.failed
-            else:
-                printer.row(outcome)
-                served += 1
-            advance()
-    pacing = engine.pacing()
-    printer.end(pacing)
-    warn_of_overruns(pacing)
-    if failed:
-        raise EngineError(f"{failed} of {len(rows)} rows failed")
-    return served == len(rows)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -40,38 +40,31 @@ SAMPLING = unset(pick(SamplingParams, without=_OF_HTTP))
 CHAT_SAMPLING = [one for one in SAMPLING if one.name not in _OF_GENERATE]
 
 
-@dataclass(frozen=True)
-class ModelPaths:
-    """Model directories."""
-
-    target: Path
-    draft: Path | None
-
-
 def engine_config(given: Given, **others: Any) -> EngineConfig:
     """The configuration that the options of `ENGINE` ask for, with `others` of its fields."""
-    models = resolve_models(given.get("pair"), given.get("target"), given.get("draft"))
-    plain = "off" if models.draft is None and "drafter" not in given else "sync"
+    models = model_directories(given.get("pair"), given.get("target"), given.get("draft"))
+    plain = "off" if models["draft"] is None and "drafter" not in given else "sync"
     fields = {
         "mode": "async" if "draft_pool" in given else plain,
         **{name: value for name, value in given.items() if name != "pair"},
-        "target": models.target,
-        "draft": models.draft,
-        "dtype": dtype_of(given["dtype"], models.target),
+        **models,
+        "dtype": dtype_of(given["dtype"], models["target"]),
     }
     return EngineConfig(**fields, **others)
 
 
-def resolve_models(pair: str | None, target: Path | None, draft: Path | None) -> ModelPaths:
-    """The directories that --pair, or --target and --draft, name; the bundled pair when nothing is given."""
+def model_directories(pair: str | None, target: Path | None, draft: Path | None) -> Given:
+    """Target and draft that --pair, or --target and --draft, name; the bundled pair when nothing is given."""
     if target is not None:
         if pair is not None:
             raise InputError("pair: it cannot be combined with --target; give one of them")
-        return ModelPaths(model_directory("target", target), draft and model_directory("draft", draft))
+        return {
+            "target": model_directory("target", target),
+            "draft": draft and model_directory("draft", draft),
+        }
     if draft is not None:
         raise InputError("draft: it needs --target; a pair brings its own draft")
-    dirs = pairs.resolve_pair(pair or DEFAULT_PAIR)
-    return ModelPaths(dirs.target, dirs.draft)
+    return vars(pairs.resolve_pair(pair or DEFAULT_PAIR))
 
 
 def model_directory(field: str, path: Path) -> Path:

@@ -124,15 +124,12 @@ def _check(option: _Option, flag: Flag, rest: deque[str]) -> None:
 FIELD = "speculative_config"
 #: vLLM's methods that are served, and our drafters that do the same.
 METHODS = {"ngram": "ngram", "suffix": "suffix", "draft_model": "lm"}
-#: Keys whose only accepted values say what is the case anyway.
-AS_IT_IS: dict[str, tuple[Any, ...]] = {
-    "draft_tensor_parallel_size": (1,),
-    "parallel_drafting": (False,),
-    "use_heterogeneous_vocab": (False,),
-    "enforce_eager": (False,),
-    "rejection_sample_method": ("standard",),
-    "revision": (None,),
-    "code_revision": (None,),
+#: Keys whose only accepted value says what is the case anyway.
+AS_IT_IS: dict[str, Any] = {
+    "draft_tensor_parallel_size": 1,
+    "rejection_sample_method": "standard",
+    **dict.fromkeys(("parallel_drafting", "use_heterogeneous_vocab", "enforce_eager"), False),
+    **dict.fromkeys(("revision", "code_revision")),
 }
 #: Keys of vLLM that ask for what is not done here, and what to do instead.
 REFUSED = {
@@ -143,8 +140,6 @@ REFUSED = {
     "tensor_parallel_size": "nothing: drafts run on one device",
     "speculative_model": "model",
 }
-
-
 _ENGINE = options_of(EngineConfig)
 #: Keys that have a meaning here, and their values.
 KEYS = {
@@ -188,8 +183,8 @@ def _meaning(name: str, value: Any) -> Given:
     if name in REFUSED:
         raise ParameterError(field, value, REFUSED[name])
     if name in AS_IT_IS:
-        if value not in AS_IT_IS[name]:
-            raise ParameterError(field, value, " or ".join(json.dumps(allowed) for allowed in AS_IT_IS[name]))
+        if value != AS_IT_IS[name]:
+            raise ParameterError(field, value, json.dumps(AS_IT_IS[name]))
         return {}
     if name not in KEYS:
         raise UnknownOptionError(field, sorted({*KEYS, *AS_IT_IS}))

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AttentionInterface
 
 
@@ -26,12 +27,12 @@ class AttentionMetadata:
     Padding rows have position -1 and write to the pool's scratch slot.
     """
 
-    row_slots: torch.Tensor  # [rows]
-    row_sequences: torch.Tensor  # [rows]
-    row_positions: torch.Tensor  # [rows]
-    row_prefixes: torch.Tensor  # [rows], tokens of the sequence's prefix
-    prefix_slots: torch.Tensor  # [sequences, longest prefix]
-    path_slots: torch.Tensor  # [rows, longest path]
+    row_slots: Tensor  # [rows]
+    row_sequences: Tensor  # [rows]
+    row_positions: Tensor  # [rows]
+    row_prefixes: Tensor  # [rows], tokens of the sequence's prefix
+    prefix_slots: Tensor  # [sequences, longest prefix]
+    path_slots: Tensor  # [rows, longest path]
 
     def rows(self, part: slice | list[int]) -> AttentionMetadata:
         """The metadata of some of the rows."""
@@ -42,8 +43,8 @@ class AttentionMetadata:
 class KVPool:
     """Keys and values of every layer, a token a slot; the last slot is scratch for padding rows."""
 
-    keys: list[torch.Tensor]  # layers x [slots + 1, kv_heads, head_dim]
-    values: list[torch.Tensor]  # layers x [slots + 1, kv_heads, head_dim]
+    keys: list[Tensor]  # layers x [slots + 1, kv_heads, head_dim]
+    values: list[Tensor]  # layers x [slots + 1, kv_heads, head_dim]
 
     @classmethod
     def zeros(
@@ -54,7 +55,7 @@ class KVPool:
         return cls(keys, values)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On a CPU from numpy, whose zeros take no memory before they are written; torch writes them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -72,32 +73,30 @@ class Scoring:
     scale: float
     window: int = 0  # 0: all positions
     softcap: float = 0.0  # 0: none
-    sinks: torch.Tensor | None = None  # [heads], None: none
+    sinks: Tensor | None = None  # [heads], None: none
 
 
 #: Attention of one layer, by any of the kernels: queries [rows, heads, head_dim], keys and values [rows, kv_heads,
 #: head_dim], the layer's pools of both [slots + 1, kv_heads, head_dim] -> [rows, heads, head_dim]. Writes keys and
 #: values to the pools first.
-TreeAttention = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata, Scoring], torch.Tensor
-]
+TreeAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionMetadata, Scoring], Tensor]
 
 
 def slot_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,  # [1, heads, rows, head_dim]
-    key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-    value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  # None: the metadata says who sees whom
+    query: Tensor,  # [1, heads, rows, head_dim]
+    key: Tensor,  # [1, kv_heads, rows, head_dim]
+    value: Tensor,  # [1, kv_heads, rows, head_dim]
+    attention_mask: Tensor | None,  # noqa: ARG001  # None: the metadata says who sees whom
     scaling: float,
     metadata: AttentionMetadata,
     kv: KVPool,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,  # [heads]
+    s_aux: Tensor | None = None,  # [heads]
     attention: TreeAttention | None = None,
     **_: object,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Called by transformers in each layer that no kernel replaces. Returns [1, rows, heads, head_dim].
 
     The loader serves only architectures that pass all they want of attention in these arguments.
@@ -119,14 +118,8 @@ def _attention_on(device: torch.device) -> TreeAttention:
 
 
 def native_tree_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    metadata: AttentionMetadata,
-    scoring: Scoring,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, metadata: AttentionMetadata, scoring: Scoring
+) -> Tensor:
     """The C++ kernel, which takes the fields of both records in their order."""
     return torch.ops.pilotfish.tree_attention(  # type: ignore[no-any-return]
         q, k, v, k_pool, v_pool, *vars(metadata).values(), *vars(scoring).values()
@@ -134,14 +127,8 @@ def native_tree_attention(
 
 
 def dense_tree_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    metadata: AttentionMetadata,
-    scoring: Scoring,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, metadata: AttentionMetadata, scoring: Scoring
+) -> Tensor:
     """The reference on any device: every row gathers its own keys in position order.
 
     Products and sums run in float64 and are rounded once at the end, so that a row's result does not
@@ -169,7 +156,7 @@ def dense_tree_attention(
     return torch.einsum("rhp,rphd->rhd", weights, values).to(q.dtype)
 
 
-def key_slots(metadata: AttentionMetadata) -> torch.Tensor:
+def key_slots(metadata: AttentionMetadata) -> Tensor:
     """Slot of each row's key at each position, int64 [rows, positions]; arbitrary above the row's position."""
     prefix_slots, path_slots, prefixes = metadata.prefix_slots, metadata.path_slots, metadata.row_prefixes[:, None]
     length = int(metadata.row_positions.max()) + 1

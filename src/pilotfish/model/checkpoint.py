@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.initialization import no_init_weights
-from transformers.modeling_utils import LoadStateDictConfig
+from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo
 
 from pilotfish.errors import ModelError
 from pilotfish.model.metadata import one_line, quiet, read_object
@@ -71,34 +71,28 @@ def check_weights(directory: Path, config: Any) -> None:
     checked as they would be loaded."""
     headers = read_headers(weight_files(directory))
     _refuse_expert_gaps(directory, headers, config)
-    report = _load_without_values(headers, config)
+    info, ignored = _load_without_values(headers, config)
     for name, header in headers.items():
-        if header.dtype not in FLOATS and name not in report.ignored:
+        if header.dtype not in FLOATS and name not in ignored:
             dtype = _OTHERS.get(header.dtype, header.dtype)
             raise ModelError(
                 f"model: tensor {name} in {header.file} is {dtype}; float32, float16 or bfloat16 is needed"
             )
+    wrong = [f"{name} has shape {list(has)}; {list(needs)} is needed" for name, has, needs in info.mismatched_keys]
+    unjoined = [f"{name} cannot be joined of the tensors that are there" for name in info.conversion_errors]
     for problems, sentence in (
-        (report.surplus, ": tensor {} has no place in the model of its config.json"),
-        (report.missing, " lacks tensor {}, which its config.json needs"),
-        (report.misshaped, ": tensor {}"),
+        (sorted(info.unexpected_keys), ": tensor {} has no place in the model of its config.json"),
+        (sorted(info.missing_keys - set(info.conversion_errors)), " lacks tensor {}, which its config.json needs"),
+        (sorted(wrong + unjoined), ": tensor {}"),
     ):
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise ModelError(f"model: {directory}{sentence.format(problems[0])}{more}")
 
 
-@dataclass(frozen=True)
-class _LoadReport:
-    """Differences between a checkpoint and its model, by the names that tensors have in the model."""
-
-    missing: list[str]
-    surplus: list[str]
-    ignored: set[str]  # surplus too, and harmless by transformers' own account
-    misshaped: list[str]  # name, shape, and the shape that is needed
-
-
-def _load_without_values(headers: Mapping[str, TensorHeader], config: Any) -> _LoadReport:
+def _load_without_values(headers: Mapping[str, TensorHeader], config: Any) -> tuple[LoadStateDictInfo, set[str]]:
+    """transformers' account of differences, by the names that tensors have in the model, and the names of tensors that
+    are surplus and harmless."""
     module = meta_module(config)
     tensors = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
     mapping = get_model_conversion_mapping(module)
@@ -108,14 +102,7 @@ def _load_without_values(headers: Mapping[str, TensorHeader], config: Any) -> _L
         module.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
         found = set(info.unexpected_keys)
         module._adjust_missing_and_unexpected_keys(info)
-    wrong = [f"{name} has shape {list(has)}; {list(needs)} is needed" for name, has, needs in info.mismatched_keys]
-    unjoined = [f"{name} cannot be joined of the tensors that are there" for name in info.conversion_errors]
-    return _LoadReport(
-        missing=sorted(info.missing_keys - set(info.conversion_errors)),
-        surplus=sorted(info.unexpected_keys),
-        ignored=found - info.unexpected_keys,
-        misshaped=sorted(wrong + unjoined),
-    )
+    return info, found - info.unexpected_keys
 
 
 def meta_module(config: Any, dtype: torch.dtype | None = None) -> Any:

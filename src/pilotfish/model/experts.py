@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pilotfish.errors import ParameterError
 from pilotfish.model.runner import library_buckets
@@ -24,9 +25,7 @@ class Mixture(torch.nn.Module):
         super().__init__()
         self.experts = torch.nn.ModuleList(experts)
 
-    def forward(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [rows, size], chosen experts and their weights [rows, k] -> [rows, size]."""
         rows, k = top_k_index.shape
         choices = top_k_index.flatten()
@@ -47,7 +46,7 @@ class Router(torch.nn.Module):
         super().__init__()
         self.linear, self.k, self.over_all = linear, k, over_all
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """hidden_states [rows, size] -> logits [rows, experts], weights float32 and experts [rows, k]."""
         logits = self.linear(hidden_states)
         if self.over_all:
@@ -66,15 +65,15 @@ class LibraryExpert(torch.nn.Module):
         self.gate_up, self.down = (expert_linear(experts, name, index) for name in ("gate_up_proj", "down_proj"))
         self.gate = experts._apply_gate
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [rows, size] -> [rows, size]."""
         padding = library_buckets(x.device, x.dtype).pad_rows(len(x)) - len(x)
         padded = torch.nn.functional.pad(x, (0, 0, 0, padding))
-        y: torch.Tensor = self.down(self.gate(self.gate_up(padded)))
+        y: Tensor = self.down(self.gate(self.gate_up(padded)))
         return y[: len(x)]
 
 
-def linear_of(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
+def linear_of(weight: Tensor, bias: Tensor | None) -> torch.nn.Linear:
     """A linear of these very tensors: weight [outputs, inputs], bias [outputs]."""
     outputs, inputs = weight.shape
     linear = torch.nn.Linear(inputs, outputs, bias is not None, device="meta")

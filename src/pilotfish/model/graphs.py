@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from pilotfish.model.runner import Batch
 
 #: Runs and records a call; returns a function that replays it, and the tensor that it writes.
-Record = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
+Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,17 @@ class Graph:
 
     batch: Batch
     replay: Callable[[], None]
-    output: torch.Tensor
+    output: Tensor
 
 
 class GraphCache:
     """Records a forward on the first batch of each shape and replays it from then on."""
 
-    def __init__(self, forward: Callable[[Batch], torch.Tensor], record: Record, device: torch.device) -> None:
+    def __init__(self, forward: Callable[[Batch], Tensor], record: Record, device: torch.device) -> None:
         self._forward, self._record, self._device = forward, record, device
         self._graphs: dict[tuple[torch.Size, ...], Graph] = {}
 
-    def __call__(self, batch: Batch) -> torch.Tensor:
+    def __call__(self, batch: Batch) -> Tensor:
         """The forward's result for this batch, in memory of its own."""
         shapes = tuple(tensor.shape for tensor in batch.tensors())
         if shapes not in self._graphs:
@@ -55,7 +56,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    def __call__(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pilotfish.config import Quantization
@@ -150,12 +151,12 @@ def _own_memory(module: torch.nn.Module) -> None:
     for part in module.modules():
         for tensors in (vars(part), part._parameters, part._buffers):
             for name, value in tensors.items():
-                if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                if isinstance(value, Tensor) and value.device.type == "cpu":
                     if id(value) not in copies:
                         copies[id(value)] = _copied(value)
                     tensors[name] = copies[id(value)]
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def _copied(tensor: Tensor) -> Tensor:
     copy = tensor.detach().clone()
     return torch.nn.Parameter(copy, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else copy

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pilotfish.model.attention import AttentionMetadata, KVPool, Scoring, native_tree_attention
 from pilotfish.model.experts import Mixture, Router, expert_linear, linear_of, split_gate_up
@@ -28,18 +29,18 @@ PLAIN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3For
 _ROUND_ONCE = ("Olmo2", "Gemma2", "Gemma3", "GptOss")
 
 #: activation(gate) * up: rows [rows, 2 n] of gates, then ups -> [rows, n].
-GateOp = Callable[[torch.Tensor], torch.Tensor]
+GateOp = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class PackedWeight:
     """A linear layer's weight as the kernels read it: plain, or int8 where torchao has quantized it."""
 
-    panels: torch.Tensor  # the weight's dtype or int8, as packed by `pack_weight`
-    scales: torch.Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
+    panels: Tensor  # the weight's dtype or int8, as packed by `pack_weight`
+    scales: Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
 
     @classmethod
-    def of(cls, weight: torch.Tensor) -> PackedWeight:
+    def of(cls, weight: Tensor) -> PackedWeight:
         """weight [N, K]."""
         int8 = int8_of(weight)
         if int8 is None:
@@ -55,11 +56,11 @@ class PackedLinear(torch.nn.Module):
         self.weight = PackedWeight.of(linear.weight)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., N]."""
         w = self.weight
         rows = x.reshape(-1, x.shape[-1])
-        y: torch.Tensor = torch.ops.pilotfish.linear(rows, w.panels, self.out_features, w.scales)
+        y: Tensor = torch.ops.pilotfish.linear(rows, w.panels, self.out_features, w.scales)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
@@ -71,9 +72,9 @@ class CappedLinear(torch.nn.Module):
         super().__init__()
         self.linear, self.cap = linear, cap
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., N]."""
-        y: torch.Tensor = self.linear(x)
+        y: Tensor = self.linear(x)
         return torch.ops.pilotfish.softcap(y.view(-1, y.shape[-1]), self.cap).view_as(y)  # type: ignore[no-any-return]
 
 
@@ -85,12 +86,12 @@ class PackedGatedMLP(torch.nn.Module):
         self.inner_features, self.out_features = gate.out_features, down.out_features
         self.gate, self.up, self.down = (PackedWeight.of(linear.weight) for linear in (gate, up, down))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., K]."""
         weights = self.gate, self.up, self.down
         panels, scales = [w.panels for w in weights], [w.scales for w in weights]
         rows = x.reshape(-1, x.shape[-1])
-        y: torch.Tensor = torch.ops.pilotfish.gated_mlp(rows, *panels, self.inner_features, self.out_features, *scales)
+        y: Tensor = torch.ops.pilotfish.gated_mlp(rows, *panels, self.inner_features, self.out_features, *scales)
         return y.view_as(x)
 
 
@@ -101,9 +102,9 @@ class ActivatedMLP(torch.nn.Module):
         super().__init__()
         self.gate_up, self.down, self.op = PackedLinear(joined(gate, up)), PackedLinear(down), op
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., K]."""
-        y: torch.Tensor = self.down(self.op(self.gate_up(x.reshape(-1, x.shape[-1]))))
+        y: Tensor = self.down(self.op(self.gate_up(x.reshape(-1, x.shape[-1]))))
         return y.view_as(x)
 
 
@@ -119,17 +120,17 @@ class FusedRMSNorm(torch.nn.Module):
             self.weight = 1.0 + self.weight
         self.eps = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [..., size] -> [..., size]."""
         return torch.ops.pilotfish.rms_norm(x, self.weight, self.eps)  # type: ignore[no-any-return]
 
-    def of_sum(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
         """Adds x to the residual in place, and norms that. Both [rows, size]."""
         return torch.ops.pilotfish.add_rms_norm(residual, x, self.weight, self.eps)  # type: ignore[no-any-return]
 
-    def of_heads(self, x: torch.Tensor) -> torch.Tensor:
+    def of_heads(self, x: Tensor) -> Tensor:
         """Norms each head, or all heads together if the weight is that wide. x [rows, heads, head_dim] -> like x."""
-        normed: torch.Tensor = self(x.reshape(len(x), -1, self.weight.numel()))
+        normed: Tensor = self(x.reshape(len(x), -1, self.weight.numel()))
         return normed.view(x.shape)
 
 
@@ -156,19 +157,17 @@ class PackedAttention(torch.nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
         kv: KVPool,
         **_: object,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[Tensor, None]:
         """As transformers calls it: hidden_states [1, rows, K], cos and sin [1, rows, …] -> [1, rows, K]."""
         cos, sin = position_embeddings
         return self.attend(hidden_states[0], cos[0], sin[0], metadata, kv)[None], None
 
-    def attend(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, metadata: AttentionMetadata, kv: KVPool
-    ) -> torch.Tensor:
+    def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata, kv: KVPool) -> Tensor:
         """hidden [rows, K], cos and sin [rows, rotated part of a head or half of it] -> [rows, K]. Writes KV to the
         pool."""
         rows = self.joined(hidden).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
@@ -179,7 +178,7 @@ class PackedAttention(torch.nn.Module):
             torch.ops.pilotfish.rotate(x[..., : self.rotated_per_angle * cos.shape[1]], cos, sin)
         keys, values = kv.keys[self.layer], kv.values[self.layer]
         out = native_tree_attention(q, k, v, keys, values, metadata, self.scoring)
-        attended: torch.Tensor = self.out(out.view(-1, self.heads * self.head_dim))
+        attended: Tensor = self.out(out.view(-1, self.heads * self.head_dim))
         return attended
 
 
@@ -249,7 +248,7 @@ def joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
 
 @dataclass(frozen=True)
 class DecoderOutput:
-    logits: torch.Tensor  # [1, kept rows, vocab]
+    logits: Tensor  # [1, kept rows, vocab]
 
 
 @dataclass(frozen=True)
@@ -280,9 +279,9 @@ class PlainDecoder(torch.nn.Module):
 
     def forward(
         self,
-        input_ids: torch.Tensor,  # [1, rows]
-        position_ids: torch.Tensor,  # [1, rows]
-        logits_to_keep: torch.Tensor,  # [kept rows], rows whose logits are wanted
+        input_ids: Tensor,  # [1, rows]
+        position_ids: Tensor,  # [1, rows]
+        logits_to_keep: Tensor,  # [kept rows], rows whose logits are wanted
         metadata: AttentionMetadata,
         kv: KVPool,
         **_: object,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
+from torch import Tensor
 
 from pilotfish.config import Quantization
 from pilotfish.errors import ParameterError
@@ -26,24 +27,24 @@ FP8_CAPABILITY = (8, 9)
 class Int8Weight:
     """A linear layer's weight: `values` times their row's scale."""
 
-    values: torch.Tensor  # int8 [N, K]
-    scales: torch.Tensor  # float32 [N]
+    values: Tensor  # int8 [N, K]
+    scales: Tensor  # float32 [N]
 
 
-def int8_of(weight: torch.Tensor) -> Int8Weight | None:
+def int8_of(weight: Tensor) -> Int8Weight | None:
     """A weight that torchao has quantized; None for a plain one."""
     values = getattr(weight, "qdata", None)
     return None if values is None else Int8Weight(values, cast(Any, weight).scale.flatten())
 
 
-def concatenated(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+def concatenated(weights: Sequence[Tensor]) -> Tensor:
     """Weights [N, K] of one format, concatenated along N; torch.cat does not know torchao's."""
     first: Any = weights[0]
     parts = [part for weight in weights if (part := int8_of(weight)) is not None]
     if not parts:
         return torch.cat(list(weights))
     values, scales = torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts])
-    return cast(torch.Tensor, type(first)(values, scales[:, None], first.block_size, first.dtype))
+    return cast(Tensor, type(first)(values, scales[:, None], first.block_size, first.dtype))
 
 
 def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:

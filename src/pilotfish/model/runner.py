@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pilotfish.core.executor import SequenceRows
 from pilotfish.model.attention import AttentionMetadata, KVPool
@@ -32,11 +33,11 @@ class Runner:
         self.num_slots = num_slots
         self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
         self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
-        self._forward: Callable[[Batch], torch.Tensor] = self._run_model
+        self._forward: Callable[[Batch], Tensor] = self._run_model
         if graphs and model.recordable:
             self._forward = GraphCache(self._run_model, CudaRecorder(), model.device)
 
-    def forward(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
+    def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Write KV and return logits, float32 [kept rows, vocab]: of each sequence in order the committed rows
         in `kept`, then its nodes."""
         return self.run(self.prepare(sequences))
@@ -47,12 +48,12 @@ class Runner:
         return Batch.build(sequences, self.buckets, self.num_slots)
 
     @torch.inference_mode()
-    def run(self, batches: Sequence[Batch]) -> torch.Tensor:
+    def run(self, batches: Sequence[Batch]) -> Tensor:
         """The forward itself; see `forward`."""
         logits = [self._forward(batch)[: batch.num_kept].float() for batch in batches]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def _run_model(self, batch: Batch) -> torch.Tensor:
+    def _run_model(self, batch: Batch) -> Tensor:
         """Logits of the kept rows, padding included. [kept rows, vocab]."""
         batch = batch.map(lambda tensor: tensor.to(self.model.device))
         output = self.model.module(
@@ -74,9 +75,9 @@ class Runner:
 class Batch:
     """Sequences flattened into the tensors of one forward."""
 
-    input_ids: torch.Tensor  # int64 [rows]
-    position_ids: torch.Tensor  # int64 [rows]
-    keep: torch.Tensor  # int64 [kept rows], padded like rows
+    input_ids: Tensor  # int64 [rows]
+    position_ids: Tensor  # int64 [rows]
+    keep: Tensor  # int64 [kept rows], padded like rows
     num_kept: int
     metadata: AttentionMetadata
 
@@ -129,10 +130,10 @@ class Batch:
         metadata = AttentionMetadata(slots, owners, positions, prefixes, torch.from_numpy(prefix_slots), path_slots)
         return cls(ids, position_ids, torch.tensor(kept + padding, dtype=torch.int64), len(kept), metadata)
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         return (self.input_ids, self.position_ids, self.keep, *vars(self.metadata).values())
 
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The same with each tensor changed."""
         input_ids, position_ids, keep, *metadata = map(change, self.tensors())
         return Batch(input_ids, position_ids, keep, self.num_kept, AttentionMetadata(*metadata))
@@ -173,10 +174,7 @@ LIBRARY = Buckets(rows=(16, 32, 64, 128, 256, 512, 1024))
 _WIDTHS = {"sequences": POWERS[::3], "prefix": POWERS[10:], "path": POWERS[3::3]}
 #: cuBLAS chooses a kernel by the row count, and kernels differ in the order of their sums. So in float32 there is one
 #: row count, and more rows run as several forwards; in bfloat16, where equal bits are not promised, there are a few.
-CUDA = {
-    torch.float32: Buckets(rows=(64,), **_WIDTHS),
-    torch.bfloat16: Buckets(rows=(16, 32, 64, 128, 256), **_WIDTHS),
-}
+CUDA = {torch.float32: Buckets(rows=(64,), **_WIDTHS), torch.bfloat16: Buckets(rows=(16, 32, 64, 128, 256), **_WIDTHS)}
 
 
 def library_buckets(device: torch.device, dtype: torch.dtype) -> Buckets:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pilotfish.core.executor import Sampling
 from pilotfish.core.logit_rules import LogitEdits
@@ -28,20 +29,20 @@ LOGPROB_ROWS = 16
 NOISE_SCALE = 0.5
 
 
-def sample(logits: torch.Tensor, sampling: Sampling) -> list[int]:
+def sample(logits: Tensor, sampling: Sampling) -> list[int]:
     """The target's token after each row. logits float32 or float64 [samples, vocab]."""
     logits = edited(logits, sampling)
     greedy = _greedy_rows(sampling)
     if greedy.all():
-        return best_tokens(logits).tolist()
+        return logits.argmax(dim=-1).tolist()  # the lowest id on ties, as torch documents
     _, tokens = perturbed_topk(filtered(logits, sampling), sampling, 1)
     chosen = tokens[:, 0]
     if greedy.any():
-        chosen = torch.where(torch.from_numpy(greedy).to(logits.device), best_tokens(logits), chosen)
+        chosen = torch.where(torch.from_numpy(greedy).to(logits.device), logits.argmax(dim=-1), chosen)
     return chosen.tolist()
 
 
-def likely_tokens(logits: torch.Tensor, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def likely_tokens(logits: Tensor, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The k = `sampling.children` tokens (or as many as there are) that the target most likely *samples* after each
     row, by a draft's logits float32 [samples, vocab], and the log of their chances: [samples, k] each.
 
@@ -62,7 +63,7 @@ def likely_tokens(logits: torch.Tensor, sampling: Sampling) -> tuple[NDArray[np.
     return _on_host(chances, best)
 
 
-def _on_host(log_chances: torch.Tensor, tokens: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _on_host(log_chances: Tensor, tokens: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     return tokens.cpu().numpy(), log_chances.double().cpu().numpy()
 
 
@@ -70,7 +71,7 @@ def _greedy_rows(sampling: Sampling) -> NDArray[np.bool_]:
     return np.array([params.greedy for params in sampling.params], np.bool_)[sampling.sequences]
 
 
-def non_finite_rows(logits: torch.Tensor) -> list[int]:
+def non_finite_rows(logits: Tensor) -> list[int]:
     """Rows of raw logits [rows, vocab] that hold NaN or infinity. One sum, where there are none."""
     if math.isfinite(logits.sum().item()):
         return []
@@ -78,22 +79,17 @@ def non_finite_rows(logits: torch.Tensor) -> list[int]:
     return found
 
 
-def without_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+def without_rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
     """The logits with these rows all 0, so that sampling can pass over them."""
     mask = torch.zeros(len(logits), dtype=torch.bool)
     mask[list(rows)] = True
     return logits.masked_fill(mask.to(logits.device)[:, None], 0.0)
 
 
-def best_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """Arg max, the lowest id on ties (which torch.argmax documents). int64 [rows]."""
-    return logits.argmax(dim=-1)
-
-
 # -- bias, penalties and exclusions
 
 
-def edited(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def edited(logits: Tensor, sampling: Sampling) -> Tensor:
     """Logits [samples, vocab] after each row's rules, float64; or `logits` itself where no row has any. They may cover
     a part of the vocabulary (a draft's): ids beyond it are skipped."""
     present = [(row, edit) for row, edit in enumerate(sampling.edits) if edit is not None]
@@ -112,7 +108,7 @@ def edited(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 Present = Sequence[tuple[int, LogitEdits]]
 
 
-def _keep_allowed(scores: torch.Tensor, present: Present) -> None:
+def _keep_allowed(scores: Tensor, present: Present) -> None:
     by_list: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}  # rows of one request share the very array
     for row, edit in present:
         if edit.allowed is not None:
@@ -124,12 +120,12 @@ def _keep_allowed(scores: torch.Tensor, present: Present) -> None:
         scores[rows, tokens] = kept
 
 
-def _add_bias(scores: torch.Tensor, present: Present) -> None:
+def _add_bias(scores: Tensor, present: Present) -> None:
     rows, tokens, biases = _flat(scores, [(row, e.biased) for row, e in present], [e.biases for _, e in present])
     scores[rows, tokens] += biases
 
 
-def _penalize(scores: torch.Tensor, present: Present, params: Sequence[SamplingParams]) -> None:
+def _penalize(scores: Tensor, present: Present, params: Sequence[SamplingParams]) -> None:
     """Repetition, then frequency and presence (those two of tokens in the output only)."""
     places = [(row, edit.seen) for row, edit in present]
     repeated = [np.full(len(e.seen), params[row].repetition_penalty) for row, e in present]
@@ -142,8 +138,8 @@ def _penalize(scores: torch.Tensor, present: Present, params: Sequence[SamplingP
 
 
 def _flat(
-    scores: torch.Tensor, places: Sequence[tuple[int, NDArray[np.int64]]], *columns: Sequence[NDArray[Any]]
-) -> tuple[torch.Tensor, ...]:
+    scores: Tensor, places: Sequence[tuple[int, NDArray[np.int64]]], *columns: Sequence[NDArray[Any]]
+) -> tuple[Tensor, ...]:
     """Row and token of every place, and each column's values beside them, without tokens that `scores` lacks."""
     tokens = np.concatenate([ids for _, ids in places])
     rows = np.repeat([row for row, _ in places], [len(ids) for _, ids in places])
@@ -155,11 +151,11 @@ def _flat(
 # -- filters and noise
 
 
-def filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     """l of the module's docstring up to a constant per row; -inf where a filter excludes. float64."""
     every, rows = sampling.params, torch.from_numpy(sampling.sequences)
 
-    def column(values: list[float]) -> torch.Tensor:
+    def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64)[rows, None].to(logits.device)
 
     temperatures = column([1.0 if p.greedy else max(p.temperature, MIN_TEMPERATURE) for p in every])
@@ -167,18 +163,18 @@ def filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     top_k = torch.tensor([p.top_k for p in every])[rows, None].to(logits.device)
     top_p = column([p.top_p for p in every])
     if logits.device.type == "cpu" and hasattr(torch.ops.pilotfish, "filter_logits"):
-        scores: torch.Tensor = torch.ops.pilotfish.filter_logits(logits, temperatures, floors, top_k, top_p)
+        scores: Tensor = torch.ops.pilotfish.filter_logits(logits, temperatures, floors, top_k, top_p)
         return scores
     return filtered_reference(logits, temperatures, floors, top_k, top_p)
 
 
 def filtered_reference(
-    logits: torch.Tensor,  # [rows, vocab]
-    temperatures: torch.Tensor,  # float64 [rows, 1], as all below but top_k
-    floors: torch.Tensor,
-    top_k: torch.Tensor,  # int64 [rows, 1]
-    top_p: torch.Tensor,
-) -> torch.Tensor:
+    logits: Tensor,  # [rows, vocab]
+    temperatures: Tensor,  # float64 [rows, 1], as all below but top_k
+    floors: Tensor,
+    top_k: Tensor,  # int64 [rows, 1]
+    top_p: Tensor,
+) -> Tensor:
     """The same in torch operations, for any device."""
     scores = logits.double() / temperatures
     scores = scores.masked_fill(scores.isnan(), -torch.inf)
@@ -189,7 +185,7 @@ def filtered_reference(
     return _keep_top_p(scores, top_p) if (top_p < 1).any() else scores
 
 
-def _keep_top_k(scores: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
     vocab = scores.shape[-1]
     kept = torch.where(top_k > 0, top_k.clamp(max=vocab), vocab)
     ranked = scores.topk(int(kept.max()), dim=-1).values
@@ -197,7 +193,7 @@ def _keep_top_k(scores: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(scores < smallest, -torch.inf)  # equals of the k-th stay
 
 
-def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
     ranked, order = scores.sort(dim=-1, descending=True, stable=True)
     probs = ranked.softmax(dim=-1)
     before = torch.nn.functional.pad(probs.cumsum(dim=-1)[:, :-1], (1, 0))  # mass above: the first always stays
@@ -205,9 +201,10 @@ def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(drop.scatter(1, order, drop), -torch.inf)
 
 
-def perturbed_topk(scores: torch.Tensor, sampling: Sampling, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def perturbed_topk(scores: Tensor, sampling: Sampling, k: int) -> tuple[Tensor, Tensor]:
     """The k best tokens of each row by score + noise: values float64 [rows, k] descending, ids int64."""
-    seeds = torch.tensor([_signed(seed) for seed in sampling.seeds])[torch.from_numpy(sampling.sequences)]
+    signed = torch.from_numpy(np.array(sampling.seeds, np.uint64).view(np.int64))  # of the same bits
+    seeds = signed[torch.from_numpy(sampling.sequences)]
     positions = torch.from_numpy(sampling.positions)
     if scores.device.type == "cpu" and hasattr(torch.ops.pilotfish, "perturbed_topk"):
         values, tokens = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k)
@@ -215,21 +212,14 @@ def perturbed_topk(scores: torch.Tensor, sampling: Sampling, k: int) -> tuple[to
     return perturbed_topk_reference(scores, seeds.to(scores.device), positions.to(scores.device), k)
 
 
-def _signed(seed: int) -> int:
-    """The int64 of the same bits."""
-    return seed - (1 << 64) if seed >= 1 << 63 else seed
-
-
-def perturbed_topk_reference(
-    scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def perturbed_topk_reference(scores: Tensor, seeds: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The same in torch operations, for any device. Ties go to the lower id (a stable sort)."""
     perturbed = scores + gumbel(seeds, positions, scores.shape[-1])
     values, tokens = perturbed.sort(dim=-1, descending=True, stable=True)
     return values[:, :k], tokens[:, :k]
 
 
-def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """core.noise.gumbel for many (seed, position) at once. int64 [rows] each -> float64 [rows, vocab]."""
     low = 0xFFFFFFFF
     block = torch.arange((vocab_size + 3) // 4, device=seeds.device)[None, :]
@@ -252,7 +242,7 @@ def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> tor
 # -- log-probabilities
 
 
-def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
+def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
     """Log-probabilities of tokens[i] under row i, and of each row's `top` likeliest, in the model's own distribution.
     logits [rows, vocab], raw. The rank counts tokens that are strictly likelier; equal ones in `top` stand in order of
     their ids."""
@@ -260,7 +250,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
     return [logprobs for part in slices for logprobs in _slice_logprobs(logits[part], tokens[part], top)]
 
 
-def _slice_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
+def _slice_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
     log_probs = logits.double().log_softmax(dim=-1)
     chosen = log_probs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
     ranks = (log_probs > chosen).sum(dim=-1) + 1

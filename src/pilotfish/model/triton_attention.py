@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 import triton
+from torch import Tensor
 
 from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.triton_kernels import SPLIT, attend_split, combine_splits
@@ -30,14 +31,8 @@ WARPS, STAGES = 4, 2
 
 
 def triton_tree_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    metadata: AttentionMetadata,
-    scoring: Scoring,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, metadata: AttentionMetadata, scoring: Scoring
+) -> Tensor:
     """As `dense_tree_attention`. float32 or bfloat16, any head_dim that is built for the device (256 and less fit all).
     Waits for nothing: a CUDA graph can record it, once a first call has compiled it.
     """
@@ -54,13 +49,7 @@ def triton_tree_attention(
 
 
 def _attend(
-    out: torch.Tensor,
-    q: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    metadata: AttentionMetadata,
-    scoring: Scoring,
-    splits: int,
+    out: Tensor, q: Tensor, k_pool: Tensor, v_pool: Tensor, metadata: AttentionMetadata, scoring: Scoring, splits: int
 ) -> None:
     """Both kernels over some rows, into `out`."""
     rows, heads, head_dim = q.shape
