@@ -41,15 +41,14 @@ def inline_drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _worker(config: EngineConfig, endpoint: str) -> Iterator[None]:
     options = {"dtype": config.dtype, "kv_slots": config.kv_slots, "eager": config.eager, "pace": config.pace}
     model = EngineConfig(target=config.draft, threads=1, **options)
-    channel, stopped = ListeningChannel(endpoint), threading.Event()
+    channel = ListeningChannel(endpoint)
     worker = make_worker(DraftConfig(model=model, listen=endpoint, leaves=config.leaves), channel)
-    thread = threading.Thread(target=worker.run, args=(stopped.is_set,))
+    thread = threading.Thread(target=worker.run)
     thread.start()
     try:
         yield
     finally:
-        stopped.set()
-        channel.wake()
+        worker.stop()
         thread.join()
         channel.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -61,6 +62,9 @@ class ForkedWorker:
     def running(self) -> bool:
         return self._process.is_alive()
 
+    def wait(self) -> None:
+        multiprocessing.connection.wait([self._process.sentinel])
+
     def terminate(self) -> None:
         self._process.terminate()
 
@@ -105,11 +109,11 @@ def threaded_pool(draft: Path, channel: Channel) -> Iterator[DraftWorker]:
     """A draft worker at the other end of a channel; what it raises is raised at the end."""
     model = EngineConfig(target=draft, dtype="float32", threads=1, kv_slots=4096)
     worker = make_worker(DraftConfig(model=model, listen=""), channel)
-    stopped, failures = threading.Event(), list[BaseException]()
+    failures = list[BaseException]()
 
     def work() -> None:
         try:
-            worker.run(stopped.is_set)
+            worker.run()
         except BaseException as error:
             failures.append(error)
 
@@ -118,8 +122,7 @@ def threaded_pool(draft: Path, channel: Channel) -> Iterator[DraftWorker]:
     try:
         yield worker
     finally:
-        stopped.set()
-        channel.wake()
+        worker.stop()
         thread.join()
     assert not failures, failures
 
@@ -128,12 +131,9 @@ def threaded_pool(draft: Path, channel: Channel) -> Iterator[DraftWorker]:
 def engine_over(target: Path, channel: Channel, **config: object) -> Iterator[Engine]:
     """An engine whose draft is at the other end of a channel."""
     hello = Hello(PROTOCOL_VERSION, tokenizer_digest(load_tokenizer(target)), VOCAB, "target")
-    channel_thread: ChannelThread
-    drafter = RemoteDrafter(
-        hello, [DraftPool("the pool", b"0")], lambda *p: channel_thread.post(*p), RemoteOptions(256)
-    )
-    channel_thread = ChannelThread(channel, drafter.receive, drafter.tick)
-    channel_thread.start()
+    channel_thread = ChannelThread(channel)
+    drafter = RemoteDrafter(hello, [DraftPool("the pool", b"0")], channel_thread.post, RemoteOptions(256))
+    channel_thread.start(drafter.receive, drafter.tick)
     with make_engine(target, drafter, **config) as engine:
         try:
             yield engine

@@ -174,16 +174,14 @@ def test_it_serves_over_a_loopback(llama: Path) -> None:
     here, there = Loopback.pair(TARGET)
     rig = Rig(llama)
     rig.worker.channel = there
-    stopped = threading.Event()
-    thread = threading.Thread(target=rig.worker.run, args=(stopped.is_set,))
+    thread = threading.Thread(target=rig.worker.run)
     thread.start()
     for message in (HELLO, make_open(prompt(8))):
         here.send(b"0", encode(message))
     kinds: set[type] = set()
     while Tree not in kinds:
         kinds |= {type(decode_to_target(received.frame)) for received in here.receive(1.0)}
-    stopped.set()
-    there.wake()
+    rig.worker.stop()
     thread.join()
     assert Load in kinds
 

@@ -180,19 +180,16 @@ def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) 
     killed: list[str] = []
 
     class Crew:
-        def poll(self) -> tuple[WorkerState, ...]:
-            return (WorkerState("target", "running", pid=42),)
-
         def kill(self, _: str, reason: str) -> None:
             killed.append(reason)
 
     engine = AsyncEngine(configured(llama), clock=lambda: 0.0)
-    engine._supervisor, engine._worker = Crew(), *Crew().poll()  # type: ignore[assignment]
+    engine._supervisor, engine._worker = Crew(), WorkerState("target", "running", pid=42)  # type: ignore[assignment]
     engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
     beats = ((42, 1.0, True), (41, 31.0, True), (42, 31.0, False), (42, 0.5, True), (42, 301.0, False))
     for pid, seconds, ready in beats:
         engine._receive(Received(b"other", msgspec.msgpack.encode(Beat(pid, seconds))))
-        engine._poll()
+        engine._look()
         assert engine.health.ready == ready
     assert engine.health.reason == "target: in one step for 301 s"
     assert killed == ["was in one step for 300 s and is killed"]
@@ -203,9 +200,6 @@ def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(l
     status = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0)
 
     class Crew:
-        def poll(self) -> tuple[WorkerState, ...]:
-            return (WorkerState("target", "running", pid=42),)
-
         def kill(self, _: str, reason: str) -> None:
             killed.append(reason)
 
@@ -220,14 +214,14 @@ def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(l
 
         def heard(self) -> None:
             if engine._peer is not None:
-                engine._poll()
+                engine._look()
             super().heard()
 
     engine = AsyncEngine(configured(llama), clock=lambda: 0.0)
-    engine._supervisor, engine._worker = Crew(), *Crew().poll()  # type: ignore[assignment]
+    engine._supervisor, engine._worker = Crew(), WorkerState("target", "running", pid=42)  # type: ignore[assignment]
     engine._silence = Loading()
     engine._silence.seconds = 100.0
-    engine._poll()
+    engine._look()
     assert engine.health.ready and killed == []
 
 

@@ -208,23 +208,26 @@ class FakeProcess:
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
 
+    def wait(self) -> None:
+        """It has ended."""
+
     def end(self) -> Ending:
         return Ending(self.code, "")
 
 
 def test_a_healthy_run_begins_the_delays_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "WorkerProcess", FakeProcess)
-    worker, now, waits = launch._Worker(python(SLEEP), Delays()), 1000.0, []
+    worker, now, waits = launch._Worker(python(SLEEP), Delays(), lambda: None, lambda _: None), 1000.0, []
     for seconds in (0.0, 29.0, 29.0, 31.0, 1.0):
         worker.check(now)  # starts it
         assert worker.state.status == "running"
         worker._process.running = False  # type: ignore[union-attr]
         worker.check(now := now + seconds)
         assert worker.state.status == "restarting"
-        waits.append(round(worker._due - now, 6))
-        worker.check(worker._due - 0.001)
+        waits.append(round(worker.due - now, 6))
+        worker.check(worker.due - 0.001)
         assert worker.state.status == "restarting"
-        now = worker._due
+        now = worker.due
     assert waits == [0.1, 0.2, 0.4, 0.1, 0.2] and worker.state.restarts == 4
 
 

@@ -44,8 +44,7 @@ class Target:
         channel, self.server = Loopback.pair(b"target")
         self.service = TargetService(engine, channel)
         self.channel = channel
-        self._stopped = threading.Event()
-        self.thread = threading.Thread(target=self.service.run, args=(self._stopped.is_set,))
+        self.thread = threading.Thread(target=self.service.run)
 
     def tell(self, message: ToTarget) -> None:
         self.server.send(b"target", msgspec.msgpack.encode(message))
@@ -69,8 +68,7 @@ class Target:
         self.thread.start()
 
     def close(self) -> None:
-        self._stopped.set()
-        self.channel.wake()
+        self.service.stop()
         if self.thread.ident is not None:
             self.thread.join()
 

@@ -26,6 +26,7 @@ class Side:
 
     def __init__(self, pools: int = 1, **options: float) -> None:
         self.now = 0.0
+        self.problems: dict[Peer, str] = {}
         self.posted: list[tuple[Peer, ToDraft]] = []
         self.pools = [DraftPool(f"pool {i}", b"%d" % i) for i in range(pools)]
         self.drafter = RemoteDrafter(
@@ -33,6 +34,7 @@ class Side:
             self.pools,
             lambda peer, frame: self.posted.append((peer, decode_to_draft(frame))),
             RemoteOptions(wanted=256, **options),  # type: ignore[arg-type]
+            self.problems.get,
             lambda: self.now,
         )
         for pool in self.pools:

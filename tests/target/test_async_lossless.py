@@ -110,20 +110,18 @@ def drafting(
     hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
     pool = DraftPool("loopback", POOL)
     options = RemoteOptions(wanted=100, quarantine=0.0)
-    drafter = RemoteDrafter(hello, [pool], lambda peer, frame: channel_thread.post(peer, frame), options)
-    channel_thread = ChannelThread(ends[0], drafter.receive, drafter.tick, period=0.01)
-    stopped = threading.Event()
-    thread = threading.Thread(target=worker.run, args=(stopped.is_set,))
+    channel_thread = ChannelThread(ends[0], period=0.01)
+    drafter = RemoteDrafter(hello, [pool], channel_thread.post, options)
+    thread = threading.Thread(target=worker.run)
     thread.start()
-    channel_thread.start()
+    channel_thread.start(drafter.receive, drafter.tick)
     try:
         while not pool.ready:
             time.sleep(0.001)
         yield Drafting(make_engine(target, drafter, nodes=16, **config), drafter, worker)
     finally:
         channel_thread.close()
-        stopped.set()
-        ends[1].wake()
+        worker.stop()
         thread.join()
 
 

@@ -192,7 +192,7 @@ def test_sessions_of_a_pool_that_hung_up_are_not_kept() -> None:
     side.now += SILENCE + 0.1
     side.drafter.tick()
     assert not side.said(Close)
-    side.drafter.disconnected(side.pools[0], "pool 0 hung up")
+    side.problems[b"0"] = "pool 0 hung up"
     side.drafter.tick()
     assert len(side.said(Close)) == 1 and side.drafter.machine.counts.moved == 1
 

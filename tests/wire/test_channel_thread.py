@@ -25,8 +25,8 @@ def nothing(*_: object) -> None:
 
 def test_frames_leave_in_order_from_several_threads() -> None:
     here, there = Loopback.pair(b"target")
-    owner = ChannelThread(here, nothing, nothing)
-    owner.start()
+    owner = ChannelThread(here)
+    owner.start(nothing, nothing)
 
     def post(name: int) -> None:
         for number in range(100):
@@ -58,9 +58,9 @@ def test_frames_arrive_in_order_and_a_handler_that_raises_loses_only_its_own(
         if frame.frame == b"3":
             done.set()
 
-    owner = ChannelThread(here, handle, nothing)
+    owner = ChannelThread(here)
     with caplog.at_level(logging.ERROR):
-        owner.start()
+        owner.start(handle, nothing)
         for number in range(4):
             there.send(b"target", b"%d" % number)
         assert done.wait(5.0)
@@ -71,8 +71,8 @@ def test_frames_arrive_in_order_and_a_handler_that_raises_loses_only_its_own(
 
 def test_what_is_posted_while_a_frame_is_handled_goes_out() -> None:
     here, there = Loopback.pair(b"target")
-    owner = ChannelThread(here, lambda frame: owner.post(frame.peer, b"re: " + frame.frame), nothing)
-    owner.start()
+    owner = ChannelThread(here)
+    owner.start(lambda frame: owner.post(frame.peer, b"re: " + frame.frame), nothing)
     for number in range(3):
         there.send(b"target", b"%d" % number)
     assert received(there, 3) == [b"re: 0", b"re: 1", b"re: 2"]
@@ -87,9 +87,9 @@ def test_it_ticks_while_nothing_comes_and_survives_a_tick_that_raises(caplog: py
         ticks.release()
         raise RuntimeError("no time")
 
-    owner = ChannelThread(here, nothing, tick, period=0.001)
+    owner = ChannelThread(here, period=0.001)
     with caplog.at_level(logging.CRITICAL):
-        owner.start()
+        owner.start(nothing, tick)
         assert all(ticks.acquire(timeout=5.0) for _ in range(3))
         owner.close()
 
@@ -97,11 +97,11 @@ def test_it_ticks_while_nothing_comes_and_survives_a_tick_that_raises(caplog: py
 def test_close_sends_what_was_posted() -> None:
     """Closing twice is fine, and closing what never began."""
     here, there = Loopback.pair(b"target")
-    owner = ChannelThread(here, nothing, nothing, period=10.0)
-    owner.start()
+    owner = ChannelThread(here, period=10.0)
+    owner.start(nothing, nothing)
     for number in range(50):
         owner.post(POOL, bytes([number]))
     owner.close()
     assert [x.frame[0] for x in there.receive(0.0)] == list(range(50))
     owner.close()
-    ChannelThread(here, nothing, nothing).close()
+    ChannelThread(here).close()

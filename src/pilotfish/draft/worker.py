@@ -34,15 +34,21 @@ class DraftWorker:
         self.channel = channel
         self.observe: ObserveLevel = _ignore
         self._clock = clock
+        self._stopping = False
         self._inbox: deque[Received] = deque()
         self._largest_frame = FRAME_BASE + 5 * grower.executor.context
         self._observed_used = self._observed_wasted = 0
 
-    def run(self, stopped: Callable[[], bool]) -> None:
-        """Until `stopped`."""
+    def run(self) -> None:
+        """Until `stop`."""
         busy = True
-        while not stopped():
+        while not self._stopping:
             busy = self.turn(0.0 if busy else REPORT)
+
+    def stop(self) -> None:
+        """From any thread, or a signal's handler."""
+        self._stopping = True
+        self.channel.wake()
 
     def turn(self, timeout: float) -> bool:
         """Take what has come, waiting for it up to `timeout` seconds, and grow a level; whether anything was done."""

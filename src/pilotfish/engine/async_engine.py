@@ -154,11 +154,11 @@ class AsyncEngine:
         """Start the target, and load the tokenizer meanwhile. `health` tells when the target is ready. ModelError for a
         tokenizer or a generation_config.json that cannot be used; `health` tells of other problems with the model."""
         self._loop = asyncio.get_running_loop()
-        self._supervisor = Supervisor(Delays(grace=GRACE))
+        self._supervisor = Supervisor(Delays(grace=GRACE), lambda state: self._in_loop(lambda: self._note_state(state)))
         endpoint = f"ipc://{self._supervisor.directory}/server"
         channel = ListeningChannel(endpoint, high_water=0)
-        self._channel_thread = ChannelThread(channel, self._receive, self._poll, period=0.05)
-        self._channel_thread.start()
+        self._channel_thread = ChannelThread(channel)
+        self._channel_thread.start(self._receive, self._look)
         command = target_command(self.config, endpoint)
         self._supervisor.start([WorkerSpec(TARGET, command, environment=self._environment)])
         await asyncio.to_thread(self._read_model)
@@ -193,18 +193,15 @@ class AsyncEngine:
             self._silence.heard()
             self._step = message.step
 
-    def _poll(self) -> None:
-        """Note an end or a start of the target's process; kill one that stands still."""
-        (state,) = self._supervisor.poll() or (self._worker,)
-        if state != self._worker:
-            self._silence, self._step = Silence(), 0.0
-            self._in_loop(lambda: self._note_state(state))
+    def _look(self) -> None:
+        """Kill a target that stands still."""
+        runs = self._worker.pid is not None
         # The limit is read before the silence: a target that gets ready in between has just been heard.
         limit = ENDLESS if self._peer is None else self._timeout
         silent = self._silence.look(self._clock())
-        if state.pid is not None and silent > limit:
+        if runs and silent > limit:
             self._supervisor.kill(TARGET, f"was silent for {limit:g} s and is killed")
-        elif state.pid is not None and self._step > ENDLESS:
+        elif runs and self._step > ENDLESS:
             self._supervisor.kill(TARGET, f"was in one step for {ENDLESS:g} s and is killed")
 
     def _in_loop(self, call: Callable[[], None]) -> None:
@@ -214,9 +211,10 @@ class AsyncEngine:
     # -- in the loop
 
     def _note_state(self, state: WorkerState) -> None:
-        gone = state.pid != self._worker.pid and self._worker.pid is not None
+        gone = state.pid is None and self._worker.pid is not None
         if state.pid != self._worker.pid:
             self._start.begin(self._clock())
+            self._silence, self._step = Silence(), 0.0
         self._worker = state
         if gone:
             self._drop_target(self._absence())

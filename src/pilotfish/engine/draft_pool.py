@@ -48,8 +48,8 @@ def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None)
             logger.info("%s listens at %s", config.name, channel.endpoint)
             ready(channel.endpoint)
             with _traced(worker, config):
-                signals.wake = channel.wake
-                worker.run(signals.stopped)
+                signals.stop = worker.stop
+                worker.run()
             if pacer is not None:
                 _report_pacing(pacer.pacing())
     if signals.received == signal.SIGHUP:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from pilotfish.engine.process import DIRECTORY, WorkerProcess, WorkerSpec
 from pilotfish.errors import EngineError
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 Status = Literal["starting", "running", "restarting", "failed", "stopped"]
 #: The exit code of a worker that cannot use what it was given: to start it again would not help.
 BAD_INPUT = 2
-#: Seconds between two looks at the workers.
-POLL = 0.05
+#: Seconds between two looks at what nobody tells of.
+POLL = 0.01
 #: Bytes of a temporary directory's path that leave room for a socket's name below it (unix(7): 108, elsewhere 104).
 LONGEST_BASE = 64
 
@@ -70,8 +70,9 @@ class Supervisor:
     ...     supervisor.start([WorkerSpec("draft 0", [sys.executable, "-m", "pilotfish", "draft", ...])])
     """
 
-    def __init__(self, delays: Delays | None = None) -> None:
-        self._thread = _SupervisorThread(delays or Delays())
+    def __init__(self, delays: Delays | None = None, changed: Callable[[WorkerState], None] = lambda _: None) -> None:
+        """`changed` is called with each new state of a worker, on a thread of the supervisor's."""
+        self._thread = _SupervisorThread(delays or Delays(), changed)
         weakref.finalize(self, self._thread.close)
 
     @property
@@ -94,9 +95,7 @@ class Supervisor:
     def kill(self, name: str, reason: str) -> None:
         """Kill a worker, to be started again like one that has crashed, for that reason. From any thread; returns at
         once."""
-        for worker in self._thread.workers:
-            if worker.state.name == name:
-                worker.kill_reason = reason
+        self._thread.kill(name, reason)
 
     def close(self) -> None:
         """End all workers: ask, wait, then kill. Closing twice is fine."""
@@ -113,10 +112,11 @@ class _SupervisorThread:
     """Starts and ends processes, in one thread that lives as long as they may (see WorkerProcess). It does not keep the
     Supervisor alive. In a fork of this process there is no such thread."""
 
-    def __init__(self, delays: Delays) -> None:
+    def __init__(self, delays: Delays, changed: Callable[[WorkerState], None]) -> None:
         self.directory = _socket_directory()
         self.workers: tuple[_Worker, ...] = ()
         self._delays = delays
+        self._changed = changed
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: end; put is safe in a finalizer
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
@@ -126,7 +126,16 @@ class _SupervisorThread:
             raise EngineError("the supervisor is closed")
         where = {DIRECTORY: str(self.directory)}
         known = [replace(spec, environment={**spec.environment, **where}) for spec in specs]
-        self.workers += tuple(_Worker(spec, self._delays) for spec in known)
+        self.workers += tuple(_Worker(spec, self._delays, self._look, self._changed) for spec in known)
+        self._look()
+
+    def kill(self, name: str, reason: str) -> None:
+        for worker in self.workers:
+            if worker.state.name == name:
+                worker.kill_reason = reason
+        self._look()
+
+    def _look(self) -> None:
         self._orders.put(True)
 
     def close(self) -> None:
@@ -143,9 +152,10 @@ class _SupervisorThread:
             self._shut_down()
 
     def _wait(self) -> bool:
-        """Until the next look; False to end."""
+        """Until there is something to do for a worker; False to end."""
+        due = min((worker.due for worker in self.workers), default=math.inf)
         try:
-            return self._orders.get(timeout=POLL)
+            return self._orders.get(timeout=None if due == math.inf else max(0.0, due - time.monotonic()))
         except queue.Empty:
             return True
 
@@ -154,7 +164,7 @@ class _SupervisorThread:
             worker.terminate()
         deadline = time.monotonic() + self._delays.grace
         while any(worker.running for worker in self.workers) and time.monotonic() < deadline:
-            time.sleep(POLL / 5)
+            time.sleep(POLL)
         for worker in self.workers:
             worker.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -163,15 +173,20 @@ class _SupervisorThread:
 class _Worker:
     """A worker over all its runs. Other threads than the supervisor's may read `state` and write `kill_reason`."""
 
-    def __init__(self, spec: WorkerSpec, delays: Delays) -> None:
+    def __init__(
+        self, spec: WorkerSpec, delays: Delays, look: Callable[[], None], changed: Callable[[WorkerState], None]
+    ) -> None:
+        """`look` has the supervisor call `check`."""
         self.state = WorkerState(spec.name)
         self.kill_reason = ""  # why it is to be killed
         self._spec = spec
         self._delays = delays
+        self._look = look
+        self._changed = changed
         self._process: WorkerProcess | None = None
         self._crashes = 0  # since it last was healthy
         self._started = 0.0
-        self._due = -math.inf  # when to start it; inf: never
+        self.due = -math.inf  # when to start it; inf: not at all, or it runs
 
     @property
     def running(self) -> bool:
@@ -179,7 +194,7 @@ class _Worker:
 
     def check(self, now: float) -> None:
         """Start it when it is due, notice that it ended, kill it on request."""
-        if self._process is None and now >= self._due:
+        if self._process is None and now >= self.due:
             self._start(now)
         elif self._process is not None and self.kill_reason:
             self._process.end()
@@ -191,19 +206,28 @@ class _Worker:
 
     def _start(self, now: float) -> None:
         restarts = self.state.restarts + (self.state.status == "restarting")
-        self._started, self.kill_reason = now, ""
+        self._started, self.kill_reason, self.due = now, "", math.inf
         try:
-            self._process = WorkerProcess(self._spec)
+            process = self._process = WorkerProcess(self._spec)
         except OSError as error:
             self.state = replace(self.state, restarts=restarts)
             self._ended(f"cannot be started: {error}", now, again=True)
         else:
-            self.state = replace(self.state, status="running", restarts=restarts, pid=self._process.pid)
+            self._change(status="running", restarts=restarts, pid=process.pid)
+            threading.Thread(target=self._await_end, args=(process,), name=self._spec.name, daemon=True).start()
+
+    def _await_end(self, process: WorkerProcess) -> None:
+        process.wait()
+        self._look()
+
+    def _change(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+        self._changed(self.state)
 
     def _ended(self, reason: str, now: float, again: bool) -> None:
         self._crashes = 1 if now - self._started >= self._delays.healthy else self._crashes + 1
-        self._due = now + self._delays.restart(self._crashes) if again else math.inf
-        self.state = replace(self.state, status="restarting" if again else "failed", reason=reason, pid=None)
+        self.due = now + self._delays.restart(self._crashes) if again else math.inf
+        self._change(status="restarting" if again else "failed", reason=reason, pid=None)
         logger.warning("%s: %s; %s", self._spec.name, reason, "it is started again" if again else "it stays down")
 
     def terminate(self) -> None:
@@ -215,7 +239,7 @@ class _Worker:
             self._process.end()
             self._process = None
         if self.state.status != "failed":  # whose reason stays
-            self.state = replace(self.state, status="stopped", pid=None)
+            self._change(status="stopped", pid=None)
 
 
 def _socket_directory() -> Path:
@@ -232,4 +256,4 @@ def wait_until(ready: Callable[[], bool], problem: Callable[[], str | None], tim
             raise EngineError(found)
         if time.monotonic() >= deadline:
             raise EngineError(f"{what}: not ready within {timeout:g} s")
-        time.sleep(POLL / 5)
+        time.sleep(POLL)

@@ -102,6 +102,11 @@ class WorkerProcess:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def wait(self) -> None:
+        """Until it has ended; any thread may wait."""
+        with suppress(ChildProcessError):  # `end` was first
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # leaves its code to `end`
+
     def terminate(self) -> None:
         self._process.terminate()
 
@@ -192,33 +197,29 @@ def heeded(numbers: Iterable[int]) -> list[int]:
 
 
 class Signals:
-    """SIGTERM, SIGINT, and SIGHUP, which tells of the parent's end. Once `wake` is set they call it, with `stopped`
-    true; before that they raise Stopped. A process without a supervisor takes only those that are `heeded`.
+    """SIGTERM, SIGINT, and SIGHUP, which tells of the parent's end. Once `stop` is set they call it; before that they
+    raise Stopped. A process without a supervisor takes only those that are `heeded`.
 
     Signals interrupt each other's handlers: a parent's end sends SIGHUP for each of its threads. So nothing here waits
     for a lock that the interrupted handler may hold."""
 
     def __init__(self) -> None:
-        self._stopped = False
-        self.received = 0
-        self.wake: Callable[[], None] | None = None
-
-    def stopped(self) -> bool:
-        return self._stopped
+        self.received = 0  # the last one
+        self.stop: Callable[[], None] | None = None
 
     def __enter__(self) -> Signals:
         all_three = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         numbers = all_three if supervised() else heeded(all_three)
-        self._before = {number: signal.signal(number, self._stop) for number in numbers}
+        self._before = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _stop(self, number: int, _: object) -> None:
-        first, self._stopped, self.received = not self._stopped, True, number
-        if self.wake is not None:
-            self.wake()
+    def _handle(self, number: int, _: object) -> None:
+        first, self.received = not self.received, number
+        if self.stop is not None:
+            self.stop()
         elif first:
             raise Stopped

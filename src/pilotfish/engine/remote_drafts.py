@@ -64,11 +64,12 @@ class RemoteDrafts:
         names = config.draft_pool if workers is None else workers.names
         self.pools = [DraftPool(name, str(i).encode()) for i, name in enumerate(names)]
         hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model, identity.added_tokens)
-        self.drafter = RemoteDrafter(hello, self.pools, self._post, RemoteOptions(config.wanted))
-        self._channel_thread = ChannelThread(self._channel, self.drafter.receive, self._tick)
+        self._channel_thread = ChannelThread(self._channel)
+        options = RemoteOptions(config.wanted)
+        self.drafter = RemoteDrafter(hello, self.pools, self._channel_thread.post, options, self._channel.problem)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        self._channel_thread.start()
+        self._channel_thread.start(self.drafter.receive, self.drafter.tick)
         try:
             self._wait_for_pools()
         except BaseException:
@@ -79,15 +80,6 @@ class RemoteDrafts:
         """Leave the pools. Idempotent."""
         self._channel_thread.close()
         sys.setswitchinterval(self._interval)
-
-    def _post(self, peer: bytes, frame: bytes) -> None:
-        self._channel_thread.post(peer, frame)
-
-    def _tick(self) -> None:
-        for pool in self.pools:
-            if (problem := self._channel.problem(pool.peer)) is not None:
-                self.drafter.disconnected(pool, problem)
-        self.drafter.tick()
 
     def _wait_for_pools(self) -> None:
         for pool in self.pools:

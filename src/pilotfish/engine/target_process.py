@@ -57,8 +57,8 @@ def run_target(config: EngineConfig, endpoint: str, signals: Signals, workers: D
     channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
     with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, workers=workers) as engine:
         service = TargetService(engine, channel)
-        heartbeat.step, signals.wake = service.step_seconds, channel.wake
-        service.run(signals.stopped)
+        heartbeat.step, signals.stop = service.step_seconds, service.stop
+        service.run()
 
 
 class TargetService:
@@ -71,6 +71,7 @@ class TargetService:
         self._clock = clock
         self._encoder = msgspec.msgpack.Encoder()
         self._samples: dict[int, list[Sample]] = {}  # by the request's id
+        self._stopping = False
         self._sequence = 0
         self._failures = 0
         self._told = -STATUS  # when the last Status was sent; less than 0 before the first one
@@ -78,8 +79,9 @@ class TargetService:
         self._began: float | None = None  # start of the present step; None between steps
         self._stepped: float | None = None  # end of the last step, if no wait followed it
 
-    def run(self, stopped: Callable[[], bool]) -> None:
-        while not stopped():
+    def run(self) -> None:
+        """Until `stop`."""
+        while not self._stopping:
             for received in self._channel.receive(0.0 if self._engine.busy else self._pause()):
                 self._take(received)
             stepped = self._engine.busy
@@ -94,6 +96,11 @@ class TargetService:
             if idle and self._clock() - self._checked >= CHECK:
                 self._check_slots()
         self._check_slots()
+
+    def stop(self) -> None:
+        """From any thread, or a signal's handler."""
+        self._stopping = True
+        self._channel.wake()
 
     def step_seconds(self) -> float:
         """Seconds that the present step has lasted; 0 between steps. Any thread may call this."""

@@ -37,11 +37,13 @@ class RemoteDrafter:
         pools: Sequence[DraftPool],
         post: Callable[[Peer, bytes], None],
         options: RemoteOptions,
+        problem: Callable[[Peer], str | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`post` sends a frame; from any thread, without waiting."""
+        """`post` sends a frame; from any thread, without waiting. `problem` tells why a pool is not connected."""
         self.machine = TargetMachine(hello, pools, options)
         self._post = post
+        self._problem = problem
         self._clock = clock
         self._lock = threading.Lock()
 
@@ -81,14 +83,12 @@ class RemoteDrafter:
     # -- the channel's thread
 
     def tick(self) -> None:
-        """Called often: greets the pools now and then."""
+        """Called often: greets the pools now and then. One that is not connected need not be silent first."""
         with self._turn() as now:
+            for pool in self.machine.pools:
+                if (problem := self._problem(pool.peer)) is not None:
+                    pool.disconnected(problem)
             self.machine.tick(now)
-
-    def disconnected(self, pool: DraftPool, reason: str) -> None:
-        """Nobody is connected there: no need to wait for silence."""
-        with self._turn():
-            pool.disconnected(reason)
 
     def receive(self, received: Received) -> None:
         """A frame from a pool. It is decoded before the step loop has to wait."""

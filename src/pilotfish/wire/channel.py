@@ -127,19 +127,16 @@ class Loopback:
 class ChannelThread:
     """The thread that owns a channel: hands over the frames that arrive, and sends those that others post."""
 
-    def __init__(
-        self, channel: Channel, handle: Callable[[Received], None], tick: Callable[[], None], period: float = 0.1
-    ) -> None:
-        """On its thread: `handle` is called with every frame, `tick` about every `period` seconds or more often."""
+    def __init__(self, channel: Channel, period: float = 0.1) -> None:
         self._channel = channel
-        self._handle = handle
-        self._tick = tick
         self._period = period
         self._outbox: deque[tuple[Peer, bytes]] = deque()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="channel", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, handle: Callable[[Received], None], tick: Callable[[], None]) -> None:
+        """On the thread `handle` is called with every frame, `tick` every `period` seconds."""
+        self._thread = threading.Thread(target=self._run, args=(handle, tick), name="channel", daemon=True)
         self._thread.start()
 
     def post(self, peer: Peer, frame: bytes) -> None:
@@ -151,17 +148,20 @@ class ChannelThread:
         """Send what was posted, then end. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
-            if self._thread.ident is not None:
+            if self._thread is not None:
                 self._channel.wake()
                 self._thread.join()
             self._channel.close()
 
-    def _run(self) -> None:
+    def _run(self, handle: Callable[[Received], None], tick: Callable[[], None]) -> None:
+        due = time.monotonic()
         while not self._closing.is_set():
-            self._safely(self._tick)
-            for received in self._channel.receive(self._period):
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._period
+                _safely(tick)
+            for received in self._channel.receive(due - time.monotonic()):
                 self._send_posted()
-                self._safely(lambda received=received: self._handle(received))  # type: ignore[misc]
+                _safely(handle, received)
             self._send_posted()
         self._send_posted()
 
@@ -169,10 +169,10 @@ class ChannelThread:
         while self._outbox:
             self._channel.send(*self._outbox.popleft())
 
-    @staticmethod
-    def _safely(call: Callable[[], None]) -> None:
-        """A frame that breaks its handler must not end the thread for all others."""
-        try:
-            call()
-        except Exception:
-            logger.exception("a frame could not be handled")
+
+def _safely(call: Callable[..., None], *arguments: Received) -> None:
+    """A frame that breaks its handler must not end the thread for all others."""
+    try:
+        call(*arguments)
+    except Exception:
+        logger.exception("a frame could not be handled")
