@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,12 @@ from pilotfish.model.sampling import filtered, sample
 NUM_SEEDS = 200_000
 LENGTH = 3
 Path = tuple[int, ...]
-#: The tree below `prefix` for the i-th seed, and what commits tokens of it.
-Trees = Callable[[Path, int], TokenTree]
-Walks = list[tuple[TokenTree, Path, int]]  # a tree, the tokens before it, the number of a seed
-Rule = Callable[["World", Walks], list[list[int]]]
+Places = np.ndarray  # int64 [n], of seeds that are alike so far
+#: The trees below `prefix`, each with the seeds that have it.
+Trees = Callable[[Path, Places], list[tuple[TokenTree, Places]]]
+Walks = list[tuple[TokenTree, Path, Places]]  # a tree, the tokens before it, the seeds
+#: Tokens from the start after a step, each with the seeds that have committed them.
+Rule = Callable[["World", Walks], list[tuple[Path, Places]]]
 
 SEEDS = np.random.default_rng(2).integers(0, 1 << 64, NUM_SEEDS, dtype=np.uint64)
 
@@ -40,34 +43,42 @@ class World:
         self.draft = {p: x + torch.tensor(rng.normal(0, 0.7, (1, vocab))) for p, x in self.target.items()}
         self.target_probs = {p: reference_probs(x[0].numpy(), params) for p, x in self.target.items()}
         self.draft_probs = {p: reference_probs(x[0].numpy(), params) for p, x in self.draft.items()}
-        self.uniform = random.Random(vocab).random
+        self.uniform = np.random.default_rng(vocab).random
 
-    def _topk(self, logits: torch.Tensor, position: int, k: int, salt: int = 0) -> list[list[int]]:
-        """perturbed_topk for every seed, less the cost of 200,000 objects a call."""
+    def _topk(self, logits: torch.Tensor, position: int, k: int, salt: int = 0) -> np.ndarray:
+        """perturbed_topk for every seed, less the cost of 200,000 objects a call. [seeds, k]."""
         scores = filtered(logits, sampling_of([RowSampling(self.params, 0, 0)])).expand(len(self.seeds), -1)
         seeds = torch.from_numpy((self.seeds ^ np.uint64(salt)).view(np.int64))
         _, tokens = torch.ops.pilotfish.perturbed_topk(scores, seeds, torch.full_like(seeds, position), k)
-        return tokens.T.tolist() if k == 1 else tokens.tolist()
+        return np.asarray(tokens.numpy())
 
     @functools.cached_property
-    def sampled(self) -> dict[Path, list[int]]:
-        """The target's own token after every prefix, for every seed."""
-        return {p: self._topk(logits, len(p), 1)[0] for p, logits in self.target.items()}
+    def sampled(self) -> dict[Path, np.ndarray]:
+        """The target's own token after every prefix, for every seed. [seeds] each."""
+        return {p: self._topk(logits, len(p), 1)[:, 0] for p, logits in self.target.items()}
 
     @functools.cached_property
-    def fresh(self) -> dict[Path, list[int]]:
+    def fresh(self) -> dict[Path, np.ndarray]:
         """The same with other noise, for the wrong rules."""
-        return {p: self._topk(logits, len(p), 1, salt=1)[0] for p, logits in self.target.items()}
+        return {p: self._topk(logits, len(p), 1, salt=1)[:, 0] for p, logits in self.target.items()}
 
     @functools.cached_property
-    def guessed(self) -> dict[Path, list[list[int]]]:
-        """The draft's mirror: its best tokens under the shared noise, for every seed."""
+    def guessed(self) -> dict[Path, np.ndarray]:
+        """The draft's mirror: its best tokens under the shared noise, for every seed. [seeds, 2] each."""
         return {p: self._topk(logits, len(p), 2) for p, logits in self.draft.items() if len(p) < LENGTH - 1}
 
     def chances(self) -> np.ndarray:
         """Probability of every output. [vocab ** LENGTH]."""
         every = itertools.product(range(self.vocab), repeat=LENGTH)
         return np.array([np.prod([self.target_probs[o[:i]][o[i]] for i in range(LENGTH)]) for o in every])
+
+
+def alike(rows: np.ndarray, seeds: Places) -> Iterator[tuple[Path, Places]]:
+    """Each row of tokens that occurs, with the seeds that have it. `rows` is [seeds, columns]."""
+    keys = np.ascontiguousarray(rows, np.uint8).view((np.void, rows.shape[1]))[:, 0]
+    _, first, which, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    parts = np.split(seeds[np.argsort(which, kind="stable")], np.cumsum(counts))[:-1]
+    return zip(map(tuple, rows[first].tolist()), parts, strict=True)
 
 
 # -- trees
@@ -80,7 +91,7 @@ def random_trees(world: World) -> Trees:
         p: [_cut(random_tree(rng, world.vocab, size), LENGTH - 1 - len(p)) for size in (0, 1, 2, 4, 6, 9, 14, 30)]
         for p in world.target
     }
-    return lambda prefix, i: made[prefix][i % 8]
+    return lambda prefix, seeds: [(tree, seeds[seeds % 8 == i]) for i, tree in enumerate(made[prefix])]
 
 
 def _cut(tree: TokenTree, depth: int) -> TokenTree:
@@ -90,65 +101,70 @@ def _cut(tree: TokenTree, depth: int) -> TokenTree:
 def mirror_trees(world: World, widths: tuple[int, ...]) -> Trees:
     """Trees from the noise: `widths[d]` children at depth d, the draft's best for each seed."""
 
-    def trees(prefix: Path, i: int) -> TokenTree:
-        return build(tuple(level(prefix, i, 0)))
+    def trees(prefix: Path, seeds: Places) -> list[tuple[TokenTree, Places]]:
+        return [(build(levels), part) for levels, part in grown(prefix, (((),),), seeds)]
 
-    def level(prefix: Path, i: int, depth: int) -> Iterator[tuple[int, tuple[object, ...]]]:
-        if depth < len(widths) and len(prefix) < LENGTH - 1:
-            for token in world.guessed[prefix][i][: widths[depth]]:
-                yield token, tuple(level((*prefix, token), i, depth + 1))
+    def grown(prefix: Path, levels: tuple[tuple[Path, ...], ...], seeds: Places) -> Iterator[tuple[Any, Places]]:
+        depth, leaves = len(levels) - 1, levels[-1]
+        if depth == len(widths) or len(prefix) + depth == LENGTH - 1:
+            yield levels, seeds
+            return
+        guesses = [world.guessed[(*prefix, *leaf)][seeds, : widths[depth]] for leaf in leaves]
+        for row, part in alike(np.hstack(guesses), seeds):
+            below = tuple((*leaves[i // widths[depth]], token) for i, token in enumerate(row))
+            yield from grown(prefix, (*levels, below), part)
 
     return trees
 
 
 @functools.cache
-def build(children: tuple[object, ...]) -> TokenTree:
-    """The tree of nested (token, children)."""
-    tree = TreeBuilder()
-
-    def grow(parent: int, below: tuple[object, ...]) -> None:
-        for token, more in below:  # type: ignore[misc]
-            grow(tree.add(parent, token, -1.0), more)
-
-    grow(ROOT, children)
+def build(levels: tuple[tuple[Path, ...], ...]) -> TokenTree:
+    """The tree of these paths, from below the root."""
+    tree, nodes = TreeBuilder(), {(): ROOT}
+    for path in itertools.chain.from_iterable(levels[1:]):
+        nodes[path] = tree.add(nodes[path[:-1]], path[-1], -1.0)
     return tree.tree()
 
 
 # -- rules
 
 
-def lossless(world: World, walks: Walks) -> list[list[int]]:
-    """The engine's own walk."""
-    sampled = [world.sampled[path][i] for tree, prefix, i in walks for path in paths(tree, prefix)]
-    return [verdict.tokens for verdict in walk(Forest.of([tree for tree, *_ in walks]), np.array(sampled, np.int64))]
+def lossless(world: World, walks: Walks) -> list[tuple[Path, Places]]:
+    """The engine's own walk; once for all seeds that have the same tree and draw the same tokens at its nodes."""
+    drawn = [(tree, prefix, *each) for tree, prefix, seeds in walks for each in draws(world, tree, prefix, seeds)]
+    sampled = [token for _, _, tokens, _ in drawn for token in tokens]
+    verdicts = walk(Forest.of([tree for tree, *_ in drawn]), np.array(sampled, np.int64))
+    return [((*prefix, *v.tokens), seeds) for v, (_, prefix, _, seeds) in zip(verdicts, drawn, strict=True)]
 
 
-def fresh_bonus(world: World, walks: Walks) -> list[list[int]]:
+def draws(world: World, tree: TokenTree, prefix: Path, seeds: Places) -> Iterator[tuple[Path, Places]]:
+    return alike(np.stack([world.sampled[path][seeds] for path in paths(tree, prefix)], axis=1), seeds)
+
+
+def fresh_bonus(world: World, walks: Walks) -> list[tuple[Path, Places]]:
     """WRONG: where no child is hit the bonus is drawn anew, as if nothing had been rejected."""
-    right = zip(lossless(world, walks), walks, strict=True)
-    return [[*path, world.fresh[(*prefix, *path)][i]] for (*path, _), (_, prefix, i) in right]
+    return [each for (*path, _), seeds in lossless(world, walks) for each in drawn_anew(world, tuple(path), seeds)]
 
 
-def accept_by_ratio(world: World, walks: Walks) -> list[list[int]]:
+def drawn_anew(world: World, path: Path, seeds: Places) -> list[tuple[Path, Places]]:
+    return [((*path, *token), part) for token, part in alike(world.fresh[path][seeds, None], seeds)]
+
+
+def accept_by_ratio(world: World, walks: Walks) -> list[tuple[Path, Places]]:
     """WRONG: p / q acceptance of children that were not drawn from q."""
-    return [_accepted_by_ratio(world, *each) for each in walks]
+    return [each for tree, prefix, seeds in walks for each in _accepted_by_ratio(world, tree, ROOT, prefix, seeds)]
 
 
-def _accepted_by_ratio(world: World, tree: TokenTree, prefix: Path, i: int) -> list[int]:
-    node, path = ROOT, prefix
-    while children := children_of(tree, node):
-        ratios = world.target_probs[path] / np.maximum(world.draft_probs[path], 1e-12)
-        child = next((c for c, token in children if world.uniform() < ratios[token]), None)
-        if child is None:
-            break
-        node, path = child, (*path, int(tree.tokens[child]))
-    return [*path[len(prefix) :], world.fresh[path][i]]
-
-
-@functools.cache
-def children_of(tree: TokenTree, node: int) -> list[tuple[int, int]]:
-    """Index and token of each."""
-    return [(c, int(tree.tokens[c])) for c in np.flatnonzero(tree.parents == node).tolist()]
+def _accepted_by_ratio(
+    world: World, tree: TokenTree, node: int, path: Path, seeds: Places
+) -> Iterator[tuple[Path, Places]]:
+    ratios = world.target_probs[path] / np.maximum(world.draft_probs[path], 1e-12)
+    for child in np.flatnonzero(tree.parents == node).tolist():
+        token = int(tree.tokens[child])
+        accepted = world.uniform(len(seeds)) < ratios[token]
+        yield from _accepted_by_ratio(world, tree, child, (*path, token), seeds[accepted])
+        seeds = seeds[~accepted]
+    yield from drawn_anew(world, path, seeds)
 
 
 @functools.cache
@@ -160,17 +176,23 @@ def paths(tree: TokenTree, prefix: Path) -> list[Path]:
 # -- the test
 
 
-def outputs(world: World, trees: Trees, rule: Rule) -> list[int]:
-    """Each seed's tokens, as one number in base `vocab`."""
-    found: list[Path] = [()] * len(world.seeds)
-    while unfinished := [i for i, prefix in enumerate(found) if len(prefix) < LENGTH]:
-        walks = [(trees(found[i], i), found[i], i) for i in unfinished]
-        for i, tokens in zip(unfinished, rule(world, walks), strict=True):
-            found[i] = (*found[i], *tokens)[:LENGTH]
-    return [functools.reduce(lambda number, token: number * world.vocab + token, prefix) for prefix in found]
+def outputs(world: World, trees: Trees, rule: Rule) -> np.ndarray:
+    """Each seed's tokens, as one number in base `vocab`. [seeds]."""
+    found = np.zeros(len(world.seeds), np.int64)
+    unfinished: dict[Path, Places] = {(): np.arange(len(found))}
+    while unfinished:
+        walks = [(tree, p, part) for p, seeds in unfinished.items() for tree, part in trees(p, seeds) if len(part)]
+        after: defaultdict[Path, list[Places]] = defaultdict(list)
+        for path, seeds in rule(world, walks):
+            after[path[:LENGTH]].append(seeds)
+        merged = {path: np.concatenate(parts) for path, parts in after.items()}
+        for path in [path for path in merged if len(path) == LENGTH]:
+            found[merged.pop(path)] = functools.reduce(lambda number, token: number * world.vocab + token, path)
+        unfinished = merged
+    return found
 
 
-def p_value(found: list[int], chances: np.ndarray) -> float:
+def p_value(found: np.ndarray, chances: np.ndarray) -> float:
     """Chi-square of outputs against chances; 0 if an impossible output occurred. Rare outputs share a cell."""
     observed, expected = np.bincount(found, minlength=len(chances)), chances * len(found)
     if observed[expected == 0].any():
@@ -212,8 +234,8 @@ def test_every_tree_gives_the_same_tokens() -> None:
     """Stronger than the distribution: seed by seed."""
     world = World(6, SamplingParams(temperature=0.9), SEEDS[:5_000])
     alone = outputs(world, mirror_trees(world, ()), lossless)
-    assert outputs(world, random_trees(world), lossless) == alone
-    assert outputs(world, mirror_trees(world, (2, 2)), lossless) == alone
+    assert (outputs(world, random_trees(world), lossless) == alone).all()
+    assert (outputs(world, mirror_trees(world, (2, 2)), lossless) == alone).all()
 
 
 def test_the_batched_tokens_are_those_of_sample() -> None:
@@ -222,7 +244,7 @@ def test_the_batched_tokens_are_those_of_sample() -> None:
         world = World(vocab, params, SEEDS[:300])
         for prefix in list(world.target)[:8]:
             rows = [RowSampling(params, int(seed), len(prefix)) for seed in world.seeds]
-            assert sample(world.target[prefix].expand(300, -1), sampling_of(rows)) == world.sampled[prefix]
+            assert sample(world.target[prefix].expand(300, -1), sampling_of(rows)) == world.sampled[prefix].tolist()
 
 
 def test_mirrored_guesses_are_worth_making() -> None:
