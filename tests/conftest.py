@@ -23,6 +23,18 @@ settings.register_profile("pilotfish", deadline=None, derandomize=True, database
 settings.load_profile("pilotfish")
 
 
+#: Fixtures of a session that are live servers.
+SERVERS = ("fleet", "synchronous", "server")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the processes of `make test`, one runs all tests that share a server, and one all others of a file."""
+    for item in items:
+        used: list[str] = getattr(item, "fixturenames", [])
+        group = next((name for name in SERVERS if name in used), item.nodeid.split("::")[0])
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Each test begins and ends with one thread, whatever an engine in it has set."""

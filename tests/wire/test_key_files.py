@@ -20,7 +20,14 @@ from pilotfish.wire.curve_keys import (
     write_key_pair,
 )
 
-ONE, TWO = new_key_pair(), new_key_pair()
+
+def fixed_key_pair(character: str) -> KeyPair:
+    """The same in every process, for the names of tests."""
+    secret = 40 * character
+    return KeyPair(zmq.curve_public(secret.encode()).decode(), secret)
+
+
+ONE, TWO = fixed_key_pair("f"), fixed_key_pair("h")
 
 
 def key_file(path: Path, text: str) -> Path:
