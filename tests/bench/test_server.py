@@ -15,29 +15,15 @@ from typing import Any
 
 import msgspec
 import pytest
+import server_load
 from conftest import Measure
-from support import make_engine, write_tokenizer
-from transformers import AutoTokenizer
-
-from pilotfish.bench import http, load
-from pilotfish.bench.http import (
-    Answer,
-    Event,
-    Part,
-    delays_of,
-    post,
-    read,
-    result_of,
-    run_http,
-    run_start,
-    served_speed,
-)
-from pilotfish.bench.load import (
+from server_load import (
     HELD,
     KINDS,
     QUEUE,
     Asked,
     Known,
+    Load,
     Output,
     Tally,
     agrees,
@@ -50,6 +36,22 @@ from pilotfish.bench.load import (
     run_load,
     run_standstill,
     settled,
+)
+from support import make_engine, write_tokenizer
+from transformers import AutoTokenizer
+
+from pilotfish.bench import http
+from pilotfish.bench.http import (
+    Answer,
+    Event,
+    Part,
+    delays_of,
+    post,
+    read,
+    result_of,
+    run_http,
+    run_start,
+    served_speed,
 )
 from pilotfish.bench.programs import (
     Program,
@@ -82,7 +84,7 @@ def server(llama: Path) -> Iterator[Program]:
 
 @pytest.fixture(autouse=True)
 def _one_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (http, load):
+    for module in (http, server_load):
         monkeypatch.setattr(module, "start_server", lambda *_: nullcontext(request.getfixturevalue("server")))
 
 
@@ -114,32 +116,17 @@ def test_an_offline_engine_answers_rounds(config: EngineConfig, prompts: list[Pr
     assert result.tokens == 8 and result.seconds > 0 and all(result.texts)
 
 
-def test_load(measure: Measure) -> None:
-    """Memory need not be flat in a second, so the bench may say that it fails."""
-    sizes = {"requests": 12, "streams": 6, "seconds": 1.5, "max_tokens": 12, "aborts": 0.5}
-    results = measure(counted(run_load), "load", **sizes).results
+def test_load(config: EngineConfig, prompts: list[Prompt]) -> None:
+    """Memory need not be flat in a second, so it may say that it does not hold."""
+    results = run_load(config, Load(prompts, requests=12, streams=6, seconds=1.5, max_tokens=12, aborts=0.5))
     assert results["statuses"].keys() == {"200"} and results["unequal"] == results["failed"] == results["refused"] == 0
     assert results["aborted"] > 0 and {"n=2", "long prompt", "logprobs", "whole completion"} <= results["kinds"].keys()
     assert {row["process"] for row in results["memory"]} == {"api", "target"} and results["tokens_per_second"] > 0
     assert not any(results["held"].values()) and results["times_ms"][0]["count"] > 0
 
 
-def counted(bench: Any) -> Any:
-    """A bench whose parts are seconds: as many as it takes."""
-
-    def run(options: Any, progress: Any) -> Any:
-        report = bench(options, progress)
-        assert abs(progress.total - progress.done) <= 3
-        progress.total = progress.done
-        return report
-
-    return run
-
-
-def test_standstill(measure: Measure) -> None:
-    report = measure(run_standstill, "standstill", streams=3, stops="1", max_tokens=200)
-    (stop,) = report.results["stops"]
-    assert not report.failed
+def test_standstill(config: EngineConfig, prompts: list[Prompt]) -> None:
+    (stop,) = run_standstill(config, prompts, [1.0], streams=3, max_tokens=200)
     assert (stop["streams"], stop["unequal"], stop["broken"], stop["restarts"]) == (3, 0, 0, 0)
 
 

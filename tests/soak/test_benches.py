@@ -55,22 +55,6 @@ def test_async_with_draft_workers(prompts: Path) -> None:
     assert all(row["equal_outputs"] == 1 for row in report["speeds"])
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_loaded_server_answers_as_an_idle_one(prompts: Path, mode: str) -> None:
-    """Memory is judged by longer runs."""
-    sizes = ("--seconds", "30", "--streams", "16", "--requests", "48", "--max-tokens", "48")
-    arguments = ["load", "--pair=pycode", f"--prompts={prompts}", "--json", "--mode", mode, *sizes]
-    report = json.loads(CliRunner().invoke(app, arguments).stdout)
-    assert report["statuses"].keys() == {"200"} and report["unequal"] == report["failed"] == report["refused"] == 0
-    assert report["aborted"] > 0 and not any(report["held"].values())
-
-
-@pytest.mark.parametrize("mode", ["off", "async"])
-def test_a_target_that_stands_still(prompts: Path, mode: str) -> None:
-    report = invoke("standstill", prompts, "--mode", mode, "--streams", "4", "--stops", "1,5", "--max-tokens", "768")
-    assert [stop["told_after"] is None for stop in report["stops"]] == [True, False]
-
-
 def test_a_pool_is_shared_by_weights_and_survived(prompts: Path) -> None:
     sizes = ("--seconds", "2", "--repeats", "2", "--streams", "8", "--max-tokens", "256", "--weights", "3,1")
     report = invoke("sharing", prompts, *sizes)

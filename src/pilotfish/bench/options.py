@@ -58,10 +58,6 @@ class BenchOptions:
     paces: Annotated[str, option("Emulated devices, joined by a space; none: unpaced.", names=("--pace",))] = (
         "target=20ms none"
     )
-    requests: Annotated[int, option("Distinct ones, each run alone first.", 1, MANY)] = 96
-    aborts: Annotated[float, option("Share of streams that clients break off.", 0, 1)] = 0.15
-    stops: Annotated[str, option("Seconds that the target is stopped for, separated by commas.")] = "1,5,13"
-    target_timeout: Annotated[float, option("Of the server.", 1, 86400)] = 30.0
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def models(self) -> PairDirs:
@@ -128,7 +124,6 @@ SERVER = (*PROMPTS, "mode", "threads", "budget", "kv_slots")
 ROUNDS = "concurrencies temperature batches repeats"
 ASYNC = "concurrencies pace sync nodes leaves drafter repeats"
 ON_SERVER: dict[str, Any] = {"dtype": "float32", "kv_slots": 65536}
-STREAMS_16 = {**ON_SERVER, "streams": 16}
 UP_TO_32 = "1,2,4,8,16,32"
 
 
@@ -149,8 +144,6 @@ BENCHES = {
     "sharing": bench("sharing.run_sharing", POOLS, "weights streams seconds repeats", pace=PACE, streams=8),
     "stall": bench("pools.run_stall", POOLS, "pause streams seconds repeats", pace=PACE),
     "http": bench("http.run_http", SERVER, f"paces {ROUNDS}", **ON_SERVER, concurrencies="1,32", repeats=5),
-    "load": bench("load.run_load", SERVER, "seconds streams requests aborts", **ON_SERVER, seconds=300.0, streams=64),
-    "standstill": bench("load.run_standstill", SERVER, "streams stops target_timeout", timed=False, **STREAMS_16),
     "start": bench("http.run_start", MODELS, "mode repeats", timed=False, mode="async", repeats=5),
     "memory": bench("forwards.run_memory", MODELS, "quantization kv_slots max_requests", timed=False, kv_slots=16384),
     "steps": bench("steps.run_steps", RANDOM, "threads quantization repeats", threads=2, repeats=20),
@@ -171,10 +164,6 @@ HELP = {
     "killed.",
     "stall": "The target's steps before, while and after its draft stands still (SIGSTOP).",
     "http": "Tokens per second through HTTP beside the offline engine, and the time from verify's end to the socket.",
-    "load": "Requests of many kinds at a time, against the same ones alone; memory, and what is held afterwards. Exit "
-    "1 if anything is not as it should be.",
-    "standstill": "Stop the target's process under open streams and let it go on. Exit 1 if an output changed or a "
-    "stream broke off below the target's timeout.",
     "start": "Seconds until a server serves, and what its processes take then.",
     "memory": "The memory plan against what the process takes when rows and slots are all in use. CPU.",
     "steps": "What a step costs on the CPU beside the reading of its weights, kernel by kernel, with random weights.",

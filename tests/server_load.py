@@ -22,10 +22,10 @@ import numpy as np
 import uvloop
 
 from pilotfish.bench.http import COMPLETIONS, Answer, post
-from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import Program, memory_bytes, metrics_of, start_server
-from pilotfish.bench.report import MEBIBYTE, ProgressBar, Report, Row, percentile
-from pilotfish.bench.workload import Prompt, parse_numbers
+from pilotfish.bench.report import MEBIBYTE, Row, percentile
+from pilotfish.bench.workload import Prompt
+from pilotfish.config import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.model.loader import load_config
 from pilotfish.model.metadata import load_tokenizer
@@ -165,7 +165,7 @@ def agrees(answer: Answer, expected: dict[int, Output]) -> bool:
     return all(index in expected and output.begins(expected[index]) for index, output in found.items())
 
 
-async def alone(url: str, asked: Sequence[Asked], progress: ProgressBar) -> list[Known]:
+async def alone(url: str, asked: Sequence[Asked]) -> list[Known]:
     """Runs each request while no other runs."""
     known = []
     for one in asked:
@@ -173,7 +173,6 @@ async def alone(url: str, asked: Sequence[Asked], progress: ProgressBar) -> list
         if answer.status != 200 or not answer.ended:
             raise EngineError(f"server: {one.kind}: status {answer.status}: {answer.events[-1:]}")
         known.append(Known(one, outputs(answer), answer.size))
-        progress("each request alone")
     return known
 
 
@@ -214,22 +213,34 @@ class Tally:
         return self.unequal.total() + self.failed + self.statuses.total() - self.statuses["200"]
 
 
-def run_load(options: BenchOptions, progress: ProgressBar) -> Report:
-    config, progress.total = options.engine_config(), options.requests + int(options.seconds)
+@dataclass(frozen=True)
+class Load:
+    """Clients and their requests."""
+
+    prompts: Sequence[Prompt]
+    seconds: float = 300.0
+    streams: int = 64
+    requests: int = 96  # distinct ones, each run alone first
+    aborts: float = 0.15  # share of streams that clients break off
+    max_tokens: int = 96
+
+
+def run_load(config: EngineConfig, load: Load) -> Row:
+    """Figures of a server under load; `holds` says whether all was as it should be."""
     tokenizer, context = load_tokenizer(config.target), load_config(config.target).max_position_embeddings
-    asked = mixed(options.rows(), tokenizer, context, options.requests, options.max_tokens)
+    asked = mixed(load.prompts, tokenizer, context, load.requests, load.max_tokens)
     with start_server(config, QUEUE) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         url = server.told["url"]
-        known = runner.run(alone(url, asked, progress))
+        known = runner.run(alone(url, asked))
         before, began, tally = metrics_of(url)[GENERATED], time.monotonic(), Tally()
-        samples = runner.run(_loaded(server, options, known, tally, progress))
+        samples = runner.run(_loaded(server, load, known, tally))
         seconds = time.monotonic() - began
         held = settled(partial(metrics_of, url))
         tokens = metrics_of(url)[GENERATED] - before
     memory = [{"process": name, **memory_of(one)} for name, one in samples.items()]
     times = {"first token": tally.first, "between events": tally.between}
     holds = not tally.broken and all(row["flat"] for row in memory) and not any(held.values())
-    results = {
+    return {
         "kinds": dict(tally.kinds),
         "statuses": dict(tally.statuses),
         "unequal_kinds": dict(tally.unequal),
@@ -243,26 +254,23 @@ def run_load(options: BenchOptions, progress: ProgressBar) -> Report:
         "tokens_per_second": tokens / seconds,
         "holds": holds,
     }
-    return Report(results, failed=not holds)
 
 
 async def _loaded(
-    server: Program, options: BenchOptions, known: Sequence[Known], tally: Tally, progress: ProgressBar
+    server: Program, load: Load, known: Sequence[Known], tally: Tally
 ) -> dict[str, list[tuple[float, int]]]:
     """Runs the clients; returns samples of each process's memory."""
-    over, until = asyncio.Event(), time.monotonic() + options.seconds
-    sampling = asyncio.create_task(_sample(server.processes(), over, partial(progress, f"{options.streams} streams")))
+    over, until = asyncio.Event(), time.monotonic() + load.seconds
+    sampling = asyncio.create_task(_sample(server.processes(), over))
     try:
-        url, aborts = server.told["url"], options.aborts
-        await asyncio.gather(*(_client(url, aborts, known, tally, until, seed) for seed in range(options.streams)))
+        url = server.told["url"]
+        await asyncio.gather(*(_client(url, load.aborts, known, tally, until, seed) for seed in range(load.streams)))
     finally:
         over.set()
     return await sampling
 
 
-async def _sample(
-    processes: Mapping[str, int], over: asyncio.Event, done: Callable[[], None]
-) -> dict[str, list[tuple[float, int]]]:
+async def _sample(processes: Mapping[str, int], over: asyncio.Event) -> dict[str, list[tuple[float, int]]]:
     """Seconds and resident bytes of each process, once a second and at the end."""
     samples: dict[str, list[tuple[float, int]]] = {name: [] for name in processes}
     while True:
@@ -272,7 +280,6 @@ async def _sample(
             return samples
         with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), 1.0)
-        done()
 
 
 async def _client(url: str, aborts: float, known: Sequence[Known], tally: Tally, until: float, seed: int) -> None:
@@ -323,24 +330,26 @@ def quantiles(values: Sequence[float]) -> Row:
 # -- a target that stands still
 
 
-def run_standstill(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Below the target's timeout a stop may change nothing but the time."""
-    prompts, stops = options.rows(), [float(number) for number in parse_numbers("stops", options.stops)]
-    asked = [_endless(prompts[i % len(prompts)], i, options.max_tokens) for i in range(options.streams)]
-    progress.total, rows = len(asked) + len(stops), list[Row]()
-    server_options = [*QUEUE, f"--target-timeout={options.target_timeout}"]
+def run_standstill(
+    config: EngineConfig,
+    prompts: Sequence[Prompt],
+    stops: Sequence[float],
+    streams: int,
+    max_tokens: int,
+    target_timeout: float = 30.0,
+) -> list[Row]:
+    """Stop the target for each of `stops` seconds in turn, under open streams, and let it go on."""
+    asked = [_endless(prompts[i % len(prompts)], i, max_tokens) for i in range(streams)]
     with (
-        start_server(options.engine_config(), server_options) as server,
+        start_server(config, [*QUEUE, f"--target-timeout={target_timeout}"]) as server,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        known = runner.run(alone(server.told["url"], asked, progress))
-        for seconds in stops:
-            rows.append(runner.run(_stopped(server, known, seconds)))
-            progress(f"{seconds:g} s")
-    return Report({"stops": rows}, failed=not holds_below(rows, options.target_timeout))
+        known = runner.run(alone(server.told["url"], asked))
+        return [runner.run(_stopped(server, known, seconds)) for seconds in stops]
 
 
 def holds_below(stops: Sequence[Row], target_timeout: float) -> bool:
+    """Below the target's timeout a stop may change nothing but the time."""
     below = [stop for stop in stops if stop["seconds"] < target_timeout]
     return not any(stop["unequal"] or stop["broken"] or stop["restarts"] for stop in below)
 

@@ -1,0 +1,59 @@
+"""A server for as long as it takes. Longer than by default, and on other prompts:
+
+SOAK_SECONDS=300 SOAK_STREAMS=64 SOAK_PROMPTS=FILE.jsonl make soak
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from server_load import Load, holds_below, run_load, run_standstill
+from support import SNIPPETS
+
+from pilotfish.bench.report import Row
+from pilotfish.bench.workload import Prompt, load_prompts
+from pilotfish.config import EngineConfig, Mode
+from pilotfish.pairs import resolve_pair
+
+SECONDS, STREAMS = float(os.environ.get("SOAK_SECONDS", "30")), int(os.environ.get("SOAK_STREAMS", "16"))
+#: Seconds of load from which on the growth of a process's memory says something.
+WARMED_UP = 240.0
+
+
+@pytest.fixture
+def prompts() -> list[Prompt]:
+    if path := os.environ.get("SOAK_PROMPTS"):
+        return load_prompts(Path(path))
+    return [Prompt(f"own/{index}", text) for index, text in enumerate(SNIPPETS)]
+
+
+def config(mode: Mode) -> EngineConfig:
+    pair = resolve_pair("pycode")
+    draft = None if mode == "off" else pair.draft
+    return EngineConfig(target=pair.target, draft=draft, mode=mode, dtype="float32", kv_slots=65536)
+
+
+def show(row: Row) -> None:
+    print(json.dumps(row))  # noqa: T201  # pytest shows it with -s, and if the test fails
+
+
+@pytest.mark.parametrize("mode", ["off", "sync", "async"])
+def test_a_loaded_server_answers_as_an_idle_one(prompts: list[Prompt], mode: Mode) -> None:
+    load = Load(prompts, SECONDS, STREAMS, requests=6 * STREAMS if STREAMS < 16 else 96, max_tokens=96)
+    report = run_load(config(mode), load)
+    show(report)
+    assert report["statuses"].keys() == {"200"} and report["unequal"] == report["failed"] == report["refused"] == 0
+    assert report["aborted"] > 0 and not any(report["held"].values())
+    assert SECONDS < WARMED_UP or report["holds"]
+
+
+@pytest.mark.parametrize("mode", ["off", "sync", "async"])
+def test_a_target_that_stands_still(prompts: list[Prompt], mode: Mode) -> None:
+    stops = run_standstill(config(mode), prompts, [1.0, 5.0, 13.0], STREAMS, max_tokens=1024)
+    for stop in stops:
+        show(stop)
+    assert holds_below(stops, 30.0)
+    assert [stop["told_after"] is None for stop in stops] == [True, False, False]
