@@ -12,9 +12,8 @@ from server_traffic import POOL, delta, everything, facts, progress, serve_one, 
 
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
-from pilotfish.observe.families import MAX_TAGS, checked_tag
-from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.requests import RequestMeter
+from pilotfish.observe.metrics import MAX_TAGS, ServerMetrics
+from pilotfish.observe.requests import RequestMeter, checked_tag
 
 #: What the dashboards and benchmark clients of vLLM look up.
 VLLM_SAMPLES = {

@@ -10,11 +10,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from pilotfish.observe.families import OTHER, Families, Tags, Total, status_label
 from pilotfish.observe.requests import RequestRecord
-from pilotfish.observe.vllm_metrics import VllmMetrics
+from pilotfish.observe.vllm_metrics import Families, Total, VllmMetrics
 from pilotfish.wire.serving import Delta, PoolLoad, Status, StepReport
 
+#: Distinct tags of one server, whatever clients send; requests with further ones count as OTHER.
+MAX_TAGS = 32
+NO_TAG, OTHER = "none", "other"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 LENGTHS = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16)
@@ -93,7 +95,7 @@ class ServerMetrics:
 
     def http(self, route: str, method: str, status: int) -> None:
         """An HTTP answer; `route` is the route's pattern, never the path that a client sent."""
-        self._http(route, method if method in METHODS else OTHER, status_label(status)).inc()
+        self._http(route, method if method in METHODS else OTHER, f"{status // 100}xx").inc()
 
     def render(self, accept: str = "") -> Rendered:
         """All samples now, in OpenMetrics where the Accept header asks for it. Takes milliseconds; any thread may."""
@@ -155,6 +157,20 @@ class PoolMetrics:
                 gauge.labels(*self._labels, pool.name).set(value)
             for reason, count in pool.drops.items():
                 self._totals.setdefault((pool.name, reason), Total(self._drops(pool.name, reason))).set(count)
+
+
+class Tags:
+    """The first MAX_TAGS tags are labels of their own."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def label(self, tag: str | None) -> str:
+        if tag is None:
+            return NO_TAG
+        if len(self._known) < MAX_TAGS:
+            self._known.add(tag)
+        return tag if tag in self._known else OTHER
 
 
 class RequestMetrics:

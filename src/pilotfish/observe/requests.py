@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from pilotfish.config import Mode
 from pilotfish.core.request import FinishReason
+from pilotfish.errors import ParameterError
 from pilotfish.wire.serving import Delta, Verified
 
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 #: The API that a request came by.
 OutputKind: TypeAlias = Literal["completion", "chat"]
 
@@ -82,6 +85,14 @@ class RequestRecord:
     @property
     def _scheduled(self) -> float:
         return self.arrived + (self.queued or 0.0)
+
+
+def checked_tag(value: object, field: str = "metadata.tag") -> str:
+    """The tag of a request; `field` is where it came from, for the error's message."""
+    if isinstance(value, str) and _TAG.fullmatch(value):
+        return value
+    shown = value[:80] if isinstance(value, str) else value
+    raise ParameterError(field, shown, "1 to 64 letters, digits and _ . : / -, a letter or digit first")
 
 
 class RequestSink(Protocol):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pilotfish.core.request import FinishReason
-from pilotfish.observe.families import Families, Total
 from pilotfish.observe.requests import RequestRecord
 from pilotfish.wire.serving import Delta, Status, StepReport
 
@@ -19,6 +19,51 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 #: 1, 2, 5, 10, 20, 50 … up to a million.
 TOKENS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)] + [1_000_000]
 ENGINE = "0"
+
+
+class Families:
+    """Makes metric families of one registry (a process can hold several servers) whose samples all carry the same first
+    labels. `counters` and `histograms` give a function from the values of the further labels to a metric."""
+
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
+        self._registry = registry
+        self._names = tuple(labels)
+        self.values = tuple(labels.values())
+
+    def counter(self, name: str, documentation: str) -> Counter:
+        return self.counters(name, documentation)()
+
+    def counters(self, name: str, documentation: str, *labels: str) -> Callable[..., Counter]:
+        family = Counter(name, documentation, (*self._names, *labels), registry=self._registry)
+        return partial(family.labels, *self.values)
+
+    def gauge(self, name: str, documentation: str) -> Gauge:
+        return self.gauge_family(name, documentation).labels(*self.values)
+
+    def gauge_family(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(name, documentation, (*self._names, *labels), registry=self._registry)
+
+    def histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
+        return self.histograms(name, documentation, buckets)()
+
+    def histograms(
+        self, name: str, documentation: str, buckets: Sequence[float], *labels: str
+    ) -> Callable[..., Histogram]:
+        names = (*self._names, *labels)
+        family = Histogram(name, documentation, names, registry=self._registry, buckets=buckets)
+        return partial(family.labels, *self.values)
+
+
+class Total:
+    """Feeds a counter with a total that begins at 0 again when the process that counts does."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._last = 0
+
+    def set(self, total: int) -> None:
+        self._counter.inc(total - self._last if total >= self._last else total)
+        self._last = total
 
 
 class VllmMetrics:

@@ -22,9 +22,8 @@ from starlette.requests import Request
 
 from pilotfish.config import Mode, ServerConfig
 from pilotfish.errors import ParameterError
-from pilotfish.observe.families import checked_tag
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.requests import RequestFacts, RequestMeter
+from pilotfish.observe.requests import RequestFacts, RequestMeter, checked_tag
 from pilotfish.server.auth import Caller, Keyring
 from pilotfish.server.middleware import state_of
 from pilotfish.server.params import Generation
