@@ -104,6 +104,49 @@ def test_a_forward_that_fails_ends_its_requests_and_frees_all_slots() -> None:
     assert worker.scheduler.pool.num_free == SLOTS and len(worker.scheduler.waiting) == 2
 
 
+class FailsAtThird:
+    """A detector of stop strings."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def add(self, token: int) -> bool:  # noqa: ARG002
+        self.tokens += 1
+        if self.tokens == 3:
+            raise ZeroDivisionError
+        return False
+
+
+@pytest.mark.parametrize("broken", ["detector", "counts", "walk"])
+def test_a_commit_that_fails_ends_its_requests_and_frees_all_slots(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four requests the second cannot commit; two wait."""
+    closed: list[int] = []
+    drafter = RandomDrafter(VOCAB)
+    monkeypatch.setattr(drafter, "close", lambda request: closed.append(request.id))
+    worker = make_worker(drafter, VirtualClock())
+    requests = make_requests(6)
+    for request in requests:
+        worker.scheduler.add(request)
+    worker.step()
+    if broken == "detector":
+        requests[1]._stop_detector = FailsAtThird()
+    elif broken == "counts":
+        monkeypatch.setattr(requests[1].stats, "count", lambda *_: 1 / 0)
+        requests[1].stop_ids = frozenset(range(VOCAB))  # it has ended when its counts fail
+    else:
+        monkeypatch.setattr("pilotfish.core.scheduler.walk", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        while worker.scheduler.busy:
+            worker.step()
+    worker.scheduler.check()
+    assert requests[1].finish_reason is (FinishReason.STOP if broken == "counts" else FinishReason.ABORT)
+    assert {r.finish_reason for r in (requests[0], *requests[2:4])} == {FinishReason.ABORT}
+    assert worker.scheduler.pool.num_free == SLOTS and len(worker.scheduler.waiting) == 2
+    assert sorted(closed) == [0, 1, 2, 3]
+
+
 def test_a_slot_that_holds_another_token_is_found() -> None:
     model, slots = executor(VirtualClock()), np.arange(4, dtype=np.int32)
     model.execute([SequenceRows(0, [1, 2, 3, 4], slots, NO_NODES, [3])], NO_SAMPLING)

@@ -111,16 +111,15 @@ class Lookahead:
         nodes = self.nodes
         path = nodes.follow(tokens)
         hit = len(path) == len(tokens)
-        path_slots: list[int] = nodes.slots[path].tolist()
-        survives = hit and path_slots[-1] != NO_SLOT  # a node that was not expanded has nothing below it
-        if NO_SLOT in path_slots:
-            path_slots = path_slots[: path_slots.index(NO_SLOT)]
-        gone = nodes.slots != NO_SLOT
-        gone[path[: len(path_slots)]] = False
-        if survives:
-            gone &= ~nodes.below(path[-1])
-        self.nodes = nodes.rerooted(path[-1]) if survives else GrownTree.empty()
-        return RerootResult(hit, len(path), path_slots, nodes.slots[gone].tolist())
+        expanded = nodes.slots != NO_SLOT
+        path_slots: list[int] = nodes.slots[path][expanded[path]].tolist()  # only the last may lack one
+        expanded[path] = False
+        if hit and len(path_slots) == len(path):
+            below = nodes.below(path[-1])
+            self.nodes, freed = nodes.rerooted(path[-1], below), nodes.slots[expanded & ~below]
+        else:
+            self.nodes, freed = GrownTree.empty(), nodes.slots[expanded]
+        return RerootResult(hit, len(path), path_slots, freed.tolist())
 
     def drop(self) -> list[int]:
         """Forget every node; the slots that are free now."""

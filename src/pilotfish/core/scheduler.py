@@ -169,45 +169,49 @@ class Scheduler:
     def commit(self, step: Step, sampled: Ints, unscored: Collection[int] = ()) -> list[RequestCommit]:
         """Walk every tree; `sampled` [step.num_samples] holds the target's token after each root and each node, or
         NO_TOKEN. A request that gets no token at all for that reason ends with an error; so do those with ids in
-        `unscored`, whose prompts cannot be scored."""
-        verdicts = iter(walk(step.forest, sampled))
-        accepted = np.zeros(len(step.forest), np.bool_)
+        `unscored`, whose prompts cannot be scored. Whatever raises in here, the step's slots are free once its requests
+        are aborted."""
+        try:
+            walked = iter(walk(step.forest, sampled))
+        except BaseException:
+            self.cancel(step)
+            raise
+        verdicts = [next(walked) if samples else NO_VERDICT for samples in step.samples]
+        self._keep_slots(step, verdicts)
         commits = []
-        for chunk, samples, scored, slots in zip(step.chunks, step.samples, step.scored, step.slots, strict=True):
-            request, verdict = chunk.request, next(verdicts) if samples else NO_VERDICT
+        for chunk, samples, scored, verdict in zip(step.chunks, step.samples, step.scored, verdicts, strict=True):
+            request = chunk.request
             if request.id in unscored or (samples and not verdict.tokens):
-                self.pool.release(slots)
                 request.finish_reason = FinishReason.ERROR
                 commits.append(RequestCommit(request, nodes=verdict.nodes))
-            else:
-                path = verdict.path[: max(len(verdict.tokens) - 1, 0)]  # the last token's KV is not kept
-                accepted[path] = True
-                request.add_slots(np.concatenate((slots, step.node_slots[path])))
+            elif samples or scored:
                 request.num_scored = max(request.num_scored, scored.stop)
-                if samples or scored:
-                    commits.append(_extended(request, verdict, scored, step))
+                commits.append(_extended(request, verdict, scored, step))
             if request.finish_reason is not None:
                 self._retire(request)
-        self.pool.release(step.node_slots[~accepted])
         return commits
 
-    def cancel(self, step: Step) -> list[Request]:
-        """The forward of `step` failed: end its requests, free their slots and the step's; return them."""
+    def _keep_slots(self, step: Step, verdicts: Sequence[Verdict]) -> None:
+        """Requests take the slots of their chunks and of the paths accepted; those of other nodes are free."""
+        rejected = np.ones(len(step.forest), np.bool_)
+        for chunk, slots, verdict in zip(step.chunks, step.slots, verdicts, strict=True):
+            path = verdict.path[: max(len(verdict.tokens) - 1, 0)]  # the last token's KV is not kept
+            rejected[path] = False
+            chunk.request.add_slots(np.concatenate((slots, step.node_slots[path])))
+        self.pool.release(step.node_slots[rejected])
+
+    def cancel(self, step: Step) -> None:
+        """The forward of `step` failed: free its slots, which no request has taken. Its requests may go on."""
         for slots in (*step.slots, step.node_slots):
             self.pool.release(slots)
-        requests = [chunk.request for chunk in step.chunks]
-        for request in requests:
-            self.abort(request)
-        return requests
 
     def abort(self, request: Request) -> None:
-        """End a request between two steps and free all it held; one that has ended stays as it is."""
-        if request.finish_reason is not None:
-            return
-        request.finish_reason = FinishReason.ABORT
+        """End a request between two steps, or after one that failed, and free all it held; one that has ended stays as
+        it is."""
+        request.finish_reason = request.finish_reason or FinishReason.ABORT
         if request in self.waiting:
             self.waiting.remove(request)
-        else:
+        elif request in self.running:
             self._retire(request)
 
     def _retire(self, request: Request) -> None:

@@ -40,15 +40,16 @@ class SlotPool:
         self._owners[slots] += 1
 
     def release(self, slots: Slots | Sequence[int]) -> None:
-        """One owner less for each of these slots; EngineError for one that is free already."""
+        """One owner less for each of these slots; EngineError for one that is free already, or is here twice."""
         slots = np.asarray(slots, np.int32)
         if not len(slots):
             return
-        np.subtract.at(self._owners, slots, 1)
-        if (left := self._owners[slots]).min() < 0:
-            np.add.at(self._owners, slots, 1)
-            raise EngineError(f"slots: {int(slots[left.argmin()])} released twice")
-        freed = np.unique(slots[left == 0])
+        owners, every = self._owners[slots], slots.tolist()
+        if not owners.all() or len(set(every)) < len(every):
+            twice = next(slot for slot in every if not self._owners[slot] or every.count(slot) > 1)
+            raise EngineError(f"slots: {twice} released twice")
+        self._owners[slots] = owners - 1
+        freed = slots[owners == 1]
         self._free[self.num_free : self.num_free + len(freed)] = freed
         self.num_free += len(freed)
 

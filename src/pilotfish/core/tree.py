@@ -118,9 +118,9 @@ class TokenTree:
             jumps = jumps[jumps]
         return np.asarray(found[:-1])
 
-    def rerooted(self, root: int) -> Self:
-        """The nodes below `root`, as seen from there."""
-        tree = self.take(np.flatnonzero(self.below(root)))
+    def rerooted(self, root: int, below: NDArray[np.bool_] | None = None) -> Self:
+        """The nodes below `root`, as seen from there. `below` is `self.below(root)`, where it is known."""
+        tree = self.take(np.flatnonzero(self.below(root) if below is None else below))
         scores = np.minimum(tree.scores - self.scores[root], 0.0)
         return replace(tree, depths=tree.depths - self.depths[root], scores=scores)
 

@@ -66,8 +66,8 @@ class TargetWorker:
         self._ended = clock()
 
     def step(self) -> list[RequestCommit]:
-        """One forward over every running request; what it committed. A forward that fails ends the requests that were
-        in it, frees all they held, and raises."""
+        """One forward over every running request; what it committed. A forward or commit that fails ends the requests
+        that were in it, frees all they held, and raises."""
         began = self._clock()
         chunks = self._plan()
         load = StepLoad(sum(chunk.complete for chunk in chunks), sum(chunk.count for chunk in chunks))
@@ -98,21 +98,24 @@ class TargetWorker:
         try:
             return self.executor.execute(step.rows(), step.sampling())
         except BaseException:  # an interrupt too
-            for request in self.scheduler.cancel(step):
-                self.drafter.close(request)
+            self.scheduler.cancel(step)
+            self._abort_all(step)
             raise
 
     def _commit(self, step: Step, outcome: Outcome) -> list[RequestCommit]:
-        scoring, broken = step.scoring_rows(), set(outcome.broken)
-        unscored = {request for request, rows in scoring.items() if not broken.isdisjoint(rows)}
-        commits = self.scheduler.commit(step, outcome.tokens, unscored)
         try:
+            scoring, broken = step.scoring_rows(), set(outcome.broken)
+            unscored = {request for request, rows in scoring.items() if not broken.isdisjoint(rows)}
+            commits = self.scheduler.commit(step, outcome.tokens, unscored)
             return [_with_logprobs(commit, step.sample_rows, scoring, outcome) for commit in commits]
         except BaseException:
-            for chunk in step.chunks:
-                self.scheduler.abort(chunk.request)
-                self.drafter.close(chunk.request)
+            self._abort_all(step)
             raise
+
+    def _abort_all(self, step: Step) -> None:
+        for chunk in step.chunks:
+            self.scheduler.abort(chunk.request)
+            self.drafter.close(chunk.request)
 
     def abort(self, request: Request) -> None:
         """End a request between two steps; all it held is free when this returns."""
