@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
-from tokenizers.pre_tokenizers import ByteLevel
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
@@ -57,10 +57,9 @@ class AnswerFormat:
 
     def whole(self) -> BaseAnswer:
         """The answer, once all outputs have finished."""
-        first, choices = self.outputs[0], [self.choice(output) for output in self.outputs]
-        return self.answer(
-            **self.head, choices=choices, seed=self.seed(first), usage=self.usage(), metrics=self.metrics()
-        )
+        choices = [self.choice(output) for output in self.outputs]
+        seed = self.seed(self.outputs[0])
+        return self.answer(**self.head, choices=choices, seed=seed, usage=self.usage(), metrics=self.metrics())
 
     def choice(self, output: OutputBuffer) -> Struct:
         raise NotImplementedError
@@ -122,11 +121,15 @@ class AnswerFormat:
             return UNSET
         return str(output.seed) if isinstance(self.body.seed, str) else output.seed
 
-    def choice_seed(self, output: OutputBuffer) -> int | str | UnsetType:
-        return self.seed(output) if len(self.outputs) > 1 else UNSET
-
-    def token_ids(self, output: OutputBuffer) -> list[int] | UnsetType:
-        return output.token_ids if self.body.return_token_ids else UNSET
+    def outcome(self, output: OutputBuffer) -> dict[str, Any]:
+        """Fields that all choices have."""
+        return {
+            "index": output.index,
+            "finish_reason": output.reason,
+            "stop_reason": output.stop,
+            "token_ids": output.token_ids if self.body.return_token_ids else UNSET,
+            "seed": self.seed(output) if len(self.outputs) > 1 else UNSET,
+        }
 
     def prompt_token_ids(self, output: OutputBuffer) -> list[int] | UnsetType:
         return output.prompt.tokens if self.body.return_token_ids and not output.begun else UNSET
@@ -153,15 +156,11 @@ class TextFormat(AnswerFormat):
     def choice(self, output: OutputBuffer) -> responses.TextChoice:
         text = "".join(output.text)
         return responses.TextChoice(
-            index=output.index,
+            **self.outcome(output),
             text=text if output.begun else self._echo(output) + text,
             logprobs=self._logprobs(output),
-            finish_reason=output.reason,
-            stop_reason=output.stop,
             prompt_logprobs=self.prompt_logprobs(output),
             prompt_token_ids=self.prompt_token_ids(output),
-            token_ids=self.token_ids(output),
-            seed=self.choice_seed(output),
         )
 
     def _echo(self, output: OutputBuffer) -> str:
@@ -202,34 +201,24 @@ class ChatFormat(AnswerFormat):
         return replace(super().whole(), prompt_logprobs=prompt_logprobs, prompt_token_ids=token_ids)
 
     def choice(self, output: OutputBuffer) -> responses.ChatChoice:
-        return responses.ChatChoice(
-            index=output.index,
-            message=responses.ChatMessage("assistant", self.echoed + "".join(output.text)),
-            logprobs=self._logprobs(output),
-            finish_reason=output.reason,
-            stop_reason=output.stop,
-            token_ids=self.token_ids(output),
-            seed=self.choice_seed(output),
-        )
+        message = responses.ChatMessage("assistant", self.echoed + "".join(output.text))
+        return responses.ChatChoice(**self.outcome(output), message=message, logprobs=self._logprobs(output))
 
     def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
         """The first event of an output says who speaks, and repeats what is echoed."""
         opening = [] if output.begun else [self._opening(output)]
         output.begun = True
-        delta, logprobs, ids = (
-            responses.ChatDelta(content="".join(output.text)),
-            self._logprobs(output),
-            self.token_ids(output),
-        )
-        choice = responses.ChatChunkChoice(output.index, delta, logprobs, output.reason, output.stop, ids)
+        delta = responses.ChatDelta(content="".join(output.text))
+        choice = responses.ChatChunkChoice(**self.outcome(output), delta=delta, logprobs=self._logprobs(output))
         return [*opening, self.event(output, choice)]
 
     def _opening(self, output: OutputBuffer) -> BaseAnswer:
-        delta, first = responses.ChatDelta(role="assistant", content=self.echoed), output.index == 0
+        delta, seed = responses.ChatDelta(role="assistant", content=self.echoed), self.seed(output)
+        first, several = output.index == 0, len(self.outputs) > 1
         return responses.ChatChunk(
             **self.head,
-            choices=[responses.ChatChunkChoice(output.index, delta, None, None, seed=self.choice_seed(output))],
-            seed=self.seed(output) if first else UNSET,
+            choices=[responses.ChatChunkChoice(output.index, delta, None, None, seed=seed if several else UNSET)],
+            seed=seed if first else UNSET,
             usage=self.event_usage(),
             prompt_logprobs=self.prompt_logprobs(output),
             prompt_token_ids=self.prompt_token_ids(output) if first else UNSET,
@@ -301,10 +290,11 @@ def _prompt_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[int, respon
 def token_text(tokenizer: Any) -> TokenNames:
     """Names tokens by their text. As OpenAI does, bytes that are no text alone are written bytes:\\xe2\\x98."""
     decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {}
-    table = _byte_level() if '"ByteLevel"' in json.dumps(decoder) else None
+    byte_level = '"ByteLevel"' in json.dumps(decoder)
+    table = {character: byte for byte, character in bytes_to_unicode().items()}  # GPT-2's
 
     def bytes_of(piece: str) -> bytes:
-        if table is not None:
+        if byte_level:
             inside = all(character in table for character in piece)
             return bytes(table[character] for character in piece) if inside else piece.encode()
         if byte := _BYTE.fullmatch(piece):
@@ -320,13 +310,3 @@ def token_text(tokenizer: Any) -> TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
 
     return name
-
-
-def _byte_level() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (GPT-2's table): printable bytes stand for
-    themselves, the others, in order, for the characters from 256 on."""
-    characters = sorted(ByteLevel.alphabet())
-    own = {character: ord(character) for character in characters if ord(character) < 256}
-    others = sorted(set(range(256)) - set(own.values()))
-    moved = [character for character in characters if ord(character) >= 256]
-    return own | dict(zip(moved, others, strict=True))

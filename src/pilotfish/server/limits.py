@@ -25,7 +25,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestMeter, checked_tag
 from pilotfish.server.auth import Caller, Keyring
-from pilotfish.server.middleware import state_of
+from pilotfish.server.http import state_of
 from pilotfish.server.params import Generation
 from pilotfish.server.requests import ChatRequest
 from pilotfish.server.responses import HttpError, retry_after

@@ -31,8 +31,8 @@ from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.logs import LogFormat
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
+from pilotfish.server.http import connection_protocol
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.protocol import connection_protocol
 from pilotfish.server.routes import VERSION, make_app
 
 if TYPE_CHECKING:

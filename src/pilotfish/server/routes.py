@@ -10,20 +10,19 @@ import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from pilotfish.config import ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine
@@ -32,53 +31,23 @@ from pilotfish.logs import log_prompt, prompts_are_logged
 from pilotfish.server import params, requests, responses
 from pilotfish.server.auth import Caller
 from pilotfish.server.formats import ChatFormat, TextFormat, TokenNames, token_text
+from pilotfish.server.http import ROUTE_PATH, RequestMiddleware, on_routing_error, state_of
 from pilotfish.server.limits import RequestGuard
-from pilotfish.server.middleware import ROUTE_PATH, RequestMiddleware, on_routing_error, state_of
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import GenerationRequest
-from pilotfish.server.responses import ErrorBody, HttpError, bad, bad_request, encode, short
+from pilotfish.server.responses import HttpError, bad, bad_request, encode, short
+from pilotfish.server.schemas import Body, Operation, openapi, read_body
 from pilotfish.server.stream import GenerationResponse, GenerationStream
-from pilotfish.server.validation import Body, read_body
 from pilotfish.wire.serving import Identity
 
 Handler = Callable[["Api", Request], Awaitable[Response]]
 VERSION = version("pilotfish")
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A method of `Api` with its route, and the types of its bodies."""
-
-    handler: Handler
-    path: str
-    answer: type[Struct]
-    body: type[Struct] | None = None
-    event: type[Struct] | None = None  # of a stream
-    unavailable: type[Struct] = ErrorBody  # status 503
-
-    @property
-    def method(self) -> str:
-        return "POST" if self.body else "GET"
-
-    @property
-    def tag(self) -> str:
-        return "generation" if self.event else "text" if self.body else "server"
-
-    @property
-    def failures(self) -> tuple[int, ...]:
-        if self.body is not None:
-            return 400, 401, 404, 408, 413, 415, 429, 500, 503, 504
-        if self.path.startswith("/v1/"):
-            return 401, 404, 429, 503
-        return () if self.unavailable is ErrorBody else (503,)
-
-
 OPERATIONS: dict[str, Operation] = {}
 
 
 def operation(path: str, *types: type[Struct], **others: type[Struct]) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
-        OPERATIONS[handler.__name__] = Operation(handler, path, *types, **others)
+        OPERATIONS[handler.__name__] = Operation(path, handler.__doc__ or "", *types, **others)
         setattr(handler, ROUTE_PATH, path)
         return handler
 
@@ -90,7 +59,7 @@ class Api:
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> None:
         self._engine, self._config, self._guard = engine, config, guard
-        self._started, self._openapi = int(time.time()), msgspec.json.encode(openapi())
+        self._started, self._openapi = int(time.time()), encode(openapi(OPERATIONS, VERSION))
 
     @operation("/v1/completions", responses.TextCompletion, requests.CompletionRequest, responses.TextCompletion)
     async def completions(self, request: Request) -> Response:
@@ -291,53 +260,9 @@ def make_app(engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> 
     return app
 
 
-def openapi() -> dict[str, Any]:
-    """The OpenAPI document of all operations."""
-    kinds: list[type[Struct]] = [ErrorBody]
-    paths: dict[str, Any] = {}
-    for name, known in OPERATIONS.items():
-        kinds += [kind for kind in (known.answer, known.body, known.event, known.unavailable) if kind is not None]
-        paths[known.path.replace(":path", "")] = {known.method.lower(): _described(name, known)}
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Pilotfish",
-            "description": "OpenAI's API over lossless speculative decoding.",
-            "version": VERSION,
-        },
-        "paths": paths,
-        "components": {"schemas": msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")[1]},
-    }
-
-
-def _described(name: str, known: Operation) -> dict[str, Any]:
-    def content(kind: type) -> dict[str, Any]:
-        return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
-
-    stream = {} if known.event is None else {"text/event-stream": {"schema": {"type": "string"}}}
-    answers: dict[str, Any] = {"200": {"description": "Success", "content": content(known.answer) | stream}}
-    for status in known.failures:
-        kind = known.unavailable if status == 503 else ErrorBody
-        answers[str(status)] = {"description": f"Status {status}", "content": content(kind)}
-    described: dict[str, Any] = {
-        "tags": [known.tag],
-        "summary": name.replace("_", " ").title(),
-        "description": known.handler.__doc__,
-        "operationId": name,
-        "responses": answers,
-    }
-    if "{name" in known.path:
-        parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "title": "Name"}}
-        described["parameters"] = [parameter]
-    if known.body is not None:
-        described["requestBody"] = {"required": True, "content": content(known.body)}
-    return described
-
-
 # -- the playground
 
 FOLDER = Path(__file__).parent / "playground"
-MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 #: Same origin, no inline script, nothing from elsewhere.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -351,18 +276,18 @@ PAGE_HEADERS = {
 }
 
 
-def page_routes() -> list[Route]:
+class _PageFiles(StaticFiles):
+    def file_response(self, *arguments: Any, **options: Any) -> Response:
+        response = super().file_response(*arguments, **options)
+        response.headers.update(PAGE_HEADERS)
+        return response
+
+
+def page_routes() -> list[BaseRoute]:
     """`/` is the page; `/playground/NAME` are the files that it loads."""
-    return [_page_route(path) for path in sorted(FOLDER.iterdir()) if path.suffix in MEDIA_TYPES]
+    files = _PageFiles(directory=FOLDER)
 
+    async def page(request: Request) -> Response:
+        return await files.get_response("index.html", request.scope)
 
-def _page_route(path: Path) -> Route:
-    content, media_type = path.read_bytes(), MEDIA_TYPES[path.suffix]
-    headers = PAGE_HEADERS | {"ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
-
-    async def respond(request: Request) -> Response:
-        if headers["ETag"] in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(content, media_type=media_type, headers=headers)
-
-    return Route("/" if path.name == "index.html" else f"/playground/{path.name}", respond, methods=["GET"])
+    return [Route("/", page), Mount("/playground", files)]

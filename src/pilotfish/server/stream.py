@@ -4,7 +4,7 @@
     data: {"error": …}     where it broke after the first token; before that the status tells
     data: [DONE]           always the last one, after an error too: clients wait for it
 
-A client that goes away ends the request; one that takes nothing is disconnected by `protocol`.
+A client that goes away ends the request; one that takes nothing is disconnected by `http`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pilotfish.core.request import FinishReason
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.stream import Stream
 from pilotfish.observe.requests import RequestMeter, RequestRecord
-from pilotfish.server.middleware import recorded_error
+from pilotfish.server.http import recorded_error
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import StreamOptions
 from pilotfish.server.responses import ClientGone, HttpError, encode, http_error
