@@ -280,9 +280,9 @@ def test_text_is_the_drafts_where_its_token_let_it_out(drafted: Engine) -> None:
     talk = conversation(drafted, max_tokens=40, stop=(whole.text[:30] + "\0",))  # 30 characters come at once
     sample = talk.ask("x = [1, 2,")
     origins = OriginStream()
-    lengths = [(origins.drafted(delta), len(delta.text)) for delta in talk.stream(sample)]
-    assert lengths[0] == (0, 0) and any(drafted for drafted, _ in lengths)
-    assert all(drafted <= length for drafted, length in lengths)
+    pieces = [(*origins.parts(delta), delta.text) for delta in talk.stream(sample)]
+    assert pieces[0] == ("", "", "") and any(drafted for drafted, _, _ in pieces)
+    assert all(drafted + own == printable_output(text) for drafted, own, text in pieces)
 
 
 def test_without_colours_there_is_the_text_alone(

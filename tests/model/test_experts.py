@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import tiny_model
 
-from pilotfish.model.experts import Mixture, Router, use_library_experts
+from pilotfish.model.experts import Mixture, Router, library_mixture, replace_modules
 from pilotfish.model.native import load_kernels
 from pilotfish.model.native_modules import with_kernels
 
@@ -29,7 +29,7 @@ def blocks(kind: str, options: dict[str, Any], native: bool) -> tuple[torch.nn.M
         ours.config.architectures = [type(ours).__name__]  # as in a saved model
         ours = with_kernels(ours, context=64)
     else:
-        use_library_experts(ours)
+        replace_modules(ours, library_mixture)
     return reference.model.layers[1].mlp, ours.model.layers[1].mlp  # type: ignore[union-attr, index, return-value]
 
 

@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM
 from pilotfish.core.executor import NodeRows, SequenceRows
 from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
+from pilotfish.model.experts import replace_modules
 from pilotfish.model.loader import load_model
 from pilotfish.model.native import pack_weight
-from pilotfish.model.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, replace_parts
+from pilotfish.model.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, fused
 from pilotfish.model.quantize import concatenated, int8_of, quantize
 from pilotfish.model.runner import Runner
 
@@ -240,7 +241,7 @@ def test_a_replaced_layer_frees_its_weight_at_once() -> None:
     layers = [weakref.ref(layer) for layer in model]
     gc.disable()
     try:
-        replace_parts(model)
+        replace_modules(model, fused)
         assert [layer() for layer in layers] == [None, None]
     finally:
         gc.enable()

@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model import attention, native, triton_attention
 from pilotfish.model.attention import Scoring, dense_tree_attention
-from pilotfish.model.experts import use_library_experts
+from pilotfish.model.experts import library_mixture, replace_modules
 from pilotfish.model.graphs import recordable
 from pilotfish.model.loader import LoadedModel, ModelShape, load_model
 from pilotfish.model.metadata import GenerationConfig
@@ -182,7 +182,7 @@ def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torc
     config._attn_implementation = "pilotfish"
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config).eval()
-    use_library_experts(module)
+    replace_modules(module, library_mixture)
     shape = ModelShape(VOCAB, 64, config.num_hidden_layers, 2, 32, ())
     meta = torch.device("meta")
     model = LoadedModel(

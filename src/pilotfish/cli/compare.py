@@ -118,7 +118,6 @@ class Comparison:
 
     @property
     def sequences(self) -> int:
-        """Of each mode."""
         return sum(len(one.outputs) for one in self.modes["off"].passes)
 
     def matched(self, mode: str) -> int:
@@ -135,7 +134,6 @@ class Comparison:
         return float(of[mode] / of["off"])
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
         return {
             **{mode: summary.figures for mode, summary in self.modes.items()},
             "speedup": {mode: self.speedup(mode) for mode in self.others},
@@ -190,6 +188,5 @@ def _rows(figures: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Iterable[str
 
 
 def _accepted(figures: dict[str, Any]) -> list[str]:
-    """By depth."""
     depths = zip(figures["accepted_by_depth"], figures["offered_by_depth"], strict=True)
     return [f"{accepted} of {offered} · {accepted / offered:4.0%}" for accepted, offered in depths]

@@ -31,12 +31,10 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError
 from pilotfish.options import pick
-from pilotfish.printable import printable_output
 
 if TYPE_CHECKING:  # imports torch
     from pilotfish.engine.engine import Engine
     from pilotfish.model.pacer import Pacing
-    from pilotfish.wire.serving import Delta
 
 PAIR = "pycode@344m"
 #: A target and a draft that are quick enough to take the time of others.
@@ -114,8 +112,6 @@ class Scene:
 
 @dataclass(frozen=True)
 class Result:
-    """A scene's figures."""
-
     scene: Scene
     comparison: Comparison
     parameters: int  # of the target
@@ -138,13 +134,9 @@ def run_demo(scenes: Sequence[Scene], params: SamplingParams, *, rounds: int, js
             _show(results[-1], console)
         warn_of_overruns(results[-1].pacing)
     if json:
-        settings = {
-            "dtype": scenes[0].config.dtype,
-            "temperature": params.temperature,
-            "max_tokens": params.max_tokens,
-            "prompts": len(PROMPTS),
-        }
-        print_json({**settings, **{result.scene.name: _record(result) for result in results}})
+        settings = {"temperature": params.temperature, "max_tokens": params.max_tokens, "prompts": len(PROMPTS)}
+        records = {result.scene.name: _record(result) for result in results}
+        print_json({"dtype": scenes[0].config.dtype, **settings, **records})
     return all(result.passed for result in results)
 
 
@@ -222,11 +214,10 @@ def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bo
     engine.submit(prompt, params)
     while engine.busy:
         for delta in engine.step():
-            yield origins.coloured(delta) if coloured else _bracketed(delta, origins.drafted(delta))
+            yield origins.coloured(delta) if coloured else _bracketed(*origins.parts(delta))
 
 
-def _bracketed(delta: Delta, end: int) -> Text:
-    drafted, own = printable_output(delta.text[:end]), printable_output(delta.text[end:])
+def _bracketed(drafted: str, own: str) -> Text:
     return Text((f"{OPENING}{drafted}{CLOSING}" if drafted else "") + own)
 
 

@@ -58,10 +58,7 @@ def model_directories(pair: str | None, target: Path | None, draft: Path | None)
     if target is not None:
         if pair is not None:
             raise InputError("pair: it cannot be combined with --target; give one of them")
-        return {
-            "target": model_directory("target", target),
-            "draft": draft and model_directory("draft", draft),
-        }
+        return {"target": model_directory("target", target), "draft": draft and model_directory("draft", draft)}
     if draft is not None:
         raise InputError("draft: it needs --target; a pair brings its own draft")
     return vars(pairs.resolve_pair(pair or DEFAULT_PAIR))

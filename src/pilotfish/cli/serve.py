@@ -55,7 +55,9 @@ def serve(
     Flags of `vllm serve` are taken, or refused with what there is instead: docs/coming-from-vllm.md. With --json one
     line on stdout says where, once requests can be served."""
     config = engine_config(with_speculative_config(_with_model(engine, model), speculative_config), **rows)
-    listening = server_config(server)
+    if "chat_template" in server:
+        server["chat_template"] = read_chat_template(server["chat_template"])
+    listening = ServerConfig(**server)
     LOG_FORMAT.check(log_format)
     if enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
@@ -93,12 +95,6 @@ def _with_model(engine: Given, model: Path | None) -> Given:
     if "target" in engine:
         raise InputError(f"target: {str(engine['target'])!r} cannot be combined with MODEL; give one of them")
     return {**engine, "target": model}
-
-
-def server_config(given: Given) -> ServerConfig:
-    if "chat_template" in given:
-        given = {**given, "chat_template": read_chat_template(given["chat_template"])}
-    return ServerConfig(**given)
 
 
 def _leave_out_torch() -> None:

@@ -197,15 +197,14 @@ class OriginStream:
     def __init__(self) -> None:
         self._shown = 0  # characters of the deltas so far
 
-    def drafted(self, delta: Delta) -> int:
-        """How many characters of `delta.text` the draft had guessed: they come first. A character belongs to the
-        token that completes it."""
+    def parts(self, delta: Delta) -> tuple[str, str]:
+        """The text of `delta`, safe to print: what the draft had guessed, and the target's own. A character belongs to
+        the token that completes it."""
         end = delta.ends[accepted - 1] if (accepted := sum(step.accepted for step in delta.verified)) else 0
         before, self._shown = self._shown, self._shown + len(delta.text)
-        return min(max(end - before, 0), len(delta.text))
+        drafted = max(end - before, 0)
+        return printable_output(delta.text[:drafted]), printable_output(delta.text[drafted:])
 
     def coloured(self, delta: Delta) -> Text:
-        """The text of `delta`, both parts in their colours, for a terminal."""
-        end = self.drafted(delta)
-        drafted, own = printable_output(delta.text[:end]), printable_output(delta.text[end:])
+        drafted, own = self.parts(delta)
         return Text.assemble((drafted, DRAFTED), (own, OWN))

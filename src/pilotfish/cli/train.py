@@ -40,7 +40,12 @@ def pair(
     """Train a target and its draft. Options left out take the recipe's values, which make `pycode`."""
     options_of(EngineConfig)["threads"].check(engine["threads"])
     result = _train(PairRecipe(**recipe), out, run or out / "run", device, engine["threads"])
-    _print_result(dataclasses.asdict(result), json=json)
+    figures = dataclasses.asdict(result)
+    if json:
+        print_json(figures)
+        return
+    for name, value in figures.items():
+        sys.stdout.write(f"{name.replace('_', ' '):<20} {value:.3f}\n")
 
 
 def _train(recipe: PairRecipe, out: Path, run: Path, device: str, threads: int) -> Evaluation:
@@ -55,11 +60,3 @@ def _train(recipe: PairRecipe, out: Path, run: Path, device: str, threads: int) 
     console = Console(stderr=True)
     with Progress(console=console, redirect_stdout=False, disable=not console.is_terminal) as progress:
         return train_pair(recipe, out, run, progress, device)
-
-
-def _print_result(figures: dict[str, float], *, json: bool) -> None:
-    if json:
-        print_json(figures)
-        return
-    for name, value in figures.items():
-        sys.stdout.write(f"{name.replace('_', ' '):<20} {value:.3f}\n")

@@ -35,7 +35,6 @@ class AttentionMetadata:
     path_slots: Tensor  # [rows, longest path]
 
     def rows(self, part: slice | list[int]) -> AttentionMetadata:
-        """The metadata of some of the rows."""
         return replace(self, **{name: x[part] for name, x in vars(self).items() if name != "prefix_slots"})
 
 

@@ -7,7 +7,7 @@ their row count: they are the C++ kernels' (`native_modules.py`), or library pro
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -104,10 +104,18 @@ def refuse_quantized(module: torch.nn.Module, quantization: str) -> None:
         raise ParameterError("quantization", quantization, "none for a mixture of experts")
 
 
-def use_library_experts(module: torch.nn.Module) -> None:
-    """Replace transformers' stacked experts, in place, for models without kernels."""
+def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
+    """Replace descendants of `module`, in place; where `replacement` has none the children's are looked for."""
     for name, child in list(module.named_children()):
-        if type(child).__name__.endswith("Experts"):
-            setattr(module, name, Mixture(LibraryExpert(child, i) for i in range(len(child.gate_up_proj))))  # type: ignore[arg-type]
+        replaced = replacement(child)
+        if replaced is None:
+            replace_modules(child, replacement)
         else:
-            use_library_experts(child)
+            setattr(module, name, replaced)
+
+
+def library_mixture(module: Any) -> Mixture | None:
+    """The mixture that takes the place of transformers' stacked experts in models without kernels; None for others."""
+    if not type(module).__name__.endswith("Experts"):
+        return None
+    return Mixture(LibraryExpert(module, i) for i in range(len(module.gate_up_proj)))

@@ -75,7 +75,7 @@ def load_model(
     if use_native:
         module = with_kernels(module, shape.context)
     else:
-        experts.use_library_experts(module)
+        experts.replace_modules(module, experts.library_mixture)
     _own_memory(module)
     recordable = not eager and device.type == "cuda" and graphs.recordable(config)
     return LoadedModel(module, shape, generation, parameters, dtype, device, use_native, recordable)

@@ -1,18 +1,8 @@
-"""The C++ kernels: built once a machine with its own compiler, then cached. `native_modules` runs models on them.
+"""The C++ kernels: built once a machine with its own compiler, then cached.
 
-    torch.ops.pilotfish.linear          rows @ packed weights, a row's bits independent of the other rows
-    torch.ops.pilotfish.gated_mlp       (silu(rows @ gate) * (rows @ up)) @ down, likewise
-    torch.ops.pilotfish.rms_norm        one call instead of six
-    torch.ops.pilotfish.add_rms_norm    of a residual stream, after adding to it
-    torch.ops.pilotfish.rotate          rotary position embedding in place
-    torch.ops.pilotfish.gate_silu       silu(gate) * up; gate_gelu, gate_clamped likewise
-    torch.ops.pilotfish.softcap         cap * tanh(x / cap)
-    torch.ops.pilotfish.tree_attention  attention of tree rows over slots
-    torch.ops.pilotfish.filter_logits   temperature, min-p, top-k, top-p
-    torch.ops.pilotfish.perturbed_topk  the best tokens by logit + shared noise
-
-`kernels.cpp` documents each. The references beside them are transformers' own modules,
-`attention.dense_tree_attention`, `sampling.filtered_reference` and `sampling.perturbed_topk_reference`.
+They are `torch.ops.pilotfish`, documented in `kernels.cpp`; `native_modules` runs models on them. The references are
+transformers' own modules, `attention.dense_tree_attention`, `sampling.filtered_reference` and
+`sampling.perturbed_topk_reference`.
 """
 
 from __future__ import annotations
@@ -41,19 +31,16 @@ def processor_type() -> str:
     return os.environ.get("PILOTFISH_MARCH") or "native"
 
 
-def cache_dir() -> Path:
-    """$PILOTFISH_CACHE, else a directory in the user's cache."""
-    return Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish")
-
-
 @functools.cache
 def load_kernels() -> bool:
-    """Build (under a minute, once) and load the kernels. False, with one logged line, where that fails."""
+    """Build (under a minute, once, in $PILOTFISH_CACHE or the user's cache) and load the kernels. False, with one
+    logged line, where that fails."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
         return False
-    directory = cache_dir() / "kernels" / _digest()
+    cache = Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish")
+    directory = cache / "kernels" / _digest()
     try:
         if (library := directory / f"{_LIBRARY}.so").exists():
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pilotfish.model.attention import AttentionMetadata, KVPool, Scoring, native_tree_attention
-from pilotfish.model.experts import Mixture, Router, expert_linear, linear_of, split_gate_up
+from pilotfish.model.experts import Mixture, Router, expert_linear, linear_of, replace_modules, split_gate_up
 from pilotfish.model.features import activation, layer_windows
 from pilotfish.model.native import PANEL, pack_weight
 from pilotfish.model.quantize import concatenated, int8_of
@@ -149,8 +149,8 @@ class PackedAttention(torch.nn.Module):
             getattr(attention, "sinks", None),
         )
         self.rotated_per_angle = 2 if type(attention).__name__ == "GptOssAttention" else 1
-        fused = getattr(attention, "qkv_proj", None)
-        self.joined = PackedLinear(fused or joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        qkv = getattr(attention, "qkv_proj", None)
+        self.joined = PackedLinear(qkv or joined(attention.q_proj, attention.k_proj, attention.v_proj))
         self.out = PackedLinear(attention.o_proj)
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         self.q_norm, self.k_norm = (None if norm is None else FusedRMSNorm(norm) for norm in norms)
@@ -184,7 +184,7 @@ class PackedAttention(torch.nn.Module):
 
 def with_kernels(model: Any, context: int) -> Any:
     """Replace, in place, every part of a transformers causal LM that a kernel computes; a `PLAIN` model altogether."""
-    replace_parts(model)
+    replace_modules(model, fused)
     cap = getattr(model.config, "final_logit_softcapping", None)
     if cap:
         model.lm_head = CappedLinear(model.lm_head, cap)
@@ -192,16 +192,7 @@ def with_kernels(model: Any, context: int) -> Any:
     return PlainDecoder(model, context) if type(model).__name__ in PLAIN else model
 
 
-def replace_parts(module: torch.nn.Module) -> None:
-    for name, child in list(module.named_children()):
-        fused = _fused(child)
-        if fused is None:
-            replace_parts(child)
-        else:
-            setattr(module, name, fused)
-
-
-def _fused(module: Any) -> torch.nn.Module | None:
+def fused(module: Any) -> torch.nn.Module | None:
     """The module that takes the place of one of transformers'; None if its parts may have one."""
     if isinstance(module, torch.nn.Linear):
         return PackedLinear(module)
@@ -211,8 +202,8 @@ def _fused(module: Any) -> torch.nn.Module | None:
         case "RMSNorm":
             return FusedRMSNorm(module)
         case "MLP" if hasattr(module, "down_proj"):
-            fused = getattr(module, "gate_up_proj", None)
-            gate, up = (module.gate_proj, module.up_proj) if fused is None else split_gate_up(fused)
+            both = getattr(module, "gate_up_proj", None)
+            gate, up = (module.gate_proj, module.up_proj) if both is None else split_gate_up(both)
             return _gated(gate, up, module.down_proj, activation(module.config))
         case "Experts":
             return Mixture(_packed_expert(module, i) for i in range(module.num_experts))

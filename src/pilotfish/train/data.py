@@ -9,6 +9,7 @@ import hashlib
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -93,10 +94,8 @@ def _text(path: Path) -> str | None:
 
 
 def _distinct(documents: Iterable[Document]) -> list[Document]:
-    by_text: dict[str, Document] = {}
-    for document in documents:
-        by_text.setdefault(document.text, document)
-    return sorted(by_text.values(), key=lambda document: document.name)
+    by_text = {document.text: document for document in reversed(list(documents))}  # the first of equal texts
+    return sorted(by_text.values(), key=attrgetter("name"))
 
 
 def _belongs(document: Document, packages: Sequence[str]) -> bool:
@@ -108,12 +107,9 @@ def _belongs(document: Document, packages: Sequence[str]) -> bool:
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of `vocab_size` tokens: 1 special, 256 bytes, the rest merges."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    pieces = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -158,7 +154,6 @@ class TokenBatch:
 
 
 def joined(*batches: TokenBatch) -> TokenBatch:
-    """The rows of all batches."""
     return TokenBatch(torch.cat([batch.tokens for batch in batches]), torch.cat([batch.positions for batch in batches]))
 
 

@@ -38,13 +38,10 @@ def build_model(size: LlamaSize, vocab_size: int, context: int, seed: int) -> Ll
 def start_from_target(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
     """Give a draft as wide as its target the target's embeddings, norm and evenly spaced layers."""
     layers, last = len(draft.model.layers), len(target.model.layers) - 1
-    pairs: list[tuple[nn.Module, nn.Module]] = [
-        (draft.model.embed_tokens, target.model.embed_tokens),
-        (draft.model.norm, target.model.norm),
-    ]
-    for index, layer in enumerate(draft.model.layers):
-        pairs.append((layer, target.model.layers[round(index * last / max(1, layers - 1))]))
-    for to, source in pairs:
+    chosen = [target.model.layers[round(index * last / max(1, layers - 1))] for index in range(layers)]
+    untrained = (draft.model.embed_tokens, draft.model.norm, *draft.model.layers)
+    trained = (target.model.embed_tokens, target.model.norm, *chosen)
+    for to, source in zip(untrained, trained, strict=True):
         if [p.shape for p in to.parameters()] == [p.shape for p in source.parameters()]:
             to.load_state_dict(source.state_dict())
 

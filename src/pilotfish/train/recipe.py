@@ -15,6 +15,7 @@ from pilotfish.options import check_options, option
 BYTES_AND_END = 257  # the smallest byte-level vocabulary: every byte, and the end of a text
 HEAD_DIM = 64
 LARGEST = (1 << 32) - 1
+HELD_OUT = ("asyncio", "email", "http", "unittest")
 SIZE_FIELDS = "layers,hidden,heads,kv_heads,ffn"
 
 
@@ -47,12 +48,7 @@ class PairRecipe:
     the running Python's standard library is taken."""
 
     sources: Annotated[tuple[Path, ...], option("A file or directory of .py files.", names=("--source",))] = ()
-    held_out: Annotated[tuple[str, ...], option("A package never trained on.")] = (
-        "asyncio",
-        "email",
-        "http",
-        "unittest",
-    )
+    held_out: Annotated[tuple[str, ...], option("A package never trained on.")] = HELD_OUT
     seed: Annotated[int, option("Of models, order and samples.", 0, LARGEST)] = 0
     vocab_size: Annotated[int, option("Tokens of the byte-level BPE.", BYTES_AND_END, 65536)] = 4096
     context: Annotated[int, option("Positions that the models serve.")] = 8192
@@ -76,8 +72,7 @@ class PairRecipe:
                 raise ParameterError(field, getattr(self, field), f"at least a step's {self.tokens_per_step}")
         for role, shape in (("target", self.target), ("draft", self.draft)):
             if min(dataclasses.astuple(shape)) < 1 or shape.heads % shape.kv_heads:
-                allowed = f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads"
-                raise ParameterError(role, shape, allowed)
+                raise ParameterError(role, shape, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
 
     @property
     def tokens_per_step(self) -> int:
@@ -89,5 +84,4 @@ class PairRecipe:
         return self.draft.hidden == self.target.hidden
 
     def to_json(self) -> str:
-        """The recipe as JSON text, for the run directory and for comparing."""
         return json.dumps(dataclasses.asdict(self), default=str, indent=2)

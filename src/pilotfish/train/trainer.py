@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.progress import Progress
@@ -52,7 +51,8 @@ class Trainer:
     def run(self, batch_at: Callable[[int], TokenBatch], loss_of: LossFunction, progress: Progress, title: str) -> None:
         """Train from the last checkpoint to the end of the schedule; the batch is a function of the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._restore()
+        if self._checkpoint.exists():
+            self._restore()
         loss_of = self._compiled(loss_of)
         bar = progress.add_task(title, total=self.schedule.steps, completed=self.step)
         since, clock = self.step, time.monotonic()
@@ -61,7 +61,8 @@ class Trainer:
             progress.update(bar, completed=self.step, description=f"{title} · loss {loss:.3f}")
             if self.step % LOG_EVERY == 0:
                 speed = (self.step - since) * self.schedule.tokens_per_step / (time.monotonic() - clock)
-                self._log({"step": self.step, "loss": loss, "tokens_per_second": round(speed)})
+                with (self.directory / "log.jsonl").open("a") as log:
+                    log.write(json.dumps({"step": self.step, "loss": loss, "tokens_per_second": round(speed)}) + "\n")
                 since, clock = self.step, time.monotonic()
             if self.step % self.schedule.checkpoint_every == 0 or self.step == self.schedule.steps:
                 self._save()
@@ -100,17 +101,11 @@ class Trainer:
         partial.replace(self._checkpoint)
 
     def _restore(self) -> None:
-        if not self._checkpoint.exists():
-            return
         state = torch.load(self._checkpoint, weights_only=True, map_location=self.model.device)
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step = state["step"]
-
-    def _log(self, record: dict[str, Any]) -> None:
-        with (self.directory / "log.jsonl").open("a") as log:
-            log.write(json.dumps(record) + "\n")
 
 
 def _optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
