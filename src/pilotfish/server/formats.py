@@ -19,7 +19,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
 from pilotfish.server import responses
 from pilotfish.server.params import Generation, TokenizedPrompt
-from pilotfish.server.requests import ChatRequest, StreamOptions
+from pilotfish.server.requests import StreamOptions
 from pilotfish.server.responses import BaseAnswer, PromptLogprobs
 from pilotfish.wire.serving import Verified
 
@@ -66,7 +66,7 @@ class AnswerFormat:
 
     def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
         """Events of the newest update of an output."""
-        raise NotImplementedError
+        return [self.event(output, self.choice(output))]
 
     def closing(self) -> BaseAnswer:
         """The event after the last output's, with the usage."""
@@ -115,7 +115,7 @@ class AnswerFormat:
         delta = output.delta
         return {"tokens": delta.tokens, "ends": delta.ends, "verified": delta.verified, "steps": output.steps}
 
-    def seed(self, output: OutputBuffer) -> int | str | UnsetType:
+    def seed(self, output: OutputBuffer) -> responses.Seed:
         """Text if the request's was."""
         if output.seed is None or output.begun:
             return UNSET
@@ -149,9 +149,6 @@ class TextFormat(AnswerFormat):
     """/v1/completions: an answer and a chunk have one shape."""
 
     answer = chunk = responses.TextCompletion
-
-    def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
-        return [self.event(output, self.choice(output))]
 
     def choice(self, output: OutputBuffer) -> responses.TextChoice:
         text = "".join(output.text)
@@ -190,18 +187,13 @@ class ChatFormat(AnswerFormat):
 
     answer, chunk = responses.ChatCompletion, responses.ChatChunk
 
-    @property
-    def echoed(self) -> str:
-        assert isinstance(self.body, ChatRequest)
-        return self.body.echoed
-
     def whole(self) -> BaseAnswer:
         first = self.outputs[0]
         prompt_logprobs, token_ids = self.prompt_logprobs(first), self.prompt_token_ids(first)
         return replace(super().whole(), prompt_logprobs=prompt_logprobs, prompt_token_ids=token_ids)
 
     def choice(self, output: OutputBuffer) -> responses.ChatChoice:
-        message = responses.ChatMessage("assistant", self.echoed + "".join(output.text))
+        message = responses.ChatMessage("assistant", self.body.echoed + "".join(output.text))
         return responses.ChatChoice(**self.outcome(output), message=message, logprobs=self._logprobs(output))
 
     def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
@@ -213,7 +205,7 @@ class ChatFormat(AnswerFormat):
         return [*opening, self.event(output, choice)]
 
     def _opening(self, output: OutputBuffer) -> BaseAnswer:
-        delta, seed = responses.ChatDelta(role="assistant", content=self.echoed), self.seed(output)
+        delta, seed = responses.ChatDelta(role="assistant", content=self.body.echoed), self.seed(output)
         first, several = output.index == 0, len(self.outputs) > 1
         return responses.ChatChunk(
             **self.head,

@@ -121,13 +121,12 @@ class Reservation:
     """An admitted request's share of the limits. If it is dropped without `release`, all of its cost is used."""
 
     def __init__(self, settle: Callable[[int | None], None]) -> None:
-        self._settle: Callable[[int | None], None] | None = settle
+        self._settle = settle
 
     def release(self, used_tokens: int | None = None) -> None:
         """The request has ended and used that many tokens of prompt and output; None: its whole cost. Idempotent."""
-        settle, self._settle = self._settle, None
-        if settle is not None:
-            settle(used_tokens)
+        settle, self._settle = self._settle, lambda _: None
+        settle(used_tokens)
 
     def __del__(self) -> None:
         self.release()  # a response whose generator never began runs no `finally` of it
@@ -270,9 +269,7 @@ class RequestGuard:
             tag=tag,
             client=caller.name,
         )
-        span = None
-        if self._tracer is not None:
-            operation: Operation = "chat" if chat else "text_completion"
-            span = self._tracer.request(operation, state.id, request.headers)
+        kind: Operation = "chat" if chat else "text_completion"
+        span = None if self._tracer is None else self._tracer.request(kind, state.id, request.headers)
         state.handle = RequestHandle(reservation, RequestMeter(self.metrics, facts, state.arrived), span)
         return state.handle

@@ -15,7 +15,6 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -200,7 +199,7 @@ class _ApiProcess:
         self._admission.close()
         requests, seconds = self._admission.requests, self._setup.server.drain_timeout
         logger.info("draining: %d requests have up to %g s to end", requests, seconds)
-        with suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._admission.idle.wait()
         await self._engine.close()
