@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, zip_longest
@@ -50,13 +49,12 @@ def run_pass(engine: Engine, prompts: Sequence[str], params: SamplingParams) -> 
     return Pass(seconds, [s.token_ids for s in samples], [s.request.stats for s in samples], times)
 
 
-@contextmanager
-def speculation_off(engine: Engine) -> Iterator[None]:
-    """Decode without speculation meanwhile. Only while no request runs."""
+def run_plain_pass(engine: Engine, prompts: Sequence[str], params: SamplingParams) -> Pass:
+    """The same without speculation."""
     drafter, budget = engine.drafter, engine.worker.budget
     engine.use(NoDrafter(), FixedBudget(0, 0))
     try:
-        yield
+        return run_pass(engine, prompts, params)
     finally:
         engine.use(drafter, budget)
 

@@ -13,16 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pilotfish import pairs
-from pilotfish.cli.compare import (
-    Comparison,
-    Pass,
-    RunMode,
-    Summary,
-    comparison_table,
-    run_pass,
-    run_rounds,
-    speculation_off,
-)
+from pilotfish.cli.compare import Comparison, RunMode, Summary, comparison_table, run_pass, run_plain_pass, run_rounds
 from pilotfish.cli.demo_pace import measure
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import DRAFTED, OWN, OriginStream, paced, print_json, shows_colour, status, warn_of_overruns
@@ -150,7 +141,7 @@ def _run_scene(scene: Scene, params: SamplingParams, rounds: int, streamed: Cons
         summaries = _timed(scene, modes, params, rounds, quiet=quiet)
         pacing = [replace(one, role=f"async {one.role}") for one in engine.pacing()]
     with _engine(scene, sync, params, quiet=quiet) as engine:
-        modes = {"off": partial(_plain_pass, engine), "sync": partial(run_pass, engine, PROMPTS)}
+        modes = {"off": partial(run_plain_pass, engine, PROMPTS), "sync": partial(run_pass, engine, PROMPTS)}
         summaries |= _timed(scene, modes, params, rounds, quiet=quiet)
         pacing += engine.pacing()
         return Result(scene, Comparison.of(summaries), engine.model.num_parameters, pacing)
@@ -176,17 +167,11 @@ def _timed(
         return run_rounds(modes, params, rounds=rounds, budget=MEASURE_SECONDS)
 
 
-def _plain_pass(engine: Engine, params: SamplingParams) -> Pass:
-    with speculation_off(engine):
-        return run_pass(engine, PROMPTS, params)
-
-
 def _warm_up(engine: Engine, params: SamplingParams) -> None:
     """Run everything once that is slow the first time."""
     short = replace(params, max_tokens=min(params.max_tokens, WARM_UP_TOKENS))
     run_pass(engine, PROMPTS[:1], short)
-    with speculation_off(engine):
-        run_pass(engine, PROMPTS[:1], short)
+    run_plain_pass(engine, PROMPTS[:1], short)
 
 
 # -- tokens, coloured by origin

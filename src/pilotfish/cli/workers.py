@@ -54,14 +54,9 @@ def draft(
     else:
         parent = config_of(config, EngineConfig)
         prepared = DraftConfig(**{**pool, "model": parent.of_draft, "leaves": parent.leaves})
-    from pilotfish.model.serving_imports import import_for_serving
-
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
     _configure_log(log_format, prepared.name, level)
-    import_for_serving()
-    from pilotfish.model.metadata import log_through_root
-
-    log_through_root()
+    _import_transformers()
     from pilotfish.engine.draft_pool import run_pool
 
     def tell(endpoint: str) -> None:
@@ -109,11 +104,17 @@ def _run_target(config: EngineConfig, endpoint: str, signals: Signals) -> None:
     from pilotfish.engine.draft_workers import start_draft_workers
 
     workers = start_draft_workers(config)
+    _import_transformers()
+    from pilotfish.engine.target_process import run_target
+
+    run_target(config, endpoint, signals, workers)
+
+
+def _import_transformers() -> None:
+    """Import what serving needs of it; its lines go into this process's log."""
     from pilotfish.model.serving_imports import import_for_serving
 
     import_for_serving()
-    from pilotfish.engine.target_process import run_target
     from pilotfish.model.metadata import log_through_root
 
     log_through_root()
-    run_target(config, endpoint, signals, workers)

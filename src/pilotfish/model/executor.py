@@ -30,24 +30,15 @@ class TorchExecutor:
         """`pacer` holds back what the device does: the forward, and sampling. Tokens from `vocab_size` on are never
         given: models of one tokenizer may pad their vocabularies differently."""
         self.runner = runner
+        self.num_slots = runner.num_slots
+        self.context = runner.model.shape.context
+        self.vocab_size = runner.model.shape.vocab_size
         self.pacer = pacer
         self._given = vocab_size
         self._clock = clock
 
-    @property
-    def num_slots(self) -> int:
-        return self.runner.num_slots
-
-    @property
-    def context(self) -> int:
-        return self.runner.model.shape.context
-
-    @property
-    def vocab_size(self) -> int:
-        return self.runner.model.shape.vocab_size
-
     def padded(self, rows: int) -> int:
-        return self.runner.padded(rows)
+        return self.runner.buckets.pad_rows(rows)
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
         began = self._clock()

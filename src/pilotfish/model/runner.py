@@ -66,10 +66,6 @@ class Runner:
         )
         return output.logits[0]  # type: ignore[no-any-return]
 
-    def padded(self, rows: int) -> int:
-        """Rows that forwards of `rows` run."""
-        return self.buckets.pad_rows(rows)
-
 
 @dataclass(frozen=True)
 class Batch:
