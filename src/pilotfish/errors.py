@@ -39,8 +39,6 @@ class ParameterError(InputError):
 
 
 class UnknownOptionError(InputError):
-    """An option that does not exist."""
-
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(f"{name}: there is no such option; expected one of {', '.join(known)}")
 

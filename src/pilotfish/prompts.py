@@ -23,8 +23,6 @@ class Row:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be served, and why."""
-
     place: str
     reason: str
     failed: bool = False  # the engine is to blame, not the row

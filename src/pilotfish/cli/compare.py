@@ -160,7 +160,6 @@ def run_rounds(
 
 
 def comparison_table(title: str, modes: Mapping[str, Summary]) -> Table:
-    """A column for each mode."""
     table = Table("", title=title, title_justify="left", box=None, pad_edge=False)
     for name in modes:
         table.add_column(name, justify="right")

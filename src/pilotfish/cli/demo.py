@@ -194,7 +194,6 @@ def _legend(coloured: bool) -> Text:
 
 
 def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bool) -> Iterator[Text]:
-    """The text of each step as the engine commits it."""
     origins = OriginStream()
     engine.submit(prompt, params)
     while engine.busy:

@@ -33,8 +33,6 @@ rows = partial(option, panel="How rows are run")
 
 @dataclass(frozen=True, kw_only=True)
 class Handling:
-    """How rows are run."""
-
     cache_salt: Annotated[str, rows("The tenant from whose outputs suffix guesses.")] | None = None
     concurrency: Annotated[int, rows("Rows that run at a time.", 1, 4096)] = 1
     raw: Annotated[bool, rows("Apply no chat template to turns.")] = False

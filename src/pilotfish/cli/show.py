@@ -177,7 +177,6 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _guessers(records: Sequence[Mapping[str, Any]]) -> str:
-    """Accepted tokens of all rows by who guessed them."""
     counts: Counter[str] = Counter()
     for record in records:
         counts.update(record["stats"]["accepted_by_origin"])

@@ -95,7 +95,6 @@ def _translated_option(option: _Option, rest: deque[str], switches: Collection[s
 
 
 def _values(rest: deque[str]) -> list[str]:
-    """The words up to the next option."""
     values = []
     while rest and not _is_option(rest[0]):
         values.append(rest.popleft())

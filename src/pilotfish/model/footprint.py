@@ -59,8 +59,6 @@ def footprint(
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes of weights as they are kept."""
-
     element: int  # bytes
     packed: bool
     quantized: bool

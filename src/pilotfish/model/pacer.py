@@ -25,8 +25,6 @@ def _sleep(seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Pacing:
-    """How a model has kept its pace."""
-
     role: str
     pace: Pace
     forwards: int

@@ -130,7 +130,6 @@ class Batch:
         return (self.input_ids, self.position_ids, self.keep, *vars(self.metadata).values())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The same with each tensor changed."""
         input_ids, position_ids, keep, *metadata = map(change, self.tensors())
         return Batch(input_ids, position_ids, keep, self.num_kept, AttentionMetadata(*metadata))
 

@@ -44,8 +44,6 @@ def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: Progress, dev
 
 @dataclass(frozen=True)
 class Corpus:
-    """The encoded text, and the tokenizer that encoded it."""
-
     tokenizer: PreTrainedTokenizerFast
     training: Tokens
     held_out: Tokens
