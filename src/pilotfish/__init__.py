@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pilotfish.openmp import wait_passively
 
 if TYPE_CHECKING:
-    from pilotfish.core.logprobs import TokenLogprobs
+    from pilotfish.core.executor import TokenLogprobs
     from pilotfish.core.sampling_params import SamplingParams
     from pilotfish.engine.llm import LLM, Completion, RequestOutput
 
@@ -16,7 +16,7 @@ wait_passively()  # here, because whoever imports anything of pilotfish comes by
 
 __all__ = ["LLM", "Completion", "RequestOutput", "SamplingParams", "TokenLogprobs"]
 
-_MODULES = {"SamplingParams": "pilotfish.core.sampling_params", "TokenLogprobs": "pilotfish.core.logprobs"}
+_MODULES = {"SamplingParams": "pilotfish.core.sampling_params", "TokenLogprobs": "pilotfish.core.executor"}
 
 
 def __getattr__(name: str) -> object:

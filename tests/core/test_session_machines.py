@@ -22,13 +22,12 @@ from pilotfish.core.draft_machine import REPORT, SILENCE, DraftIdentity, DraftMa
 from pilotfish.core.draft_sessions import FORGOTTEN, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.lookahead import GrownTree
-from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer, Tree
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer, PushedNodes, Tree
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions, RemoteSession, SessionState, TargetMachine
-from pilotfish.core.tree_copy import PushedNodes
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 

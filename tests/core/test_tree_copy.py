@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import check_tree
 
-from pilotfish.core.lookahead import GrownTree, Lookahead
-from pilotfish.core.tree_copy import LEAST, PushedNodes, TreeCopy
+from pilotfish.core.lookahead import LEAST, GrownTree, Lookahead, TreeCopy
+from pilotfish.core.messages import PushedNodes
 
 VOCAB = 8
 

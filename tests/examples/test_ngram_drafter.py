@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import zmq
 
+from pilotfish.core.lookahead import TreeCopy
 from pilotfish.core.messages import (
     CONNECTION,
     PROTOCOL_VERSION,
@@ -27,6 +28,7 @@ from pilotfish.core.messages import (
     Hello,
     Load,
     Open,
+    PushedNodes,
     Refuse,
     RequestSampling,
     Resync,
@@ -34,7 +36,6 @@ from pilotfish.core.messages import (
     Tree,
 )
 from pilotfish.core.noise import gumbel_of
-from pilotfish.core.tree_copy import PushedNodes, TreeCopy
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 from pilotfish.wire.dialing import DialingChannel
 

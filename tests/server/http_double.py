@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.config import ServerConfig
-from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
 from pilotfish.observe.metrics import ServerMetrics

@@ -16,7 +16,7 @@ from pilotfish.cli.options import ENGINE, SAMPLING, JsonOption, engine_config
 from pilotfish.cli.show import JsonPrinter, Printer, TextPrinter, progress_bar, report, started, warn_of_overruns
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig
-from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.request import check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import EngineError, InputError, ParameterError

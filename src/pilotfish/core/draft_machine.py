@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pilotfish.core.calibration import SecondsBySize
-from pilotfish.core.draft_sessions import MAX_SESSIONS, DraftSession, LevelPart, SessionKey, SessionTable
+from pilotfish.core.draft_sessions import MAX_SESSIONS, DraftSession, LevelPart, SessionKey, SessionTable, Unshared
 from pilotfish.core.level_choice import LevelChoice, LevelShape
 from pilotfish.core.lookahead import GrownTree
 from pilotfish.core.messages import (
@@ -38,7 +38,7 @@ from pilotfish.core.messages import (
     ToTarget,
     Tree,
 )
-from pilotfish.core.vocabulary import Unshared, clash
+from pilotfish.core.vocabulary import clash
 from pilotfish.errors import InputError
 
 #: Seconds between reports of the load to each target.

@@ -16,7 +16,6 @@ from pilotfish.core.messages import MAX_NODES, Open, Peer
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import ROOT, Floats, Ints
-from pilotfish.core.vocabulary import Unshared
 
 #: Seconds without a commit after which a sequence's KV may go to another.
 IDLE = 0.5
@@ -27,6 +26,19 @@ MAX_SESSIONS = 4096
 ROOT_LEAF: Ints = np.array([ROOT])
 #: Of a part that ends before it.
 NO_LEAF = ROOT_LEAF[:0]
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """Token ids of a draft that its target lacks."""
+
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    first: int = 1 << 31  # and all from here on
+
+    def mask(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of `tokens` these are."""
+        beyond = tokens >= self.first
+        return beyond | np.isin(tokens, self.ids) if len(self.ids) else beyond
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.core.logit_rules import LogitEdits
-from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import Floats, Ints, TokenTree
 
@@ -99,6 +98,16 @@ class ForwardSeconds:
     prepare: float = 0.0  # tensors of the rows
     model: float = 0.0
     sample: float = 0.0
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities of one token, under the model's own distribution: raw logits, temperature 1, no filters."""
+
+    token: int
+    logprob: float
+    rank: int  # 1: no token is likelier
+    top: tuple[tuple[int, float], ...]  # the n likeliest tokens and their log-probabilities, likeliest first
 
 
 def _no_logprobs(rows: Sequence[int], tokens: Sequence[int], top: int) -> list[TokenLogprobs]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Annotated
 
+import numpy as np
+
 from pilotfish.core.noise import SEED_LIMIT
-from pilotfish.core.plain_values import plain, plain_tuple
 from pilotfish.errors import ParameterError
 from pilotfish.options import check_options, option, options_of, refuse_unknown, text
 
@@ -82,7 +83,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            object.__setattr__(self, item.name, _plain(item.name, getattr(self, item.name)))
+            object.__setattr__(self, item.name, _plain_field(item.name, getattr(self, item.name)))
         check_options(self)
         if self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
@@ -96,12 +97,24 @@ class SamplingParams:
 SAMPLING_OPTIONS = options_of(SamplingParams)
 
 
-def _plain(name: str, value: object) -> object:
-    """Python's types for numpy's, in the one form that a field has."""
+def plain(value: object) -> object:
+    """A numpy number or boolean as Python's; anything else stays."""
+    return value.item() if isinstance(value, np.bool_ | np.integer | np.floating) else value
+
+
+def _plain_tuple(value: object) -> object:
+    """A list, tuple or numpy array as a tuple of plain values; anything else stays."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+
+
+def _plain_field(name: str, value: object) -> object:
+    """The one form that a field's values have."""
     if name == "stop" and isinstance(value, str):
         return (value,)
     if name == "top_k" and isinstance(plain(value), int) and value == -1:
         return 0
     if name == "logit_bias" and isinstance(value, Mapping):
         return {plain(token): plain(bias) for token, bias in value.items()}
-    return plain_tuple(value) if options_of(SamplingParams)[name].kind is tuple else plain(value)
+    return _plain_tuple(value) if options_of(SamplingParams)[name].kind is tuple else plain(value)

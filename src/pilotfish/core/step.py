@@ -10,9 +10,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.executor import NO_NODES, NodeRows, Sampling, SequenceRows
+from pilotfish.core.executor import NO_NODES, NodeRows, Sampling, SequenceRows, TokenLogprobs
 from pilotfish.core.logit_rules import LogitEdits
-from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.request import Request
 from pilotfish.core.slots import Slots
 from pilotfish.core.tree import ROOT, Forest, Ints

@@ -20,6 +20,7 @@ from enum import Enum, auto
 
 import numpy as np
 
+from pilotfish.core.lookahead import TreeCopy
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
@@ -30,6 +31,7 @@ from pilotfish.core.messages import (
     Open,
     Outgoing,
     Peer,
+    PushedNodes,
     Refuse,
     Resync,
     ToDraft,
@@ -37,7 +39,6 @@ from pilotfish.core.messages import (
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.tree import OTHER, TokenTree
-from pilotfish.core.tree_copy import PushedNodes, TreeCopy
 
 #: Seconds without a draft double up to this many times.
 MAX_DOUBLINGS = 6

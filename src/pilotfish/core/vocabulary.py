@@ -8,34 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 #: Added tokens that a target tells of; those beyond count as not shared.
 MAX_ADDED = 4096
 LONGEST_TOKEN = 1024
-
-
-@dataclass(frozen=True)
-class Unshared:
-    """Token ids of a draft that its target lacks."""
-
-    ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    first: int = 1 << 31  # and all from here on
-
-    def mask(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of `tokens` these are."""
-        beyond = tokens >= self.first
-        return beyond | np.isin(tokens, self.ids) if len(self.ids) else beyond
-
-
-def readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
-    """A target's tokens as a draft with `vocab_size` embeddings reads them: 0 in place of those that it lacks."""
-    return [token if token < vocab_size else 0 for token in tokens]
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from pilotfish.core.calibration import SecondsBySize
-from pilotfish.core.draft_sessions import NO_LEAF, ROOT_LEAF, DraftSession, LevelPart, SessionKey, SessionTable
+from pilotfish.core.draft_sessions import (
+    NO_LEAF,
+    ROOT_LEAF,
+    DraftSession,
+    LevelPart,
+    SessionKey,
+    SessionTable,
+    Unshared,
+)
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Outcome, Sampling, SequenceRows
 from pilotfish.core.lookahead import GrownTree
@@ -17,7 +25,6 @@ from pilotfish.core.messages import Open
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import Floats, TokenTree
-from pilotfish.core.vocabulary import Unshared, readable
 
 #: Rows of a prompt that one forward takes.
 CHUNK = 256
@@ -43,11 +50,16 @@ class Grower:
         session, slots = part.session, part.session.slots
         if part.pending:
             start = len(slots) - part.pending
-            tokens = readable(session.tokens[start : len(slots)], self.executor.vocab_size)
+            tokens = _readable(session.tokens[start : len(slots)], self.executor.vocab_size)
             return SequenceRows(start, tokens, slots, NO_NODES, [part.pending - 1] if len(part.leaves) else [])
         nodes, leaves = session.tree.nodes, part.leaves
         rows = NodeRows(nodes.tokens[leaves], nodes.depths[leaves], session.tree.paths(leaves))
         return SequenceRows(len(slots), [], slots, rows, kept=())
+
+
+def _readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """A target's tokens as a draft with `vocab_size` embeddings reads them: 0 in place of those that it lacks."""
+    return [token if token < vocab_size else 0 for token in tokens]
 
 
 def sampling_of(level: Sequence[LevelPart], children: int) -> Sampling:

@@ -20,9 +20,8 @@ from pilotfish.core.budget import Budget
 from pilotfish.core.drafter import CombinedDrafter, Drafter, NoDrafter
 from pilotfish.core.logit_rules import check_token_ids
 from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
-from pilotfish.core.plain_values import plain
 from pilotfish.core.request import FinishReason, Request, check_cache_salt
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling_params import SamplingParams, plain
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.step import RequestCommit
@@ -46,9 +45,8 @@ from pilotfish.observe.records import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
 from pilotfish.options import is_text
 from pilotfish.plan.pace import Pace
-from pilotfish.target.guard import GuardedDrafter
 from pilotfish.target.remote import RemoteDrafter
-from pilotfish.target.worker import TargetWorker
+from pilotfish.target.worker import GuardedDrafter, TargetWorker
 from pilotfish.wire.serving import Delta
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pilotfish.config import EngineConfig
-from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine, Prompt
 from pilotfish.engine.sample import Sample

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.step import RequestCommit

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows
-from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows, TokenLogprobs
 from pilotfish.core.tree import NO_TOKEN
 from pilotfish.model.pacer import Pacer
 from pilotfish.model.runner import Runner

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.executor import Sampling
+from pilotfish.core.executor import Sampling, TokenLogprobs
 from pilotfish.core.logit_rules import LogitEdits
-from pilotfish.core.logprobs import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 
 #: Below it logits / T would swallow the noise, then overflow; the arg max has all the mass long before.

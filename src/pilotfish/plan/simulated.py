@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows
-from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows, TokenLogprobs
 from pilotfish.core.noise import gumbel
 from pilotfish.core.slots import Slots
 from pilotfish.core.tree import Floats, Ints

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
 from pilotfish.server import responses

@@ -20,7 +20,7 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.stream import Stream

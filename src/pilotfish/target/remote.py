@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.messages import Hello, Peer, Tree
+from pilotfish.core.messages import Hello, Peer, PushedNodes, Tree
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.tree import TokenTree
-from pilotfish.core.tree_copy import PushedNodes
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decode_to_target, encode
 

@@ -17,7 +17,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from pilotfish.core.logprobs import TokenLogprobs
+from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
