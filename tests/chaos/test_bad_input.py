@@ -221,7 +221,9 @@ def test_a_port_in_use(draft: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert err.startswith(f"pilotfish: listen: '{where}'") and "Address already in use" in err and err.count("\n") == 1
 
 
-def test_nothing_is_left_behind_by_failures(refused: Refused, draft: Path) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("pilotfish-*"))
+def test_nothing_is_left_behind_by_failures(
+    refused: Refused, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     refused("--mode", "async", "--draft", draft, "--draft-key", "/no/such/key")
-    assert set(Path(tempfile.gettempdir()).glob("pilotfish-*")) <= before
+    assert not list(tmp_path.glob("pilotfish-*"))

@@ -45,6 +45,13 @@ def test_order_holds_both_ways(both: Both) -> None:
     assert [received.frame for received in exactly(len(frames), dialing)] == frames
 
 
+def test_only_connections_between_hosts_have_a_heartbeat(both: Both) -> None:
+    """Within a host it would take the connection of a process that is stopped for a while, and what is on the way."""
+    sockets = [socket for channel in both for socket in channel._handlers if socket.type in (zmq.ROUTER, zmq.DEALER)]
+    within = both[0].endpoint.startswith("ipc:")
+    assert [socket.heartbeat_ivl for socket in sockets] == [0 if within else 2_000] * 2
+
+
 def test_several_targets_and_several_pools(listen: Listen, dial: Dial) -> None:
     pools = [listen(ANY_PORT), listen(ANY_PORT)]
     targets = [dial([pool.endpoint for pool in pools], name) for name in (b"one", b"two")]
