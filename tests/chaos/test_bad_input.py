@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import zmq
 from support import write_tokenizer
-from workers import LOAD, Start, endpoint_in
+from workers import LIMIT, LOAD, Start, endpoint_in
 
 from pilotfish.cli import main
 from pilotfish.core.messages import PROTOCOL_VERSION, Refuse
@@ -123,7 +123,10 @@ def test_a_refusal_gives_no_commands_to_the_terminal(refused: Refused, tmp_path:
     assert line.endswith(r"refused: no\x1b[2J\x1b]0;owned\x07\r\npilotfish: all is well\x9b\u202e")
 
 
-def test_a_pool_with_another_tokenizer(generate: Generate, pool: Start, draft: Path, tmp_path: Path) -> None:
+def test_a_pool_with_another_tokenizer(
+    generate: Generate, pool: Start, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_drafts, "ANSWER", LIMIT)
     foreign = shutil.copytree(draft, tmp_path / "foreign")
     write_tokenizer(foreign, vocab_size=400)
     pool(foreign)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,19 @@ def test_a_worker_hears_of_its_parents_end_all_the_same(monkeypatch: pytest.Monk
     assert signals.received == signal.SIGHUP
 
 
+def test_a_signal_that_was_lost_while_an_object_was_deleted_stops_the_loop() -> None:
+    class Deleted:
+        def __del__(self) -> None:
+            with suppress(Stopped):  # as the interpreter does
+                signal.raise_signal(signal.SIGTERM)
+
+    stopped: list[int] = []
+    with Signals() as signals:
+        Deleted()
+        signals.call(lambda: stopped.append(signals.received))
+        assert stopped == [signal.SIGTERM]
+
+
 #: A channel that signals wake, of which others come between any two lines of a handler.
 HANDLERS = """
 import signal, sys
@@ -60,7 +74,7 @@ def another(frame: FrameType, event: str, argument: object) -> object:
 
 channel = DialingChannel((sys.argv[1],), b"1")
 with Signals() as signals:
-    signals.stop = channel.wake
+    signals.call(channel.wake)
     sys.settrace(another)
     signal.raise_signal(signal.SIGTERM)
     channel.close()

@@ -48,7 +48,7 @@ def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None)
             logger.info("%s listens at %s", config.name, channel.endpoint)
             ready(channel.endpoint)
             with _traced(worker, config):
-                signals.stop = worker.stop
+                signals.call(worker.stop)
                 worker.run()
             if pacer is not None:
                 _report_pacing(pacer.pacing())

@@ -197,15 +197,21 @@ def heeded(numbers: Iterable[int]) -> list[int]:
 
 
 class Signals:
-    """SIGTERM, SIGINT, and SIGHUP, which tells of the parent's end. Once `stop` is set they call it; before that they
-    raise Stopped. A process without a supervisor takes only those that are `heeded`.
+    """SIGTERM, SIGINT, and SIGHUP, which tells of the parent's end. They raise Stopped until `call` names a function to
+    call instead. A process without a supervisor takes only those that are `heeded`.
 
     Signals interrupt each other's handlers: a parent's end sends SIGHUP for each of its threads. So nothing here waits
     for a lock that the interrupted handler may hold."""
 
     def __init__(self) -> None:
         self.received = 0  # the last one
-        self.stop: Callable[[], None] | None = None
+        self._stop: Callable[[], None] | None = None
+
+    def call(self, stop: Callable[[], None]) -> None:
+        """Call `stop` from now on; at once after a signal whose Stopped was lost, as in a `__del__`."""
+        self._stop = stop
+        if self.received:
+            stop()
 
     def __enter__(self) -> Signals:
         all_three = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -219,7 +225,7 @@ class Signals:
 
     def _handle(self, number: int, _: object) -> None:
         first, self.received = not self.received, number
-        if self.stop is not None:
-            self.stop()
+        if self._stop is not None:
+            self._stop()
         elif first:
             raise Stopped

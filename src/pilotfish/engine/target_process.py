@@ -57,7 +57,8 @@ def run_target(config: EngineConfig, endpoint: str, signals: Signals, workers: D
     channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
     with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, workers=workers) as engine:
         service = TargetService(engine, channel)
-        heartbeat.step, signals.stop = service.step_seconds, service.stop
+        heartbeat.step = service.step_seconds
+        signals.call(service.stop)
         service.run()
 
 
