@@ -197,7 +197,7 @@ class Scheduler:
         for chunk, slots, verdict in zip(step.chunks, step.slots, verdicts, strict=True):
             path = verdict.path[: max(len(verdict.tokens) - 1, 0)]  # the last token's KV is not kept
             rejected[path] = False
-            chunk.request.add_slots(np.concatenate((slots, step.node_slots[path])))
+            chunk.request.add_slots(np.concatenate((slots, step.node_slots[path])) if path else slots)
         self.pool.release(step.node_slots[rejected])
 
     def cancel(self, step: Step) -> None:
@@ -227,7 +227,7 @@ def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> 
     """Commit the tokens of a verdict, up to one that ends the request."""
     tokens = request.extend(verdict.tokens)
     path = verdict.path[: len(tokens)]
-    origins = step.forest.nodes.origins[path].tolist()
+    origins = step.forest.nodes.origins[path].tolist() if path else []
     if verdict.tokens:
         request.stats.count(verdict.nodes, verdict.deepest, origins)
     return RequestCommit(request, tokens, path, origins, verdict.samples[: len(tokens)], scored, verdict.nodes)

@@ -275,23 +275,26 @@ def walk(forest: Forest, sampled: Ints) -> list[Verdict]:
     nodes, the next tree's root. Nothing about the draft enters, so whatever the trees hold, the result is what the
     target alone would have produced: a node is accepted if its parent is and the target's token there is the node's.
     """
+    if not len(forest):
+        return [_verdict([], [tree], sampled, 0, 0) for tree in range(forest.num_trees)]
+    nodes, owners, of_node = forest.nodes, forest.owners, forest.sample_of_node
+    of_root = forest.starts[:-1] + np.arange(forest.num_trees)
+    above = np.where(nodes.parents == ROOT, of_root[owners], of_node[nodes.parents])
+    right = np.flatnonzero(sampled[above] == nodes.tokens)  # in order: parents come first
     paths: list[list[int]] = [[] for _ in range(forest.num_trees)]
-    starts, nodes, owners = forest.starts, forest.nodes, forest.owners
-    of_node, of_root = forest.sample_of_node, starts[:-1] + np.arange(forest.num_trees)
+    samples = [[root] for root in of_root.tolist()]
+    fields = (right, nodes.parents[right], owners[right], of_node[right])
+    for node, parent, owner, sample in zip(*(values.tolist() for values in fields), strict=True):
+        if parent == (paths[owner][-1] if paths[owner] else ROOT):
+            paths[owner].append(node)
+            samples[owner].append(sample)
     deepest = np.zeros(forest.num_trees, np.int64)
-    if len(forest):
-        above = np.where(nodes.parents == ROOT, of_root[owners], of_node[nodes.parents])
-        right = np.flatnonzero(sampled[above] == nodes.tokens)  # in order: parents come first
-        fields = (right, nodes.parents[right], owners[right])
-        for node, parent, owner in zip(*(values.tolist() for values in fields), strict=True):
-            if parent == (paths[owner][-1] if paths[owner] else ROOT):
-                paths[owner].append(node)
-        np.maximum.at(deepest, owners, nodes.depths)
-    trees = zip(paths, of_root.tolist(), forest.sizes.tolist(), deepest.tolist(), strict=True)
-    return [_verdict(path, [root, *of_node[path].tolist()], sampled, size, depth) for path, root, size, depth in trees]
+    np.maximum.at(deepest, owners, nodes.depths)
+    trees = zip(paths, samples, forest.sizes.tolist(), deepest.tolist(), strict=True)
+    return [_verdict(path, places, sampled, size, depth) for path, places, size, depth in trees]
 
 
 def _verdict(path: list[int], samples: list[int], sampled: Ints, nodes: int, deepest: int) -> Verdict:
-    tokens = sampled[samples].tolist()
+    tokens = [int(sampled[sample]) for sample in samples]
     given = len(tokens) - (tokens[-1] == NO_TOKEN)
     return Verdict(path, tokens[:given], samples[:given], nodes, deepest)

@@ -152,14 +152,14 @@ def _flat(
 
 def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     """l of the module's docstring up to a constant per row; -inf where a filter excludes. float64."""
-    every, rows = sampling.params, torch.from_numpy(sampling.sequences)
+    every = sampling.params
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64)[rows, None].to(logits.device)
+        return torch.from_numpy(np.array(values, np.float64)[sampling.sequences, None]).to(logits.device)
 
     temperatures = column([1.0 if p.greedy else max(p.temperature, MIN_TEMPERATURE) for p in every])
     floors = column([math.log(p.min_p) if p.min_p else -math.inf for p in every])
-    top_k = torch.tensor([p.top_k for p in every])[rows, None].to(logits.device)
+    top_k = torch.from_numpy(np.array([p.top_k for p in every])[sampling.sequences, None]).to(logits.device)
     top_p = column([p.top_p for p in every])
     if logits.device.type == "cpu" and hasattr(torch.ops.pilotfish, "filter_logits"):
         scores: Tensor = torch.ops.pilotfish.filter_logits(logits, temperatures, floors, top_k, top_p)
@@ -202,8 +202,8 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
 
 def perturbed_topk(scores: Tensor, sampling: Sampling, k: int) -> tuple[Tensor, Tensor]:
     """The k best tokens of each row by score + noise: values float64 [rows, k] descending, ids int64."""
-    signed = torch.from_numpy(np.array(sampling.seeds, np.uint64).view(np.int64))  # of the same bits
-    seeds = signed[torch.from_numpy(sampling.sequences)]
+    signed = np.array(sampling.seeds, np.uint64).view(np.int64)  # of the same bits
+    seeds = torch.from_numpy(signed[sampling.sequences])
     positions = torch.from_numpy(sampling.positions)
     if scores.device.type == "cpu" and hasattr(torch.ops.pilotfish, "perturbed_topk"):
         values, tokens = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k)
