@@ -1,4 +1,4 @@
-"""The OpenAPI document describes what is taken and given."""
+"""The OpenAPI document describes what is taken and given; the page's files are served."""
 
 from __future__ import annotations
 
@@ -66,3 +66,17 @@ def test_bodies_and_answers_are_described(client: Client) -> None:
 def test_a_configuration_that_cannot_be(field: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=field):
         ServerConfig(**{field: value})
+
+
+@pytest.mark.parametrize("path", ["/", "/playground/page.js", "/playground/page.css", "/playground/icon.svg"])
+def test_files_of_the_page(client: Client, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status == 200 and answer.body
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+    assert answer.headers["cache-control"] == "no-cache" and answer.headers["x-content-type-options"] == "nosniff"
+    assert client.get(path, if_none_match=answer.headers["etag"]).status == 304
+
+
+@pytest.mark.parametrize("path", ["/playground", "/playground/", "/playground/none.js", "/playground/../routes.py"])
+def test_other_paths_are_no_files_of_the_page(client: Client, path: str) -> None:
+    assert client.get(path).error["code"] == "unknown_url"

@@ -78,15 +78,12 @@ class TokenRoom:
         (field, asked), least = body.limit, body.min_tokens or 0
         bound = "the context" if self.target.context <= self.target.kv_slots else "the target's KV pool"
         if self.left < 1:
-            field = body.prompt_field
             problem = f"{self.prompt} tokens are not allowed; expected at most {self.most - 1}: {bound} has {self.most}"
-        elif (most := max(asked or 0, least)) > self.left:
-            field = field if (asked or 0) >= least else "min_tokens"
+            raise bad_request(body.prompt_field, problem, "context_length_exceeded")
+        if (most := max(asked or 0, least)) > self.left:
             problem = f"{most} is not allowed; expected at most {self.left}: the prompt has {self.prompt} tokens, "
-            problem += f"{bound} {self.most}"
-        else:
-            return
-        raise bad_request(field, problem, "context_length_exceeded")
+            blamed = field if (asked or 0) >= least else "min_tokens"
+            raise bad_request(blamed, f"{problem}{bound} {self.most}", "context_length_exceeded")
 
 
 def sampling_params(

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
     from pilotfish.server.formats import AnswerFormat
     from pilotfish.server.limits import Reservation
 
-Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -237,7 +236,7 @@ def encoded(message: Struct) -> bytes:
     return b"data: " + encode(message) + b"\n\n"
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Exception | None]) -> Exception | None:
     """The result of `work`, which is cancelled, and ClientGone raised, once the client is gone."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
     try:
