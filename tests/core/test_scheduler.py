@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support import random_tree
+from trees import trees_of
 
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
@@ -59,7 +60,7 @@ def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
     assert step.num_rows == sum(rows.num_rows for rows in step.rows()) <= scheduler.max_rows
     assert [chunk.request for chunk in step.chunks] == scheduler.running
     assert all(chunk.count >= 1 for chunk in step.chunks)
-    for cut, whole in zip(step.forest.trees(), trees, strict=True):
+    for cut, whole in zip(trees_of(step.forest), trees, strict=True):
         assert paths(cut).items() <= paths(whole).items()
     scheduler.commit(step, sampled_of(step))
     return step
@@ -67,7 +68,7 @@ def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
 
 def sampled_of(step: Step) -> np.ndarray:
     """The target's token after each root and each node."""
-    trees = zip(step.requests, step.forest.trees(), strict=True)
+    trees = zip(step.requests, trees_of(step.forest), strict=True)
     nodes = [(request, tree.path_tokens(n)) for request, tree in trees for n in (ROOT, *range(len(tree)))]
     return np.array([next_token(request, path) for request, path in nodes], np.int64)
 
@@ -180,8 +181,8 @@ def test_a_request_may_want_few_nodes_or_none() -> None:
         scheduler.add(Request(number, [1], params, number, frozenset(), 1000, max_nodes=most))
     trees = [random_tree(rng, VOCAB, 12) for _ in range(3)]
     step = scheduler.schedule(scheduler.plan().chunks, Forest.of(trees), 1000)
-    assert [len(tree) for tree in step.forest.trees()] == [len(trees[0]), 3, 0]
-    assert paths(step.forest.trees()[1]) == paths(trees[1].take(trees[1].best(3)))
+    assert [len(tree) for tree in trees_of(step.forest)] == [len(trees[0]), 3, 0]
+    assert paths(trees_of(step.forest)[1]) == paths(trees[1].take(trees[1].best(3)))
 
 
 def test_a_long_prompt_delays_nobody() -> None:

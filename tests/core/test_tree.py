@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from support import random_tree
+from trees import trees_of
 
 from pilotfish.core.tree import NO_TOKEN, ROOT, Forest, TokenTree, TreeBuilder, walk
 
@@ -162,11 +163,11 @@ def test_a_walk_gives_what_the_target_alone_gives(forest: list[TokenTree], seed:
 @given(forest=st.lists(trees(), max_size=5), data=st.data())
 def test_trees_side_by_side_stay_what_they_are(forest: list[TokenTree], data: st.DataObject) -> None:
     together = Forest.of(forest)
-    assert [paths(tree) for tree in together.trees()] == [paths(tree) for tree in forest]
+    assert [paths(tree) for tree in trees_of(together)] == [paths(tree) for tree in forest]
     count = data.draw(st.integers(0, 40))
     cut = together.take(together.nodes.best(count))
     assert len(cut) == min(count, len(together)) and cut.num_trees == len(forest)
-    for part, tree in zip(cut.trees(), forest, strict=True):
+    for part, tree in zip(trees_of(cut), forest, strict=True):
         assert paths(part).items() <= paths(tree).items()
 
 

@@ -1,10 +1,11 @@
-"""What holds of every lookahead tree."""
+"""Trees of a forest, and a check of lookahead trees."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from pilotfish.core.lookahead import GrownTree
+from pilotfish.core.tree import Forest, TokenTree
 
 
 def check_tree(nodes: GrownTree) -> None:
@@ -15,3 +16,7 @@ def check_tree(nodes: GrownTree) -> None:
     assert (np.diff(nodes.ids) > 0).all()
     assert (nodes.scores <= above).all()
     assert len(set(zip(nodes.parents.tolist(), nodes.tokens.tolist(), strict=True))) == len(nodes)
+
+
+def trees_of(forest: Forest) -> list[TokenTree]:
+    return [forest.nodes.take(np.flatnonzero(forest.owners == tree)) for tree in range(forest.num_trees)]

@@ -87,7 +87,7 @@ def test_following_goes_on_where_matching_stopped(
 def test_it_is_linear(sequences: list[list[int]]) -> None:
     found = read(sequences)
     assert found.num_tokens == sum(map(len, sequences))
-    assert found.num_states <= 2 * found.num_tokens + 1
+    assert len(found._links) <= 2 * found.num_tokens + 1
     assert sum(map(len, found._transitions)) <= 3 * found.num_tokens
 
 
@@ -99,7 +99,7 @@ def test_counts_stop_and_so_does_counting(period: int) -> None:
     found.extend(tokens)
     counts = found._counts[1:]
     assert max(counts) == MAX_COUNT
-    assert sum(counts) <= MAX_COUNT * (found.num_states - 1)
+    assert sum(counts) <= MAX_COUNT * (len(found._links) - 1)
     assert_contexts(found, [tokens], tokens, found.match(tokens[-3:]))
 
 

@@ -14,12 +14,11 @@ from enum import Enum
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pilotfish.core.calibration import Calibration, Floats, GainCurve, SecondsBySize, StepCosts
+from pilotfish.core.calibration import Calibration, GainCurve, SecondsBySize, StepCosts
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.step import RequestCommit, Step
-from pilotfish.core.tree import Forest
+from pilotfish.core.tree import Floats, Forest
 
 #: Nodes that a step may verify, over all its sequences together.
 BUCKETS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -143,14 +142,11 @@ class AdaptiveBudget:
         expected = {Choice(Effort.NONE, 0): load.sequences / float(forward[0])}
         for effort, curve in self._gains.items():
             tokens = load.sequences * (1 + curve.gain(buckets / load.sequences))
-            levels = self._depths(load, buckets) if effort is Effort.DRAFT else 1.0
+            # a level brings each tree a node, as in a chain
+            levels = np.clip(buckets / load.sequences, 1.0, self._levels) if effort is Effort.DRAFT else 1.0
             values = tokens / (forward + self._level_seconds[effort].at(load.sequences) * levels)
             expected |= {Choice(effort, b): v for b, v in zip(buckets.tolist()[1:], values.tolist()[1:], strict=True)}
         return expected
-
-    def _depths(self, load: StepLoad, buckets: NDArray[np.int64]) -> Floats:
-        """Levels after which trees hold what fits into each bucket: a node a level, as in a chain."""
-        return np.clip(buckets / load.sequences, 1.0, self._levels)
 
     def _choose(self, load: StepLoad, expected: dict[Choice, float], now: float) -> None:
         """Take the best choice where it is due."""

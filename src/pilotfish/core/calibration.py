@@ -6,9 +6,8 @@ import bisect
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from pilotfish.core.tree import Floats, Ints
 
 
 class StepCosts:
@@ -36,7 +35,7 @@ class StepCosts:
         """Seconds of a forward of `rows`; beyond the last knot in proportion to its slope from the first."""
         return float(self.over(np.array([rows]))[0])
 
-    def over(self, rows: NDArray[np.int64]) -> Floats:
+    def over(self, rows: Ints) -> Floats:
         """The same for many row counts, ascending."""
         places = np.array([self._padded(int(r)) for r in rows], np.float64)
         inside = np.interp(places, self._rows, self._seconds)
@@ -96,7 +95,7 @@ class Calibration:
         self._seen += np.bincount(self._bins(verified), minlength=self.BINS)
         self._hits += np.bincount(self._bins(accepted), minlength=self.BINS)
 
-    def _bins(self, scores: Floats) -> NDArray[np.int64]:
+    def _bins(self, scores: Floats) -> Ints:
         depths = -scores / self.WIDTH
         return np.clip(depths, 0, self.BINS - 1).astype(np.int64)
 
@@ -111,7 +110,7 @@ class GainCurve:
         self._by_rank = first * falls ** np.arange(nodes)
         self._count = 0
 
-    def observe(self, chances: Floats, sizes: NDArray[np.int64]) -> None:
+    def observe(self, chances: Floats, sizes: Ints) -> None:
         """Chances of the nodes of a step's trees, one tree after the other, `sizes` nodes each."""
         table = np.zeros((len(sizes), max(len(self._by_rank), int(sizes.max()))))
         places = np.arange(len(chances)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

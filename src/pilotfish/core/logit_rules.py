@@ -78,7 +78,9 @@ class LogitRules:
         self._last_forced = len(prompt) + params.min_tokens  # sequences shorter than this may not end
         self._stop_ids = np.array(sorted(stop_ids), np.int64)
         self._allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
-        self._biased, self._biases = _bias_arrays(params.logit_bias)
+        bias = params.logit_bias
+        self._biased = np.fromiter(bias, np.int64, len(bias))
+        self._biases = np.fromiter(bias.values(), np.float64, len(bias))
         self._sequences = [tuple(s) for s in bad_sequences if len(s) > 1]
         single = [s[0] for s in bad_sequences if len(s) == 1]
         self._bad = np.array([*params.bad_token_ids, *single], np.int64)
@@ -102,7 +104,8 @@ class LogitRules:
         """These tokens are output now."""
         self._history.extend(tokens)
         if self._counts is not None:
-            _count(self._counts, tokens)
+            for token in tokens:
+                self._counts[token] = self._counts.get(token, 0) + 1
             self._seen = None
 
     def edits(self, path: Sequence[int]) -> LogitEdits:
@@ -133,17 +136,8 @@ def _penalizes(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-def _count(counts: dict[int, int], tokens: Sequence[int]) -> None:
-    for token in tokens:
-        counts[token] = counts.get(token, 0) + 1
-
-
 def _int_arrays(counts: Mapping[int, int]) -> tuple[Ids, Ids]:
     return np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
-
-
-def _bias_arrays(bias: Mapping[int, float]) -> tuple[Ids, NDArray[np.float64]]:
-    return np.fromiter(bias, np.int64, len(bias)), np.fromiter(bias.values(), np.float64, len(bias))
 
 
 def check_token_ids(

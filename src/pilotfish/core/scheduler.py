@@ -22,9 +22,6 @@ from pilotfish.errors import PromptError
 HEADROOM = 64
 
 
-_NO_SLOTS = np.zeros(0, np.int32)
-
-
 class Scheduler:
     """Continuous batching in arrival order over one slot pool; the only place that changes requests.
 
@@ -220,7 +217,7 @@ class Scheduler:
 
     def check(self) -> None:
         """EngineError unless every slot is free or counts the running requests that it belongs to."""
-        self.pool.check(np.concatenate([_NO_SLOTS, *(r.slots[: r.num_computed] for r in self.running)]))
+        self.pool.check([slot for r in self.running for slot in r.slots[: r.num_computed].tolist()])
 
 
 def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> RequestCommit:

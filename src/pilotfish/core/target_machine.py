@@ -105,7 +105,6 @@ class RemoteCounts:
     hits: int = 0  # commits that were in the tree
     misses: int = 0
     trees: int = 0  # frames attached
-    nodes: int = 0  # in them
     opened: int = 0  # sessions, opened anew included
     moved: int = 0  # sessions whose pool was lost
 
@@ -303,7 +302,6 @@ class TargetMachine:
         dropped, late, repeated = copy.dropped, copy.late, copy.repeated
         copy.attach(pushed)
         self.counts.trees += 1
-        self.counts.nodes += len(pushed)
         self.arrivals.append(Arrival(now, len(pushed)))
         pool.drops.add("late_nodes", copy.late - late, now)
         pool.drops.add("repeated_nodes", copy.repeated - repeated, now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -234,10 +234,6 @@ class Forest:
     def sample_of_node(self) -> Ints:
         """Place of each node where every tree's root comes before its nodes. [n]"""
         return np.arange(len(self)) + self.owners + 1
-
-    def trees(self) -> list[TokenTree]:
-        """One by one."""
-        return [self.nodes.take(np.arange(first, end)) for first, end in pairwise(self.starts.tolist())]
 
 
 def _starts(owners: Ints, num_trees: int) -> Ints:

@@ -46,10 +46,6 @@ class SuffixAutomaton:
         self._counts = [0]  # occurrences, at most MAX_COUNT; the root's are not counted
         self._last = ROOT  # the sequence so far
 
-    @property
-    def num_states(self) -> int:
-        return len(self._links)
-
     # -- growth
 
     def begin(self) -> None:

@@ -32,7 +32,7 @@ class DraftWorker:
         self.machine = machine
         self.grower = grower
         self.channel = channel
-        self.observe: ObserveLevel = _ignore
+        self.observe: ObserveLevel = lambda _: None
         self._clock = clock
         self._stopping = False
         self._inbox: deque[Received] = deque()
@@ -109,7 +109,3 @@ class DraftWorker:
             )
         )
         self._observed_used, self._observed_wasted = used, wasted
-
-
-def _ignore(record: LevelRecord) -> None:
-    """Nobody observes."""

@@ -37,7 +37,6 @@ class StepTimes:
     commit: float = 0.0
 
     def add(self, record: StepRecord) -> None:
-        """One more step."""
         self.steps += 1
         self.draft += record.drafted - record.planned
         self.schedule += record.planned - record.began + record.scheduled - record.drafted
@@ -67,7 +66,7 @@ class TargetWorker:
         self.drafter = GuardedDrafter(drafter, executor.vocab_size)
         self.budget = budget
         self.times = StepTimes()
-        self.observe: ObserveStep = _ignore
+        self.observe: ObserveStep = lambda _: None
         self.last_step: StepRecord | None = None
         self._clock = clock
         self._ended = clock()
@@ -148,10 +147,6 @@ class TargetWorker:
         self.observe(record)
 
 
-def _ignore(record: StepRecord) -> None:
-    """Nobody observes."""
-
-
 def _device_moments(ended: float, seconds: ForwardSeconds) -> tuple[float, float, float]:
     """When the rows' tensors were there, the logits, and the tokens."""
     computed = ended - seconds.sample
@@ -201,23 +196,10 @@ class GuardedDrafter:
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> Forest:
         """A tree for each request, empty for those that want none."""
-        asked = [request for request in requests if request.max_nodes != 0] if limits.nodes else []
-        trees = iter(self._propose(asked, limits) if asked else [])
-        wants = (limits.nodes and request.max_nodes != 0 for request in requests)
-        proposed = [next(trees) if wanted else TokenTree.empty() for wanted in wants]
-        try:
-            return self._verifiable(proposed)
-        except Exception as error:
-            self._drop(f"{type(error).__name__}: {error}")
-            return Forest.of([TokenTree.empty()] * len(requests))
-
-    def _propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
-        empty = NoDrafter().propose(requests, limits)
-        trees = self._try(lambda: self.drafter.propose(requests, limits), empty)
-        if len(trees) != len(requests):
-            self._drop(f"{len(trees)} trees for {len(requests)} requests")
-            return empty
-        return trees
+        wants = [limits.nodes > 0 and request.max_nodes != 0 for request in requests]
+        asked = [request for request, wanted in zip(requests, wants, strict=True) if wanted]
+        empty = Forest.of([TokenTree.empty()] * len(asked))
+        return (self._try(lambda: self._verifiable(asked, limits), empty) if asked else empty).among(wants)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         return bool(self._try(lambda: self.drafter.commit(request, tokens), False))
@@ -225,15 +207,16 @@ class GuardedDrafter:
     def close(self, request: Request) -> None:
         self._try(lambda: self.drafter.close(request), None)
 
-    def _verifiable(self, trees: Sequence[TokenTree]) -> Forest:
-        """The trees, an empty one in place of each that breaks a rule."""
+    def _verifiable(self, requests: Sequence[Request], limits: DraftLimits) -> Forest:
+        """The drafter's trees, an empty one in place of each that breaks a rule."""
+        trees = self.drafter.propose(requests, limits)
+        if len(trees) != len(requests):
+            self._drop(f"{len(trees)} trees for {len(requests)} requests")
+            trees = [TokenTree.empty()] * len(requests)
         forest = Forest.of(trees)
-        if not len(forest):
+        broken = set(forest.owners[~_lawful(forest, self._vocab_size)].tolist()) if len(forest) else ()
+        if not broken:
             return forest
-        lawful = _lawful(forest, self._vocab_size)
-        if lawful.all():
-            return forest
-        broken = set(forest.owners[~lawful].tolist())
         return Forest.of([TokenTree.empty() if index in broken else tree for index, tree in enumerate(trees)])
 
     def _try(self, call: Callable[[], T], otherwise: T) -> T:
