@@ -18,6 +18,7 @@ from pilotfish.core.step import Chunk, RequestCommit, Step
 from pilotfish.core.tree import OTHER, Forest, TokenTree
 
 NODES, LEVELS = 8, 8
+PARAMS = SamplingParams()
 
 
 @dataclass
@@ -79,7 +80,7 @@ def _step(forest: Forest) -> Step:
 
 
 def _request(number: int) -> Request:
-    return Request(number, [1], SamplingParams(), 0, frozenset(), 100)
+    return Request(number, [1], PARAMS, 0, frozenset(), 100)
 
 
 def speed(budget: Budget, device: Device, sequences: int, steps: int = 900) -> float:
