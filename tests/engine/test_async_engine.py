@@ -17,9 +17,8 @@ from support import SNIPPETS, make_engine, run
 
 from pilotfish.config import EngineConfig, config_of, config_text
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.engine.async_engine import AsyncEngine, Silence, StartTime
 from pilotfish.engine.launch import WorkerState
-from pilotfish.engine.liveness import Silence, StartTime
 from pilotfish.engine.stream import Stream, joined
 from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
 from pilotfish.wire.channel import Received

@@ -72,6 +72,11 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+def problems(supervisor: Supervisor) -> tuple[str, ...]:
+    """Why workers are down, a line for each."""
+    return tuple(state.problem for state in supervisor.poll() if state.problem)
+
+
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
     with Supervisor(QUICK) as made:
@@ -91,7 +96,7 @@ def running_pid(supervisor: Supervisor) -> int:
 def test_workers_run_until_the_supervisor_is_closed(supervisor: Supervisor) -> None:
     supervisor.start([python(SLEEP), python(SLEEP, name="draft 1")])
     eventually(lambda: all(state.status == "running" for state in supervisor.poll()))
-    assert [state.name for state in supervisor.poll()] == ["draft 0", "draft 1"] and supervisor.problems() == ()
+    assert [state.name for state in supervisor.poll()] == ["draft 0", "draft 1"] and problems(supervisor) == ()
     pids = [state.pid for state in supervisor.poll()]
     supervisor.close()
     assert not any(alive(pid) for pid in pids if pid) and not supervisor.directory.exists()
@@ -103,16 +108,16 @@ def test_bad_input_is_not_tried_again(supervisor: Supervisor, capfd: pytest.Capt
     supervisor.start([python(code)])
     eventually(lambda: supervisor.poll()[0].status == "failed")
     reason = "draft 0: exited with code 2: draft: no such directory"
-    assert supervisor.problems() == (reason,) and supervisor.poll()[0].restarts == 0
+    assert problems(supervisor) == (reason,) and supervisor.poll()[0].restarts == 0
     out, err = capfd.readouterr()
     assert out == "" and "out\n" in err and "first\ndraft: no such directory\n" in err
     with pytest.raises(EngineError) as caught:
-        wait_until(lambda: False, lambda: supervisor.problems()[0], LIMIT, "draft workers")
+        wait_until(lambda: False, lambda: problems(supervisor)[0], LIMIT, "draft workers")
     assert str(caught.value) == reason
     time.sleep(5 * QUICK.longest)
     assert supervisor.poll()[0].status == "failed" and supervisor.poll()[0].restarts == 0
     supervisor.close()
-    assert supervisor.problems() == (reason,)
+    assert problems(supervisor) == (reason,)
 
 
 def test_what_a_worker_writes_is_passed_on_escaped(supervisor: Supervisor, capfd: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +129,7 @@ sys.stderr.buffer.write(b"\x1b]0;owned\x07end")
 sys.exit(2)"""
     supervisor.start([python(code)])
     eventually(lambda: supervisor.poll()[0].status == "failed")
-    assert supervisor.problems() == (r"draft 0: exited with code 2: \x1b]0;owned\x07end",)
+    assert problems(supervisor) == (r"draft 0: exited with code 2: \x1b]0;owned\x07end",)
     err = capfd.readouterr().err
     assert "plain\tnaïve\n\\x1b[2Jcleared\\x07 \\x9b31m \ufffd\n50 %\n100 %\n\\x1b]0;owned\\x07end" in err
     assert not set(err) & set("\x1b\x07\r\x9b")
@@ -137,7 +142,7 @@ def test_the_last_line_is_waited_for(supervisor: Supervisor, monkeypatch: pytest
     monkeypatch.setattr(sys, "stderr", slow)
     supervisor.start([python("import sys; print('first\\nlast', file=sys.stderr); sys.exit(2)")])
     eventually(lambda: supervisor.poll()[0].status == "failed")
-    assert supervisor.problems() == ("draft 0: exited with code 2: last",)
+    assert problems(supervisor) == ("draft 0: exited with code 2: last",)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +171,7 @@ if os.path.getsize(sys.argv[1]) < 16:
     eventually(lambda: (tmp_path / "runs").exists() and (tmp_path / "runs").read_text() == "run\n" * 4)
     running_pid(supervisor)
     assert supervisor.poll()[0].restarts == 3
-    assert supervisor.problems() == () and supervisor.poll()[0].reason == "exited with code 1: no"
+    assert problems(supervisor) == () and supervisor.poll()[0].reason == "exited with code 1: no"
 
 
 def test_a_worker_that_is_killed_comes_back(supervisor: Supervisor) -> None:
@@ -190,8 +195,8 @@ def test_what_a_crashed_worker_had_started_is_gone_too(supervisor: Supervisor, t
 
 def test_a_command_that_does_not_exist_is_a_problem(supervisor: Supervisor) -> None:
     supervisor.start([WorkerSpec("draft 0", ["/no/such/command"])])
-    eventually(lambda: bool(supervisor.problems()))
-    assert re.fullmatch(r"draft 0: cannot be started: .*/no/such/command.*", supervisor.problems()[0])
+    eventually(lambda: bool(problems(supervisor)))
+    assert re.fullmatch(r"draft 0: cannot be started: .*/no/such/command.*", problems(supervisor)[0])
     eventually(lambda: supervisor.poll()[0].restarts >= 1)
 
 

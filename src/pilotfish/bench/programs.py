@@ -34,7 +34,7 @@ from pilotfish.config import EngineConfig, config_of, config_text
 from pilotfish.engine.draft_workers import Placement, split_cores, worker_command
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import WorkerSpec, die_with_parent, on_cores, worker_environment
-from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
+from pilotfish.engine.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.errors import EngineError
 
 #: Seconds that a program may take to end before it is killed.
@@ -182,8 +182,8 @@ def proxied(proxy: Program) -> list[str]:
 def attached(engine: Engine, endpoints: Sequence[str]) -> Iterator[RemoteDrafts]:
     """An idle engine's connection to pools; its drafter is for `engine.use`."""
     config = replace(engine.config, mode="async", draft_pool=tuple(endpoints))
-    identity = target_identity(config, engine.tokenizer, engine.model.shape.vocab_size)
-    with closing(RemoteDrafts(config, identity)) as remote:
+    hello = hello_of(config, engine.tokenizer, engine.model.shape.vocab_size)
+    with closing(RemoteDrafts(config, hello)) as remote:
         yield remote
 
 

@@ -34,7 +34,8 @@ from pilotfish.core.tree import Forest
 from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.engine.costs import make_budget
-from pilotfish.engine.engine import Engine, load
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.memory import load_configured
 from pilotfish.errors import ParameterError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.pacer import Pacer
@@ -91,7 +92,7 @@ def _contestants(engine: Engine, settings: Sequence[SyncSetting]) -> dict[str, C
     """Off and sync take their turns in the async engine."""
     config, remote = engine.config, engine.drafter
     assert config.draft is not None  # EngineConfig checks it
-    runner = Runner(load(config, config.draft), engine.memory.slots)
+    runner = Runner(load_configured(config, config.draft), engine.memory.slots)
     pacer = None if config.paces.draft is None else Pacer("draft", config.paces.draft)
     executor = TorchExecutor(runner, pacer, engine.model.shape.vocab_size)
 

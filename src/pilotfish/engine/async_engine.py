@@ -18,7 +18,6 @@ from pilotfish.config import EngineConfig, config_text, model_name
 from pilotfish.core.messages import Peer
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.launch import Delays, Supervisor, WorkerState
-from pilotfish.engine.liveness import Silence, StartTime
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable, WireError
@@ -47,6 +46,9 @@ SILENCE, LONG_STEP = 2.0, 30.0
 #: Seconds in one step after which a target is killed; also seconds of silence while it loads, because some libraries
 #: let no other thread run meanwhile.
 ENDLESS = 300.0
+#: Longest time between two looks that counts as silence. A later look means that this process, or the whole machine,
+#: stood still itself.
+LONGEST_LOOK = 0.5
 #: Seconds after which a client should try a silent target again.
 RETRY = 2.0
 #: Seconds that a target has to end, its draft workers included.
@@ -159,7 +161,8 @@ class AsyncEngine:
         channel = ListeningChannel(endpoint, high_water=0)
         self._channel_thread = ChannelThread(channel)
         self._channel_thread.start(self._receive, self._look)
-        command = target_command(self.config, endpoint)
+        options = (f"--connect={endpoint}", f"--config={config_text(self.config)}")
+        command = [sys.executable, "-m", "pilotfish", "target", *options]
         self._supervisor.start([WorkerSpec(TARGET, command, environment=self._environment)])
         await asyncio.to_thread(self._read_model)
 
@@ -267,12 +270,44 @@ class AsyncEngine:
                         self._streams.pop(request, None)
 
 
+class Silence:
+    """Seconds since a process was last heard, not counting time in which this process stood still."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._looked: float | None = None
+
+    def heard(self) -> None:
+        self.seconds = 0.0
+
+    def look(self, now: float) -> float:
+        if self._looked is not None:
+            self.seconds += min(now - self._looked, LONGEST_LOOK)
+        self._looked = now
+        return self.seconds
+
+
+class StartTime:
+    """Seconds that a target takes from its process's start until it is ready."""
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._last: float | None = None  # duration of the last start
+
+    def begin(self, now: float) -> None:
+        self._began = now
+
+    def end(self, now: float) -> None:
+        self._last = now - self._began
+
+    def left(self, now: float) -> float:
+        """Estimated seconds until it is ready: as long as the last start; in the first, as long again as so far."""
+        passed = now - self._began
+        return passed if self._last is None else max(self._last - passed, 0.0)
+
+
 def refusal_error(message: Refusal) -> PromptError | ParameterError:
     """The error that the target's engine raised."""
     if message.field is None:
         return PromptError(message.message)
     return ParameterError.described(message.field, message.message)
-
-
-def target_command(config: EngineConfig, endpoint: str) -> list[str]:
-    return [sys.executable, "-m", "pilotfish", "target", f"--connect={endpoint}", f"--config={config_text(config)}"]

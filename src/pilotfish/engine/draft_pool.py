@@ -18,10 +18,9 @@ from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.draft.lm import Grower
 from pilotfish.draft.worker import DraftWorker
-from pilotfish.engine.memory import device_of, plan_memory
+from pilotfish.engine.memory import load_configured, plan_memory
 from pilotfish.engine.process import Signals, Stopped, die_with_parent, name_process, remove_directory
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import DTYPES, load_model
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
@@ -85,9 +84,7 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
     torch.set_num_threads(model.num_threads)
     tokenizer = load_tokenizer(model.target)
     memory = plan_memory(model)
-    loaded = load_model(
-        model.target, DTYPES[model.dtype], device_of(model), eager=model.eager, quantization=model.quantization
-    )
+    loaded = load_configured(model, model.target)
     executor = TorchExecutor(Runner(loaded, memory.slots), pacer, len(tokenizer))
     table = SessionTable(SlotPool(memory.slots))
     identity = DraftIdentity(model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer))

@@ -31,9 +31,6 @@ class DraftWorkers:
         self._supervisor = Supervisor()
         self.names = tuple(f"draft {i}" for i in range(config.draft_workers))
         self.endpoints = tuple(f"ipc://{self._supervisor.directory}/draft-{i}" for i in range(config.draft_workers))
-        self._start(config)
-
-    def _start(self, config: EngineConfig) -> None:
         workers = zip(self.names, self.endpoints, self.placement.drafts, strict=True)
         self._supervisor.start(
             [WorkerSpec(name, worker_command(config, endpoint, name), cores) for name, endpoint, cores in workers]

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,12 +31,11 @@ from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.check import refuse_unequal_tokenizers
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.draft_workers import DraftWorkers, start_draft_workers
-from pilotfish.engine.memory import device_of, plan_memory
-from pilotfish.engine.remote_drafts import RemoteDrafts, target_identity
+from pilotfish.engine.memory import load_configured, plan_memory
+from pilotfish.engine.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import DTYPES, LoadedModel, load_model
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer, Pacing
 from pilotfish.model.runner import Runner
@@ -86,7 +84,7 @@ class Engine:
         self.tokenizer = load_tokenizer(config.target)
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
-        self.model = load(config, config.target, config.max_model_len)
+        self.model = load_configured(config, config.target, config.max_model_len)
         self.runner = Runner(self.model, self.memory.slots)
         executor = TorchExecutor(self.runner, self._pacer("target", config.paces.target))
         self.drafter = drafter or self._make_drafter()
@@ -142,7 +140,7 @@ class Engine:
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
         unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self.tokenizer).keys()
-        self.draft_runner = Runner(load(config, config.draft), self.memory.slots)
+        self.draft_runner = Runner(load_configured(config, config.draft), self.memory.slots)
         executor = TorchExecutor(
             self.draft_runner, self._pacer("draft", config.paces.draft), self.model.shape.vocab_size
         )
@@ -152,8 +150,8 @@ class Engine:
         config = self.config
         if config.draft is not None and not config.draft_pool:
             refuse_unequal_tokenizers(config.target, config.draft)
-        identity = target_identity(config, self.tokenizer, self.model.shape.vocab_size)
-        self.remote = RemoteDrafts(config, identity, self._workers)
+        hello = hello_of(config, self.tokenizer, self.model.shape.vocab_size)
+        self.remote = RemoteDrafts(config, hello, self._workers)
         return self.remote.drafter
 
     def _pacer(self, role: str, pace: Pace | None) -> Pacer | None:
@@ -285,11 +283,3 @@ class Engine:
     def check(self) -> None:
         """EngineError if a KV slot is neither free nor owned by a running request. Looks at every slot."""
         self.worker.scheduler.check()
-
-
-def load(config: EngineConfig, directory: Path, max_model_len: int = 0) -> LoadedModel:
-    """Load one of the configured models on the configured device."""
-    dtype, device, quantization = DTYPES[config.dtype], device_of(config), config.quantization
-    return load_model(
-        directory, dtype, device, eager=config.eager, quantization=quantization, max_model_len=max_model_len
-    )

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from pilotfish.engine.process import DIRECTORY, WorkerProcess, WorkerSpec
@@ -88,10 +87,6 @@ class Supervisor:
         """All workers, in the order of their start."""
         return tuple(worker.state for worker in self._thread.workers)
 
-    def problems(self) -> tuple[str, ...]:
-        """Why workers are down, a line for each."""
-        return tuple(state.problem for state in self.poll() if state.problem)
-
     def kill(self, name: str, reason: str) -> None:
         """Kill a worker, to be started again like one that has crashed, for that reason. From any thread; returns at
         once."""
@@ -104,7 +99,7 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,4 +1,4 @@
-"""Memory planned before anything is loaded."""
+"""Memory planned before anything is loaded, and the loading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from pilotfish.config import EngineConfig
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.footprint import Footprint, footprint
-from pilotfish.model.loader import DTYPES, load_config, shape_of
+from pilotfish.model.loader import DTYPES, LoadedModel, load_config, load_model, shape_of
 from pilotfish.model.quantize import load_torchao
 
 GIB = 1 << 30
@@ -149,6 +149,14 @@ def _alternatives(config: EngineConfig, slots: int) -> list[tuple[str, int]]:
     }
     plans = {name: (_without_slots(other), count) for name, (other, count) in smaller.items()}
     return [(name, plan.with_slots(count)) for name, (plan, count) in plans.items()]
+
+
+def load_configured(config: EngineConfig, directory: Path, max_model_len: int = 0) -> LoadedModel:
+    """Load one of the configured models on the configured device."""
+    dtype, device, quantization = DTYPES[config.dtype], device_of(config), config.quantization
+    return load_model(
+        directory, dtype, device, eager=config.eager, quantization=quantization, max_model_len=max_model_len
+    )
 
 
 def device_of(config: EngineConfig) -> torch.device:

@@ -6,7 +6,6 @@ import logging
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pilotfish.config import EngineConfig, model_name
@@ -33,27 +32,17 @@ MAX_RESTARTS = 3
 SWITCH_INTERVAL = 0.0002
 
 
-@dataclass(frozen=True)
-class TargetIdentity:
-    """The target, as pools compare and show it."""
-
-    model: str
-    tokenizer: str  # digest of the base vocabulary
-    vocab_size: int
-    added_tokens: dict[int, str]  # by their ids
-
-
-def target_identity(config: EngineConfig, tokenizer: Any, vocab_size: int) -> TargetIdentity:
-    """Of the target that `config` names."""
+def hello_of(config: EngineConfig, tokenizer: Any, vocab_size: int) -> Hello:
+    """The target that `config` names, as pools compare and show it."""
     digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
-    return TargetIdentity(model_name(config.target), digest, vocab_size, added)
+    return Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added)
 
 
 class RemoteDrafts:
     """Connects, waits until every pool serves (or, where drafts are optional, until it is clear that one does not), and
     keeps what has to be closed."""
 
-    def __init__(self, config: EngineConfig, identity: TargetIdentity, workers: DraftWorkers | None = None) -> None:
+    def __init__(self, config: EngineConfig, hello: Hello, workers: DraftWorkers | None = None) -> None:
         """Of `workers`, or of the pools that `config` names. ModelError for a pool that cannot be used, EngineError for
         a worker that does not start."""
         self._workers = workers
@@ -63,7 +52,6 @@ class RemoteDrafts:
         self._channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
         names = config.draft_pool if workers is None else workers.names
         self.pools = [DraftPool(name, str(i).encode()) for i, name in enumerate(names)]
-        hello = Hello(PROTOCOL_VERSION, identity.tokenizer, identity.vocab_size, identity.model, identity.added_tokens)
         self._channel_thread = ChannelThread(self._channel)
         options = RemoteOptions(config.wanted)
         self.drafter = RemoteDrafter(hello, self.pools, self._channel_thread.post, options, self._channel.problem)

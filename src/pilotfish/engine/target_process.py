@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,7 +18,6 @@ from pilotfish.core.request import FinishReason
 from pilotfish.core.target_machine import Arrival
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.liveness import Heartbeat
 from pilotfish.engine.process import Signals
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, InputError, WireError
@@ -27,6 +28,7 @@ from pilotfish.wire.serving import (
     SERVER,
     TARGET_DECODER,
     Abort,
+    Beat,
     Failure,
     Identity,
     PoolLoad,
@@ -42,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two Status messages; until the first one has left, between two attempts.
 STATUS, FIRST_STATUS = 1.0, 0.02
+#: Seconds between two beats.
+BEAT = 0.5
 #: Seconds between two checks of the KV slots, which are made while idle.
 CHECK = 60.0
 #: Broken steps in succession after which the process gives up: a new one may do better.
@@ -60,6 +64,28 @@ def run_target(config: EngineConfig, endpoint: str, signals: Signals, workers: D
         heartbeat.step = service.step_seconds
         signals.call(service.stop)
         service.run()
+
+
+class Heartbeat:
+    """A thread that sends a Beat every BEAT seconds until `close`, over a connection of its own. A forward lets other
+    threads run, so silence means that the process stands still. A long step shows in the Beat itself."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.step: Callable[[], float] = lambda: 0.0  # seconds that the present step has lasted
+        self._endpoint = endpoint
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with closing(DialingChannel((self._endpoint,), secrets.token_bytes(8))) as channel:
+            while not self._closing.wait(BEAT):
+                channel.receive(0.0)  # keeps the connection alive
+                channel.send(SERVER, msgspec.msgpack.encode(Beat(os.getpid(), self.step())))
 
 
 class TargetService:
