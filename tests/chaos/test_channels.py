@@ -8,12 +8,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from loopback import Loopback
 from support import assert_idle, run
 from workers import PARAMS, PROMPTS, engine_over, eventually, threaded_pool
 
 from pilotfish.core import draft_sessions, pools
 from pilotfish.core.messages import Peer
-from pilotfish.wire.channel import Channel, Loopback, Received
+from pilotfish.wire.channel import Channel, Received
 
 
 class BadChannel:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from loopback import Loopback
 from rig import HELLO, IDENTITY, SMALL, Rig, Told, make_open, prompt
 from support import CONTEXT, VOCAB, edit_tensors, write_model
 
@@ -33,7 +34,7 @@ from pilotfish.core.messages import (
 from pilotfish.draft import worker
 from pilotfish.errors import ParameterError
 from pilotfish.wire import channel
-from pilotfish.wire.channel import Loopback, Received, decode_to_target, encode
+from pilotfish.wire.channel import Received, decode_to_target, encode
 
 TARGET = b"target"
 SAMPLINGS = {

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from loopback import Loopback
 from support import make_engine
 from wire_samples import HOSTILE, assert_nothing_raw, hostile_messages, kinds, mistyped_messages
 
@@ -17,7 +18,7 @@ from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.target_process import TargetService
 from pilotfish.errors import WireError
-from pilotfish.wire.channel import Loopback, Received, decoded
+from pilotfish.wire.channel import Received, decoded
 from pilotfish.wire.serving import SERVER_DECODER, Refusal, ToServer, ToTarget
 
 ANSWERS = [

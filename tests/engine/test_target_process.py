@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from loopback import Loopback
 from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.sampling_params import SamplingParams
@@ -21,7 +22,7 @@ from pilotfish.engine.stream import joined
 from pilotfish.engine.target_process import TargetService, step_report
 from pilotfish.errors import EngineError
 from pilotfish.observe.records import StepRecord
-from pilotfish.wire.channel import Loopback, decoded
+from pilotfish.wire.channel import decoded
 from pilotfish.wire.serving import (
     SERVER_DECODER,
     Abort,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loopback import Loopback
 from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, native_model
 from test_lossless import LENGTH, MIXED, alone, generate, params
 
@@ -28,7 +29,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
 from pilotfish.target.remote import RemoteDrafter
-from pilotfish.wire.channel import Channel, ChannelThread, Loopback, Received
+from pilotfish.wire.channel import Channel, ChannelThread, Received
 
 POOL, TARGET = b"0", b"target"
 

@@ -6,8 +6,9 @@ import logging
 import threading
 
 import pytest
+from loopback import Loopback
 
-from pilotfish.wire.channel import ChannelThread, Loopback, Received
+from pilotfish.wire.channel import ChannelThread, Received
 
 POOL = b"0"
 

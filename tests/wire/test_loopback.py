@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 from ends import LONG
+from loopback import Loopback
 
-from pilotfish.wire.channel import HIGH_WATER, Loopback, Received
+from pilotfish.wire.channel import HIGH_WATER, Received
 
 
 def test_there_and_back_in_order() -> None:
