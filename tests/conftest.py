@@ -27,6 +27,7 @@ settings.load_profile("pilotfish")
 SERVERS = ("fleet", "synchronous", "server")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of the processes of `make test`, one runs all tests that share a server, and one all others of a file."""
     for item in items:

@@ -3,6 +3,7 @@ between; outputs are compared with those of mode off."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,13 @@ from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
 from pilotfish.core import pools
 from pilotfish.engine import draft_workers, launch
 from pilotfish.engine.launch import Delays, Supervisor
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Its name is short: sockets are below it."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as made:
+        yield Path(made)
 
 
 @pytest.fixture(scope="session")
