@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -18,22 +19,25 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined
 from hypothesis import settings
 from support import KINDS, write_model
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("pilotfish", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("pilotfish")
 
 
-#: Fixtures of a session that are live servers.
-SERVERS = ("fleet", "synchronous", "server")
+#: Files whose names begin alike share live servers.
+SHARING = ("tests/server/test_openai_", "tests/chaos/test_server_")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the processes of `make test`, one runs all tests that share a server, and one all others of a file."""
-    for item in items:
-        used: list[str] = getattr(item, "fixturenames", [])
-        group = next((name for name in SERVERS if name in used), item.nodeid.split("::")[0])
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """Of the processes of `make test`, one runs all tests of a file, and of files that share servers."""
+    return _Scheduling(config, log)
+
+
+class _Scheduling(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return next((names for names in SHARING if nodeid.startswith(names)), super()._split_scope(nodeid))
 
 
 @pytest.fixture(autouse=True)
