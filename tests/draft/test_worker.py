@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import loopback
 import msgspec
 import numpy as np
 import pytest
@@ -33,7 +34,6 @@ from pilotfish.core.messages import (
 )
 from pilotfish.draft import worker
 from pilotfish.errors import ParameterError
-from pilotfish.wire import channel
 from pilotfish.wire.channel import Received, decode_to_target, encode
 
 TARGET = b"target"
@@ -714,7 +714,7 @@ def test_a_level_fits_into_one_frame() -> None:
 
 def test_frames_that_nobody_takes_are_lost_not_waited_for(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target sees a gap when it listens again."""
-    monkeypatch.setattr(channel, "HIGH_WATER", 20)
+    monkeypatch.setattr(loopback, "HIGH_WATER", 20)
     here, there = Loopback.pair(TARGET)
     rig = Rig(llama, LevelShape(1, 1))
     rig.worker.channel = there
