@@ -48,7 +48,7 @@ def test_each_model_alone(llama: Path, draft: Path) -> None:
     assert list(paced(make_engine(llama, pace="target=1ms", **sync))) == ["target"]
     only_draft = make_engine(llama, pace="draft=1ms", **sync)
     assert list(paced(only_draft)) == ["draft"] and only_draft.worker.executor.pacer is None
-    assert isinstance(only_draft.drafter, LMDrafter) and only_draft.drafter.executor.pacer is not None
+    assert isinstance(only_draft.drafter, LMDrafter) and only_draft.drafter.pacer is not None
     assert make_engine(llama, **sync).pacing() == []
 
 

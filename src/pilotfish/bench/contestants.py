@@ -243,7 +243,7 @@ class LoadedPair:
 
     def lm(self) -> LMDrafter:
         """A new LM drafter over the loaded draft."""
-        return LMDrafter(self.lm_drafter.executor, self.lm_drafter.shape)
+        return LMDrafter(self.lm_drafter.executor, self.lm_drafter.shape, pacer=self.lm_drafter.pacer)
 
     def drafter(self, name: str) -> Drafter:
         """A new drafter: `off`, `random`, or what EngineConfig.drafter may name."""

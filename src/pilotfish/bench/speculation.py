@@ -94,10 +94,10 @@ def _contestants(engine: Engine, settings: Sequence[SyncSetting]) -> dict[str, C
     assert config.draft is not None  # EngineConfig checks it
     runner = Runner(load_configured(config, config.draft), engine.memory.slots)
     pacer = None if config.paces.draft is None else Pacer("draft", config.paces.draft)
-    executor = TorchExecutor(runner, pacer, engine.model.shape.vocab_size)
+    executor = TorchExecutor(runner, vocab_size=engine.model.shape.vocab_size)
 
     def sync(setting: SyncSetting) -> Drafter:
-        lm = LMDrafter(executor, TreeShape(setting.width))
+        lm = LMDrafter(executor, TreeShape(setting.width), pacer=pacer)
         return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in config.drafters else lm
 
     grid = {str(one): Contestant(partial(sync, one), FixedBudget(one.nodes, one.levels)) for one in settings}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from pilotfish.core.logit_rules import LogitEdits
@@ -52,8 +53,7 @@ class NodeRows:
 NO_NODES = NodeRows(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), np.int32))
 
 
-@dataclass(frozen=True)
-class SequenceRows:
+class SequenceRows(Struct, frozen=True):
     """One sequence's rows: committed tokens [start, start + len(tokens)), then nodes of a tree.
 
     position   0 ...... start ...... prefix - 1 | prefix ......
@@ -72,11 +72,10 @@ class SequenceRows:
         return len(self.tokens) + len(self.nodes)
 
 
-@dataclass(frozen=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """How tokens are drawn after rows of a forward. Many samples share the parameters and the seed of a sequence."""
 
-    rows: Ints  # [samples], which of the kept rows; requests of one prompt share a row
+    rows: Ints | None  # [samples], which of the kept rows; None: all in order. Requests of one prompt share a row
     params: Sequence[SamplingParams]  # [sequences]
     seeds: Sequence[int]  # [sequences]
     sequences: Ints  # [samples], whose parameters and seed
@@ -85,14 +84,13 @@ class Sampling:
     children: int = 0  # 0: draw the token; k: the k tokens that are likeliest to be drawn, and their chances
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.sequences)
 
 
-NO_SAMPLING = Sampling(np.zeros(0, np.int64), (), (), np.zeros(0, np.int64), np.zeros(0, np.int64))
+NO_SAMPLING = Sampling(None, (), (), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-@dataclass(frozen=True)
-class ForwardSeconds:
+class ForwardSeconds(Struct, frozen=True):
     """Where the time of a forward went. A pace counts as time of the model."""
 
     prepare: float = 0.0  # tensors of the rows
@@ -114,15 +112,14 @@ def _no_logprobs(rows: Sequence[int], tokens: Sequence[int], top: int) -> list[T
     raise NotImplementedError("this executor reports no log-probabilities")
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The result of a forward."""
 
     tokens: Ints  # [samples], NO_TOKEN after rows whose logits are not finite; [samples, k] with children
     log_chances: Floats | None = None  # [samples, k] with children: -inf where fewer than k tokens are possible
     broken: Sequence[int] = ()  # kept rows whose logits are not finite
     #: (kept rows, a token after each, n) -> log-probabilities of the tokens and of the n likeliest, raw logits.
-    logprobs: Callable[[Sequence[int], Sequence[int], int], list[TokenLogprobs]] = field(default=_no_logprobs)
+    logprobs: Callable[[Sequence[int], Sequence[int], int], list[TokenLogprobs]] = _no_logprobs
     seconds: ForwardSeconds = ForwardSeconds()
 
 

@@ -133,11 +133,12 @@ class Scheduler:
     def schedule(self, chunks: Sequence[Chunk], offered: Forest, max_nodes: int) -> Step:
         """Give the rows that chunks leave over to the best nodes of all trees, `max_nodes` at most, and slots to
         all rows. `offered` holds a tree for each chunk that is complete, in order."""
-        samples = np.array([chunk.samples for chunk in chunks], np.bool_)
-        spare_rows = self.max_rows - sum(chunk.count for chunk in chunks)
-        budget = max(min(max_nodes, spare_rows, self._spare_slots(chunks)), 0)
-        requests = [chunk.request for chunk in chunks if chunk.complete]
-        forest = offered.take(_worth_a_row(offered, requests, budget)) if len(offered) else offered
+        samples, forest = [chunk.samples for chunk in chunks], offered
+        if len(offered):
+            spare_rows = self.max_rows - sum(chunk.count for chunk in chunks)
+            budget = max(min(max_nodes, spare_rows, self._spare_slots(chunks)), 0)
+            requests = [chunk.request for chunk in chunks if chunk.complete]
+            forest = offered.take(_worth_a_row(offered, requests, budget))
         forest = forest.among([chunk.complete for chunk in chunks if chunk.samples])
         scored = [chunk.request.to_score(chunk.count) for chunk in chunks]
         slots = self._allocate(chunks)
@@ -190,11 +191,15 @@ class Scheduler:
 
     def _keep_slots(self, step: Step, verdicts: Sequence[Verdict]) -> None:
         """Requests take the slots of their chunks and of the paths accepted; those of other nodes are free."""
+        for chunk, slots in zip(step.chunks, step.slots, strict=True):
+            chunk.request.add_slots(slots)
+        if not len(step.forest):
+            return
         rejected = np.ones(len(step.forest), np.bool_)
-        for chunk, slots, verdict in zip(step.chunks, step.slots, verdicts, strict=True):
+        for chunk, verdict in zip(step.chunks, verdicts, strict=True):
             path = verdict.path[: max(len(verdict.tokens) - 1, 0)]  # the last token's KV is not kept
+            chunk.request.add_slots(step.node_slots[path])
             rejected[path] = False
-            chunk.request.add_slots(np.concatenate((slots, step.node_slots[path])) if path else slots)
         self.pool.release(step.node_slots[rejected])
 
     def cancel(self, step: Step) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pilotfish.errors import EngineError
 
 Slots = NDArray[np.int32]
+NO_SLOTS: Slots = np.zeros(0, np.int32)
 
 
 class SlotPool:
@@ -28,6 +29,8 @@ class SlotPool:
         """Take `count` slots, with one owner each; EngineError when fewer are free (callers ask `num_free` first)."""
         if count > self.num_free:
             raise EngineError(f"slots: {count} asked for, {self.num_free} of {self.capacity} free")
+        if not count:
+            return NO_SLOTS
         self.num_free -= count
         slots = self._free[self.num_free : self.num_free + count][::-1].copy()
         self._owners[slots] = 1

@@ -1,14 +1,17 @@
-"""One step of the target: which rows it runs and what it adds to each request."""
+"""One step of the target: which rows it runs and what it adds to each request.
+
+Records of which a step makes several are msgspec structs: they are made ten times as fast as frozen dataclasses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+from msgspec import Struct
 
 from pilotfish.core.executor import NO_NODES, NodeRows, Sampling, SequenceRows, TokenLogprobs
 from pilotfish.core.logit_rules import LogitEdits
@@ -17,8 +20,7 @@ from pilotfish.core.slots import Slots
 from pilotfish.core.tree import ROOT, Forest, Ints
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(Struct, frozen=True):
     """Committed tokens [num_computed, num_computed + count) of a request, chosen for a step."""
 
     request: Request
@@ -49,7 +51,7 @@ class Step:
     """One forward: each request's chunk, then the nodes of its tree."""
 
     chunks: list[Chunk]
-    samples: NDArray[np.bool_]  # [chunks], whether the last row of the chunk and every node of its tree give a token
+    samples: list[bool]  # [chunks], whether the last row of the chunk and every node of its tree give a token
     scored: list[range]  # [chunks], indices of prompt tokens whose rows score the token that follows
     slots: list[Slots]  # [chunks], of the chunks' tokens; of a forked one's whole prompt
     forest: Forest  # a tree for each chunk that samples
@@ -93,7 +95,8 @@ class Step:
             positions = positions[sequences]
             positions[forest.sample_of_node] += forest.nodes.depths
         params, seeds = [request.params for request in requests], [request.seed for request in requests]
-        return Sampling(self.sample_rows, params, seeds, sequences, positions, self._edits(requests))
+        rows = None if self._all_sample else self.sample_rows
+        return Sampling(rows, params, seeds, sequences, positions, self._edits(requests))
 
     def _edits(self, requests: Sequence[Request]) -> list[LogitEdits | None]:
         """What the rules of requests do to each sample; nothing where no request has any."""
@@ -111,7 +114,7 @@ class Step:
     @cached_property
     def sample_rows(self) -> Ints:
         """Which of the kept rows sample. [num_samples]"""
-        if not any(self.scored) and not self._forked:
+        if self._all_sample:
             return np.arange(self.num_samples)
         counts = self.forest.sizes + 1
         offsets: Ints = self._first_sample_rows[self.samples] - (np.cumsum(counts) - counts)
@@ -124,6 +127,11 @@ class Step:
             return {}
         entries = zip(self.chunks, self.scored, self._first_sample_rows.tolist(), strict=True)
         return {chunk.request.id: range(end - len(scored), end) for chunk, scored, end in entries if scored}
+
+    @property
+    def _all_sample(self) -> bool:
+        """Whether each kept row gives one token."""
+        return not any(self.scored) and not self._forked
 
     @cached_property
     def _first_sample_rows(self) -> Ints:
@@ -145,15 +153,14 @@ class Step:
         return [place for place, chunk in enumerate(self.chunks) if chunk.forked_from is not None]
 
 
-@dataclass(frozen=True)
-class RequestCommit:
+class RequestCommit(Struct, frozen=True):
     """The tokens that a step added to one request. The draft guessed all but the last."""
 
     request: Request
-    tokens: list[int] = field(default_factory=list)  # none where only prompt tokens were scored, or it failed
-    path: list[int] = field(default_factory=list)  # nodes of the step's forest that guessed the first of `tokens`
-    origins: list[str] = field(default_factory=list)  # [path]
-    samples: list[int] = field(default_factory=list)  # [tokens], which of the step's samples each token is
+    tokens: list[int] = []  # none where only prompt tokens were scored, or it failed
+    path: list[int] = []  # nodes of the step's forest that guessed the first of `tokens`
+    origins: list[str] = []  # [path]
+    samples: list[int] = []  # [tokens], which of the step's samples each token is
     scored: range = range(0)  # indices of prompt tokens whose rows scored the token that follows
     nodes: int = 0  # of its tree, that were verified
     logprobs: Sequence[TokenLogprobs] = ()  # of `tokens`, where the request asks for them

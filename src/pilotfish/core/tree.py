@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 ROOT = -1
@@ -250,8 +251,7 @@ def _side_by_side(trees: Sequence[TokenTree]) -> TokenTree:
 NO_TOKEN = -1
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The outcome of verifying one tree."""
 
     path: list[int]  # accepted nodes, from below the root on; indices in the forest
@@ -271,26 +271,17 @@ def walk(forest: Forest, sampled: Ints) -> list[Verdict]:
     nodes, the next tree's root. Nothing about the draft enters, so whatever the trees hold, the result is what the
     target alone would have produced: a node is accepted if its parent is and the target's token there is the node's.
     """
-    if not len(forest):
-        return [_verdict([], [tree], sampled, 0, 0) for tree in range(forest.num_trees)]
-    nodes, owners, of_node = forest.nodes, forest.owners, forest.sample_of_node
-    of_root = forest.starts[:-1] + np.arange(forest.num_trees)
-    above = np.where(nodes.parents == ROOT, of_root[owners], of_node[nodes.parents])
-    right = np.flatnonzero(sampled[above] == nodes.tokens)  # in order: parents come first
-    paths: list[list[int]] = [[] for _ in range(forest.num_trees)]
-    samples = [[root] for root in of_root.tolist()]
-    fields = (right, nodes.parents[right], owners[right], of_node[right])
-    for node, parent, owner, sample in zip(*(values.tolist() for values in fields), strict=True):
-        if parent == (paths[owner][-1] if paths[owner] else ROOT):
-            paths[owner].append(node)
-            samples[owner].append(sample)
-    deepest = np.zeros(forest.num_trees, np.int64)
-    np.maximum.at(deepest, owners, nodes.depths)
-    trees = zip(paths, samples, forest.sizes.tolist(), deepest.tolist(), strict=True)
-    return [_verdict(path, places, sampled, size, depth) for path, places, size, depth in trees]
-
-
-def _verdict(path: list[int], samples: list[int], sampled: Ints, nodes: int, deepest: int) -> Verdict:
-    tokens = [int(sampled[sample]) for sample in samples]
-    given = len(tokens) - (tokens[-1] == NO_TOKEN)
-    return Verdict(path, tokens[:given], samples[:given], nodes, deepest)
+    given, parents, tokens = sampled.tolist(), forest.nodes.parents.tolist(), forest.nodes.tokens.tolist()
+    depths, verdicts = forest.nodes.depths.tolist(), []
+    for tree, (first, end) in enumerate(pairwise(forest.starts.tolist())):
+        path, last, samples = list[int](), ROOT, [first + tree]
+        for node in range(first, end):  # parents come first: one pass finds the path
+            if parents[node] == last and tokens[node] == given[samples[-1]]:
+                path.append(node)
+                samples.append(node + tree + 1)
+                last = node
+        if given[samples[-1]] == NO_TOKEN:
+            samples.pop()
+        accepted = [given[sample] for sample in samples]
+        verdicts.append(Verdict(path, accepted, samples, end - first, max(depths[first:end], default=0)))
+    return verdicts

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +28,9 @@ from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import Floats, TokenTree
 
+if TYPE_CHECKING:  # imports transformers
+    from pilotfish.model.pacer import Pacer
+
 #: Rows of a prompt that one forward takes.
 CHUNK = 256
 
@@ -33,18 +38,21 @@ CHUNK = 256
 class Grower:
     """Runs levels over the sessions of a table."""
 
-    def __init__(self, executor: Executor, table: SessionTable, children: int) -> None:
-        """Each leaf gets `children`."""
+    def __init__(self, executor: Executor, table: SessionTable, children: int, pacer: Pacer | None = None) -> None:
+        """Each leaf gets `children`; `pacer` holds back each level."""
         self.executor = executor
         self.table = table
         self.children = children
+        self.pacer = pacer
 
     def grow(self, level: Sequence[LevelPart]) -> list[GrownTree]:
         """Run a forward; the nodes that it added to the tree of each part."""
-        for part in level:
-            self.table.allocate(part)
-        rows = [self._rows(part) for part in level]
-        return _added(level, self.executor.execute(rows, sampling_of(level, self.children)))
+        pace = nullcontext() if self.pacer is None else self.pacer.held(sum(part.rows for part in level))
+        with pace:
+            for part in level:
+                self.table.allocate(part)
+            rows = [self._rows(part) for part in level]
+            return _added(level, self.executor.execute(rows, sampling_of(level, self.children)))
 
     def _rows(self, part: LevelPart) -> SequenceRows:
         session, slots = part.session, part.session.slots
@@ -72,7 +80,7 @@ def sampling_of(level: Sequence[LevelPart], children: int) -> Sampling:
     ruled = any(session.rules is not None for session in sessions)
     edits = [part.session.edits_at(leaf) for part in level for leaf in part.leaves.tolist()] if ruled else ()
     params, seeds = [session.params for session in sessions], [session.seed for session in sessions]
-    return Sampling(np.arange(len(sequences)), params, seeds, sequences, positions, edits, children)
+    return Sampling(None, params, seeds, sequences, positions, edits, children)
 
 
 def _added(level: Sequence[LevelPart], outcome: Outcome) -> list[GrownTree]:
@@ -110,13 +118,15 @@ class LMDrafter:
         shape: TreeShape,
         clock: Callable[[], float] = time.perf_counter,
         unshared: frozenset[int] = frozenset(),
+        pacer: Pacer | None = None,
     ) -> None:
-        """`unshared` are ids of tokens that the target lacks."""
+        """`unshared` are ids of tokens that the target lacks; `pacer` holds back each level."""
         self.executor = executor
         self.shape = shape
         self.table = SessionTable(SlotPool(executor.num_slots))
         self.levels = 0
-        self._grower = Grower(executor, self.table, shape.children)
+        self.pacer = pacer
+        self._grower = Grower(executor, self.table, shape.children, pacer)
         self._unshared = Unshared(np.array(sorted(unshared), np.int64))
         self._level_seconds = SecondsBySize(0.0)  # by sequences
         self._clock = clock

@@ -59,9 +59,10 @@ class DraftWorker:
         if level:
             began = self._clock()
             added = self.grower.grow(level)
-            self.machine.level_done(level, added, began, self._clock())
+            ended = self._clock()
+            self.machine.level_done(level, added, began, ended)
             self._send()
-            self._record(level, added, began)
+            self._record(level, added, began, ended)
         return bool(level or self._inbox)
 
     def _take_all(self, timeout: float) -> None:
@@ -93,13 +94,13 @@ class DraftWorker:
         self.machine.outbox.clear()
         self.machine.notices.clear()
 
-    def _record(self, level: Sequence[LevelPart], added: Sequence[GrownTree], began: float) -> None:
+    def _record(self, level: Sequence[LevelPart], added: Sequence[GrownTree], began: float, ended: float) -> None:
         """Observe the level, and what became of the nodes of earlier ones since the level before."""
         used, wasted = self.machine.counts.used, self.machine.wasted
         self.observe(
             LevelRecord(
                 began,
-                self._clock(),
+                ended,
                 sessions=len(level),
                 leaves=sum(len(part.leaves) for part in level),
                 prompt_rows=sum(part.pending for part in level),

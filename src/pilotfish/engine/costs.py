@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from pilotfish.core.calibration import StepCosts
 from pilotfish.core.drafter import Drafter, NoDrafter, drafters_of
 from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, SequenceRows
 from pilotfish.draft.lm import LMDrafter
+from pilotfish.model.pacer import Pacer
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +35,19 @@ def step_costs(executor: Executor, max_rows: int) -> StepCosts:
     return StepCosts(seconds, executor.padded)
 
 
-def forward_seconds(executor: Executor, rows: int) -> float:
-    """Least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first slots: only while idle."""
+def forward_seconds(executor: Executor, rows: int, pacer: Pacer | None = None) -> float:
+    """Least of `REPEATS` forwards of `rows` rows that all give logits, held back by `pacer`. Overwrites the first
+    slots: only while idle."""
     rows = min(rows, executor.context)
     tokens, slots = [0] * rows, np.arange(rows, dtype=np.int32)
     sequence = SequenceRows(0, tokens, slots, NO_NODES, kept=range(rows))
-    return min(_timed(executor, sequence) for _ in range(REPEATS))
+    return min(_timed(executor, sequence, pacer) for _ in range(REPEATS))
 
 
-def _timed(executor: Executor, sequence: SequenceRows) -> float:
+def _timed(executor: Executor, sequence: SequenceRows, pacer: Pacer | None) -> float:
     began = time.perf_counter()
-    executor.execute([sequence], NO_SAMPLING)
+    with nullcontext() if pacer is None else pacer.held(sequence.num_rows):
+        executor.execute([sequence], NO_SAMPLING)
     return time.perf_counter() - began
 
 
@@ -53,7 +57,7 @@ def make_budget(config: EngineConfig, executor: Executor, drafter: Drafter) -> B
     if isinstance(drafter, NoDrafter) or config.budget == "fixed":
         return FixedBudget(config.nodes, config.levels)
     lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
-    level_seconds = 0.0 if lm is None else forward_seconds(lm.executor, config.width)
+    level_seconds = 0.0 if lm is None else forward_seconds(lm.executor, config.width, lm.pacer)
     costs = step_costs(executor, config.max_rows)
     if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
         reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"

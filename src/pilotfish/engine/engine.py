@@ -141,10 +141,9 @@ class Engine:
         refuse_unequal_tokenizers(config.target, config.draft)
         unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self.tokenizer).keys()
         self.draft_runner = Runner(load_configured(config, config.draft), self.memory.slots)
-        executor = TorchExecutor(
-            self.draft_runner, self._pacer("draft", config.paces.draft), self.model.shape.vocab_size
-        )
-        return LMDrafter(executor, TreeShape(width=config.width), unshared=frozenset(unshared))
+        executor = TorchExecutor(self.draft_runner, vocab_size=self.model.shape.vocab_size)
+        pacer = self._pacer("draft", config.paces.draft)
+        return LMDrafter(executor, TreeShape(width=config.width), unshared=frozenset(unshared), pacer=pacer)
 
     def _make_remote_drafter(self) -> RemoteDrafter:
         config = self.config

@@ -128,6 +128,7 @@ class TextStream:
         """Tokens of `stop_ids` end the output. `prompt` comes before it: some decoders drop the space before a text's
         first word."""
         self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
         self._params = params
         self._stop_ids = stop_ids
         self._shows_stop = params.include_stop_str_in_output
@@ -161,7 +162,7 @@ class TextStream:
     def _decode_last(self) -> str | None:
         """Text of the pending tokens with the last one; None while it ends within a character."""
         try:
-            return self._decoder.step(self._tokenizer.backend_tokenizer, self._pending[-1])
+            return self._decoder.step(self._backend, self._pending[-1])
         except Exception:  # the token changes earlier text; tokenizers has no narrower type for this
             self._decoder = self._decoder_after(self._pending[-1:])
             return self._decode(self._pending)

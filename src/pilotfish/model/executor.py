@@ -26,7 +26,7 @@ class TorchExecutor:
         vocab_size: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`pacer` holds back what the device does: the forward, and sampling. Tokens from `vocab_size` on are never
+        """`pacer` holds back the forward and sampling, as a target's pace does. Tokens from `vocab_size` on are never
         given: models of one tokenizer may pad their vocabularies differently."""
         self.runner = runner
         self.num_slots = runner.num_slots
@@ -64,14 +64,19 @@ class TorchExecutor:
         if not len(sampling):
             return np.zeros(0, np.int64), None
         usable = without_rows(logits, broken) if broken else logits
-        if not np.array_equal(sampling.rows, np.arange(len(logits))):
+        if sampling.rows is not None:
             usable = usable[torch.from_numpy(sampling.rows).to(logits.device)]
         if sampling.children:
             tokens, log_chances = likely_tokens(usable[:, : self._given], sampling)
             if broken:
-                log_chances[np.isin(sampling.rows, broken)] = -np.inf
+                log_chances[_among(broken, sampling)] = -np.inf
             return tokens, log_chances
         drawn = np.array(sample(usable[:, : self._given], sampling), np.int64)
         if broken:
-            drawn[np.isin(sampling.rows, broken)] = NO_TOKEN
+            drawn[_among(broken, sampling)] = NO_TOKEN
         return drawn, None
+
+
+def _among(broken: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:
+    """Which samples' rows are broken. [samples]"""
+    return np.isin(np.arange(len(sampling)) if sampling.rows is None else sampling.rows, broken)

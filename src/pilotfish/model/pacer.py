@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pilotfish.plan.pace import Pace
@@ -74,3 +75,10 @@ class Pacer:
         self._overruns += self._clock() > deadline
         while (left := deadline - self._clock()) > 0:
             self._sleep(max(left - SPIN, 0.0))
+
+    @contextmanager
+    def held(self, rows: int) -> Iterator[None]:
+        """Hold back all that is done within."""
+        began = self._clock()
+        yield
+        self.hold(began, rows)

@@ -19,8 +19,7 @@ import msgspec
 MAX_EVENTS = 1 << 20
 
 
-@dataclass(frozen=True)
-class StepRecord:
+class StepRecord(msgspec.Struct, frozen=True):
     """A step of the target, from one moment to the next:
 
     before  began   planned  drafted  scheduled  prepared  computed  verified  ended

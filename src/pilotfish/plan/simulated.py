@@ -96,7 +96,8 @@ def _sampled(logits: Floats, sampling: Sampling) -> tuple[Ints, Floats | None]:
     """Shared-noise sampling at a temperature; NotImplementedError for rules and filters."""
     if not len(sampling):
         return np.zeros(0, np.int64), None
-    scores = np.array([_score(logits[row], sampling, index) for index, row in enumerate(sampling.rows.tolist())])
+    rows = range(len(sampling)) if sampling.rows is None else sampling.rows.tolist()
+    scores = np.array([_score(logits[row], sampling, index) for index, row in enumerate(rows)])
     if not sampling.children:
         return scores.argmax(axis=1), None
     tokens = np.argsort(-scores, axis=1, kind="stable")[:, : sampling.children]

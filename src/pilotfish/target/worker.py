@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pilotfish.core.budget import Budget, StepLoad
@@ -17,7 +18,7 @@ from pilotfish.core.executor import Executor, ForwardSeconds, Outcome
 from pilotfish.core.request import Request
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.step import Chunk, RequestCommit, Step
-from pilotfish.core.tree import ROOT, Forest, Ints, TokenTree
+from pilotfish.core.tree import ROOT, Forest, TokenTree
 from pilotfish.observe.records import ObserveStep, StepRecord
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ class TargetWorker:
             scoring, broken = step.scoring_rows(), set(outcome.broken)
             unscored = {request for request, rows in scoring.items() if not broken.isdisjoint(rows)}
             commits = self.scheduler.commit(step, outcome.tokens, unscored)
-            return [_with_logprobs(commit, step.sample_rows, scoring, outcome) for commit in commits]
+            return [_with_logprobs(commit, step, scoring, outcome) for commit in commits]
         except BaseException:
             self._abort_all(step)
             raise
@@ -159,19 +160,17 @@ def _counts(step: Step, commits: Sequence[RequestCommit]) -> dict[str, int]:
         "sequences": step.forest.num_trees,
         "rows": step.num_rows,
         "nodes": len(step.forest),
-        "depth": int(step.forest.nodes.depths.max(initial=0)),
+        "depth": max(step.forest.nodes.depths.tolist(), default=0),
         "accepted": sum(commit.accepted for commit in commits),
         "committed": sum(len(commit.tokens) for commit in commits),
     }
 
 
-def _with_logprobs(
-    commit: RequestCommit, sample_rows: Ints, scoring: Mapping[int, range], outcome: Outcome
-) -> RequestCommit:
+def _with_logprobs(commit: RequestCommit, step: Step, scoring: Mapping[int, range], outcome: Outcome) -> RequestCommit:
     """The commit with the log-probabilities that its request asks for."""
     request, params = commit.request, commit.request.params
     if params.logprobs is not None and commit.tokens:
-        rows = sample_rows[commit.samples].tolist()
+        rows = step.sample_rows[commit.samples].tolist()
         commit = replace(commit, logprobs=outcome.logprobs(rows, commit.tokens, params.logprobs))
     if commit.scored:
         assert params.prompt_logprobs is not None  # or nothing would be scored
