@@ -6,8 +6,7 @@ from statistics import mean
 
 import pytest
 
-from pilotfish.plan.catalog import DEVICES, MODELS, DenseModel
-from pilotfish.plan.cost import TENSORRT_LLM, Overheads, devices_needed, step_seconds
+from pilotfish.plan.cost import DEVICES, MODELS, TENSORRT_LLM, DenseModel, Overheads, devices_needed, step_seconds
 
 FP8 = 1.0
 #: A research engine in Python (arXiv 2603.03251), fitted to 70B on four H100 in bfloat16, batch 1: 54 tokens/s.

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from pilotfish.config import EngineConfig
 from pilotfish.errors import ParameterError
-from pilotfish.plan.catalog import DEVICES, MODELS
-from pilotfish.plan.cost import step_seconds
+from pilotfish.plan.cost import DEVICES, MODELS, step_seconds
 from pilotfish.plan.pace import FLAT_ROWS, MAX_ROWS, Pace, Paces
 
 

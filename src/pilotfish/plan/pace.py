@@ -10,8 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from pilotfish.errors import ParameterError
-from pilotfish.plan.catalog import DEVICES, MODELS
-from pilotfish.plan.cost import devices_needed, step_seconds
+from pilotfish.plan.cost import DEVICES, MODELS, devices_needed, step_seconds
 
 #: A time without rows holds for forwards of up to this many: those are bound by weights, not products.
 FLAT_ROWS = 64
