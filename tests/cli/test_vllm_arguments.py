@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Configured, Run
 
-from pilotfish.cli.vllm_arguments import translated
-from pilotfish.cli.vllm_flags import FLAGS
+from pilotfish.cli.vllm_arguments import FLAGS, translated
 from pilotfish.errors import InputError
 from pilotfish.pairs import resolve_pair
 from pilotfish.server.main import apply_overrides

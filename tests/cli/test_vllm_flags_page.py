@@ -9,7 +9,7 @@ import pytest
 from conftest import Configured
 from pages import codes, table
 
-from pilotfish.cli.vllm_flags import FLAGS, Flag
+from pilotfish.cli.vllm_arguments import FLAGS, Flag
 
 PAGE = "coming-from-vllm.md"
 WORKING = [codes(row[0])[0] for row in table(PAGE, "Flags that work")]

@@ -1,11 +1,12 @@
-"""The command line of `vllm serve`, and its `--speculative-config`, as ours."""
+"""The command line of `vllm serve`, and its `--speculative-config`, as ours. `vllm.toml` has the tables."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,6 @@ from typing import Any, Literal
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from pilotfish.cli.vllm_flags import FLAGS, OFF, ON, SHORT, Flag
 from pilotfish.command import Given
 from pilotfish.config import EngineConfig
 from pilotfish.errors import InputError, ParameterError, UnknownOptionError
@@ -23,6 +23,27 @@ from pilotfish.options import Option, options_of
 SEVERAL = ("--served-model-name", "--api-key")
 #: Options that say which model to serve.
 MODEL = ("--model", "--target", "--pair")
+_TABLES = tomllib.loads(Path(__file__).with_name("vllm.toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Values of a flag that change nothing, and what to say of any other."""
+
+    why: str
+    accepted: tuple[str, ...] = ()
+    switch: bool = False  # whether it is --x, for `on`, or --no-x, for `off`, without a value
+
+
+def _flags() -> Iterator[tuple[str, Flag]]:
+    for why, flags in _TABLES["flags"].items():
+        for name, accepted in flags.items():
+            switch = isinstance(accepted, dict)
+            yield name, Flag(why, tuple(accepted["switch"] if switch else accepted), switch)
+
+
+#: Flags of `vllm serve` that are not ours.
+FLAGS = dict(_flags())
 
 
 class ServeCommand(TyperCommand):
@@ -34,44 +55,26 @@ class ServeCommand(TyperCommand):
         return super().parse_args(ctx, translated(args, switches))
 
 
-@dataclass(frozen=True)
-class _Option:
-    name: str  # with hyphens
-    value: str | None  # where `=` gives one
-
-    @classmethod
-    def of(cls, word: str) -> _Option:
-        if re.fullmatch(r"-O\d", word):
-            return cls("--optimization-level", word[2:])
-        name, equals, value = word.partition("=")
-        long = name.replace("_", "-") if name.startswith("--") else SHORT.get(name, name)
-        return cls(long, value if equals else None)
-
-    @property
-    def switched(self) -> _Option:
-        """--x for --no-x."""
-        return _Option(self.name.replace("--no-", "--", 1), OFF if self.name.startswith("--no-") else ON)
-
-    def __str__(self) -> str:
-        return self.name if self.value is None else f"{self.name}={self.value}"
-
-
 def translated(arguments: Sequence[str], switches: Collection[str] = ()) -> list[str]:
     """As our options: names with hyphens, a value for each but for `switches`, nothing that changes nothing. InputError
     for a flag that asks for what is not done here.
 
     Where MODEL comes after --served-model-name or --api-key, these take one value each."""
     words, ours = deque(arguments), list[str]()
-    several = any(_is_option(word) and _Option.of(word).name in MODEL for word in words)
+    several = any(_is_option(word) and _name_and_value(word)[0] in MODEL for word in words)
     while words:
         word = words.popleft()
         if word == "--":
             return [*ours, word, *words]
-        if _is_option(word):
-            ours += _translated_option(_Option.of(word), words, switches, several=several)
-        else:
+        if not _is_option(word):
             ours.append(word)
             several = True  # it is MODEL
+            continue
+        name, value = _name_and_value(word)
+        if (flag := FLAGS.get(name[2:]) or FLAGS.get(name.removeprefix("--no-"))) is not None:
+            _check(flag, name, value, words)
+        else:
+            ours += _our_option(name, value, words, switches, several=several)
     return ours
 
 
@@ -79,41 +82,44 @@ def _is_option(word: str) -> bool:
     return re.match(r"-[^\d]", word) is not None
 
 
-def _translated_option(option: _Option, rest: deque[str], switches: Collection[str], *, several: bool) -> list[str]:
-    flag = FLAGS.get(option.name[2:]) or FLAGS.get(option.switched.name[2:])
-    if flag is not None:
-        _check(option, flag, rest)
-        return []
-    if "." in option.name:
-        whole = option.name.partition(".")[0]
-        raise InputError(f"{option.name}: keys are not given one by one; give {whole} a whole JSON object")
-    if several and option.name in SEVERAL and option.value is None:
-        return [part for value in _values(rest) for part in (option.name, value)] or [option.name]
-    if option.value is None and option.name not in switches and rest:
-        return [option.name, rest.popleft()]
-    return [str(option)]
+def _name_and_value(word: str) -> tuple[str, str | None]:
+    """Of an option: its name with hyphens, and the value that `=` gives it."""
+    if re.fullmatch(r"-O\d", word):
+        word = f"-O={word[2:]}"
+    name, equals, value = word.partition("=")
+    long = name.replace("_", "-") if name.startswith("--") else _TABLES["short"].get(name, name)
+    return long, value if equals else None
 
 
-def _values(rest: deque[str]) -> list[str]:
+def _our_option(
+    name: str, value: str | None, rest: deque[str], switches: Collection[str], *, several: bool
+) -> list[str]:
+    if "." in name:
+        whole = name.partition(".")[0]
+        raise InputError(f"{name}: keys are not given one by one; give {whole} a whole JSON object")
+    if value is not None:
+        return [f"{name}={value}"]
     values = []
-    while rest and not _is_option(rest[0]):
+    if several and name in SEVERAL:
+        while rest and not _is_option(rest[0]):
+            values.append(rest.popleft())
+    elif name not in switches and rest:
         values.append(rest.popleft())
-    return values
+    return [part for value in values for part in (name, value)] or [name]
 
 
-def _check(option: _Option, flag: Flag, rest: deque[str]) -> None:
+def _check(flag: Flag, name: str, value: str | None, rest: deque[str]) -> None:
     """InputError unless it changes nothing."""
     if flag.switch:
-        if option.value is not None:
-            raise InputError(f"{option.name}: it takes no value, but was given {option.value!r}: {flag.why}")
-        if option.switched.value not in flag.accepted:
-            raise InputError(f"{option.name}: {flag.why}")
+        if value is not None:
+            raise InputError(f"{name}: it takes no value, but was given {value!r}: {flag.why}")
+        if ("off" if name.startswith("--no-") else "on") not in flag.accepted:
+            raise InputError(f"{name}: {flag.why}")
         return
-    value = option.value
     if value is None and rest and not _is_option(rest[0]):
         value = rest.popleft()
     if value not in flag.accepted:
-        given = option.name if value is None else f"{option.name} {value!r}"
+        given = name if value is None else f"{name} {value!r}"
         accepted = f"; {' or '.join(flag.accepted)} is accepted" if flag.accepted else ""
         raise InputError(f"{given}: {flag.why}{accepted}")
 
@@ -121,28 +127,11 @@ def _check(option: _Option, flag: Flag, rest: deque[str]) -> None:
 # -- --speculative-config
 
 FIELD = "speculative_config"
-#: vLLM's methods that are served, and our drafters that do the same.
-METHODS = {"ngram": "ngram", "suffix": "suffix", "draft_model": "lm"}
-#: Keys whose only accepted value says what is the case anyway.
-AS_IT_IS: dict[str, Any] = {
-    "draft_tensor_parallel_size": 1,
-    "rejection_sample_method": "standard",
-    **dict.fromkeys(("parallel_drafting", "use_heterogeneous_vocab", "enforce_eager"), False),
-    **dict.fromkeys(("revision", "code_revision")),
-}
-#: Keys of vLLM that ask for what is not done here, and what to do instead.
-REFUSED = {
-    "quantization": "--quantization, which is of target and draft",
-    "max_model_len": "nothing: a draft's context is its model's",
-    "num_speculative_tokens_per_batch_size": "nothing: measured costs decide it, with --budget auto",
-    "draft_sample_method": "nothing: a draft mirrors the target's noise",
-    "tensor_parallel_size": "nothing: drafts run on one device",
-    "speculative_model": "model",
-}
+_SPECULATIVE = _TABLES["speculative"]
 _ENGINE = options_of(EngineConfig)
 #: Keys that have a meaning here, and their values.
 KEYS = {
-    "method": Option("method", Literal, choices=tuple(METHODS)),
+    "method": Option("method", Literal, choices=tuple(_SPECULATIVE["methods"])),
     "model": Option("model", str),
     "num_speculative_tokens": _ENGINE["nodes"],
     "prompt_lookup_min": _ENGINE["ngram_min"],
@@ -179,18 +168,18 @@ def _object(text: str) -> dict[str, Any]:
 def _meaning(name: str, value: Any) -> Given:
     """Our options for a key of vLLM's."""
     field = f"{FIELD}.{name}"
-    if name in REFUSED:
-        raise ParameterError(field, value, REFUSED[name])
-    if name in AS_IT_IS:
-        if value != AS_IT_IS[name]:
-            raise ParameterError(field, value, json.dumps(AS_IT_IS[name]))
+    if name in _SPECULATIVE["refused"]:
+        raise ParameterError(field, value, _SPECULATIVE["refused"][name])
+    if (only := _SPECULATIVE["as_it_is"].get(name)) is not None:
+        if value != json.loads(only):
+            raise ParameterError(field, value, only)
         return {}
     if name not in KEYS:
-        raise UnknownOptionError(field, sorted({*KEYS, *AS_IT_IS}))
+        raise UnknownOptionError(field, sorted({*KEYS, *_SPECULATIVE["as_it_is"]}))
     replace(KEYS[name], name=field).check(value)
     match name:
         case "method":
-            return {"drafter": METHODS[value]}
+            return {"drafter": _SPECULATIVE["methods"][value]}
         case "model":
             return {"draft": Path(value)}
         case "num_speculative_tokens":  # a chain where the drafter gives chains
