@@ -122,8 +122,9 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
 
 def test_targets_are_the_inputs_one_further() -> None:
     batch = _windows().batch(0)
-    assert batch.inputs.shape == batch.targets.shape == batch.positions.shape == (2, 10)
-    assert torch.equal(batch.targets, batch.inputs + 1)
+    inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
+    assert inputs.shape == targets.shape == batch.positions.shape == (2, 10)
+    assert torch.equal(targets, inputs + 1)
 
 
 def test_an_epoch_visits_every_window_once() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -136,25 +137,9 @@ def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) ->
     return np.concatenate([np.array([*row.ids, tokenizer.eos_token_id], dtype=np.uint16) for row in encodings])
 
 
-@dataclass(frozen=True)
-class TokenBatch:
+class TokenBatch(NamedTuple):
     tokens: Tensor  # int64 [rows, length + 1]: inputs and, one further, targets
     positions: Tensor  # int64 [rows, length]
-
-    @property
-    def inputs(self) -> Tensor:
-        return self.tokens[:, :-1]
-
-    @property
-    def targets(self) -> Tensor:
-        return self.tokens[:, 1:]
-
-    def to(self, device: torch.device) -> "TokenBatch":
-        return TokenBatch(self.tokens.to(device), self.positions.to(device))
-
-
-def joined(*batches: TokenBatch) -> TokenBatch:
-    return TokenBatch(torch.cat([batch.tokens for batch in batches]), torch.cat([batch.positions for batch in batches]))
 
 
 @dataclass(frozen=True)

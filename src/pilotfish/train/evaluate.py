@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from pilotfish.train.data import Tokens
-from pilotfish.train.models import PROMPT, continue_prompts, logits, use_training_attention
+from pilotfish.train.models import PROMPT, continue_prompts, predict
 from pilotfish.train.recipe import PairRecipe
 
 ROWS = 128  # held-out rows scored, spread evenly over the held-out text
@@ -57,17 +57,14 @@ def _rows(tokens: Tokens, length: int, count: int) -> Tokens:
 
 def _score(target: LlamaForCausalLM, draft: LlamaForCausalLM, rows: Tokens) -> dict[str, Tensor]:
     """Figures of each position, [rows, length]."""
-    for model in (target, draft):
-        use_training_attention(model).eval()
     tokens = torch.from_numpy(rows.astype(np.int64)).to(target.device)
     parts = [_score_batch(target, draft, part) for part in torch.split(tokens, ROWS_AT_ONCE)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _score_batch(target: LlamaForCausalLM, draft: LlamaForCausalLM, tokens: Tensor) -> dict[str, Tensor]:
-    inputs, targets = tokens[:, :-1], tokens[:, 1:, None]
-    positions = torch.arange(inputs.shape[1], device=tokens.device).expand_as(inputs)
-    first, second = (F.log_softmax(logits(model, inputs, positions), -1) for model in (target, draft))
+    targets = tokens[:, 1:, None]
+    first, second = (F.log_softmax(predict(model.eval(), tokens), -1) for model in (target, draft))
     return {
         "target_loss": -first.gather(-1, targets)[..., 0],
         "draft_loss": -second.gather(-1, targets)[..., 0],

@@ -2,17 +2,21 @@
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rich.progress import Progress
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pilotfish.train.data import Tokens
 from pilotfish.train.recipe import HEAD_DIM, LlamaSize
 
-ATTENTION = "pilotfish_training"
 PROMPT = 64  # corpus tokens before each continuation
 SAMPLED_ROWS = 64  # continuations written at once
+
+#: By another name, for which transformers makes no mask: it would read a gap between positions as the start of another
+#: document, but training uses gaps to show the models long distances in short rows.
+ATTENTION = "pilotfish_training"
+AttentionInterface.register(ATTENTION, sdpa_attention_forward)
 
 
 def build_model(size: LlamaSize, vocab_size: int, context: int, seed: int) -> LlamaForCausalLM:
@@ -32,7 +36,9 @@ def build_model(size: LlamaSize, vocab_size: int, context: int, seed: int) -> Ll
         pad_token_id=0,
     )
     torch.manual_seed(seed)
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation(ATTENTION)
+    return model
 
 
 def start_from_target(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
@@ -46,32 +52,11 @@ def start_from_target(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None
             to.load_state_dict(source.state_dict())
 
 
-def use_training_attention(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Attend by row order whatever the positions say.
-
-    transformers reads a gap between positions as the start of another document; training uses gaps to
-    show the models long distances in short rows, so its attention has to ignore them.
-    """
-    model.set_attn_implementation(ATTENTION)
-    return model
-
-
-def logits(model: LlamaForCausalLM, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Next-token logits float32 [rows, length, vocabulary] of tokens [rows, length] at the given positions."""
-    hidden = model.model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
-    result: Tensor = model.lm_head(hidden).float()
+def predict(model: LlamaForCausalLM, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Logits float32 [rows, length, vocabulary] of what follows each of `tokens` [rows, length + 1] but the last.
+    Without `positions` [rows, length] they count from 0."""
+    result: Tensor = model(input_ids=tokens[:, :-1], position_ids=positions, use_cache=False).logits.float()
     return result
-
-
-def _causal_attention(
-    _: nn.Module, query: Tensor, key: Tensor, value: Tensor, *__: object, **___: object
-) -> tuple[Tensor, None]:
-    """query, key, value [rows, heads, length, head_dim] -> [rows, length, heads, head_dim]."""
-    attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    return attended.transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(ATTENTION, _causal_attention)
 
 
 @torch.no_grad()
@@ -96,7 +81,6 @@ def continue_prompts(target: LlamaForCausalLM, prompts: Tokens, count: int, temp
 
     Documents that end are followed by another, as in the corpus, so every row comes out full.
     """
-    target.set_attn_implementation("sdpa")
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     inputs = torch.from_numpy(prompts.astype(np.int64)).to(target.device)
     written = target.generate(

@@ -19,12 +19,12 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pilotfish.errors import ParameterError
-from pilotfish.train.data import TokenBatch, Tokens, Windows, collect, encode, joined, split, train_tokenizer
+from pilotfish.train.data import TokenBatch, Tokens, Windows, collect, encode, split, train_tokenizer
 from pilotfish.train.evaluate import Evaluation, evaluate
 from pilotfish.train.export import export_pair
-from pilotfish.train.models import build_model, logits, sample_text, start_from_target, use_training_attention
+from pilotfish.train.models import build_model, predict, sample_text, start_from_target
 from pilotfish.train.recipe import PairRecipe
-from pilotfish.train.trainer import Trainer, TrainingSchedule
+from pilotfish.train.trainer import Trainer
 
 
 def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: Progress, device: str = "auto") -> Evaluation:
@@ -75,14 +75,12 @@ class PairTraining:
         """The target, by next-token prediction on the corpus."""
         recipe = self.recipe
         target = build_model(recipe.target, recipe.vocab_size, recipe.context, recipe.seed).to(self.device)
-        use_training_attention(target).train()
 
-        def loss_of(batch: TokenBatch) -> Tensor:
-            predicted = logits(target, batch.inputs, batch.positions)
-            return F.cross_entropy(predicted.flatten(0, 1), batch.targets.flatten())
+        def loss_of(tokens: Tensor, positions: Tensor) -> Tensor:
+            return F.cross_entropy(predict(target, tokens, positions).flatten(0, 1), tokens[:, 1:].flatten())
 
         batch_at = self._windows(corpus.training, recipe.batch_rows).batch
-        trainer = Trainer(target, self._schedule(recipe.target_tokens, recipe.learning_rate), self.run / "target")
+        trainer = Trainer(target.train(), recipe, recipe.target_tokens, recipe.learning_rate, self.run / "target")
         trainer.run(batch_at, loss_of, self.progress, "target")
         return target
 
@@ -100,18 +98,20 @@ class PairTraining:
         draft = build_model(recipe.draft, recipe.vocab_size, recipe.context, recipe.seed + 1).to(self.device)
         if recipe.shares_width:
             start_from_target(draft, target)
-        use_training_attention(draft).train()
-        use_training_attention(target).eval()
+        target.eval()
         own = recipe.batch_rows // 2
         sources = self._windows(corpus.training, recipe.batch_rows - own), self._windows(sampled, own)
 
-        def loss_of(batch: TokenBatch) -> Tensor:
-            with torch.no_grad():
-                taught = logits(target, batch.inputs, batch.positions)
-            return divergence(taught, logits(draft, batch.inputs, batch.positions))
+        def batch_at(step: int) -> TokenBatch:
+            return TokenBatch(*map(torch.cat, zip(*(windows.batch(step) for windows in sources), strict=True)))
 
-        trainer = Trainer(draft, self._schedule(recipe.draft_tokens, recipe.draft_learning_rate), self.run / "draft")
-        trainer.run(lambda step: joined(*(w.batch(step) for w in sources)), loss_of, self.progress, "draft")
+        def loss_of(tokens: Tensor, positions: Tensor) -> Tensor:
+            with torch.no_grad():
+                taught = predict(target, tokens, positions)
+            return divergence(taught, predict(draft, tokens, positions))
+
+        trainer = Trainer(draft.train(), recipe, recipe.draft_tokens, recipe.draft_learning_rate, self.run / "draft")
+        trainer.run(batch_at, loss_of, self.progress, "draft")
         return draft
 
     def _windows(self, tokens: Tokens, rows: int) -> Windows:
@@ -119,10 +119,6 @@ class PairTraining:
         if len(tokens) < 2 * length:
             raise ParameterError("source", f"{len(tokens)} tokens", f"{2 * length} or more")
         return Windows(tokens, rows, length, self.recipe.context, self.recipe.seed)
-
-    def _schedule(self, tokens: int, rate: float) -> TrainingSchedule:
-        per_step = self.recipe.tokens_per_step
-        return TrainingSchedule(tokens // per_step, per_step, rate, self.recipe.checkpoint_every)
 
 
 def divergence(target_logits: Tensor, draft_logits: Tensor) -> Tensor:

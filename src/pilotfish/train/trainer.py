@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from pilotfish.model.native import multiplies_bfloat16
 from pilotfish.train.data import TokenBatch
+from pilotfish.train.recipe import PairRecipe
 
 WARMUP_STEPS = 50
 DECAY_SHARE = 0.4  # of the steps, at the end: linear to zero
@@ -22,29 +22,20 @@ COMPILED_FROM = 1_000_000  # tokens
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic whose iterates carry singular values towards 1
 ITERATIONS = 5
 
-LossFunction = Callable[[TokenBatch], Tensor]
-
-
-@dataclass(frozen=True)
-class TrainingSchedule:
-    steps: int  # of the optimizers
-    tokens_per_step: int
-    learning_rate: float  # the peak
-    checkpoint_every: int  # steps
-
-    def rate(self, step: int) -> float:
-        """Learning rate of a step (from 0): warm up, hold, decay to zero."""
-        warm = (step + 1) / WARMUP_STEPS
-        decay = (self.steps - step) / max(1, round(self.steps * DECAY_SHARE))
-        return self.learning_rate * min(1.0, warm, decay)
+#: Of tokens and positions, as a TokenBatch has them.
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class Trainer:
-    """Trains a model in place; its state is kept in `directory/checkpoint.pt` between runs."""
+    """Trains a model in place on `tokens` tokens; its state is kept in `directory/checkpoint.pt` between runs."""
 
-    def __init__(self, model: LlamaForCausalLM, schedule: TrainingSchedule, directory: Path) -> None:
-        self.model, self.schedule, self.directory = model, schedule, directory
-        self.optimizers = _optimizers(model, schedule.learning_rate)
+    def __init__(
+        self, model: LlamaForCausalLM, recipe: PairRecipe, tokens: int, learning_rate: float, directory: Path
+    ) -> None:
+        """`learning_rate` is the peak."""
+        self.model, self.recipe, self.directory = model, recipe, directory
+        self.steps, self.learning_rate = tokens // recipe.tokens_per_step, learning_rate
+        self.optimizers = _optimizers(model, learning_rate)
         self.step = 0
         self._checkpoint = directory / "checkpoint.pt"
 
@@ -54,22 +45,22 @@ class Trainer:
         if self._checkpoint.exists():
             self._restore()
         loss_of = self._compiled(loss_of)
-        bar = progress.add_task(title, total=self.schedule.steps, completed=self.step)
+        bar = progress.add_task(title, total=self.steps, completed=self.step)
         since, clock = self.step, time.monotonic()
-        while self.step < self.schedule.steps:
-            loss = self._advance(loss_of, batch_at(self.step).to(self.model.device))
+        while self.step < self.steps:
+            loss = self._advance(loss_of, batch_at(self.step))
             progress.update(bar, completed=self.step, description=f"{title} · loss {loss:.3f}")
             if self.step % LOG_EVERY == 0:
-                speed = (self.step - since) * self.schedule.tokens_per_step / (time.monotonic() - clock)
+                speed = (self.step - since) * self.recipe.tokens_per_step / (time.monotonic() - clock)
                 with (self.directory / "log.jsonl").open("a") as log:
                     log.write(json.dumps({"step": self.step, "loss": loss, "tokens_per_second": round(speed)}) + "\n")
                 since, clock = self.step, time.monotonic()
-            if self.step % self.schedule.checkpoint_every == 0 or self.step == self.schedule.steps:
+            if self.step % self.recipe.checkpoint_every == 0 or self.step == self.steps:
                 self._save()
 
     def _compiled(self, loss_of: LossFunction) -> LossFunction:
         """The loss, compiled if the run is long enough to earn the half minute that this takes."""
-        if self.schedule.steps * self.schedule.tokens_per_step < COMPILED_FROM:
+        if self.steps * self.recipe.tokens_per_step < COMPILED_FROM:
             return loss_of
         torch._dynamo.config.suppress_errors = True  # without a C++ compiler it runs as it is
         return torch.compile(loss_of)
@@ -77,10 +68,10 @@ class Trainer:
     def _advance(self, loss_of: LossFunction, batch: TokenBatch) -> float:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self.schedule.rate(self.step)
+                group["lr"] = self._rate()
         device = self.model.device
         with torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bfloat16(device)):
-            loss = loss_of(batch)
+            loss = loss_of(batch.tokens.to(device), batch.positions.to(device))
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -88,6 +79,12 @@ class Trainer:
             optimizer.zero_grad()
         self.step += 1
         return loss.item()
+
+    def _rate(self) -> float:
+        """Learning rate of the step: warm up, hold, decay to zero."""
+        warm = (self.step + 1) / WARMUP_STEPS
+        decay = (self.steps - self.step) / max(1, round(self.steps * DECAY_SHARE))
+        return self.learning_rate * min(1.0, warm, decay)
 
     def _save(self) -> None:
         """Write the checkpoint whole or not at all."""
