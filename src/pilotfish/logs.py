@@ -23,8 +23,6 @@ LogFormat: TypeAlias = Literal["json", "text"]
 MAX_PROMPT = 10_000
 #: Libraries that would say something of every request or connection at level INFO.
 QUIET = ("httpx", "urllib3", "asyncio")
-#: Loggers that uvicorn would give handlers of their own.
-UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access")
 
 _access = logging.getLogger("pilotfish.access")
 _prompts = logging.getLogger("pilotfish.prompts")
@@ -68,7 +66,7 @@ def configure(
     process: str | None = None,
 ) -> None:
     """Send all lines of this process to `stream` (stderr), in place of earlier configurations. A worker's lines carry
-    its name, `process`. uvicorn needs log_config=None."""
+    its name, `process`. uvicorn needs log_config=None, and access_log=False: pilotfish.access says more."""
     global _process
     _process = {} if process is None else {"process": process}
     handler = logging.StreamHandler(stream or sys.stderr)
@@ -76,11 +74,6 @@ def configure(
     logging.basicConfig(handlers=[handler], level=level, force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
-    for name in UVICORN:
-        logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True
-    logging.getLogger("uvicorn.access").disabled = True  # pilotfish.access says more
     _prompts.disabled = not prompts
 
 

@@ -115,7 +115,14 @@ def read_chat_template(given: str) -> str:
     """The template in the file `given`, or `given` itself where it cannot be a file's name: there \\n is a newline.
     ParameterError for a file that cannot be read, or what is no template."""
     template = given.replace("\\n", "\n") if any(sign in given for sign in "{}\n") else _template_in(given)
-    _check_syntax(template)
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template([], chat_template=template)  # for no conversation, it compiles only
+    except TemplateSyntaxError as error:
+        message = f"chat_template: it is no Jinja template: line {error.lineno}: {error.message}"
+        raise ParameterError.described("chat_template", message) from error
     return template
 
 
@@ -126,25 +133,3 @@ def _template_in(path: str) -> str:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         allowed = f"a file that can be read ({why}), or the text of a template"
         raise ParameterError("chat_template", path, allowed) from error
-
-
-def _check_syntax(template: str) -> None:
-    import jinja2
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
-
-    class GenerationTag(Extension):
-        """The blocks with which some templates mark the assistant's words."""
-
-        tags = {"generation"}  # noqa: RUF012  # as its base has them
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    try:
-        jinja2.Environment(extensions=[GenerationTag, loopcontrols]).parse(template)
-    except jinja2.TemplateSyntaxError as error:
-        message = f"chat_template: it is no Jinja template: line {error.lineno}: {error.message}"
-        raise ParameterError.described("chat_template", message) from error

@@ -55,6 +55,7 @@ def serve(
     Flags of `vllm serve` are taken, or refused with what there is instead: docs/coming-from-vllm.md. With --json one
     line on stdout says where, once requests can be served."""
     config = engine_config(with_speculative_config(_with_model(engine, model), speculative_config), **rows)
+    _leave_out_torch()
     if "chat_template" in server:
         server["chat_template"] = read_chat_template(server["chat_template"])
     listening = ServerConfig(**server)
@@ -62,7 +63,6 @@ def serve(
     if enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
     keys = _keyring(api_key or (), api_keys, listening.host, anonymous=allow_anonymous)
-    _leave_out_torch()
     from pilotfish.server.main import ServerSetup, run_server, traces_url
 
     if otlp_traces_endpoint is not None:
