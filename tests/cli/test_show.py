@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pilotfish.cli.generate import Finished
+from pilotfish.cli.generate import records
 from pilotfish.cli.show import TextPrinter, report
 from pilotfish.engine.llm import Completion, RequestOutput
 from pilotfish.prompts import BadRow, Row
@@ -26,7 +26,7 @@ def shown(capfd: pytest.CaptureFixture[str], row_id: str = "row") -> str:
     row = Row(row_id, ("a",), chat=False, place="file:1")
     printer = TextPrinter()
     output = Completion(0, [5, 6, 7], TEXT, "length", 7, STATS, None)
-    printer.row(Finished(row, RequestOutput([1], [output], None), {}))
+    printer.row(records(row, RequestOutput([1], [output], None), {}))
     printer.end([])
     return capfd.readouterr().out
 

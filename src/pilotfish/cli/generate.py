@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from pilotfish.prompts import BadRow, Row, prompt_of, read_rows
 
 if TYPE_CHECKING:  # imports torch
     from pilotfish.engine.engine import Engine
-    from pilotfish.engine.llm import Completion, RequestOutput
+    from pilotfish.engine.llm import RequestOutput
     from pilotfish.engine.sample import Sample
 
 rows = partial(option, panel="How rows are run")
@@ -100,61 +100,20 @@ def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printe
     return served == len(rows)
 
 
-@dataclass(frozen=True)
-class Finished:
-    row: Row
-    output: RequestOutput
-    drops: dict[str, dict[str, int]]  # of draft pools' messages, since the engine started
-
-    def records(self) -> list[dict[str, Any]]:
-        """A JSON object for each output, with an `index` if there are several."""
-        return [self._record(output) for output in self.output.outputs]
-
-    def _record(self, output: Completion) -> dict[str, Any]:
-        index = {"index": output.index} if len(self.output.outputs) > 1 else {}
-        return {
-            "id": self.row.id,
-            **index,
-            "prompt_tokens": len(self.output.prompt_token_ids),
-            "token_ids": output.token_ids,
-            "text": output.text,
-            "finish_reason": output.finish_reason,
-            "seed": output.seed,
-            **_reported("logprobs", output.logprobs),
-            **_reported("prompt_logprobs", self.output.prompt_logprobs if output.index == 0 else None),
-            "stats": output.stats,
-            **({"pools": self.drops} if self.drops else {}),
-        }
-
-
-def _reported(field: str, logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-    return {} if logprobs is None else {field: [_logprob_record(entry) for entry in logprobs]}
-
-
-def _logprob_record(entry: TokenLogprobs) -> dict[str, Any]:
-    top = [{"token_id": token, "logprob": logprob} for token, logprob in entry.top]
-    return {"token_id": entry.token, "logprob": entry.logprob, "rank": entry.rank, "top": top}
-
-
-@contextmanager
-def timeline(path: Path | None) -> Iterator[None]:
+def timeline(path: Path | None) -> AbstractContextManager[Any]:
     """Record every operation meanwhile into a file that Perfetto and chrome://tracing open; nothing without a path."""
     if path is None:
-        yield
-        return
-    import torch
-    from torch.profiler import ProfilerActivity, profile
+        return nullcontext()
+    from torch.profiler import profile
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-    with profile(activities=activities) as recorded:
-        yield
-    recorded.export_chrome_trace(str(path))
+    return profile(on_trace_ready=lambda recorded: recorded.export_chrome_trace(str(path)))
 
 
 def run_rows(
     engine: Engine, rows: Iterable[Row], params: SamplingParams, handling: Handling
-) -> Iterator[Finished | BadRow]:
-    """Rows as they end, at most `handling.concurrency` at a time. A row that cannot be served harms no other."""
+) -> Iterator[list[dict[str, Any]] | BadRow]:
+    """The outputs of each row as it ends, at most `handling.concurrency` at a time. A row that cannot be served
+    harms no other."""
     from pilotfish.engine.llm import first_error, request_output
 
     waiting = deque(rows)
@@ -175,4 +134,34 @@ def run_rows(
             if (failure := first_error(samples)) is not None:
                 yield BadRow(row.place, str(failure), failed=True)
             else:
-                yield Finished(row, request_output(samples), engine.drops())
+                yield records(row, request_output(samples), engine.drops())
+
+
+def records(row: Row, result: RequestOutput, drops: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
+    """A JSON object for each output, with an `index` if there are several. `drops`: of draft pools' messages, since the
+    engine started."""
+    return [
+        {
+            "id": row.id,
+            **({"index": output.index} if len(result.outputs) > 1 else {}),
+            "prompt_tokens": len(result.prompt_token_ids),
+            "token_ids": output.token_ids,
+            "text": output.text,
+            "finish_reason": output.finish_reason,
+            "seed": output.seed,
+            **_reported("logprobs", output.logprobs),
+            **_reported("prompt_logprobs", result.prompt_logprobs if output.index == 0 else None),
+            "stats": output.stats,
+            **({"pools": drops} if drops else {}),
+        }
+        for output in result.outputs
+    ]
+
+
+def _reported(field: str, logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+    return {} if logprobs is None else {field: [_logprob_record(entry) for entry in logprobs]}
+
+
+def _logprob_record(entry: TokenLogprobs) -> dict[str, Any]:
+    top = [{"token_id": token, "logprob": logprob} for token, logprob in entry.top]
+    return {"token_id": entry.token, "logprob": entry.logprob, "rank": entry.rank, "top": top}

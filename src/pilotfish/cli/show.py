@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from pilotfish.printable import one_line, printable, printable_output
 from pilotfish.prompts import BadRow
 
 if TYPE_CHECKING:
-    from pilotfish.cli.generate import Finished
     from pilotfish.engine.engine import Engine
     from pilotfish.model.pacer import Pacing
     from pilotfish.wire.serving import Delta
@@ -82,8 +81,8 @@ class JsonPrinter:
     def begin(self, memory: str) -> None:
         """Print rows only."""
 
-    def row(self, finished: Finished) -> None:
-        for record in finished.records():
+    def row(self, records: Sequence[dict[str, Any]]) -> None:
+        for record in records:
             print_json(record)
 
     def end(self, pacing: Sequence[Pacing]) -> None:
@@ -102,8 +101,8 @@ class TextPrinter:
     def begin(self, memory: str) -> None:
         self._console.print(Text(memory, style="dim"), soft_wrap=True)
 
-    def row(self, finished: Finished) -> None:
-        for record in finished.records():
+    def row(self, records: Sequence[dict[str, Any]]) -> None:
+        for record in records:
             self._records.append(record)
             self._console.print(Rule(Text(f"{_name(record)} · seed {record['seed']}"), align="left", style="dim"))
             self._text(record["text"])
@@ -149,7 +148,7 @@ def _name(record: dict[str, Any]) -> str:
     return printable(f"{record['id']} [{record['index']}]" if "index" in record else str(record["id"]))
 
 
-def _table(records: list[dict[str, Any]]) -> Table:
+def _table(records: Sequence[dict[str, Any]]) -> Table:
     rows = list(map(_cells, records))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in rows[0]:
@@ -176,7 +175,7 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _guessers(records: Sequence[Mapping[str, Any]]) -> str:
+def _guessers(records: Sequence[dict[str, Any]]) -> str:
     counts: Counter[str] = Counter()
     for record in records:
         counts.update(record["stats"]["accepted_by_origin"])
