@@ -21,27 +21,27 @@ from pilotfish.train.data import (
 
 
 def test_held_out_packages_and_their_tests_are_absent_from_training(sources: Path) -> None:
-    parts = split(collect([sources]), ("beta",))
-    assert not any("beta" in document.name or "beta" in document.text for document in parts.training)
-    assert {document.name for document in parts.held_out} >= {"beta/m0.py", "test_beta.py"}
-    assert {document.name for document in parts.training} >= {"alpha/m0.py", "gamma.py"}
+    training, held_out = split(collect([sources]), ("beta",))
+    assert not any("beta" in document.name or "beta" in document.text for document in training)
+    assert {document.name for document in held_out} >= {"beta/m0.py", "test_beta.py"}
+    assert {document.name for document in training} >= {"alpha/m0.py", "gamma.py"}
 
 
 def test_standard_library_is_the_default_source() -> None:
     documents = collect(())
-    parts = split(documents, ("asyncio", "email", "http", "unittest"))
-    assert {"asyncio/tasks.py", "email/message.py"} <= {document.name for document in parts.held_out}
-    assert {"argparse.py", "json/decoder.py"} <= {document.name for document in parts.training}
+    training, held_out = split(documents, ("asyncio", "email", "http", "unittest"))
+    assert {"asyncio/tasks.py", "email/message.py"} <= {document.name for document in held_out}
+    assert {"argparse.py", "json/decoder.py"} <= {document.name for document in training}
     names = {part for document in documents for part in Path(document.name).parts}
     assert not names & STDLIB_EXCLUDED
-    assert not any(document.name.startswith("asyncio/") for document in parts.training)
+    assert not any(document.name.startswith("asyncio/") for document in training)
 
 
 def test_without_a_named_package_a_twentieth_is_held_out() -> None:
     documents = [Document(f"{number}.py", str(number)) for number in range(40)]
-    parts = split(documents, ("absent",))
-    assert len(parts.held_out) == 2
-    assert parts == split(documents, ("absent",))
+    training, held_out = split(documents, ("absent",))
+    assert len(held_out) == 2
+    assert (training, held_out) == split(documents, ("absent",))
 
 
 def test_unreadable_and_repeated_files_are_left_out(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ assertions and code pages instead of code.
 
 import hashlib
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -46,42 +46,36 @@ class Document:
     text: str
 
 
-@dataclass(frozen=True)
-class Split:
-    training: tuple[Document, ...]
-    held_out: tuple[Document, ...]  # never trained on
-
-
 def collect(sources: Sequence[Path]) -> list[Document]:
     """Every readable, distinct `.py` document of the sources, sorted. Without sources: of the standard library."""
-    if not sources:
-        root = Path(sysconfig.get_path("stdlib"))
-        return _distinct(_documents(root, lambda name: STDLIB_EXCLUDED.isdisjoint(name.parts)))
-    return _distinct(document for source in sources for document in _documents(source, lambda _: True))
+    excluded = frozenset() if sources else STDLIB_EXCLUDED
+    documents = [d for root in sources or (Path(sysconfig.get_path("stdlib")),) for d in _documents(root, excluded)]
+    by_text = {document.text: document for document in reversed(documents)}  # the first of equal texts
+    return sorted(by_text.values(), key=attrgetter("name"))
 
 
-def split(documents: Iterable[Document], held_out: Sequence[str]) -> Split:
-    """Hold out the named packages, or a twentieth of the documents where none of them is there."""
-    documents = tuple(documents)
+def split(documents: Sequence[Document], held_out: Sequence[str]) -> tuple[list[Document], list[Document]]:
+    """The documents to train on, and those held out: the named packages, or a twentieth of the documents where none of
+    them is there."""
     chosen = {document.name for document in documents if _belongs(document, held_out)}
     if not chosen:
         ranked = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
         chosen = {document.name for document in ranked[: -(-len(ranked) // FALLBACK_HELD_OUT)]}
-    training = tuple(document for document in documents if document.name not in chosen)
+    training = [document for document in documents if document.name not in chosen]
     if not training:
         raise ParameterError("source", f"{len(documents)} documents", "two or more distinct .py files")
-    return Split(training, tuple(document for document in documents if document.name in chosen))
+    return training, [document for document in documents if document.name in chosen]
 
 
-def _documents(source: Path, wanted: Callable[[PurePosixPath], bool]) -> Iterable[Document]:
+def _documents(source: Path, excluded: frozenset[str]) -> Iterable[Document]:
+    """`excluded`: names of files and folders."""
     if not source.exists():
         raise ParameterError("source", str(source), "an existing file or directory")
     paths = sorted(source.rglob("*.py")) if source.is_dir() else [source]
     root = source if source.is_dir() else source.parent
     for path in paths:
         name = PurePosixPath(path.relative_to(root).as_posix())
-        text = _text(path) if wanted(name) else None
-        if text is not None:
+        if excluded.isdisjoint(name.parts) and (text := _text(path)) is not None:
             yield Document(str(name), text)
 
 
@@ -92,11 +86,6 @@ def _text(path: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return text.replace("\r\n", "\n") if text.strip() and "\0" not in text else None
-
-
-def _distinct(documents: Iterable[Document]) -> list[Document]:
-    by_text = {document.text: document for document in reversed(list(documents))}  # the first of equal texts
-    return sorted(by_text.values(), key=attrgetter("name"))
 
 
 def _belongs(document: Document, packages: Sequence[str]) -> bool:

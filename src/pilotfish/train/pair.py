@@ -59,17 +59,19 @@ class PairTraining:
     progress: Progress
 
     def prepare_corpus(self) -> Corpus:
-        documents = split(collect(self.recipe.sources), self.recipe.held_out)
+        training, held_out = split(collect(self.recipe.sources), self.recipe.held_out)
         folder = self.run / "tokenizer"
         if not folder.exists():
-            texts = (document.text for document in documents.training)
+            texts = (document.text for document in training)
             partial = self.run / "tokenizer.partial"
             train_tokenizer(texts, self.recipe.vocab_size, self.recipe.context).save_pretrained(partial)
             partial.rename(folder)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        training = _cached(self.run / "training.npy", lambda: encode(documents.training, tokenizer))
-        held_out = _cached(self.run / "held_out.npy", lambda: encode(documents.held_out, tokenizer))
-        return Corpus(tokenizer, training, held_out)
+        return Corpus(
+            tokenizer,
+            training=_cached(self.run / "training.npy", lambda: encode(training, tokenizer)),
+            held_out=_cached(self.run / "held_out.npy", lambda: encode(held_out, tokenizer)),
+        )
 
     def train_target(self, corpus: Corpus) -> LlamaForCausalLM:
         """The target, by next-token prediction on the corpus."""
