@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from pilotfish.errors import ParameterError
 from pilotfish.plan.cost import DEVICES, MODELS, devices_needed, step_seconds
@@ -23,29 +24,19 @@ _DEVICES = re.compile(r"(.*?)(?:x([1-9][0-9]{0,3}))?", re.DOTALL)  # matches wha
 
 
 @dataclass(frozen=True)
-class Knot:
-    rows: int
-    seconds: float  # of a forward of so many rows
-
-
-@dataclass(frozen=True)
 class Pace:
     """Seconds of a forward by its rows: interpolated between knots, constant below the first, proportional to the rows
     above the last."""
 
     text: str  # before it was parsed
-    knots: tuple[Knot, ...]  # one at least, rows ascending
+    knots: Mapping[int, float]  # seconds by rows, one at least, rows ascending
 
     def seconds(self, rows: int) -> float:
         """`rows`: at least 1."""
-        first, last = self.knots[0], self.knots[-1]
-        if rows >= last.rows:
-            return last.seconds * rows / last.rows
-        if rows <= first.rows:
-            return first.seconds
-        right = bisect_right(self.knots, rows, key=lambda knot: knot.rows)
-        low, high = self.knots[right - 1], self.knots[right]
-        return low.seconds + (high.seconds - low.seconds) * (rows - low.rows) / (high.rows - low.rows)
+        last = max(self.knots)
+        if rows >= last:
+            return self.knots[last] * rows / last
+        return float(np.interp(rows, list(self.knots), list(self.knots.values())))
 
     @classmethod
     def parse(cls, text: str) -> Pace:
@@ -54,11 +45,11 @@ class Pace:
         if "@" in text:
             return cls(text, _device_knots(text))
         if ":" not in text:
-            return cls(text, (Knot(FLAT_ROWS, _seconds(text)),))
-        knots = tuple(map(_knot, text.split("/")))
-        if any(a.rows >= b.rows for a, b in pairwise(knots)):
+            return cls(text, {FLAT_ROWS: _seconds(text)})
+        knots = list(map(_knot, text.split("/")))
+        if any(a >= b for (a, _), (b, _) in pairwise(knots)):
             raise ParameterError("pace", text, "rows in ascending order, as in 1:10.4ms/256:20ms")
-        return cls(text, knots)
+        return cls(text, dict(knots))
 
 
 @dataclass(frozen=True)
@@ -78,11 +69,11 @@ class Paces:
         return cls(**{role: Pace.parse(pace) for role, pace in given.items()})
 
 
-def _knot(text: str) -> Knot:
+def _knot(text: str) -> tuple[int, float]:
     rows, _, time = text.partition(":")
     if not (rows.isascii() and rows.isdecimal() and len(rows) < 6 and 1 <= int(rows) <= MAX_ROWS):
         raise ParameterError("pace", text, f"ROWS:TIME with 1 to {MAX_ROWS} rows, as in 32:11ms")
-    return Knot(int(rows), _seconds(time))
+    return int(rows), _seconds(time)
 
 
 def _seconds(text: str) -> float:
@@ -92,7 +83,7 @@ def _seconds(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _device_knots(text: str) -> tuple[Knot, ...]:
+def _device_knots(text: str) -> dict[int, float]:
     """Two knots, because the cost model is linear in rows."""
     model_name, _, devices = text.partition("@")
     model = _named(MODELS, "models", model_name)
@@ -102,7 +93,7 @@ def _device_knots(text: str) -> tuple[Knot, ...]:
     count = int(match[2] or 1)
     if count < (needed := devices_needed(model, device)):
         raise ParameterError("pace", text, f"devices that hold the model's weights: x{needed} or more")
-    return tuple(Knot(rows, step_seconds(model, device, count, rows)) for rows in (1, MAX_ROWS))
+    return {rows: step_seconds(model, device, count, rows) for rows in (1, MAX_ROWS)}
 
 
 def _named(table: Mapping[str, Any], what: str, name: str) -> Any:
