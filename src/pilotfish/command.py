@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,9 +15,6 @@ from pilotfish.options import REQUIRED, Option
 Command = Callable[..., None]
 #: Values of options by name; those that were not given and have no default are not in it.
 Given = dict[str, Any]
-
-#: Suffixes of whole numbers.
-_UNITS = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 
 
 def taking(*groups: Sequence[Option]) -> Callable[[Command], Command]:
@@ -50,14 +46,14 @@ def _given(group: Sequence[Option], values: dict[str, Any]) -> Given:
 def _parameter(option: Option) -> inspect.Parameter:
     extra, default = option.extra, option.default
     names = extra.get("names") or ([f"--{option.name.replace('_', '-')}"] if option.kind is bool else [])
-    kind: Any = str if option.kind is Literal or _is_text(option) else option.kind
+    kind: Any = str if option.kind is Literal or "parse" in extra else option.kind
     if kind in (tuple, dict):
         kind = list[str if kind is dict else option.entries[0].kind]  # type: ignore[misc]
     if default in (None, (), {}):
         kind, default = kind | None, None
     declared = typer.Option(
         *names,
-        help=option.help + (" Repeatable." if option.kind in (tuple, dict) and not _is_text(option) else ""),
+        help=option.help + (" Repeatable." if option.kind in (tuple, dict) and "parse" not in extra else ""),
         metavar=extra.get("metavar"),
         rich_help_panel=extra.get("panel"),
         show_default=extra.get("shown", True),
@@ -68,21 +64,12 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
 
 
-def _is_text(option: Option) -> bool:
-    """Whether the command line has a text for a value: a list that is joined, 8k, …"""
-    return not option.extra.keys().isdisjoint({"separator", "count", "parse"})
-
-
 def _parsed(option: Option, value: Any) -> Any:
     """The option's value from that of the command line."""
     if value is None or (option.kind in (tuple, dict) and not value):
         return None
-    if "separator" in option.extra:
-        return tuple(value.split(option.extra["separator"]))
     if "parse" in option.extra:
         return option.extra["parse"](option.name, value)
-    if "count" in option.extra:
-        return count(option.name, value)
     if option.kind is dict:
         return dict(_entry(option, text) for text in value)
     return tuple(value) if option.kind is tuple else value
@@ -94,10 +81,3 @@ def _entry(option: Option, text: str) -> tuple[int, float]:
         return int(token), float(number)
     except ValueError as error:
         raise ParameterError(option.name, text, "ID=BIAS, as in 42=-5.5") from error
-
-
-def count(field: str, text: str) -> int:
-    """A whole number, as in 8192, 8k or 8K. ParameterError, naming `field`, otherwise."""
-    if (match := re.fullmatch(r"(\d{1,12})([kKmM]?)", text, re.ASCII)) is None:
-        raise ParameterError(field, text, "a whole number, as in 8192, 8k (8000) or 8K (8192)")
-    return int(match[1]) * _UNITS[match[2]]

@@ -13,7 +13,7 @@ import msgspec
 
 from pilotfish.core.sampling_params import MAX_SAMPLES, MAX_TOKENS
 from pilotfish.errors import ParameterError
-from pilotfish.options import check_options, option, refuse_unknown
+from pilotfish.options import check_options, count, option, refuse_unknown, separated
 from pilotfish.plan.pace import Paces
 
 Mode = Literal["off", "sync", "async"]
@@ -34,7 +34,7 @@ machine = partial(option, panel="Device and memory")
 limit = partial(option, panel="How much at a time")
 timeout = partial(option, panel="How long", above=0, high=86400, unit="seconds")
 answer = partial(option, panel="What answers are by default")
-TOKENS: Any = {"count": True, "metavar": "TOKENS"}  # as in 8192, 8k or 8K
+TOKENS: Any = {"parse": count, "metavar": "TOKENS"}  # as in 8192, 8k or 8K
 
 
 def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
@@ -110,11 +110,11 @@ class EngineConfig:
     draft_workers: Annotated[int, elsewhere("Draft processes.", 1, 64)] = 1
     draft_cores: Annotated[str, elsewhere("Their cores.", shown="a few")] = ""
     draft_pool: Annotated[
-        tuple[str, ...], elsewhere("Pools instead: ipc://… or tcp://…, joined by ,", separator=",")
+        tuple[str, ...], elsewhere("Pools instead: ipc://… or tcp://…, joined by ,", parse=separated(","))
     ] = ()
     draft_key: Annotated[Path, elsewhere("This target's key file, for pools with keys.")] | None = None
     draft_pool_key: Annotated[
-        tuple[str, ...], elsewhere("The pools' public keys, joined by a space.", separator=None)
+        tuple[str, ...], elsewhere("The pools' public keys, joined by a space.", parse=separated(None))
     ] = ()
     draft_optional: Annotated[bool, elsewhere("Serve without a pool that fails.")] = False
     insecure: Annotated[bool, elsewhere("Use pools on other hosts without keys.")] = False

@@ -59,18 +59,20 @@ def log_prompt(text: str) -> None:
 
 
 def configure(
-    form: LogFormat,
+    form: LogFormat | None,
     prompts: bool = False,
     level: int = logging.INFO,
     stream: TextIO | None = None,
     process: str | None = None,
 ) -> None:
     """Send all lines of this process to `stream` (stderr), in place of earlier configurations. A worker's lines carry
-    its name, `process`. uvicorn needs log_config=None, and access_log=False: pilotfish.access says more."""
+    its name, `process`; those without a form are `pilotfish NAME: message`. uvicorn needs log_config=None, and
+    access_log=False: pilotfish.access says more."""
     global _process
     _process = {} if process is None else {"process": process}
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(TextFormatter() if form == "text" else JsonFormatter())
+    plain = OneLineFormatter(f"pilotfish {(process or '').replace('%', '%%')}: %(message)s")
+    handler.setFormatter({"text": TextFormatter(), "json": JsonFormatter(), None: plain}[form])
     logging.basicConfig(handlers=[handler], level=level, force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))

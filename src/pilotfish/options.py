@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,6 +19,8 @@ Options = TypeVar("Options")
 
 #: Bounds beyond it are no part of a msgspec schema.
 INT64_MAX = (1 << 63) - 1
+#: Suffixes of whole numbers.
+UNITS = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list", dict: "a mapping"}
 #: The default of an option that must be given.
 REQUIRED: Any = ...
@@ -36,8 +39,8 @@ def option(
     bound that is not; `most`: entries of a list or mapping.
 
     `extra`: `or_zero` allows 0 below `low`, `unit` is that of a number. The others are of the command line: `names`
-    and `panel` in the help, `metavar`, `shown` (the default in words), and how a text is read: `separator` of a list,
-    `count` (8k is 8000), `parse` (a function of the name and the text).
+    and `panel` in the help, `metavar`, `shown` (the default in words), and `parse`, a function that reads the text, of
+    the option's name and the text.
     """
     if isinstance(high, int) and high > INT64_MAX:
         extra["high"], high = high, None
@@ -45,6 +48,18 @@ def option(
         extra["low"], low = low, 0
     bounds: Any = {"ge": low, "le": high, "gt": above, "max_length": most}
     return Meta(description=help or None, **bounds, extra=extra)
+
+
+def count(field: str, text: str) -> int:
+    """Reads a whole number, as in 8192, 8k or 8K. ParameterError, naming `field`, otherwise."""
+    if (match := re.fullmatch(r"(\d{1,12})([kKmM]?)", text, re.ASCII)) is None:
+        raise ParameterError(field, text, "a whole number, as in 8192, 8k (8000) or 8K (8192)")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def separated(separator: str | None) -> Callable[[str, str], tuple[str, ...]]:
+    """Reads a list; None: with white space between the entries."""
+    return lambda _, text: tuple(text.split(separator))
 
 
 def text(low: int, high: int) -> Meta:

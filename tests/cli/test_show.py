@@ -26,7 +26,8 @@ def shown(capfd: pytest.CaptureFixture[str], row_id: str = "row") -> str:
     row = Row(row_id, ("a",), chat=False, place="file:1")
     printer = TextPrinter()
     output = Completion(0, [5, 6, 7], TEXT, "length", 7, STATS, None)
-    printer.row(records(row, RequestOutput([1], [output], None), {}))
+    for record in records(row, RequestOutput([1], [output], None), {}):
+        printer.output(record)
     printer.end([])
     return capfd.readouterr().out
 

@@ -90,7 +90,8 @@ def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printe
                     report(outcome)
                     failed += outcome.failed
                 else:
-                    printer.row(outcome)
+                    for record in outcome:
+                        printer.output(record)
                     served += 1
                 advance()
         printer.end(engine.pacing())

@@ -19,12 +19,7 @@ from pilotfish.printable import one_line
 if TYPE_CHECKING:
     from pilotfish.engine.check import CheckReport, ModelFacts
 
-app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True)
-
-
-@app.callback()
-def models() -> None:
-    """Look at models before serving them."""
+app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True, callback=lambda: None)
 
 
 @app.command()

@@ -70,12 +70,7 @@ def serve(
     form = cast(LogFormat, log_format or ("text" if sys.stderr.isatty() else "json"))
     configure(form, prompts=log_prompts)
     setup = ServerSetup(config, listening, keys, form, otlp_traces_endpoint)
-
-    def tell(url: str) -> None:
-        if json:
-            print_json({"url": url})
-
-    run_server(setup, tell)
+    run_server(setup, lambda url: print_json({"url": url}) if json else None)
 
 
 def _keyring(secrets: Sequence[str], file: Path | None, host: str, *, anonymous: bool) -> Keyring:

@@ -79,14 +79,13 @@ class JsonPrinter:
         self.progress = None if sys.stdout.isatty() else Console(stderr=True)
 
     def begin(self, memory: str) -> None:
-        """Print rows only."""
+        """Print outputs only."""
 
-    def row(self, records: Sequence[dict[str, Any]]) -> None:
-        for record in records:
-            print_json(record)
+    def output(self, record: dict[str, Any]) -> None:
+        print_json(record)
 
     def end(self, pacing: Sequence[Pacing]) -> None:
-        """Print rows only."""
+        """Print outputs only."""
 
 
 class TextPrinter:
@@ -101,11 +100,10 @@ class TextPrinter:
     def begin(self, memory: str) -> None:
         self._console.print(Text(memory, style="dim"), soft_wrap=True)
 
-    def row(self, records: Sequence[dict[str, Any]]) -> None:
-        for record in records:
-            self._records.append(record)
-            self._console.print(Rule(Text(f"{_name(record)} · seed {record['seed']}"), align="left", style="dim"))
-            self._text(record["text"])
+    def output(self, record: dict[str, Any]) -> None:
+        self._records.append(record)
+        self._console.print(Rule(Text(f"{_name(record)} · seed {record['seed']}"), align="left", style="dim"))
+        self._text(record["text"])
 
     def _text(self, text: str) -> None:
         if self._console.is_terminal:

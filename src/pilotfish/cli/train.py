@@ -19,12 +19,7 @@ from pilotfish.train.recipe import PairRecipe
 if TYPE_CHECKING:  # imports torch
     from pilotfish.train.evaluate import Evaluation
 
-app = typer.Typer(help="Train models.")
-
-
-@app.callback()
-def _group() -> None:
-    """Train models."""
+app = typer.Typer(help="Train models.", callback=lambda: None)  # a group, though of one command
 
 
 @app.command("pair")

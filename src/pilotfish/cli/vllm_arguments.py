@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -129,14 +129,16 @@ def _check(flag: Flag, name: str, value: str | None, rest: deque[str]) -> None:
 FIELD = "speculative_config"
 _SPECULATIVE = _TABLES["speculative"]
 _ENGINE = options_of(EngineConfig)
-#: Keys that have a meaning here, and their values.
-KEYS = {
-    "method": Option("method", Literal, choices=tuple(_SPECULATIVE["methods"])),
-    "model": Option("model", str),
-    "num_speculative_tokens": _ENGINE["nodes"],
-    "prompt_lookup_min": _ENGINE["ngram_min"],
-    "prompt_lookup_max": _ENGINE["ngram_max"],
-    "enable_adaptive_verification": Option("enable_adaptive_verification", bool),
+_METHODS = _SPECULATIVE["methods"]
+#: Keys that have a meaning here: their values, and our options for one of these.
+KEYS: dict[str, tuple[Option, Callable[[Any], Given]]] = {
+    "method": (Option("", Literal, choices=tuple(_METHODS)), lambda method: {"drafter": _METHODS[method]}),
+    "model": (Option("", str), lambda path: {"draft": Path(path)}),
+    # a chain where the drafter gives chains
+    "num_speculative_tokens": (_ENGINE["nodes"], lambda count: {"nodes": count, "levels": min(count, 64)}),
+    "prompt_lookup_min": (_ENGINE["ngram_min"], lambda count: {"ngram_min": count}),
+    "prompt_lookup_max": (_ENGINE["ngram_max"], lambda count: {"ngram_max": count}),
+    "enable_adaptive_verification": (Option("", bool), lambda on: {"budget": "auto" if on else "fixed"}),
 }
 
 
@@ -176,14 +178,6 @@ def _meaning(name: str, value: Any) -> Given:
         return {}
     if name not in KEYS:
         raise UnknownOptionError(field, sorted({*KEYS, *_SPECULATIVE["as_it_is"]}))
-    replace(KEYS[name], name=field).check(value)
-    match name:
-        case "method":
-            return {"drafter": _SPECULATIVE["methods"][value]}
-        case "model":
-            return {"draft": Path(value)}
-        case "num_speculative_tokens":  # a chain where the drafter gives chains
-            return {"nodes": value, "levels": min(value, 64)}
-        case "enable_adaptive_verification":
-            return {"budget": "auto" if value else "fixed"}
-    return {KEYS[name].name: value}
+    option, meaning = KEYS[name]
+    replace(option, name=field).check(value)
+    return meaning(value)

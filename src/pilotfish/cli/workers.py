@@ -29,7 +29,6 @@ from pilotfish.engine.process import (
 from pilotfish.errors import InputError
 from pilotfish.logs import LogFormat, configure
 from pilotfish.options import pick
-from pilotfish.printable import OneLineFormatter
 
 MODEL = ("dtype", "quantization", "device", "threads", "cores", "kv_slots", "memory", "pace", "trace", "eager")
 
@@ -55,25 +54,12 @@ def draft(
         parent = config_of(config, EngineConfig)
         prepared = DraftConfig(**{**pool, "model": parent.of_draft, "leaves": parent.leaves})
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
-    _configure_log(log_format, prepared.name, level)
+    options.LOG_FORMAT.check(log_format)
+    configure(cast(LogFormat | None, log_format), level=level, process=prepared.name)
     _import_transformers()
     from pilotfish.engine.draft_pool import run_pool
 
-    def tell(endpoint: str) -> None:
-        if json:
-            print_json({"endpoint": endpoint})
-
-    run_pool(prepared, tell)
-
-
-def _configure_log(form: str | None, name: str, level: int) -> None:
-    options.LOG_FORMAT.check(form)
-    if form is not None:
-        configure(cast(LogFormat, form), level=level, process=name)
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(OneLineFormatter(f"pilotfish {name.replace('%', '%%')}: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+    run_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
 
 
 def _directory(draft: Path | None, pair: str | None) -> Path:
