@@ -34,53 +34,40 @@ def read_rows(path: Path) -> list[Row | BadRow]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"prompts: {path} cannot be read: {error.strerror}") from error
-    rows = [_row_or_reason(line, f"{path}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
+    rows = [_row(line, f"{path}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise InputError(f"prompts: {path} has no rows; one JSON object a line is needed")
     return rows
 
 
-def _row_or_reason(line: bytes, place: str) -> Row | BadRow:
+def _row(line: bytes, place: str) -> Row | BadRow:
     try:
-        return parse_row(line, place)
-    except PromptError as error:
-        return BadRow(place, str(error))
-
-
-def parse_row(line: bytes, place: str) -> Row:
-    """Parse a line. PromptError names the field that is not allowed."""
-    row = _object(line)
-    if not isinstance(row.get("id"), str | int) or isinstance(row["id"], bool):
-        raise PromptError(f"id: {_short(row.get('id'))} is not allowed; expected a string or an integer")
-    if ("prompt" in row) == ("turns" in row):
-        raise PromptError("row: exactly one of prompt and turns is needed")
-    if "prompt" in row:
-        return Row(row["id"], (_text("prompt", row["prompt"]),), chat=False, place=place)
-    turns = row["turns"]
-    if not isinstance(turns, list) or not turns:
-        raise PromptError(f"turns: {_short(turns)} is not allowed; expected a list of texts")
-    return Row(row["id"], tuple(_text("turns", turn) for turn in turns), chat=True, place=place)
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
+        fields = json.loads(line)
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
-        raise PromptError(f"row: it is not JSON: {error}") from error
+        return BadRow(place, f"row: it is not JSON: {error}")
+    if (problem := _problem(fields)) is not None:
+        return BadRow(place, problem)
+    chat = "turns" in fields
+    return Row(fields["id"], tuple(fields["turns"] if chat else (fields["prompt"],)), chat=chat, place=place)
+
+
+def _problem(row: Any) -> str | None:
+    """The field that is not allowed, and what is; None for a row."""
     if not isinstance(row, dict):
-        raise PromptError(f"row: {_short(row)} is not allowed; expected an object")
-    return row
+        return _refused("row", row, "an object")
+    if not isinstance(row.get("id"), str | int) or isinstance(row["id"], bool):
+        return _refused("id", row.get("id"), "a string or an integer")
+    if ("prompt" in row) == ("turns" in row):
+        return "row: exactly one of prompt and turns is needed"
+    field, texts = ("turns", row["turns"]) if "turns" in row else ("prompt", [row["prompt"]])
+    if not isinstance(texts, list) or not texts:
+        return _refused(field, texts, "a list of texts")
+    return next((_refused(field, text, "text") for text in texts if not isinstance(text, str)), None)
 
 
-def _text(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise PromptError(f"{field}: {_short(value)} is not allowed; expected text")
-    return value
-
-
-def _short(value: object) -> str:
+def _refused(field: str, value: object, expected: str) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return f"{field}: {text if len(text) <= 60 else text[:57] + '…'} is not allowed; expected {expected}"
 
 
 def prompt_of(row: Row, tokenizer: Any, *, raw: bool) -> str | Sequence[int]:

@@ -81,8 +81,7 @@ class JsonPrinter:
     def begin(self, memory: str) -> None:
         """Print outputs only."""
 
-    def output(self, record: dict[str, Any]) -> None:
-        print_json(record)
+    output = staticmethod(print_json)
 
     def end(self, pacing: Sequence[Pacing]) -> None:
         """Print outputs only."""
@@ -149,11 +148,10 @@ def _name(record: dict[str, Any]) -> str:
 def _table(records: Sequence[dict[str, Any]]) -> Table:
     rows = list(map(_cells, records))
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in rows[0]:
-        if heading == "id":
-            table.add_column(heading, overflow="fold")
-        else:
-            table.add_column(heading, justify="right", no_wrap=True)
+    first, *others = rows[0]
+    table.add_column(first, overflow="fold")
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
     for cells in rows:
         table.add_row(*map(Text, cells.values()))  # an id may look like rich's markup
     return table
@@ -174,9 +172,7 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _guessers(records: Sequence[dict[str, Any]]) -> str:
-    counts: Counter[str] = Counter()
-    for record in records:
-        counts.update(record["stats"]["accepted_by_origin"])
+    counts = sum((Counter(record["stats"]["accepted_by_origin"]) for record in records), Counter[str]())
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 

@@ -48,7 +48,6 @@ def _train(recipe: PairRecipe, out: Path, run: Path, device: str, threads: int) 
     from rich.console import Console
     from rich.progress import Progress
 
-    import pilotfish.model  # noqa: F401  # keeps transformers from importing torchao
     from pilotfish.train.pair import train_pair
 
     torch.set_num_threads(threads or available_cores())

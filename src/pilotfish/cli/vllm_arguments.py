@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import typer
 from typer.core import TyperCommand, TyperOption
 
@@ -159,12 +160,9 @@ def with_speculative_config(engine: Given, text: str | None) -> Given:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise ParameterError(FIELD, text, f"JSON ({error})") from error
-    if not isinstance(given, dict):
-        raise ParameterError(FIELD, text, "a JSON object")
-    return given
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ParameterError(FIELD, text, f"a JSON object ({error})") from error
 
 
 def _meaning(name: str, value: Any) -> Given:

@@ -21,6 +21,10 @@ from pathlib import Path
 #: Shares of the peak that are reached: streaming weights, reading KV, multiplying.
 WEIGHTS_SHARE, KV_SHARE, PRODUCTS_SHARE = 0.85, 0.6, 0.6
 BFLOAT16 = 2.0  # bytes
+#: Seconds of a serving system beside the roofline: launches, attention, sampling and the host's part, all laid on
+#: layers; one of a layer's two all-reduces, where several devices share it. Fitted to TensorRT-LLM's Llama-3.1 70B on
+#: one and 405B on four H200 in FP8, batch 1: 51.14 and 33.46 tokens/s (NVIDIA, 2024).
+LAYER, ALL_REDUCE = 28e-6, 6e-6
 
 
 @dataclass(frozen=True)
@@ -70,18 +74,6 @@ DEVICES = {name: Device(**figures) for name, figures in _TABLES["devices"].items
 MODELS = {name: DenseModel(**sizes) for name, sizes in _TABLES["models"].items()}
 
 
-@dataclass(frozen=True)
-class Overheads:
-    """Seconds of a serving system beside the roofline."""
-
-    layer: float  # launches, attention, sampling and the host's part, all laid on layers
-    all_reduce: float  # one of a layer's two, where several devices share it
-
-
-#: Fitted to Llama-3.1 70B on one and 405B on four H200 in FP8, batch 1: 51.14 and 33.46 tokens/s (NVIDIA, 2024).
-TENSORRT_LLM = Overheads(layer=28e-6, all_reduce=6e-6)
-
-
 def step_seconds(
     model: DenseModel,
     device: Device,
@@ -89,19 +81,17 @@ def step_seconds(
     rows: int,
     context: int = 512,
     *,
-    sequences: int = 1,
     weight_bytes: float = BFLOAT16,
-    overheads: Overheads = TENSORRT_LLM,
+    layer: float = LAYER,
 ) -> float:
-    """Seconds of one forward of `rows` rows on `count` devices. Each of `sequences` sequences has `context` tokens. A
-    weight of the layers takes `weight_bytes`, 1 in FP8; output embedding and KV are bfloat16."""
+    """Seconds of one forward of `rows` rows on `count` devices; its sequences have `context` tokens together. A weight
+    of the layers takes `weight_bytes`, 1 in FP8; output embedding and KV are bfloat16."""
     peak = device.fp8 if weight_bytes <= 1 and device.fp8 else device.bf16
     stored = model.body * weight_bytes + model.head * BFLOAT16  # that are read: no input embedding of its own
     weights = stored / (device.bandwidth * WEIGHTS_SHARE)
     products = 2 * (model.body + model.head) * rows / (peak * PRODUCTS_SHARE)
-    kv = sequences * context * model.kv_values * BFLOAT16 / (device.bandwidth * KV_SHARE)
-    layer = overheads.layer + (2 * overheads.all_reduce if count > 1 else 0.0)
-    return (weights + products + kv) / count + model.layers * layer
+    kv = context * model.kv_values * BFLOAT16 / (device.bandwidth * KV_SHARE)
+    return (weights + products + kv) / count + model.layers * (layer + (2 * ALL_REDUCE if count > 1 else 0.0))
 
 
 def devices_needed(model: DenseModel, device: Device) -> int:

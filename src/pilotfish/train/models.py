@@ -87,7 +87,6 @@ def continue_prompts(target: LlamaForCausalLM, prompts: Tokens, count: int, temp
         inputs,
         attention_mask=torch.ones_like(inputs),
         max_new_tokens=count,
-        min_new_tokens=0,
         eos_token_id=[],
         **(sampling if temperature else {"do_sample": False}),
     )

@@ -109,8 +109,10 @@ class PairTraining:
 
         def loss_of(tokens: Tensor, positions: Tensor) -> Tensor:
             with torch.no_grad():
-                taught = predict(target, tokens, positions)
-            return divergence(taught, predict(draft, tokens, positions))
+                taught = F.log_softmax(predict(target, tokens, positions), -1)
+            learnt = F.log_softmax(predict(draft, tokens, positions), -1)
+            # in nats a token
+            return F.kl_div(learnt.flatten(0, 1), taught.flatten(0, 1), reduction="batchmean", log_target=True)
 
         trainer = Trainer(draft.train(), recipe, recipe.draft_tokens, recipe.draft_learning_rate, self.run / "draft")
         trainer.run(batch_at, loss_of, self.progress, "draft")
@@ -121,13 +123,6 @@ class PairTraining:
         if len(tokens) < 2 * length:
             raise ParameterError("source", f"{len(tokens)} tokens", f"{2 * length} or more")
         return Windows(tokens, rows, length, self.recipe.context, self.recipe.seed)
-
-
-def divergence(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
-    """Mean KL(target ‖ draft) in nats a token, of logits [..., vocabulary]."""
-    target_log_probs = F.log_softmax(target_logits, -1).flatten(0, -2)
-    draft_log_probs = F.log_softmax(draft_logits, -1).flatten(0, -2)
-    return F.kl_div(draft_log_probs, target_log_probs, reduction="batchmean", log_target=True)
 
 
 def _device(name: str) -> torch.device:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -115,15 +115,12 @@ def _optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimi
     ]
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(torch.optim.Muon):
     """Nesterov momentum, orthogonalised; steps have the size that AdamW's steps typically have.
 
-    `torch.optim.Muon` iterates in bfloat16, which CPUs without bfloat16 units run several times slower
-    than float32; the algorithm and the scaling of its update are the same here.
+    torch's own iterates in bfloat16, which CPUs without bfloat16 units run several times slower than float32; the
+    algorithm and the scaling of its update ("match_rms_adamw") are the same here.
     """
-
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
