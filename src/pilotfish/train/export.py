@@ -50,7 +50,7 @@ def _save_model(model: LlamaForCausalLM, directory: Path) -> None:
 def _card(role: str, model: LlamaForCausalLM, recipe: PairRecipe, result: Evaluation) -> str:
     record = json.loads(recipe.to_json())
     del record["sources"]  # paths on someone's machine are not for a model card
-    return CARD.render(
+    card: str = CARD.render(
         role=role,
         size=getattr(recipe, role),
         parameters=model.num_parameters(),
@@ -60,3 +60,4 @@ def _card(role: str, model: LlamaForCausalLM, recipe: PairRecipe, result: Evalua
         fallback=FALLBACK_HELD_OUT,
         result=result,
     )
+    return card
