@@ -20,7 +20,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +48,7 @@ class Caller:
     requests_per_minute: Annotated[int, option("", 1, MAX_LIMIT)] | None = None
     tokens_per_minute: Annotated[int, option("", 1, MAX_LIMIT)] | None = None  # of prompts and outputs
     max_concurrency: Annotated[int, option("", 1, MAX_LIMIT)] | None = None  # requests
+    digest: bytes = field(default=b"", repr=False, compare=False)  # [32] SHA-256 of its secret
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
@@ -60,50 +61,40 @@ class Caller:
 
 #: Every caller of a server without keys.
 ANONYMOUS = Caller("anonymous")
-_FIELDS = ("name", "secret", "sha256", *(item.name for item in fields(Caller)[1:]))
-
-
-@dataclass(frozen=True)
-class ApiKey:
-    """The SHA-256 of a secret, and its owner."""
-
-    digest: bytes = field(repr=False)  # [32]
-    caller: Caller
+_FIELDS = ("name", "secret", "sha256", *(item.name for item in fields(Caller)[1:-1]))
 
 
 class Keyring:
-    """The keys that the server accepts. Without any, every caller is ANONYMOUS."""
+    """The owners of the keys that the server accepts. Without any, every caller is ANONYMOUS."""
 
-    def __init__(self, keys: Sequence[ApiKey]) -> None:
+    def __init__(self, owners: Sequence[Caller]) -> None:
         """ParameterError for two keys of one name or one secret."""
-        self._keys = tuple(keys)
+        self._owners = tuple(owners)
         names: set[str] = set()
-        owners: dict[bytes, str] = {}
-        for key in keys:
-            name = key.caller.name
-            if name in names:
-                raise ParameterError("api_keys", name, "a name for each key that no other has")
-            if key.digest in owners:
-                raise ParameterError("api_keys", name, f"a secret of its own, not that of {owners[key.digest]!r}")
-            names.add(name)
-            owners[key.digest] = name
+        digests: dict[bytes, str] = {}
+        for owner in owners:
+            if owner.name in names:
+                raise ParameterError("api_keys", owner.name, "a name for each key that no other has")
+            names.add(owner.name)
+            if (other := digests.setdefault(owner.digest, owner.name)) != owner.name:
+                raise ParameterError("api_keys", owner.name, f"a secret of its own, not that of {other!r}")
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._owners)
 
     def caller(self, authorization: str | None) -> Caller | None:
         """The owner of the key in an `Authorization: Bearer SECRET` header; None for an unknown key.
 
         Compares the digests of all keys, so that the time tells neither which one matches nor how much of it."""
-        if not self._keys:
+        if not self._owners:
             return ANONYMOUS
         bearer = _BEARER.fullmatch((authorization or "").strip())
         if bearer is None:
             return None
         given, found = _digest(bearer["secret"]), None
-        for key in self._keys:
-            if hmac.compare_digest(key.digest, given):
-                found = key.caller
+        for owner in self._owners:
+            if hmac.compare_digest(owner.digest, given):
+                found = owner
         return found
 
 
@@ -113,17 +104,17 @@ def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path 
     Keys outside the file are named key-1, key-2, …: the options' first, then the environment's."""
     given = [("api_key", secret) for secret in options]
     given += [(ENVIRONMENT, secret.strip()) for secret in environment.split(",")] if environment else []
-    keys = [ApiKey(_checked_secret(where, secret), Caller(f"key-{i}")) for i, (where, secret) in enumerate(given, 1)]
-    return Keyring(keys + (load_file(file) if file is not None else []))
+    owners = [Caller(f"key-{i}", digest=_checked_secret(*one)) for i, one in enumerate(given, 1)]
+    return Keyring(owners + (load_file(file) if file is not None else []))
 
 
-def load_file(path: Path) -> list[ApiKey]:
-    """The keys in a TOML file. ParameterError with the number of the first bad one."""
+def load_file(path: Path) -> list[Caller]:
+    """The owners of the keys in a TOML file. ParameterError with the number of the first bad one."""
     document = _document(path)
     tables = document.get("key")
     if document.keys() != {"key"} or not isinstance(tables, list):
         raise ParameterError("api_keys", str(path), "tables [[key]], and nothing beside them")
-    return [_api_key(f"api_keys: {path}, key {number}", table) for number, table in enumerate(tables, 1)]
+    return [_owner(f"api_keys: {path}, key {number}", table) for number, table in enumerate(tables, 1)]
 
 
 def new_secret() -> str:
@@ -178,29 +169,28 @@ def _private_text(path: Path) -> bytes:
     return text
 
 
-def _api_key(where: str, table: object) -> ApiKey:
+def _owner(where: str, table: object) -> Caller:
     if not isinstance(table, dict):
         raise ParameterError(where, type(table).__name__, "a table, [[key]]")
     if ("secret" in table) == ("sha256" in table):
         given = [name for name in ("secret", "sha256") if name in table]
         raise ParameterError(where, given, "either `secret` or `sha256`")
     try:
-        return _key_of(dict(table))
+        for name in table:
+            if name not in _FIELDS:
+                raise ParameterError("field", name, f"one of {', '.join(_FIELDS)}")
+        limits = {name: value for name, value in table.items() if name not in ("secret", "sha256")}
+        owner = Caller(**{"name": None, **limits})
+        secret, sha256 = table.get("secret"), table.get("sha256")
+        return replace(owner, digest=_checked_secret("secret", secret) if sha256 is None else _checked_digest(sha256))
     except ParameterError as error:
         raise ParameterError.described(f"{where}, {error.field}", f"{where}, {error}") from error
 
 
-def _key_of(table: dict[str, Any]) -> ApiKey:
-    for name in table:
-        if name not in _FIELDS:
-            raise ParameterError("field", name, f"one of {', '.join(_FIELDS)}")
-    secret, text = table.pop("secret", None), table.pop("sha256", None)
-    caller = Caller(**{"name": None, **table})
-    if secret is not None:
-        return ApiKey(_checked_secret("secret", secret), caller)
+def _checked_digest(text: object) -> bytes:
     if not (isinstance(text, str) and _SHA256.fullmatch(text)):
         raise _bad_secret("sha256", text, "64 hex digits, as `pilotfish keys api` prints them")
-    return ApiKey(bytes.fromhex(text), caller)
+    return bytes.fromhex(text)
 
 
 def _checked_secret(where: str, secret: object) -> bytes:
