@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pilotfish.core.request import FinishReason
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.requests import RequestFacts, RequestMeter
+from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.wire.serving import Delta, Finish, Identity, PoolLoad, Progress, Status, StepReport, Verified
 
 IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, max_requests=8, max_nodes=16)
@@ -47,18 +47,16 @@ def progress(deltas: int = 2) -> Progress:
     )
 
 
-def facts(tag: str | None = None, cached_tokens: int | None = None) -> RequestFacts:
-    return RequestFacts(
-        prompt_tokens=10, n=1, max_tokens=64, mode="async", streaming=True, tag=tag, cached_tokens=cached_tokens
-    )
+def facts(tag: str | None = None) -> RequestFacts:
+    return RequestFacts(prompts=(10,), max_tokens=64, mode="async", streaming=True, tag=tag)
 
 
 def serve_one(metrics: ServerMetrics, asked: RequestFacts) -> None:
     """A request of two chunks: 1 token, then 3 of which 2 were drafted."""
-    meter = RequestMeter(metrics, asked, now=10.0)
-    meter.update(0, delta(1, 0, 0, at=1.0), now=11.0)
-    meter.update(0, delta(3, 8, 2, at=1.5, reason="stop"), now=12.0)
-    meter.finish(now=12.25)
+    record = RequestRecord(metrics, asked, arrived=10.0)
+    record.update(0, delta(1, 0, 0, at=1.0), now=11.0)
+    record.update(0, delta(3, 8, 2, at=1.5, reason="stop"), now=12.0)
+    record.finish(now=12.25)
 
 
 def everything(metrics: ServerMetrics) -> None:

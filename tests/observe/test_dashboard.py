@@ -29,7 +29,7 @@ def samples() -> dict[str, set[str]]:
     metrics = ServerMetrics("target")
     everything(metrics)
     found: dict[str, set[str]] = {}
-    for family in parse(metrics.render().body.decode()):
+    for family in parse(metrics.render()[0].decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
@@ -85,7 +85,7 @@ def test_the_documentation_names_every_metric() -> None:
     metrics = ServerMetrics("target")
     everything(metrics)
     text = (ROOT / "docs" / "metrics.md").read_text()
-    families = {family.name for family in parse(metrics.render().body.decode()) if not family.name.endswith("_created")}
+    families = {family.name for family in parse(metrics.render()[0].decode()) if not family.name.endswith("_created")}
     told = set(re.findall(r"`([a-z_:0-9]+)(?:\{[a-z_, ]*\})?`", text))
     for family in families:
         if not family.startswith("process_"):

@@ -13,7 +13,7 @@ from server_traffic import POOL, delta, everything, facts, progress, serve_one, 
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import MAX_TAGS, ServerMetrics
-from pilotfish.observe.requests import RequestMeter, checked_tag
+from pilotfish.observe.requests import RequestRecord, checked_tag
 
 #: What the dashboards and benchmark clients of vLLM look up.
 VLLM_SAMPLES = {
@@ -49,7 +49,7 @@ def value(metrics: ServerMetrics, name: str, **labels: str) -> float:
 
 
 def samples(metrics: ServerMetrics) -> list[tuple[str, dict[str, str], float]]:
-    text = metrics.render().body.decode()
+    text = metrics.render()[0].decode()
     return [(sample.name, sample.labels, sample.value) for family in parse(text) for sample in family.samples]
 
 
@@ -67,11 +67,11 @@ def test_vllm_names_and_labels(metrics: ServerMetrics) -> None:
 
 def test_both_formats_say_the_same(metrics: ServerMetrics) -> None:
     everything(metrics)
-    plain = metrics.render("text/plain;version=0.0.4")
-    openmetrics = metrics.render("application/openmetrics-text;version=x;q=0.5, text/plain")
-    assert plain.content_type.startswith("text/plain; version=0.0.4")
-    assert openmetrics.content_type.startswith("application/openmetrics-text")
-    text = openmetrics.body.decode()
+    _, plain = metrics.render("text/plain;version=0.0.4")
+    body, openmetrics = metrics.render("application/openmetrics-text;version=x;q=0.5, text/plain")
+    assert plain.startswith("text/plain; version=0.0.4")
+    assert openmetrics.startswith("application/openmetrics-text")
+    text = body.decode()
     assert text.endswith("# EOF\n")
     found = {sample.name for family in parse_openmetrics(text) for sample in family.samples}
     assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= found
@@ -156,9 +156,9 @@ def test_a_request_is_counted_when_it_ends(metrics: ServerMetrics) -> None:
 
 
 def test_a_request_that_never_began_has_no_times(metrics: ServerMetrics) -> None:
-    meter = RequestMeter(metrics, facts(), now=1.0)
+    record = RequestRecord(metrics, facts(), arrived=1.0)
     assert value(metrics, "pilotfish_requests_in_flight") == 1
-    meter.finish(now=1.5, reason=FinishReason.ERROR)
+    record.finish(now=1.5, reason=FinishReason.ERROR)
     assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
     assert value(metrics, "vllm:request_prefill_time_seconds_count") == 0
     assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 1
@@ -166,12 +166,10 @@ def test_a_request_that_never_began_has_no_times(metrics: ServerMetrics) -> None
     assert "pilotfish_acceptance_rate_count" not in names(metrics)
 
 
-def test_a_prefix_cache_counts_only_where_one_was_asked(metrics: ServerMetrics) -> None:
+def test_there_is_no_prefix_cache(metrics: ServerMetrics) -> None:
     serve_one(metrics, facts())
     assert value(metrics, "vllm:prefix_cache_queries_total") == 0
-    serve_one(metrics, facts(cached_tokens=4))
-    assert value(metrics, "vllm:prefix_cache_queries_total") == 10
-    assert value(metrics, "vllm:prefix_cache_hits_total") == 4
+    assert value(metrics, "vllm:prefix_cache_hits_total") == 0
 
 
 def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:

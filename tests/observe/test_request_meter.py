@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from pilotfish.core.request import FinishReason
-from pilotfish.observe.requests import RequestFacts, RequestMeter, RequestRecord
+from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.wire.serving import Delta, Finish, Verified
 
 
 class Sink:
-    """Remembers what a meter told."""
+    """In place of ServerMetrics: remembers what a record told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -31,7 +31,7 @@ class Sink:
 
 
 def facts(n: int = 1) -> RequestFacts:
-    return RequestFacts(prompt_tokens=7, n=n, max_tokens=32, mode="sync", streaming=True)
+    return RequestFacts(prompts=(7,), n=n, max_tokens=32, mode="sync", streaming=True)
 
 
 def delta(
@@ -45,10 +45,10 @@ def delta(
 
 def test_tokens_times_and_trees_add_up() -> None:
     sink = Sink()
-    meter = RequestMeter(sink, facts(), now=100.0)
-    meter.update(0, delta((5.0, 1, 0, 0), queued=0.5), now=101.0)
-    meter.update(0, delta((5.25, 3, 8, 2), (5.75, 1, 8, 0), reason="stop"), now=102.0)  # two steps in one
-    record = meter.finish(now=102.5)
+    record = RequestRecord(sink, facts(), arrived=100.0)
+    record.update(0, delta((5.0, 1, 0, 0), queued=0.5), now=101.0)
+    record.update(0, delta((5.25, 3, 8, 2), (5.75, 1, 8, 0), reason="stop"), now=102.0)  # two steps in one
+    record.finish(now=102.5)
     assert sink.told == [("started",), ("first", 1.0, 7), ("inter", 0.25), ("inter", 0.5), ("finished", record)]
     assert (record.reason, record.generation_tokens, record.longest) == ("stop", 5, 5)
     assert (record.verify_steps, record.drafted, record.accepted) == (2, 16, 2)
@@ -59,12 +59,12 @@ def test_tokens_times_and_trees_add_up() -> None:
 
 def test_outputs_have_gaps_of_their_own() -> None:
     sink = Sink()
-    meter = RequestMeter(sink, facts(n=2), now=0.0)
-    meter.update(0, delta((1.0, 1, 0, 0), index=0, queued=0.0), now=1.0)
-    meter.update(1, delta((3.0, 1, 0, 0), index=1, queued=2.0), now=3.0)
-    meter.update(0, delta((4.0, 2, 3, 1), index=0, reason="length"), now=4.0)
-    meter.update(1, delta((4.5, 1, 3, 0), index=1, reason="stop"), now=4.5)
-    record = meter.finish(now=4.5)
+    record = RequestRecord(sink, facts(n=2), arrived=0.0)
+    record.update(0, delta((1.0, 1, 0, 0), index=0, queued=0.0), now=1.0)
+    record.update(1, delta((3.0, 1, 0, 0), index=1, queued=2.0), now=3.0)
+    record.update(0, delta((4.0, 2, 3, 1), index=0, reason="length"), now=4.0)
+    record.update(1, delta((4.5, 1, 3, 0), index=1, reason="stop"), now=4.5)
+    record.finish(now=4.5)
     assert [told[1] for told in sink.told if told[0] == "inter"] == [3.0, 1.5]
     assert (record.generation_tokens, record.longest, record.queued) == (5, 3, 0.0)
     assert record.time_per_output_token == 1.75
@@ -72,9 +72,9 @@ def test_outputs_have_gaps_of_their_own() -> None:
 
 def test_steps_without_tokens_leave_no_gap() -> None:
     sink = Sink()
-    meter = RequestMeter(sink, facts(), now=0.0)
-    meter.update(0, delta((1.0, 0, 0, 0), queued=0.0), now=1.0)
-    record = meter.finish(now=2.0)
+    record = RequestRecord(sink, facts(), arrived=0.0)
+    record.update(0, delta((1.0, 0, 0, 0), queued=0.0), now=1.0)
+    record.finish(now=2.0)
     assert [told[0] for told in sink.told] == ["started", "finished"]
     assert record.first_token is record.last_token is record.time_to_first_token is record.decode is None
     assert record.prefill is record.inference is record.time_per_output_token is None
@@ -92,7 +92,8 @@ def test_steps_without_tokens_leave_no_gap() -> None:
     ],
 )
 def test_the_worst_reason_of_all_outputs(reasons: list[str], given: Any, expected: str) -> None:
-    meter = RequestMeter(Sink(), facts(n=2), now=0.0)
+    record = RequestRecord(Sink(), facts(n=2), arrived=0.0)
     for index, reason in enumerate(reasons):
-        meter.update(index, delta((1.0, 1, 0, 0), index=index, reason=reason), now=1.0)
-    assert meter.finish(now=2.0, reason=given).reason == expected
+        record.update(index, delta((1.0, 1, 0, 0), index=index, reason=reason), now=1.0)
+    record.finish(now=2.0, reason=given)
+    assert record.reason == expected

@@ -14,12 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pilotfish.config import ServerConfig
 from pilotfish.errors import ParameterError, UnknownOptionError
+from pilotfish.observe.requests import RequestFacts
 from pilotfish.server.auth import ANONYMOUS, Caller
-from pilotfish.server.limits import Admission, RequestCost, Reservation
+from pilotfish.server.limits import Admission, Reservation
 from pilotfish.server.responses import HttpError
 
 TARGET = msgspec.structs.replace(IDENTITY, max_requests=2, kv_slots=100)
-SMALL = RequestCost((1,), 1)
+SMALL = RequestFacts((1,), 1)
 
 
 class Clock:
@@ -41,7 +42,7 @@ def seconds(error: HttpError) -> int:
     return int(error.headers["retry-after"])
 
 
-def refused(admission: Admission, caller: Caller, cost: RequestCost = SMALL) -> HttpError:
+def refused(admission: Admission, caller: Caller, cost: RequestFacts = SMALL) -> HttpError:
     """The refusal of a request, which is one line and changes nothing."""
     before = (admission.requests, admission.sequences, admission.slots)
     with pytest.raises(HttpError) as caught:
@@ -53,7 +54,7 @@ def refused(admission: Admission, caller: Caller, cost: RequestCost = SMALL) -> 
 
 
 def test_what_a_request_asks_for() -> None:
-    cost = RequestCost((3, 5), max_tokens=10, n=4)
+    cost = RequestFacts((3, 5), max_tokens=10, n=4)
     assert (cost.sequences, cost.tokens, cost.slots) == (8, 88, 112)
 
 
@@ -90,26 +91,26 @@ def test_requests_per_minute(clock: Clock) -> None:
 
 def test_tokens_per_minute_are_settled_to_what_was_used(clock: Clock) -> None:
     admission, caller = Admission(ServerConfig(), clock), Caller("a", tokens_per_minute=60)
-    reservation = admission.admit(caller, RequestCost((10,), 50), TARGET)
-    error = refused(admission, caller, RequestCost((10,), 20))
+    reservation = admission.admit(caller, RequestFacts((10,), 50), TARGET)
+    error = refused(admission, caller, RequestFacts((10,), 20))
     assert (error.code, seconds(error)) == ("rate_limit_exceeded", 30)
     assert str(error) == "tokens_per_minute: this key is allowed 60, and 30 more would exceed that"
     reservation.release(25)
     reservation.release(0)
-    assert seconds(refused(admission, caller, RequestCost((10,), 26))) == 1
-    admission.admit(caller, RequestCost((10,), 25), TARGET).release()
+    assert seconds(refused(admission, caller, RequestFacts((10,), 26))) == 1
+    admission.admit(caller, RequestFacts((10,), 25), TARGET).release()
     assert seconds(refused(admission, caller)) == 2
 
 
 def test_more_used_than_asked_is_no_debt(clock: Clock) -> None:
     admission, caller = Admission(ServerConfig(), clock), Caller("a", tokens_per_minute=60)
-    admission.admit(caller, RequestCost((10,), 10), TARGET).release(10**9)
-    admission.admit(caller, RequestCost((10,), 30), TARGET).release()
+    admission.admit(caller, RequestFacts((10,), 10), TARGET).release(10**9)
+    admission.admit(caller, RequestFacts((10,), 30), TARGET).release()
 
 
 def test_a_refused_request_takes_nothing_of_any_rate(clock: Clock) -> None:
     admission, caller = Admission(ServerConfig(), clock), Caller("a", requests_per_minute=2, tokens_per_minute=60)
-    admission.admit(caller, RequestCost((10,), 50), TARGET).release()
+    admission.admit(caller, RequestFacts((10,), 50), TARGET).release()
     for _ in range(10):
         assert "tokens_per_minute" in str(refused(admission, caller))
     clock.now = 2.0
@@ -123,29 +124,29 @@ def test_what_a_rate_never_allows_is_a_bad_parameter(clock: Clock) -> None:
         "tokens_per_minute, 60"
     )
     with pytest.raises(ParameterError) as caught:
-        admission.admit(caller, RequestCost((10,), 30, n=2), TARGET)
+        admission.admit(caller, RequestFacts((10,), 30, n=2), TARGET)
     assert str(caught.value) == message and caught.value.field == "max_tokens" and admission.requests == 0
 
 
 def test_a_full_queue_of_sequences(clock: Clock) -> None:
     admission = Admission(ServerConfig(max_queued_requests=3), clock)
-    reservations = [admission.admit(ANONYMOUS, RequestCost((1, 1), 1), TARGET) for _ in range(2)]
-    error = refused(admission, ANONYMOUS, RequestCost((1,), 1, n=2))
+    reservations = [admission.admit(ANONYMOUS, RequestFacts((1, 1), 1), TARGET) for _ in range(2)]
+    error = refused(admission, ANONYMOUS, RequestFacts((1,), 1, n=2))
     assert (error.status, error.code) == (HTTPStatus.TOO_MANY_REQUESTS, "queue_full")
     assert str(error) == "max_queued_requests: 2 sequences wait and 2 more would; 3 may"
     reservations.append(admission.admit(ANONYMOUS, SMALL, TARGET))
     refused(admission, ANONYMOUS)
     reservations[0].release()
-    reservations.append(admission.admit(ANONYMOUS, RequestCost((1,), 1, n=2), TARGET))
+    reservations.append(admission.admit(ANONYMOUS, RequestFacts((1,), 1, n=2), TARGET))
 
 
 @pytest.mark.parametrize(("limits", "allowed"), [(ServerConfig(max_queued_tokens=50), 50), (ServerConfig(), 400)])
 def test_a_full_queue_of_tokens(limits: ServerConfig, allowed: int, clock: Clock) -> None:
     admission = Admission(limits, clock)
     reservations = [
-        admission.admit(ANONYMOUS, RequestCost((10,), 40), TARGET) for _ in range((TARGET.kv_slots + allowed) // 50)
+        admission.admit(ANONYMOUS, RequestFacts((10,), 40), TARGET) for _ in range((TARGET.kv_slots + allowed) // 50)
     ]
-    error = refused(admission, ANONYMOUS, RequestCost((1,), 0))
+    error = refused(admission, ANONYMOUS, RequestFacts((1,), 0))
     assert error.code == "queue_full"
     assert str(error) == f"max_queued_tokens: {allowed} tokens wait and 1 more would; {allowed} may"
     reservations[0].release()
@@ -156,7 +157,7 @@ def test_nobody_is_turned_away_forever(clock: Clock) -> None:
     """A request above both limits of the queue waits for the others to end, then it is let in."""
     admission, large = (
         Admission(ServerConfig(max_queued_requests=0, max_queued_tokens=1), clock),
-        RequestCost((50,), 50, n=16),
+        RequestFacts((50,), 50, n=16),
     )
     reservation = admission.admit(ANONYMOUS, SMALL, TARGET)
     assert refused(admission, ANONYMOUS, large).code == "queue_full"
@@ -173,7 +174,7 @@ def test_retry_after_follows_the_rate_of_completions(clock: Clock) -> None:
         running.pop(0).release()
         running.append(admission.admit(ANONYMOUS, SMALL, TARGET))
     assert seconds(refused(admission, ANONYMOUS)) in (4, 5, 6)
-    assert seconds(refused(admission, ANONYMOUS, RequestCost((1,), 1, n=2))) in (8, 9, 10, 11, 12)
+    assert seconds(refused(admission, ANONYMOUS, RequestFacts((1,), 1, n=2))) in (8, 9, 10, 11, 12)
     for _ in range(1000):
         clock.now += 0.1
         running.pop(0).release()
@@ -194,8 +195,8 @@ def test_idle_time_says_nothing_about_the_rate_of_completions(clock: Clock) -> N
 
 def test_what_is_not_released_has_used_all_and_what_is_what_it_said(clock: Clock) -> None:
     admission, caller = Admission(ServerConfig(), clock), Caller("a", tokens_per_minute=60)
-    admission.admit(caller, RequestCost((10,), 50), TARGET).release(20)
-    admission.admit(caller, RequestCost((10,), 30), TARGET)
+    admission.admit(caller, RequestFacts((10,), 50), TARGET).release(20)
+    admission.admit(caller, RequestFacts((10,), 30), TARGET)
     assert (admission.requests, admission.sequences, admission.slots) == (0, 0, 0)
     assert seconds(refused(admission, caller)) == 2
 
@@ -253,7 +254,7 @@ CALLERS = (
     Caller("c", max_concurrency=1, requests_per_minute=30, tokens_per_minute=300),
 )
 COSTS = st.builds(
-    RequestCost, st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple), st.integers(0, 40), st.integers(1, 3)
+    RequestFacts, st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple), st.integers(0, 40), st.integers(1, 3)
 )
 
 
@@ -264,12 +265,12 @@ class Interleaved(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.admission = Admission(ServerConfig(max_queued_requests=4, max_queued_tokens=150), self.clock)
-        self.inside: list[tuple[Reservation, Caller, RequestCost]] = []
+        self.inside: list[tuple[Reservation, Caller, RequestFacts]] = []
         self.entries: list[tuple[float, Caller]] = []
         self.used: list[tuple[float, Caller, int]] = []
 
     @rule(caller=st.sampled_from(CALLERS), cost=COSTS)
-    def come(self, caller: Caller, cost: RequestCost) -> None:
+    def come(self, caller: Caller, cost: RequestFacts) -> None:
         alone = not self.inside
         try:
             reservation = self.admission.admit(caller, cost, TARGET)
@@ -326,7 +327,7 @@ TestInterleaved = Interleaved.TestCase
 
 
 @given(st.lists(COSTS, min_size=1, max_size=30))
-def test_after_retry_after_a_rate_lets_in(costs: list[RequestCost]) -> None:
+def test_after_retry_after_a_rate_lets_in(costs: list[RequestFacts]) -> None:
     clock = Clock()
     admission, caller = Admission(ServerConfig(), clock), Caller("a", requests_per_minute=7, tokens_per_minute=500)
     for cost in costs:

@@ -261,7 +261,7 @@ def test_the_guard_is_told(engine: Engine) -> None:
     client = Client(application(engine, guard))
     assert client.post(COMPLETIONS, {"prompt": ["x", [5, 6]], "n": 2}, x_request_id="r1").status == 200
     (admitted,) = guard.admitted
-    assert (admitted.id, [len(each.tokens) for each in admitted.prompts]) == ("cmpl-r1", [1, 2])
+    assert (admitted.head["id"], [len(each.tokens) for each in admitted.prompts]) == ("cmpl-r1", [1, 2])
     assert (admitted.params.n, type(admitted.body).__name__, admitted.body.stream) == (2, "CompletionRequest", None)
     assert guard.closed == [None] and len(guard.updates) == 12
     assert engine.submitted[0].cache_salt == "of the key"

@@ -17,31 +17,32 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe import tracing
+from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.observe.tracing import Tracer
 from pilotfish.server.main import start_tracing, traces_url
-from pilotfish.wire.serving import Delta, Verified
+from pilotfish.wire.serving import Delta, Finish, Verified
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
-FACTS = RequestFacts(prompt_tokens=7, n=2, max_tokens=32, mode="async", streaming=True, tag="search", client="me")
-RECORD = RequestRecord(
-    FACTS,
-    reason="stop",
-    arrived=10.0,
-    ended=14.0,
-    queued=0.5,
-    first_token=11.0,
-    last_token=13.5,
-    generation_tokens=9,
-    longest=5,
-    verify_steps=3,
-    drafted=24,
-    accepted=6,
-    accepted_by_origin={"lm": 4, "ngram": 2},
-)
+FACTS = RequestFacts(prompts=(7,), n=2, max_tokens=32, mode="async", streaming=True, tag="search", client="me")
+
+
+def ended() -> RequestRecord:
+    """A request of two outputs, 5 tokens and 4, of three trees of 8 nodes."""
+    record, finish = RequestRecord(ServerMetrics("a-model"), FACTS, arrived=10.0), Finish(FinishReason.STOP, None)
+    first = [Verified(1.0, 3, 8, 3, ["lm", "lm", "ngram"]), Verified(1.5, 2, 8, 1, ["lm"])]
+    second = [Verified(1.5, 4, 8, 2, ["lm", "ngram"])]
+    record.update(0, Delta("r", 0, [0] * 5, "", [0] * 5, first, queued=0.5, finish=finish), now=11.0)
+    record.update(1, Delta("r", 1, [0] * 4, "", [0] * 4, second, finish=finish), now=13.5)
+    record.finish(now=14.0)
+    return record
+
+
+RECORD = ended()
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_a_span_says_what_was_asked_and_what_came(tracer: Tracer, exporter: InMe
 
 
 def test_an_event_for_each_verify_step(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
-    span = tracer.request("text_completion", "req-1", {})
+    span = tracer.request("completion", "req-1", {})
     span.update(0, delta((8, 3), (0, 0)))  # the second had no tree
     span.update(0, delta((5, 0)))
     span.end(200, RECORD)
@@ -149,7 +150,7 @@ def test_a_broken_traceparent_begins_a_trace(tracer: Tracer, exporter: InMemoryS
 
 @pytest.mark.parametrize(("status", "expected"), [(429, StatusCode.UNSET), (503, StatusCode.ERROR)])
 def test_a_refused_request(tracer: Tracer, exporter: InMemorySpanExporter, status: int, expected: StatusCode) -> None:
-    tracer.request("chat", "req-1", {}).end(status)
+    tracer.request("chat", "req-1", {}).end(status, RECORD)
     span = only(tracer, exporter)
     assert span.status.status_code is expected
     assert (span.attributes or {})["http.response.status_code"] == status
@@ -157,7 +158,7 @@ def test_a_refused_request(tracer: Tracer, exporter: InMemorySpanExporter, statu
 
 def test_servers_have_tracers_of_their_own(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
     other = Tracer(other_exporter := InMemorySpanExporter(), "another")
-    tracer.request("chat", "req-1", {}).end(200)
+    tracer.request("chat", "req-1", {}).end(200, RECORD)
     other.close()
     assert other_exporter.get_finished_spans() == ()
     assert only(tracer, exporter).name == "chat a-model"
@@ -223,9 +224,9 @@ def test_a_collector_that_hangs_holds_nobody_up(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.CRITICAL, logger="opentelemetry")
     tracer = Tracer(exporter := Stuck(), "a-model")
     for i in range(5000):  # more than the queue holds
-        tracer.request("chat", f"req-{i}", {}).end(200)
+        tracer.request("chat", f"req-{i}", {}).end(200, RECORD)
     assert exporter.asked.wait(10)
-    tracer.request("chat", "req-last", {}).end(200)
+    tracer.request("chat", "req-last", {}).end(200, RECORD)
     tracer.close(timeout=0.01)
     assert not exporter.left.is_set()
     exporter.answers.set()

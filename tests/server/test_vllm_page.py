@@ -31,5 +31,5 @@ def test_routes_on_the_page_are_there_or_not(client: Client, route: str, says: s
 
 
 def test_metrics_on_the_page_are_served() -> None:
-    text = ServerMetrics("tiny").render().body.decode()
+    text = ServerMetrics("tiny").render()[0].decode()
     assert METRICS and [name for name in METRICS if f"# TYPE {name} " not in text] == []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from operator import attrgetter
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -17,25 +17,39 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pilotfish.core.request import FinishReason
-from pilotfish.observe.requests import RequestFacts, RequestRecord
+from pilotfish.observe.requests import OutputKind, RequestRecord
 from pilotfish.wire.serving import Delta, Verified
-
-Operation: TypeAlias = Literal["chat", "text_completion"]
-Attributes: TypeAlias = dict[str, str | bool | int | float]
 
 #: Verify steps of a request with an event of their own.
 MAX_EVENTS = 256
 #: Seconds that the sending of one batch may take, retries included, before its spans are dropped.
 EXPORT_TIMEOUT = 5.0
-#: vLLM's names of a record's times, which are seconds.
-LATENCIES = {
-    "latency": "gen_ai.latency.e2e",
-    "time_to_first_token": "gen_ai.latency.time_to_first_token",
-    "queued": "gen_ai.latency.time_in_queue",
-    "prefill": "gen_ai.latency.time_in_model_prefill",
-    "decode": "gen_ai.latency.time_in_model_decode",
-    "inference": "gen_ai.latency.time_in_model_inference",
+#: What a span says of its request when that has ended, by attributes of its RequestRecord; None is left out.
+ATTRIBUTES = {
+    "gen_ai.request.max_tokens": "facts.max_tokens",
+    "gen_ai.request.choice.count": "facts.sequences",
+    "gen_ai.request.n": "facts.sequences",
+    "gen_ai.request.stream": "facts.streaming",
+    "gen_ai.usage.input_tokens": "facts.prompt_tokens",
+    "gen_ai.usage.prompt_tokens": "facts.prompt_tokens",
+    "gen_ai.usage.output_tokens": "generation_tokens",
+    "gen_ai.usage.completion_tokens": "generation_tokens",
+    "gen_ai.usage.num_sequences": "facts.sequences",
+    "gen_ai.latency.e2e": "latency",
+    "gen_ai.latency.time_to_first_token": "time_to_first_token",
+    "gen_ai.latency.time_in_queue": "queued",
+    "gen_ai.latency.time_in_model_prefill": "prefill",
+    "gen_ai.latency.time_in_model_decode": "decode",
+    "gen_ai.latency.time_in_model_inference": "inference",
+    "pilotfish.mode": "facts.mode",
+    "pilotfish.tag": "facts.tag",
+    "pilotfish.client": "facts.client",
+    "pilotfish.verify_steps": "verify_steps",
+    "pilotfish.drafted": "drafted",
+    "pilotfish.accepted": "accepted",
 }
+#: OpenTelemetry's names of the APIs that a request comes by.
+OPERATIONS: dict[OutputKind, str] = {"completion": "text_completion", "chat": "chat"}
 
 
 class Tracer:
@@ -52,18 +66,18 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
         self._model_name = model_name
 
-    def request(self, operation: Operation, request_id: str, headers: Mapping[str, str]) -> RequestSpan:
+    def request(self, kind: OutputKind, request_id: str, headers: Mapping[str, str]) -> RequestSpan:
         """A span that begins now, in the trace of the request's `traceparent`, if it has one."""
-        attributes: Attributes = {
+        operation, model = OPERATIONS[kind], self._model_name
+        attributes = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "pilotfish",
             "gen_ai.request.id": request_id,
-            "gen_ai.request.model": self._model_name,
-            "gen_ai.response.model": self._model_name,
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": model,
         }
         context = self._propagator.extract(headers)
-        name = f"{operation} {self._model_name}"
-        return RequestSpan(self._tracer.start_span(name, context, SpanKind.SERVER, attributes))
+        return RequestSpan(self._tracer.start_span(f"{operation} {model}", context, SpanKind.SERVER, attributes))
 
     def close(self, timeout: float = EXPORT_TIMEOUT) -> None:
         """Send what is left; what could not be sent within `timeout` seconds is lost."""
@@ -87,14 +101,16 @@ class RequestSpan:
                 if verified.nodes:
                     self._event(index, verified)
 
-    def end(self, status: int, record: RequestRecord | None = None) -> None:
-        """The request was answered with this HTTP status. It has no record if it was refused before submission."""
-        self._span.set_attribute("http.response.status_code", status)
-        if record is not None:
-            self._span.set_attributes(facts_attributes(record.facts))
-            self._span.set_attributes(record_attributes(record))
-            self._span.set_attribute("gen_ai.response.finish_reasons", (str(record.reason),))
-        if status >= 500 or (record is not None and record.reason is FinishReason.ERROR):
+    def end(self, status: int, record: RequestRecord) -> None:
+        """The request was answered with this HTTP status."""
+        attributes = {name: attrgetter(of_record)(record) for name, of_record in ATTRIBUTES.items()}
+        attributes |= {f"pilotfish.accepted.{origin}": count for origin, count in record.accepted_by_origin.items()}
+        attributes |= {
+            "http.response.status_code": status,
+            "gen_ai.response.finish_reasons": (str(record.reason),),
+        }
+        self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
+        if status >= 500 or record.reason is FinishReason.ERROR:
             self._span.set_status(StatusCode.ERROR)
         self._span.end()
 
@@ -103,7 +119,7 @@ class RequestSpan:
         if self._events > MAX_EVENTS:
             self._span.set_attribute("pilotfish.verify_steps.without_event", self._events - MAX_EVENTS)
             return
-        attributes: Attributes = {
+        attributes = {
             "pilotfish.output": index,
             "pilotfish.at": verified.at,
             "pilotfish.nodes": verified.nodes,
@@ -111,38 +127,6 @@ class RequestSpan:
             "pilotfish.tokens": verified.tokens,
         }
         self._span.add_event("verify", attributes)
-
-
-def facts_attributes(facts: RequestFacts) -> Attributes:
-    """Attributes of the request; unset parameters are left out."""
-    attributes = {
-        "gen_ai.request.max_tokens": facts.max_tokens,
-        "gen_ai.request.choice.count": facts.n,
-        "gen_ai.request.n": facts.n,
-        "gen_ai.request.stream": facts.streaming,
-        "gen_ai.usage.cache_read.input_tokens": facts.cached_tokens,
-        "pilotfish.mode": facts.mode,
-        "pilotfish.tag": facts.tag,
-        "pilotfish.client": facts.client,
-    }
-    return {name: value for name, value in attributes.items() if value is not None}
-
-
-def record_attributes(record: RequestRecord) -> Attributes:
-    """Tokens, trees and times; times that the request never reached are left out."""
-    counts: Attributes = {
-        "gen_ai.usage.input_tokens": record.facts.prompt_tokens,
-        "gen_ai.usage.prompt_tokens": record.facts.prompt_tokens,
-        "gen_ai.usage.output_tokens": record.generation_tokens,
-        "gen_ai.usage.completion_tokens": record.generation_tokens,
-        "gen_ai.usage.num_sequences": record.facts.n,
-        "pilotfish.verify_steps": record.verify_steps,
-        "pilotfish.drafted": record.drafted,
-        "pilotfish.accepted": record.accepted,
-        **{f"pilotfish.accepted.{origin}": count for origin, count in record.accepted_by_origin.items()},
-    }
-    times = {attribute: getattr(record, name) for name, attribute in LATENCIES.items()}
-    return counts | {attribute: seconds for attribute, seconds in times.items() if seconds is not None}
 
 
 def otlp_tracer(endpoint: str, model_name: str) -> Tracer:

@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
@@ -21,10 +21,8 @@ from pilotfish.server import responses
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import StreamOptions
 from pilotfish.server.responses import BaseAnswer, PromptLogprobs
+from pilotfish.server.stream import OutputBuffer
 from pilotfish.wire.serving import Verified
-
-if TYPE_CHECKING:
-    from pilotfish.server.stream import OutputBuffer
 
 LEAST = -9999.0  # stands for minus infinity, which JSON does not know
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -38,22 +36,16 @@ class AnswerFormat:
     answer: type[BaseAnswer]
     chunk: type[BaseAnswer]
 
-    def __init__(
-        self, generation: Generation, outputs: Sequence[OutputBuffer], tokenizer: Any, token_text: TokenNames
-    ) -> None:
-        self.generation, self.outputs, self.tokenizer, self.token_text = generation, outputs, tokenizer, token_text
-        self.body = generation.body
+    def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
+        self.generation, self.tokenizer, self.token_text = generation, tokenizer, token_text
+        n, prompts = generation.params.n, generation.prompts
+        self.outputs = [OutputBuffer(i, prompts[i // n]) for i in range(len(prompts) * n)]
+        self.body, self.head = generation.body, generation.head
         self.options = self.body.stream_options or StreamOptions()
         self.detailed = self.body.detail
         self.names: TokenNames = token_text
         if self.body.return_tokens_as_token_ids:
             self.names = lambda token: (f"token_id:{token}", token_text(token)[1])
-        self.head: dict[str, Any] = {
-            "id": generation.id,
-            "created": generation.created,
-            "model": generation.model,
-            "system_fingerprint": generation.fingerprint,
-        }
 
     def whole(self) -> BaseAnswer:
         """The answer, once all outputs have finished."""
@@ -65,24 +57,18 @@ class AnswerFormat:
         raise NotImplementedError
 
     def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
-        """Events of the newest update of an output."""
-        return [self.event(output, self.choice(output))]
+        """Events of the newest update of an output. Metrics come with the last one of the stream."""
+        ended = all(each.finish for each in self.outputs)
+        metrics = self.metrics() if ended and not self.options.include_usage else UNSET
+        return [self.event(output, self.choice(output), metrics=metrics, pilotfish=self.detail(output))]
 
     def closing(self) -> BaseAnswer:
         """The event after the last output's, with the usage."""
         return self.chunk(**self.head, choices=[], usage=self.usage(), metrics=self.metrics())
 
-    def event(self, output: OutputBuffer, choice: Struct) -> BaseAnswer:
-        """The last event of an update. Metrics come with the last one of the stream."""
-        ended = output.finished and all(each.finished for each in self.outputs)
-        return self.chunk(
-            **self.head,
-            choices=[choice],
-            seed=self.seed(output) if output.index == 0 else UNSET,
-            usage=self.event_usage(),
-            metrics=self.metrics() if ended and not self.options.include_usage else UNSET,
-            pilotfish=self.detail(output),
-        )
+    def event(self, output: OutputBuffer, choice: Struct, **more: Any) -> BaseAnswer:
+        seed = self.seed(output) if output.index == 0 else UNSET
+        return self.chunk(**self.head, choices=[choice], seed=seed, usage=self.event_usage(), **more)
 
     def usage(self) -> responses.Usage:
         prompts = sum(len(prompt.tokens) for prompt in self.generation.prompts)
@@ -110,9 +96,9 @@ class AnswerFormat:
 
     def detail(self, output: OutputBuffer) -> Any:
         """The steps behind an event."""
-        if not self.detailed or output.delta is None:
-            return UNSET
         delta = output.delta
+        if not self.detailed or delta is None:
+            return UNSET
         return {"tokens": delta.tokens, "ends": delta.ends, "verified": delta.verified, "steps": output.steps}
 
     def seed(self, output: OutputBuffer) -> responses.Seed:
@@ -123,10 +109,11 @@ class AnswerFormat:
 
     def outcome(self, output: OutputBuffer) -> dict[str, Any]:
         """Fields that all choices have."""
+        finish = output.finish
         return {
             "index": output.index,
-            "finish_reason": output.reason,
-            "stop_reason": output.stop,
+            "finish_reason": finish and finish.reason,
+            "stop_reason": finish and finish.stop,
             "token_ids": output.token_ids if self.body.return_token_ids else UNSET,
             "seed": self.seed(output) if len(self.outputs) > 1 else UNSET,
         }
@@ -192,28 +179,27 @@ class ChatFormat(AnswerFormat):
         prompt_logprobs, token_ids = self.prompt_logprobs(first), self.prompt_token_ids(first)
         return replace(super().whole(), prompt_logprobs=prompt_logprobs, prompt_token_ids=token_ids)
 
-    def choice(self, output: OutputBuffer) -> responses.ChatChoice:
-        message = responses.ChatMessage("assistant", self.body.echoed + "".join(output.text))
-        return responses.ChatChoice(**self.outcome(output), message=message, logprobs=self._logprobs(output))
+    def choice(self, output: OutputBuffer) -> Struct:
+        """Of an answer, or, once the output's first event says who speaks, of a chunk."""
+        fields, text = {**self.outcome(output), "logprobs": self._logprobs(output)}, "".join(output.text)
+        if self.body.stream:
+            return responses.ChatChunkChoice(delta=responses.ChatDelta(content=text), **fields)
+        return responses.ChatChoice(message=responses.ChatMessage("assistant", self.body.echoed + text), **fields)
 
     def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
         """The first event of an output says who speaks, and repeats what is echoed."""
         opening = [] if output.begun else [self._opening(output)]
         output.begun = True
-        delta = responses.ChatDelta(content="".join(output.text))
-        choice = responses.ChatChunkChoice(**self.outcome(output), delta=delta, logprobs=self._logprobs(output))
-        return [*opening, self.event(output, choice)]
+        return opening + super().chunks(output)
 
     def _opening(self, output: OutputBuffer) -> BaseAnswer:
-        delta, seed = responses.ChatDelta(role="assistant", content=self.body.echoed), self.seed(output)
-        first, several = output.index == 0, len(self.outputs) > 1
-        return responses.ChatChunk(
-            **self.head,
-            choices=[responses.ChatChunkChoice(output.index, delta, None, None, seed=seed if several else UNSET)],
-            seed=seed if first else UNSET,
-            usage=self.event_usage(),
+        delta = responses.ChatDelta(role="assistant", content=self.body.echoed)
+        seed = self.seed(output) if len(self.outputs) > 1 else UNSET
+        return self.event(
+            output,
+            responses.ChatChunkChoice(output.index, delta, None, None, seed=seed),
             prompt_logprobs=self.prompt_logprobs(output),
-            prompt_token_ids=self.prompt_token_ids(output) if first else UNSET,
+            prompt_token_ids=self.prompt_token_ids(output) if output.index == 0 else UNSET,
         )
 
     def _logprobs(self, output: OutputBuffer) -> responses.ChatLogprobs | None:

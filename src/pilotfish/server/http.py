@@ -102,7 +102,7 @@ class RequestMiddleware:
         if scope["path"] in PROBES and status == 200:
             return
         fields = _error_fields(state.error)
-        if state.handle is not None and (record := state.handle.record) is not None:
+        if state.handle is not None and (record := state.handle.record).reason is not None:
             fields["prompt_tokens"] = record.facts.prompt_tokens
             fields["generation_tokens"] = record.generation_tokens
             fields["finish_reason"] = record.reason

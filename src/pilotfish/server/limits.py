@@ -15,7 +15,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from starlette.requests import Request
@@ -23,17 +22,16 @@ from starlette.requests import Request
 from pilotfish.config import Mode, ServerConfig
 from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.requests import RequestFacts, RequestMeter, checked_tag
+from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
 from pilotfish.server.auth import Caller, Keyring
 from pilotfish.server.http import state_of
 from pilotfish.server.params import Generation
-from pilotfish.server.requests import ChatRequest
 from pilotfish.server.responses import HttpError, retry_after
 from pilotfish.server.stream import RequestHandle
 from pilotfish.wire.serving import Identity
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
-    from pilotfish.observe.tracing import Operation, Tracer
+    from pilotfish.observe.tracing import Tracer
 
 TAG_HEADER = "x-request-tag"
 #: Rounding error in a bucket's level: an amount that exceeds it by less is there.
@@ -94,29 +92,6 @@ class CompletionRate:
         return sequences * self._weight / self._sum if self._sum > 0 else math.inf
 
 
-@dataclass(frozen=True)
-class RequestCost:
-    """The most that a request can take: `n` outputs of each prompt."""
-
-    prompts: tuple[int, ...]  # tokens of each
-    max_tokens: int  # of an output
-    n: int = 1
-
-    @property
-    def sequences(self) -> int:
-        return len(self.prompts) * self.n
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that count for `tokens_per_minute`: a prompt counts once for all its outputs."""
-        return sum(self.prompts) + self.sequences * self.max_tokens
-
-    @property
-    def slots(self) -> int:
-        """KV slots of its sequences."""
-        return self.n * sum(self.prompts) + self.sequences * self.max_tokens
-
-
 class Reservation:
     """An admitted request's share of the limits. If it is dropped without `release`, all of its cost is used."""
 
@@ -145,7 +120,7 @@ class Admission:
         self._accounts: dict[Caller, _Account] = {}
         self._rate = CompletionRate(clock())
 
-    def admit(self, caller: Caller, cost: RequestCost, target: Identity) -> Reservation:
+    def admit(self, caller: Caller, facts: RequestFacts, target: Identity) -> Reservation:
         """HttpError 429 or 503 for a request that may be admitted later, ParameterError for one that the caller's rate
         never allows."""
         now = self._clock()
@@ -157,49 +132,49 @@ class Admission:
         if caller.max_concurrency is not None and account.running >= caller.max_concurrency:
             message = f"{account.running} requests of this key have not ended; {caller.max_concurrency} are allowed"
             raise _too_many("max_concurrency", message, "concurrency_exceeded", self._rate.seconds(1, now))
-        account.check_rates(cost, now)
+        account.check_rates(facts, now)
         if self.requests:  # an idle server admits what its queue could not hold, or would refuse it forever
-            self._check_queue(cost, target, now)
-        return self._enter(account, cost, now)
+            self._check_queue(facts, target, now)
+        return self._enter(account, facts, now)
 
     def close(self) -> None:
         """Admit nothing from now on; `idle` is set once all admitted requests have ended."""
         self.closed = True
 
-    def _check_queue(self, cost: RequestCost, target: Identity, now: float) -> None:
+    def _check_queue(self, facts: RequestFacts, target: Identity, now: float) -> None:
         limit = self.limits.max_queued_requests
-        excess = self.sequences + cost.sequences - target.max_requests - limit
+        excess = self.sequences + facts.sequences - target.max_requests - limit
         if excess > 0:
             waiting = max(self.sequences - target.max_requests, 0)
-            message = f"{waiting} sequences wait and {cost.sequences} more would; {limit} may"
+            message = f"{waiting} sequences wait and {facts.sequences} more would; {limit} may"
             seconds = self._rate.seconds(min(excess, self.sequences), now)
             raise _too_many("max_queued_requests", message, "queue_full", seconds)
         limit = self.limits.max_queued_tokens or 4 * target.kv_slots
-        excess = self.slots + cost.slots - target.kv_slots - limit
+        excess = self.slots + facts.slots - target.kv_slots - limit
         if excess > 0:
-            message = f"{max(self.slots - target.kv_slots, 0)} tokens wait and {cost.slots} more would; {limit} may"
+            message = f"{max(self.slots - target.kv_slots, 0)} tokens wait and {facts.slots} more would; {limit} may"
             ends = self.sequences * min(excess / max(self.slots, 1), 1.0)  # sequences of average length
             raise _too_many("max_queued_tokens", message, "queue_full", self._rate.seconds(ends, now))
 
-    def _enter(self, account: _Account, cost: RequestCost, now: float) -> Reservation:
+    def _enter(self, account: _Account, facts: RequestFacts, now: float) -> Reservation:
         if self.requests == 0:
             self._rate.resume(now)
-        self._count(1, account, cost)
+        self._count(1, account, facts)
         account.requests.take(1, now)
-        account.tokens.take(cost.tokens, now)
-        return Reservation(lambda used: self._leave(account, cost, used))
+        account.tokens.take(facts.tokens, now)
+        return Reservation(lambda used: self._leave(account, facts, used))
 
-    def _leave(self, account: _Account, cost: RequestCost, used: int | None) -> None:
+    def _leave(self, account: _Account, facts: RequestFacts, used: int | None) -> None:
         now = self._clock()
-        self._count(-1, account, cost)
-        account.tokens.take(0 if used is None else min(used - cost.tokens, 0), now)
-        self._rate.observe(cost.sequences, now)
+        self._count(-1, account, facts)
+        account.tokens.take(0 if used is None else min(used - facts.tokens, 0), now)
+        self._rate.observe(facts.sequences, now)
 
-    def _count(self, sign: int, account: _Account, cost: RequestCost) -> None:
+    def _count(self, sign: int, account: _Account, facts: RequestFacts) -> None:
         account.running += sign
         self.requests += sign
-        self.sequences += sign * cost.sequences
-        self.slots += sign * cost.slots
+        self.sequences += sign * facts.sequences
+        self.slots += sign * facts.slots
         if self.requests:
             self.idle.clear()
         else:
@@ -214,13 +189,15 @@ class _Account:
         self.requests = TokenBucket(caller.requests_per_minute, now)
         self.tokens = TokenBucket(caller.tokens_per_minute, now)
 
-    def check_rates(self, cost: RequestCost, now: float) -> None:
+    def check_rates(self, facts: RequestFacts, now: float) -> None:
         """HttpError for what the rates do not allow now, ParameterError for what they never will."""
         limit = self.tokens.per_minute
-        if limit is not None and cost.tokens > limit:
-            allowed = f"fewer: prompts and outputs of {cost.tokens} tokens exceed this key's tokens_per_minute, {limit}"
-            raise ParameterError("max_tokens", cost.max_tokens, allowed)
-        rates = (("requests_per_minute", self.requests, 1), ("tokens_per_minute", self.tokens, cost.tokens))
+        if limit is not None and facts.tokens > limit:
+            allowed = (
+                f"fewer: prompts and outputs of {facts.tokens} tokens exceed this key's tokens_per_minute, {limit}"
+            )
+            raise ParameterError("max_tokens", facts.max_tokens, allowed)
+        rates = (("requests_per_minute", self.requests, 1), ("tokens_per_minute", self.tokens, facts.tokens))
         name, bucket, amount = max(rates, key=lambda rate: rate[1].seconds(rate[2], now))
         if (seconds := bucket.seconds(amount, now)) > 0:
             message = f"this key is allowed {bucket.per_minute}, and {amount} more would exceed that"
@@ -254,22 +231,18 @@ class RequestGuard:
 
     def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestHandle:
         """HttpError 429 or 503. Called for requests that can be served."""
-        state, params, target = state_of(request.scope), generation.params, generation.target
-        chat = isinstance(generation.body, ChatRequest)
-        tag = request.headers.get(TAG_HEADER) if generation.body.tag is None else checked_tag(generation.body.tag)
-        cost = RequestCost(tuple(len(prompt.tokens) for prompt in generation.prompts), params.max_tokens, params.n)
-        reservation = self.admission.admit(caller, cost, target)
+        state, params, target, body = state_of(request.scope), generation.params, generation.target, generation.body
         facts = RequestFacts(
-            prompt_tokens=sum(cost.prompts),
-            n=cost.sequences,
+            prompts=tuple(len(prompt.tokens) for prompt in generation.prompts),
             max_tokens=params.max_tokens,
+            n=params.n,
             mode=cast(Mode, "off" if generation.max_nodes == 0 else target.mode),
-            streaming=bool(generation.body.stream),
-            output="chat" if chat else "completion",
-            tag=tag,
+            streaming=bool(body.stream),
+            output=body.output,
+            tag=request.headers.get(TAG_HEADER) if body.tag is None else checked_tag(body.tag),
             client=caller.name,
         )
-        kind: Operation = "chat" if chat else "text_completion"
-        span = None if self._tracer is None else self._tracer.request(kind, state.id, request.headers)
-        state.handle = RequestHandle(reservation, RequestMeter(self.metrics, facts, state.arrived), span)
+        reservation = self.admission.admit(caller, facts, target)
+        span = None if self._tracer is None else self._tracer.request(facts.output, state.id, request.headers)
+        state.handle = RequestHandle(reservation, RequestRecord(self.metrics, facts, state.arrived), span)
         return state.handle

@@ -44,10 +44,7 @@ class Generation:
     """A request that can be served: what the engine is given, and what the answer says beside the outputs."""
 
     body: GenerationRequest
-    id: str
-    created: int  # Unix time, seconds
-    model: str
-    fingerprint: str
+    head: dict[str, Any]  # the first fields of the answer
     target: Identity
     prompts: tuple[TokenizedPrompt, ...]
     params: SamplingParams  # of each prompt
@@ -57,39 +54,11 @@ class Generation:
     metrics: MetricsLevel
 
 
-@dataclass(frozen=True)
-class TokenRoom:
-    """Tokens that the target can hold of one prompt and its output."""
-
-    target: Identity
-    prompt: int = 0  # of the longest prompt
-
-    @property
-    def most(self) -> int:
-        return min(self.target.context, self.target.kv_slots)
-
-    @property
-    def left(self) -> int:
-        """Tokens for an output."""
-        return self.most - self.prompt
-
-    def check(self, body: GenerationRequest) -> None:
-        """HttpError names the prompt if it leaves no room for an output, else the limit that is too large."""
-        (field, asked), least = body.limit, body.min_tokens or 0
-        bound = "the context" if self.target.context <= self.target.kv_slots else "the target's KV pool"
-        if self.left < 1:
-            problem = f"{self.prompt} tokens are not allowed; expected at most {self.most - 1}: {bound} has {self.most}"
-            raise bad_request(body.prompt_field, problem, "context_length_exceeded")
-        if (most := max(asked or 0, least)) > self.left:
-            problem = f"{most} is not allowed; expected at most {self.left}: the prompt has {self.prompt} tokens, "
-            blamed = field if (asked or 0) >= least else "min_tokens"
-            raise bad_request(blamed, f"{problem}{bound} {self.most}", "context_length_exceeded")
-
-
 def sampling_params(
-    body: GenerationRequest, defaults: Mapping[str, Any], room: TokenRoom, config: ServerConfig
+    body: GenerationRequest, defaults: Mapping[str, Any], prompt: int, target: Identity, config: ServerConfig
 ) -> SamplingParams:
-    """The request's fields over the model's `defaults`. HttpError or ParameterError names the first bad field."""
+    """The request's fields over the model's `defaults`; its longest prompt has `prompt` tokens. HttpError or
+    ParameterError names the first bad field."""
     given = {name: getattr(body, name) for name in SAMPLING}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     _check_lengths(given)
@@ -102,7 +71,10 @@ def sampling_params(
         raise bad("best_of", body.best_of, "n, as choosing among more outputs is not supported")
     if body.n is not None and not 1 <= body.n <= config.max_n:
         raise bad("n", body.n, f"an integer 1 to {config.max_n}")
-    values["max_tokens"] = _max_tokens(body, defaults.get("max_tokens"), room, config.default_max_tokens)
+    left = _room(body, prompt, target)
+    limits = (body.default_tokens, defaults.get("max_tokens"), config.default_max_tokens, left)
+    asked = body.limit[1]
+    values["max_tokens"] = min(filter(None, limits)) if asked is None else max(asked, 1)
     return SamplingParams(**values)
 
 
@@ -130,16 +102,20 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in given.items()}
 
 
-def _max_tokens(body: GenerationRequest, model_default: int | None, room: TokenRoom, config_default: int) -> int:
-    """The limit of each output. HttpError if there is no room for it."""
-    field, asked = body.limit
+def _room(body: GenerationRequest, prompt: int, target: Identity) -> int:
+    """Tokens left for an output. HttpError names the prompt if there are none, else the limit that is too large."""
+    (field, asked), least, most = body.limit, body.min_tokens or 0, most_tokens(target)
     if asked is not None and asked < 1 and not body.only_echo:
-        with_echo = ", or 0 with echo" if isinstance(body, CompletionRequest) else ""
+        with_echo = ", or 0 with echo" if body.output == "completion" else ""
         raise bad(field, asked, f"an integer of at least 1{with_echo}")
-    room.check(body)
-    if asked is not None:
-        return max(asked, 1)
-    return min(most for most in (body.default_tokens, model_default, config_default, room.left) if most)
+    bound, left = "the context" if target.context <= target.kv_slots else "the target's KV pool", most - prompt
+    if left < 1:
+        problem = f"{prompt} tokens are not allowed; expected at most {most - 1}: {bound} has {most}"
+        raise bad_request(body.prompt_field, problem, "context_length_exceeded")
+    if (wanted := max(asked or 0, least)) > left:
+        problem = f"{wanted} is not allowed; expected at most {left}: the prompt has {prompt} tokens, {bound} {most}"
+        raise bad_request(field if (asked or 0) >= least else "min_tokens", problem, "context_length_exceeded")
+    return left
 
 
 def max_nodes(speculation: SpeculationOptions, target: Identity) -> int | None:
@@ -232,9 +208,14 @@ def check_token_ids(field: str, tokens: list[int], tokenizer: Any) -> None:
             raise bad(field, token, f"token ids 0 to {size - 1}")
 
 
-def kept(prompts: list[TokenizedPrompt], body: GenerationRequest, room: TokenRoom) -> tuple[TokenizedPrompt, ...]:
-    """The parts of the prompts that the request keeps: all, or as many tokens as it says or as fit beside the
-    output."""
+def most_tokens(target: Identity) -> int:
+    """Tokens that the target can hold of one prompt and its output."""
+    return min(target.context, target.kv_slots)
+
+
+def kept(prompts: list[TokenizedPrompt], body: GenerationRequest, most: int) -> tuple[TokenizedPrompt, ...]:
+    """The parts of the prompts that the request keeps: all, or as many tokens as it says or as fit beside the output
+    into `most`."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return tuple(prompts)
@@ -243,6 +224,6 @@ def kept(prompts: list[TokenizedPrompt], body: GenerationRequest, room: TokenRoo
     if keep == -1:
         asked = body.limit[1]
         output = max((body.default_tokens or 1) if asked is None else asked, body.min_tokens or 0, 1)
-        keep = max(1, room.most - output)
+        keep = max(1, most - output)
     part = slice(keep) if body.truncation_side == "right" else slice(-keep, None)
     return tuple(p if len(p.tokens) <= keep else TokenizedPrompt(p.tokens[part]) for p in prompts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_type_hints
 
 import msgspec
@@ -10,34 +12,13 @@ from msgspec import Meta, Struct
 from pilotfish.config import MetricsLevel, Mode
 from pilotfish.core.noise import SEED_LIMIT
 from pilotfish.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from pilotfish.observe.requests import OutputKind
 from pilotfish.server.responses import bad
 
-#: Fields of OpenAI's and vLLM's APIs that are not supported, by the values besides null that change nothing.
-_BY_NEUTRAL_VALUES: list[tuple[tuple[Any, ...], str]] = [
-    ((), "audio prediction web_search_options reasoning_effort structured_outputs structural_tag guided_json"),
-    ((), "guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern"),
-    ((), "logprob_token_ids repetition_detection prompt_embeds"),
-    ((), "chat_template"),  # a program of the client's
-    (([],), "tools functions documents logits_processors"),
-    (({},), "mm_processor_kwargs media_io_kwargs kv_transfer_params ec_transfer_params vllm_xargs"),
-    ((False,), "store use_beam_search early_stopping watermarking return_token_offsets return_prompt_text"),
-    ((True,), "include_reasoning detokenize"),
-    ((0,), "priority routed_experts_prompt_start"),
-    ((1,), "beam_width stream_interval length_penalty"),
-    ((-1,), "thinking_token_budget"),
-    (("",), "suffix"),
-    (("none",), "tool_choice function_call"),
-    (("medium",), "verbosity"),
-    (("auto", "default"), "service_tier"),
-    ((["text"],), "modalities"),
-    (({"type": "text"},), "response_format"),
-]
-UNSUPPORTED = {name: (None, *values) for values, names in _BY_NEUTRAL_VALUES for name in names.split()}
-#: Fields for the client's bookkeeping; they change no output, whatever they hold.
-HARMLESS = {
-    *("user", "safety_identifier", "session_id", "prompt_cache_key", "prompt_cache_retention"),
-    *("parallel_tool_calls", "return_mm_kwargs"),
-}
+_FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text())
+#: Fields that are not supported, by the values that change nothing.
+UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].items()}
+HARMLESS: list[str] = _FIELDS["harmless"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
 Nothing = Annotated[list[Any], Meta(max_length=0, description="an empty list or null")]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
@@ -101,6 +82,7 @@ class GenerationRequest(DerivedFields, kw_only=True):
     speculation: SpeculationOptions | None = None
     metadata: Any = None  # of it, `tag` labels metrics
 
+    output: ClassVar[OutputKind]
     prompt_field: ClassVar[str]
     id_prefix: ClassVar[str]
     default_tokens: ClassVar[int | None]  # of an output
@@ -134,6 +116,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]  # a text, tokens, or a list of either
     logprobs: int | None = None
 
+    output: ClassVar = "completion"
     prompt_field: ClassVar = "prompt"
     id_prefix: ClassVar = "cmpl"
     default_tokens: ClassVar = 16  # OpenAI's
@@ -190,6 +173,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    output: ClassVar = "chat"
     prompt_field: ClassVar = "messages"
     id_prefix: ClassVar = "chatcmpl"
     default_tokens: ClassVar = None

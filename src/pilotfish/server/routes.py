@@ -37,7 +37,7 @@ from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import GenerationRequest
 from pilotfish.server.responses import HttpError, bad, bad_request, encode, short
 from pilotfish.server.schemas import Body, Operation, openapi, read_body
-from pilotfish.server.stream import GenerationResponse, GenerationStream
+from pilotfish.server.stream import GenerationResponse
 from pilotfish.wire.serving import Identity
 
 Handler = Callable[["Api", Request], Awaitable[Response]]
@@ -137,8 +137,8 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""
-        rendered = await asyncio.to_thread(self._guard.metrics.render, request.headers.get("accept", ""))
-        return Response(rendered.body, media_type=rendered.content_type)
+        body, kind = await asyncio.to_thread(self._guard.metrics.render, request.headers.get("accept", ""))
+        return Response(body, media_type=kind)
 
     # -- the model
 
@@ -209,9 +209,8 @@ class Api:
         if prompts_are_logged():
             for prompt in generation.prompts:
                 log_prompt(tokenizer.decode(prompt.tokens))
-        stream = GenerationStream(generation, self._engine, handle)
-        kind = ChatFormat if isinstance(body, requests.ChatRequest) else TextFormat
-        return GenerationResponse(stream, kind(generation, stream.outputs, tokenizer, self._token_text))
+        form = ChatFormat if body.output == "chat" else TextFormat
+        return GenerationResponse(form(generation, tokenizer, self._token_text), self._engine, handle)
 
     def _generation(
         self, request: Request, caller: Caller, body: GenerationRequest, prompts: list[TokenizedPrompt]
@@ -221,17 +220,19 @@ class Api:
             raise bad_request("stream_options", "it is not allowed without stream")
         if caller.cache_salt is not None and body.cache_salt is not None:
             raise bad("cache_salt", body.cache_salt, "none, as the key has its own")
-        parts = params.kept(prompts, body, params.TokenRoom(target))
-        room = params.TokenRoom(target, max(len(prompt.tokens) for prompt in parts))
+        parts = params.kept(prompts, body, params.most_tokens(target))
+        longest = max(len(prompt.tokens) for prompt in parts)
         return Generation(
             body=body,
-            id=f"{body.id_prefix}-{body.request_id or state_of(request.scope).id}",
-            created=int(time.time()),
-            model=self._name(body.model),
-            fingerprint=self._fingerprint,
+            head={
+                "id": f"{body.id_prefix}-{body.request_id or state_of(request.scope).id}",
+                "created": int(time.time()),
+                "model": self._name(body.model),
+                "system_fingerprint": self._fingerprint,
+            },
             target=target,
             prompts=parts,
-            params=params.sampling_params(body, self._engine.defaults, room, self._config),
+            params=params.sampling_params(body, self._engine.defaults, longest, target, self._config),
             max_nodes=params.max_nodes(speculation, target),
             cache_salt=body.cache_salt if caller.cache_salt is None else caller.cache_salt,
             timeout=min(body.timeout or math.inf, self._config.request_timeout),

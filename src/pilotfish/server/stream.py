@@ -24,10 +24,9 @@ from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.stream import Stream
-from pilotfish.observe.requests import RequestMeter, RequestRecord
+from pilotfish.observe.requests import RequestRecord
 from pilotfish.server.http import recorded_error
-from pilotfish.server.params import Generation, TokenizedPrompt
-from pilotfish.server.requests import StreamOptions
+from pilotfish.server.params import TokenizedPrompt
 from pilotfish.server.responses import ClientGone, HttpError, encode, http_error
 from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 
@@ -58,9 +57,7 @@ class OutputBuffer:
     tokens: int = 0
     end: int = 0  # characters of the whole output's text
     seed: int | None = None
-    finished: bool = False
-    reason: str | None = None
-    stop: str | int | None = None  # the stop string or token that ended it
+    finish: Finish | None = None  # once it has ended
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     verified: list[Verified] = field(default_factory=list)
     delta: Delta | None = None  # the newest
@@ -76,8 +73,7 @@ class OutputBuffer:
             self.end = delta.ends[-1]
         self.tokens += len(delta.tokens)
         self.seed = delta.seed if self.seed is None else self.seed
-        if delta.finish is not None:
-            self.finished, self.reason, self.stop = True, delta.finish.reason, delta.finish.stop
+        self.finish = delta.finish
         self.prompt_logprobs += delta.prompt_logprobs
         self.verified += delta.verified
 
@@ -92,24 +88,24 @@ class OutputBuffer:
     @property
     def started(self) -> bool:
         """False while the engine scores a prompt, part by part: the first event has all of it."""
-        return self.tokens > 0 or self.finished
+        return self.tokens > 0 or self.finish is not None
 
     @property
     def has_news(self) -> bool:
         """Whether there is something to send: tokens can end within a character, or where a stop string may begin."""
-        return not self.begun or self.finished or bool(self.logprobs) or any(self.text)
+        return not self.begun or self.finish is not None or bool(self.logprobs) or any(self.text)
 
 
 class RequestHandle:
-    """An admitted request, and its metrics and trace. `record` is there once it has ended."""
+    """An admitted request, and its metrics and trace."""
 
-    def __init__(self, reservation: Reservation, meter: RequestMeter, span: RequestSpan | None) -> None:
-        self.record: RequestRecord | None = None
-        self._reservation, self._meter, self._span = reservation, meter, span
+    def __init__(self, reservation: Reservation, record: RequestRecord, span: RequestSpan | None) -> None:
+        self.record = record
+        self._reservation, self._span = reservation, span
 
     def update(self, index: int, delta: Delta) -> None:
         """`delta` was added to output `index`, counted over all prompts."""
-        self._meter.update(index, delta, time.monotonic())
+        self.record.update(index, delta, time.monotonic())
         if self._span is not None:
             self._span.update(index, delta)
 
@@ -117,51 +113,11 @@ class RequestHandle:
         """The request has ended. Called once."""
         gone = isinstance(error, ClientGone | asyncio.CancelledError)
         reason = None if error is None else FinishReason.ABORT if gone else FinishReason.ERROR
-        self.record = self._meter.finish(time.monotonic(), reason)
+        self.record.finish(time.monotonic(), reason)
         self._reservation.release(self.record.facts.prompt_tokens + self.record.generation_tokens)
         if self._span is not None:
             status = 200 if error is None else 499 if gone else http_error(error).status
             self._span.end(status, self.record)
-
-
-class GenerationStream:
-    """The outputs of all prompts of a request as they grow, within its deadline. Whoever makes one closes it."""
-
-    def __init__(self, generation: Generation, engine: AsyncEngine, handle: RequestHandle) -> None:
-        self.generation = generation
-        n, prompts = generation.params.n, generation.prompts
-        self.outputs = [OutputBuffer(i, prompts[i // n]) for i in range(len(prompts) * n)]
-        self._ends = time.monotonic() + generation.timeout
-        self._only_echo = generation.body.only_echo
-        self._engine, self._handle = engine, handle
-        self._stream: Stream | None = None
-
-    def __aiter__(self) -> GenerationStream:
-        """Submit the request. TargetUnavailable if the target is not ready."""
-        given = self.generation
-        prompts = [prompt.tokens for prompt in given.prompts]
-        self._stream = self._engine.submit(prompts, given.params, given.cache_salt, given.max_nodes)
-        return self
-
-    async def __anext__(self) -> OutputBuffer:
-        """The output that has grown. HttpError 504 after the deadline; also raises what the engine's stream does."""
-        assert self._stream is not None  # from `__aiter__`
-        try:
-            async with asyncio.timeout(self._ends - time.monotonic()):
-                update = await anext(self._stream)
-        except TimeoutError as error:
-            message = f"timeout: the request took more than {self.generation.timeout:g} s"
-            raise HttpError(504, message, "timeout", "timeout", "timeout") from error
-        output = self.outputs[update.index]
-        self._handle.update(update.index, update.delta)
-        output.add(_without_output(update.delta) if self._only_echo else update.delta, update.steps)
-        return output
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Abort what still runs. Called once."""
-        if self._stream is not None:
-            self._stream.abort()
-        self._handle.close(error)
 
 
 def _without_output(delta: Delta) -> Delta:
@@ -171,15 +127,16 @@ def _without_output(delta: Delta) -> Delta:
 
 
 class GenerationResponse(Response):
-    """Runs a request to its end, and closes its stream whatever happens."""
+    """Runs an admitted request to its end, and closes it whatever happens."""
 
-    def __init__(self, stream: GenerationStream, form: AnswerFormat) -> None:
+    def __init__(self, form: AnswerFormat, engine: AsyncEngine, handle: RequestHandle) -> None:
         super().__init__()
-        self._stream, self._format = stream, form
+        self._generation, self._format, self._engine, self._handle = form.generation, form, engine, handle
+        self._stream: Stream | None = None  # until the request is submitted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An error before anything was sent is raised; a client that is gone gets no answer."""
-        run = self._events if self._stream.generation.body.stream else self._whole
+        run = self._events if self._generation.body.stream else self._whole
         ended: BaseException | None = None
         try:
             ended = await while_connected(receive, run(scope, receive, send))
@@ -189,10 +146,33 @@ class GenerationResponse(Response):
             ended = error
             raise
         finally:
-            self._stream.close(ended)
+            if self._stream is not None:
+                self._stream.abort()  # what still runs
+            self._handle.close(ended)
+
+    async def _grown(self) -> AsyncIterator[OutputBuffer]:
+        """Submit the request, and give each output that has grown. HttpError 504 after the deadline, TargetUnavailable
+        if the target is not ready; also raises what the engine's stream does."""
+        given, only_echo = self._generation, self._generation.body.only_echo
+        prompts = [prompt.tokens for prompt in given.prompts]
+        ends = asyncio.get_running_loop().time() + given.timeout
+        self._stream = self._engine.submit(prompts, given.params, given.cache_salt, given.max_nodes)
+        try:
+            while True:
+                async with asyncio.timeout_at(ends):
+                    update = await anext(self._stream)
+                self._handle.update(update.index, update.delta)
+                output = self._format.outputs[update.index]
+                output.add(_without_output(update.delta) if only_echo else update.delta, update.steps)
+                yield output
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            message = f"timeout: the request took more than {given.timeout:g} s"
+            raise HttpError(504, message, "timeout", "timeout", "timeout") from error
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> Exception | None:
-        async for _ in self._stream:
+        async for _ in self._grown():
             pass
         response = Response(encode(self._format.whole()), media_type="application/json")
         await response(scope, receive, send)
@@ -220,10 +200,9 @@ class GenerationResponse(Response):
         return broken
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        body = self._stream.generation.body
-        options = body.stream_options or StreamOptions()
-        every_update = body.detail or options.continuous_usage_stats or body.return_token_ids
-        async for output in self._stream:
+        options = self._format.options
+        every_update = self._format.detailed or options.continuous_usage_stats or self._generation.body.return_token_ids
+        async for output in self._grown():
             if output.started and (every_update or output.has_news):
                 yield b"".join(map(encoded, self._format.chunks(output)))
                 output.clear()
