@@ -16,8 +16,8 @@ from pilotfish.config import ServerConfig
 from pilotfish.errors import ParameterError, UnknownOptionError
 from pilotfish.observe.requests import RequestFacts
 from pilotfish.server.auth import ANONYMOUS, Caller
+from pilotfish.server.http_errors import HttpError
 from pilotfish.server.limits import Admission, Reservation
-from pilotfish.server.responses import HttpError
 
 TARGET = msgspec.structs.replace(IDENTITY, max_requests=2, kv_slots=100)
 SMALL = RequestFacts((1,), 1)

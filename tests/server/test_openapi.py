@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from http_double import Client
+from openapi_document import openapi
 
 from pilotfish.config import ServerConfig
 from pilotfish.errors import ParameterError
+from pilotfish.server.routes import VERSION
 
 
 def references(value: Any) -> set[str]:
@@ -16,6 +19,11 @@ def references(value: Any) -> set[str]:
         own = {value["$ref"]} if "$ref" in value else set()
         return own.union(*map(references, value.values()))
     return set().union(*map(references, value)) if isinstance(value, list) else set()
+
+
+def test_the_file_is_what_the_types_make(client: Client) -> None:
+    """If not: python tests/server/openapi_document.py"""
+    assert client.get("/openapi.json").json == json.loads(json.dumps(openapi(VERSION)))
 
 
 def test_every_reference_is_there(client: Client) -> None:

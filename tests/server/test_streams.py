@@ -15,9 +15,9 @@ from pilotfish.config import ServerConfig
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import ANONYMOUS, Caller
+from pilotfish.server.http_errors import ClientGone, HttpError
 from pilotfish.server.limits import Admission
 from pilotfish.server.params import Generation
-from pilotfish.server.responses import ClientGone, HttpError
 from pilotfish.wire.serving import Delta, Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

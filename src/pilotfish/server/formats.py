@@ -1,5 +1,5 @@
 """The bodies of answers: a completion's and a chat's, each whole or as the chunks of a stream, and their
-log-probabilities."""
+log-probabilities. `openapi.json` describes them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import replace
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
-from pilotfish.server import responses
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import StreamOptions
-from pilotfish.server.responses import BaseAnswer, PromptLogprobs
 from pilotfish.server.stream import OutputBuffer
 from pilotfish.wire.serving import Verified
 
@@ -28,13 +24,13 @@ LEAST = -9999.0  # stands for minus infinity, which JSON does not know
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 #: A token's name in log-probabilities, and its bytes.
 TokenNames = Callable[[int], tuple[str, list[int]]]
+#: An object of a body, or some of its fields.
+Part = dict[str, Any]
 
 
 class AnswerFormat:
-    """The body of an answer, whole or as the chunks of a stream. Subclasses make its choices."""
-
-    answer: type[BaseAnswer]
-    chunk: type[BaseAnswer]
+    """The body of an answer, whole or as the chunks of a stream. Subclasses make its choices. A method that gives what
+    a request may ask for gives a part of a body, empty where it did not."""
 
     def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
         self.generation, self.tokenizer, self.token_text = generation, tokenizer, token_text
@@ -47,105 +43,109 @@ class AnswerFormat:
         if self.body.return_tokens_as_token_ids:
             self.names = lambda token: (f"token_id:{token}", token_text(token)[1])
 
-    def whole(self) -> BaseAnswer:
+    def whole(self) -> Part:
         """The answer, once all outputs have finished."""
         choices = [self.choice(output) for output in self.outputs]
-        seed = self.seed(self.outputs[0])
-        return self.answer(**self.head, choices=choices, seed=seed, usage=self.usage(), metrics=self.metrics())
+        return {**self.head, "choices": choices, **self.seed(self.outputs[0]), "usage": self.usage(), **self.metrics()}
 
-    def choice(self, output: OutputBuffer) -> Struct:
+    def choice(self, output: OutputBuffer) -> Part:
         raise NotImplementedError
 
-    def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
+    def chunks(self, output: OutputBuffer) -> list[Part]:
         """Events of the newest update of an output. Metrics come with the last one of the stream."""
-        ended = all(each.finish for each in self.outputs)
-        metrics = self.metrics() if ended and not self.options.include_usage else UNSET
-        return [self.event(output, self.choice(output), metrics=metrics, pilotfish=self.detail(output))]
+        ended = output.finish and all(each.finish for each in self.outputs)
+        metrics = self.metrics() if ended and not self.options.include_usage else {}
+        return [{**self.event(output, self.choice(output)), **metrics, **self.detail(output)}]
 
-    def closing(self) -> BaseAnswer:
+    def closing(self) -> Part:
         """The event after the last output's, with the usage."""
-        return self.chunk(**self.head, choices=[], usage=self.usage(), metrics=self.metrics())
+        return {**self.head, "choices": [], "usage": self.usage(), **self.metrics()}
 
-    def event(self, output: OutputBuffer, choice: Struct, **more: Any) -> BaseAnswer:
-        seed = self.seed(output) if output.index == 0 else UNSET
-        return self.chunk(**self.head, choices=[choice], seed=seed, usage=self.event_usage(), **more)
+    def event(self, output: OutputBuffer, choice: Part) -> Part:
+        seed = self.seed(output) if output.index == 0 else {}
+        return {**self.head, "choices": [choice], **seed, **self.event_usage()}
 
-    def usage(self) -> responses.Usage:
+    def usage(self) -> Part:
         prompts = sum(len(prompt.tokens) for prompt in self.generation.prompts)
         completions = sum(output.tokens for output in self.outputs)
-        cached = responses.PromptTokensDetails(0)  # no KV is kept across requests
-        return responses.Usage(prompts, completions, prompts + completions, cached)
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": completions,
+            "total_tokens": prompts + completions,
+            "prompt_tokens_details": {"cached_tokens": 0},  # no KV is kept across requests
+        }
 
-    def event_usage(self) -> responses.Usage | UnsetType | None:
+    def event_usage(self) -> Part:
         """Null if the closing event will have it, as in OpenAI's API."""
         if self.options.continuous_usage_stats:
-            return self.usage()
-        return None if self.options.include_usage else UNSET
+            return {"usage": self.usage()}
+        return {"usage": None} if self.options.include_usage else {}
 
-    def metrics(self) -> responses.Metrics | UnsetType:
-        """None for several outputs, as in vLLM."""
+    def metrics(self) -> Part:
+        """Null for several outputs, as in vLLM."""
         level = self.generation.metrics
         if level == "none":
-            return UNSET
+            return {}
         steps = [step for step in self.outputs[0].verified if step.nodes] if len(self.outputs) == 1 else []
         if not steps:
-            return responses.Metrics(None)
+            return {"metrics": {"speculative_decoding": None}}
         origins = Counter(origin for step in steps for origin in step.origins)
         decoding = speculative_decoding(steps, self.generation.target.max_nodes, detailed=level == "detailed")
-        return responses.Metrics(decoding, dict(origins) if origins else UNSET)
+        by_origin = {"accepted_by_origin": dict(origins)} if origins else {}
+        return {"metrics": {"speculative_decoding": decoding, **by_origin}}
 
-    def detail(self, output: OutputBuffer) -> Any:
+    def detail(self, output: OutputBuffer) -> Part:
         """The steps behind an event."""
         delta = output.delta
         if not self.detailed or delta is None:
-            return UNSET
-        return {"tokens": delta.tokens, "ends": delta.ends, "verified": delta.verified, "steps": output.steps}
+            return {}
+        steps = {"tokens": delta.tokens, "ends": delta.ends, "verified": delta.verified, "steps": output.steps}
+        return {"pilotfish": steps}
 
-    def seed(self, output: OutputBuffer) -> responses.Seed:
+    def seed(self, output: OutputBuffer) -> Part:
         """Text if the request's was."""
         if output.seed is None or output.begun:
-            return UNSET
-        return str(output.seed) if isinstance(self.body.seed, str) else output.seed
+            return {}
+        return {"seed": str(output.seed) if isinstance(self.body.seed, str) else output.seed}
 
-    def outcome(self, output: OutputBuffer) -> dict[str, Any]:
-        """Fields that all choices have."""
-        finish = output.finish
-        return {
-            "index": output.index,
-            "finish_reason": finish and finish.reason,
-            "stop_reason": finish and finish.stop,
-            "token_ids": output.token_ids if self.body.return_token_ids else UNSET,
-            "seed": self.seed(output) if len(self.outputs) > 1 else UNSET,
-        }
+    def finish(self, output: OutputBuffer) -> Part:
+        reason, stop = (None, None) if output.finish is None else (output.finish.reason, output.finish.stop)
+        return {"finish_reason": reason, "stop_reason": stop}  # the stop string or token that ended it
 
-    def prompt_token_ids(self, output: OutputBuffer) -> list[int] | UnsetType:
-        return output.prompt.tokens if self.body.return_token_ids and not output.begun else UNSET
+    def own(self, output: OutputBuffer) -> Part:
+        """The last fields of a choice: its tokens, and the seed of each output where there are several."""
+        tokens = {"token_ids": output.token_ids} if self.body.return_token_ids else {}
+        return {**tokens, **(self.seed(output) if len(self.outputs) > 1 else {})}
 
     def scored_prompt(self, output: OutputBuffer) -> Sequence[TokenLogprobs]:
         """The engine scores a prompt once, for the first of its outputs, which it also begins first."""
         n = self.generation.params.n
         return self.outputs[output.index // n * n].prompt_logprobs
 
-    def prompt_logprobs(self, output: OutputBuffer) -> PromptLogprobs | UnsetType:
-        if self.body.prompt_logprobs is None or output.begun:
-            return UNSET
-        return [None, *(_prompt_logprob(entry, self.token_text) for entry in self.scored_prompt(output))]
+    def prompt(self, output: OutputBuffer) -> Part:
+        """Log-probabilities and tokens of the output's prompt. The first token has no log-probability."""
+        part: Part = {}
+        if self.body.prompt_logprobs is not None and not output.begun:
+            scored = (_prompt_logprob(entry, self.token_text) for entry in self.scored_prompt(output))
+            part["prompt_logprobs"] = [None, *scored]
+        if self.body.return_token_ids and not output.begun:
+            part["prompt_token_ids"] = output.prompt.tokens
+        return part
 
 
 class TextFormat(AnswerFormat):
     """/v1/completions: an answer and a chunk have one shape."""
 
-    answer = chunk = responses.TextCompletion
-
-    def choice(self, output: OutputBuffer) -> responses.TextChoice:
+    def choice(self, output: OutputBuffer) -> Part:
         text = "".join(output.text)
-        return responses.TextChoice(
-            **self.outcome(output),
-            text=text if output.begun else self._echo(output) + text,
-            logprobs=self._logprobs(output),
-            prompt_logprobs=self.prompt_logprobs(output),
-            prompt_token_ids=self.prompt_token_ids(output),
-        )
+        return {
+            "index": output.index,
+            "text": text if output.begun else self._echo(output) + text,
+            "logprobs": self._logprobs(output),
+            **self.finish(output),
+            **self.prompt(output),
+            **self.own(output),
+        }
 
     def _echo(self, output: OutputBuffer) -> str:
         if not self.body.echo:
@@ -153,94 +153,91 @@ class TextFormat(AnswerFormat):
         text = output.prompt.text
         return self.tokenizer.decode(output.prompt.tokens) if text is None else text
 
-    def _logprobs(self, output: OutputBuffer) -> responses.TextLogprobs | None:
+    def _logprobs(self, output: OutputBuffer) -> Part | None:
+        """Of each token, which begins at its offset in the text. `top_logprobs` has the token itself too."""
         if self.generation.params.logprobs is None:
             return None
         start = len(self._echo(output))
+        first: list[str] = []  # the prompt's first token, which has no log-probability
         entries, offsets = output.logprobs, [start + offset for offset in output.offsets]
-        if not self.body.echo or output.begun:
-            return _text_logprobs(entries, offsets, self.names)
-        scored = self.scored_prompt(output)
-        offsets = _starts(output.prompt, self.tokenizer)[: len(scored) + 1] + offsets
-        first = self.names(output.prompt.tokens[0])[0]  # which has no log-probability
-        rest = _text_logprobs([*scored, *entries], offsets, self.names)
-        return responses.TextLogprobs(
-            [first, *rest.tokens], [None, *rest.token_logprobs], [None, *rest.top_logprobs], rest.text_offset
-        )
+        if self.body.echo and not output.begun:
+            scored = self.scored_prompt(output)
+            first = [self.names(output.prompt.tokens[0])[0]]
+            entries, offsets = [*scored, *entries], _starts(output.prompt, self.tokenizer)[: len(scored) + 1] + offsets
+        return {
+            "tokens": [*first, *(self.names(entry.token)[0] for entry in entries)],
+            "token_logprobs": [*(None for _ in first), *(max(entry.logprob, LEAST) for entry in entries)],
+            "top_logprobs": [*(None for _ in first), *(self._top(entry) for entry in entries)],
+            "text_offset": offsets,
+        }
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        likeliest = (*entry.top, (entry.token, entry.logprob))
+        return {self.names(token)[0]: max(logprob, LEAST) for token, logprob in likeliest}
 
 
 class ChatFormat(AnswerFormat):
     """/v1/chat/completions."""
 
-    answer, chunk = responses.ChatCompletion, responses.ChatChunk
+    def whole(self) -> Part:
+        return {**super().whole(), **self.prompt(self.outputs[0])}
 
-    def whole(self) -> BaseAnswer:
-        first = self.outputs[0]
-        prompt_logprobs, token_ids = self.prompt_logprobs(first), self.prompt_token_ids(first)
-        return replace(super().whole(), prompt_logprobs=prompt_logprobs, prompt_token_ids=token_ids)
+    def choice(self, output: OutputBuffer) -> Part:
+        """Of an answer, or, once the output's first event has said who speaks, of a chunk."""
+        text = "".join(output.text)
+        return {
+            "index": output.index,
+            **({"delta": {"content": text}} if self.body.stream else {"message": self._speaks(text)}),
+            "logprobs": self._logprobs(output),
+            **self.finish(output),
+            **self.own(output),
+        }
 
-    def choice(self, output: OutputBuffer) -> Struct:
-        """Of an answer, or, once the output's first event says who speaks, of a chunk."""
-        fields, text = {**self.outcome(output), "logprobs": self._logprobs(output)}, "".join(output.text)
-        if self.body.stream:
-            return responses.ChatChunkChoice(delta=responses.ChatDelta(content=text), **fields)
-        return responses.ChatChoice(message=responses.ChatMessage("assistant", self.body.echoed + text), **fields)
-
-    def chunks(self, output: OutputBuffer) -> list[BaseAnswer]:
+    def chunks(self, output: OutputBuffer) -> list[Part]:
         """The first event of an output says who speaks, and repeats what is echoed."""
         opening = [] if output.begun else [self._opening(output)]
         output.begun = True
         return opening + super().chunks(output)
 
-    def _opening(self, output: OutputBuffer) -> BaseAnswer:
-        delta = responses.ChatDelta(role="assistant", content=self.body.echoed)
-        seed = self.seed(output) if len(self.outputs) > 1 else UNSET
-        return self.event(
-            output,
-            responses.ChatChunkChoice(output.index, delta, None, None, seed=seed),
-            prompt_logprobs=self.prompt_logprobs(output),
-            prompt_token_ids=self.prompt_token_ids(output) if output.index == 0 else UNSET,
-        )
+    def _opening(self, output: OutputBuffer) -> Part:
+        choice = {"index": output.index, "delta": self._speaks(""), "logprobs": None}
+        seed = self.seed(output) if len(self.outputs) > 1 else {}
+        event = self.event(output, {**choice, "finish_reason": None, "stop_reason": None, **seed})
+        prompt = self.prompt(output)
+        if output.index:
+            prompt.pop("prompt_token_ids", None)  # once is enough
+        return {**event, **prompt}
 
-    def _logprobs(self, output: OutputBuffer) -> responses.ChatLogprobs | None:
+    def _speaks(self, text: str) -> Part:
+        return {"role": "assistant", "content": self.body.echoed + text}
+
+    def _logprobs(self, output: OutputBuffer) -> Part | None:
         if self.generation.params.logprobs is None:
             return None
-        return responses.ChatLogprobs([_chat_logprob(entry, self.names) for entry in output.logprobs])
+        return {"content": [_chat_logprob(entry, self.names) for entry in output.logprobs], "refusal": None}
 
 
-def speculative_decoding(
-    steps: Sequence[Verified], spec_tokens: int, *, detailed: bool
-) -> responses.SpeculativeDecoding:
-    """Summary of at least one step."""
-    accepted, drafted = sum(step.accepted for step in steps), sum(step.nodes for step in steps)
+def speculative_decoding(steps: Sequence[Verified], spec_tokens: int, *, detailed: bool) -> Part:
+    """Summary of at least one step, in vLLM's shape: an acceptance length counts the target's own token too, drafts are
+    nodes, histograms count steps by their accepted nodes. `spec_tokens` is the most nodes of a step."""
+    accepted, drafted = [step.accepted for step in steps], [step.nodes for step in steps]
     by_length: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for step in steps:
         by_length[step.nodes][step.accepted] += 1
-    return responses.SpeculativeDecoding(
-        mean_acceptance_length=1 + accepted / len(steps),
-        draft_acceptance_rate=accepted / drafted,
-        acceptance_histogram=dict(sorted(Counter(step.accepted for step in steps).items())),
-        acceptance_histogram_by_draft_length={n: dict(sorted(by_length[n].items())) for n in sorted(by_length)},
-        num_spec_steps=len(steps),
-        num_accepted_draft_tokens=accepted,
-        num_draft_tokens=drafted,
-        num_spec_tokens=spec_tokens,
-        per_step_accepted=[step.accepted for step in steps] if detailed else UNSET,
-        per_step_drafted=[step.nodes for step in steps] if detailed else UNSET,
-    )
+    summary = {
+        "mean_acceptance_length": 1 + sum(accepted) / len(steps),
+        "draft_acceptance_rate": sum(accepted) / sum(drafted),
+        "acceptance_histogram": dict(sorted(Counter(accepted).items())),
+        "acceptance_histogram_by_draft_length": {n: dict(sorted(by_length[n].items())) for n in sorted(by_length)},
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": spec_tokens,
+    }
+    return {**summary, **({"per_step_accepted": accepted, "per_step_drafted": drafted} if detailed else {})}
 
 
 # -- log-probabilities
-
-
-def _text_logprobs(entries: Sequence[TokenLogprobs], offsets: list[int], names: TokenNames) -> responses.TextLogprobs:
-    """Each token begins at its offset in the text. `top_logprobs` has the token itself too."""
-    return responses.TextLogprobs(
-        [names(entry.token)[0] for entry in entries],
-        [max(entry.logprob, LEAST) for entry in entries],
-        [{names(t)[0]: max(p, LEAST) for t, p in (*entry.top, (entry.token, entry.logprob))} for entry in entries],
-        offsets,
-    )
 
 
 def _starts(prompt: TokenizedPrompt, tokenizer: Any) -> list[int]:
@@ -252,17 +249,19 @@ def _starts(prompt: TokenizedPrompt, tokenizer: Any) -> list[int]:
     return starts
 
 
-def _chat_logprob(entry: TokenLogprobs, names: TokenNames) -> responses.ChatLogprob:
-    top = [responses.TopLogprob(names(t)[0], max(p, LEAST), names(t)[1]) for t, p in entry.top]
-    text, data = names(entry.token)
-    return responses.ChatLogprob(text, max(entry.logprob, LEAST), data, top)
+def _chat_logprob(entry: TokenLogprobs, names: TokenNames) -> Part:
+    def named(token: int, logprob: float) -> Part:
+        text, data = names(token)
+        return {"token": text, "logprob": max(logprob, LEAST), "bytes": data}
+
+    return {**named(entry.token, entry.logprob), "top_logprobs": [named(*likely) for likely in entry.top]}
 
 
-def _prompt_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[int, responses.PromptLogprob]:
+def _prompt_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[int, Part]:
     """The likeliest tokens and the token itself, by token id, as in vLLM."""
     ranked = [(token, p, rank) for rank, (token, p) in enumerate(entry.top, 1)]
     every = (*ranked, (entry.token, entry.logprob, entry.rank))
-    return {token: responses.PromptLogprob(max(p, LEAST), rank, names(token)[0]) for token, p, rank in every}
+    return {t: {"logprob": max(p, LEAST), "rank": rank, "decoded_token": names(t)[0]} for t, p, rank in every}
 
 
 def token_text(tokenizer: Any) -> TokenNames:

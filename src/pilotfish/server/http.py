@@ -7,6 +7,7 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -22,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from pilotfish.config import ServerConfig
 from pilotfish.logs import log_access, request_context
 from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.server.responses import ClientGone, HttpError, encode, http_error, short
+from pilotfish.server.http_errors import ClientGone, HttpError, encode, http_error, short
 
 if TYPE_CHECKING:
     from pilotfish.server.auth import Caller
@@ -36,8 +37,6 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})
 PROMPTS = frozenset({"prompt", "messages", "suffix", "prediction", "documents", "body"})
 #: Routes whose requests go to the target.
 GENERATION = frozenset({"/v1/completions", "/v1/chat/completions"})
-#: Attribute of a route's handler.
-ROUTE_PATH = "route_path"
 #: Bytes of a request that are no body: its line, headers and trailers.
 MAX_HEAD = 64 << 10
 #: Bytes around each byte of a body: in the worst case it is a chunk of its own.
@@ -64,8 +63,9 @@ class RequestMiddleware:
     """ASGI middleware around the whole application. X-Request-Id is the client's if that is up to 128 printable ASCII
     characters."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Mapping[Any, str]) -> None:
+        """`paths` are those of the routes' handlers, for the metrics."""
+        self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,7 +95,7 @@ class RequestMiddleware:
             self._report(scope, state, CLIENT_GONE if status is None else status)
 
     def _report(self, scope: Scope, state: RequestState, status: int) -> None:
-        path = getattr(scope.get("endpoint"), ROUTE_PATH, "other")  # a label must not hold what clients make up
+        path = self._paths.get(scope.get("endpoint"), "other")  # a label must not hold what clients make up
         self._metrics.http(path, scope["method"], status)
         if scope["path"] in GENERATION and state.handle is None and status >= 400:
             self._metrics.rejected(status)
@@ -146,10 +146,6 @@ def _error_fields(error: HttpError | None) -> dict[str, Any]:
 # -- connections
 
 
-class _TooLarge(Exception):  # noqa: N818  # becomes an answer
-    pass
-
-
 class ConnectionProtocol(HttpToolsProtocol):
     """A connection that is closed when a request's head is not complete after `read_timeout` seconds, or its reader
     takes nothing for `write_timeout` seconds.
@@ -166,7 +162,6 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._writing: asyncio.TimerHandle | None = None  # while the reader is behind
         self._head = 0  # bytes of the message under way, without its body's
         self._body = 0
-        self._too_large = False
         self._running: RequestResponseCycle | None = None  # whose answer is the next to end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -189,8 +184,7 @@ class ConnectionProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._head > MAX_HEAD + FRAMING * self._body:
-            self._too_large = True
-            self.send_400_response("")
+            self._refuse_large_head()
         elif self._reading is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_head()
 
@@ -198,8 +192,8 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._stop(self._reading)
         self._reading = None
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
-            self._too_large = True
-            raise _TooLarge
+            self._refuse_large_head()
+            raise ValueError  # ends the parser, which calls `send_400_response`: in vain, as the connection closes
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -219,10 +213,10 @@ class ConnectionProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         """Answer an unreadable request and close; if another answer is being sent, only close."""
-        if self._too_large:
-            self._refuse(HttpError(431, f"headers: they are too large; expected at most {MAX_HEAD} bytes"))
-        else:
-            self._refuse(HttpError(400, "request: it is not HTTP/1.1"))
+        self._refuse(HttpError(400, "request: it is not HTTP/1.1"))
+
+    def _refuse_large_head(self) -> None:
+        self._refuse(HttpError(431, f"headers: they are too large; expected at most {MAX_HEAD} bytes"))
 
     def _expect_head(self) -> None:
         self._reading = self.loop.call_later(self._read_timeout, self._refuse_late_head)

@@ -25,8 +25,8 @@ from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
 from pilotfish.server.auth import Caller, Keyring
 from pilotfish.server.http import state_of
+from pilotfish.server.http_errors import HttpError, retry_after
 from pilotfish.server.params import Generation
-from pilotfish.server.responses import HttpError, retry_after
 from pilotfish.server.stream import RequestHandle
 from pilotfish.wire.serving import Identity
 

@@ -13,6 +13,7 @@ from pilotfish.config import MetricsLevel, ServerConfig
 from pilotfish.core.sampling_params import SAMPLING_OPTIONS, SamplingParams
 from pilotfish.errors import PromptError
 from pilotfish.prompts import chat_prompt
+from pilotfish.server.http_errors import HttpError, bad, bad_request
 from pilotfish.server.requests import (
     SAMPLING,
     SEED,
@@ -23,7 +24,6 @@ from pilotfish.server.requests import (
     SpeculationOptions,
     TokenizeRequest,
 )
-from pilotfish.server.responses import HttpError, bad, bad_request
 from pilotfish.wire.serving import Identity
 
 #: Characters or tokens up to which tokenizing is so fast that the event loop does it itself.

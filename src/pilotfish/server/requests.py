@@ -13,7 +13,7 @@ from pilotfish.config import MetricsLevel, Mode
 from pilotfish.core.noise import SEED_LIMIT
 from pilotfish.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from pilotfish.observe.requests import OutputKind
-from pilotfish.server.responses import bad
+from pilotfish.server.http_errors import bad
 
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text())
 #: Fields that are not supported, by the values that change nothing.
@@ -83,6 +83,8 @@ class GenerationRequest(DerivedFields, kw_only=True):
     metadata: Any = None  # of it, `tag` labels metrics
 
     output: ClassVar[OutputKind]
+    answer_object: ClassVar[str]  # what the answer calls itself
+    event_object: ClassVar[str]  # what each event of a stream does
     prompt_field: ClassVar[str]
     id_prefix: ClassVar[str]
     default_tokens: ClassVar[int | None]  # of an output
@@ -117,6 +119,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
 
     output: ClassVar = "completion"
+    answer_object: ClassVar = "text_completion"
+    event_object: ClassVar = "text_completion"
     prompt_field: ClassVar = "prompt"
     id_prefix: ClassVar = "cmpl"
     default_tokens: ClassVar = 16  # OpenAI's
@@ -174,6 +178,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     output: ClassVar = "chat"
+    answer_object: ClassVar = "chat.completion"
+    event_object: ClassVar = "chat.completion.chunk"
     prompt_field: ClassVar = "messages"
     id_prefix: ClassVar = "chatcmpl"
     default_tokens: ClassVar = None

@@ -1,6 +1,7 @@
 """The server as an ASGI application: OpenAI's routes over one engine, their OpenAPI document, and the playground.
 
-Starlette routes; bodies are msgspec's structs (`requests`, `responses`), of which the document is made.
+Starlette routes; bodies are msgspec's structs (`requests`, `responses`). A test checks that `openapi.json` describes
+them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,30 +29,19 @@ from pilotfish.config import ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.errors import TargetUnavailable
 from pilotfish.logs import log_prompt, prompts_are_logged
-from pilotfish.server import params, requests, responses
+from pilotfish.server import params, requests
 from pilotfish.server.auth import Caller
 from pilotfish.server.formats import ChatFormat, TextFormat, TokenNames, token_text
-from pilotfish.server.http import ROUTE_PATH, RequestMiddleware, on_routing_error, state_of
+from pilotfish.server.http import RequestMiddleware, on_routing_error, state_of
+from pilotfish.server.http_errors import HttpError, bad, bad_request, encode, short
 from pilotfish.server.limits import RequestGuard
 from pilotfish.server.params import Generation, TokenizedPrompt
 from pilotfish.server.requests import GenerationRequest
-from pilotfish.server.responses import HttpError, bad, bad_request, encode, short
-from pilotfish.server.schemas import Body, Operation, openapi, read_body
+from pilotfish.server.schemas import Body, read_body
 from pilotfish.server.stream import GenerationResponse
 from pilotfish.wire.serving import Identity
 
-Handler = Callable[["Api", Request], Awaitable[Response]]
 VERSION = version("pilotfish")
-OPERATIONS: dict[str, Operation] = {}
-
-
-def operation(path: str, *types: type[Struct], **others: type[Struct]) -> Callable[[Handler], Handler]:
-    def register(handler: Handler) -> Handler:
-        OPERATIONS[handler.__name__] = Operation(path, handler.__doc__ or "", *types, **others)
-        setattr(handler, ROUTE_PATH, path)
-        return handler
-
-    return register
 
 
 class Api:
@@ -59,9 +49,9 @@ class Api:
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> None:
         self._engine, self._config, self._guard = engine, config, guard
-        self._started, self._openapi = int(time.time()), encode(openapi(OPERATIONS, VERSION))
+        self._started = int(time.time())
+        self._openapi = encode(msgspec.json.decode(Path(__file__).with_name("openapi.json").read_bytes()))
 
-    @operation("/v1/completions", responses.TextCompletion, requests.CompletionRequest, responses.TextCompletion)
     async def completions(self, request: Request) -> Response:
         """Continue each prompt."""
         caller, body = await self._read(request, requests.CompletionRequest)
@@ -69,7 +59,6 @@ class Api:
         prompts = await params.completion_prompts(body, self._engine.tokenizer, self._config.max_prompts)
         return self._respond(request, caller, body, prompts)
 
-    @operation("/v1/chat/completions", responses.ChatCompletion, requests.ChatRequest, responses.ChatChunk)
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
         caller, body = await self._read(request, requests.ChatRequest)
@@ -79,7 +68,6 @@ class Api:
             raise bad_request("messages", "the chat template makes nothing of them; at least one token is needed")
         return self._respond(request, caller, body, [TokenizedPrompt(tokens)])
 
-    @operation("/tokenize", responses.Tokenized, requests.TokenizeRequest)
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a prompt, or of the chat template around messages."""
         _, body = await self._read(request, requests.TokenizeRequest)
@@ -93,44 +81,40 @@ class Api:
             self._refuse_long("messages", (message.text for message in body.messages or ()))
             tokens = await params.chat_tokens(body, tokenizer)
         strings = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
-        return json(responses.Tokenized(tokens, len(tokens), self._identity.context, strings))
+        most = self._identity.context
+        return json({"tokens": tokens, "count": len(tokens), "max_model_len": most, "token_strs": strings})
 
-    @operation("/detokenize", responses.Detokenized, requests.DetokenizeRequest)
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
         _, body = await self._read(request, requests.DetokenizeRequest)
         params.check_token_ids("tokens", body.tokens, self._engine.tokenizer)
-        return json(responses.Detokenized(await params.tokens_text(body.tokens, self._engine.tokenizer)))
+        return json({"prompt": await params.tokens_text(body.tokens, self._engine.tokenizer)})
 
-    @operation("/v1/models", responses.ModelList)
     async def models(self, request: Request) -> Response:
         """The model that is served, by each of its names."""
         self._guard.identify(request)
-        return json(responses.ModelList([self._model(name) for name in self._names]))
+        return json({"data": [self._model(name) for name in self._names], "object": "list"})
 
-    @operation("/v1/models/{name:path}", responses.Model)
     async def model(self, request: Request) -> Response:
         """404 for a model that is not served."""
         self._guard.identify(request)
         return json(self._model(self._name(request.path_params["name"])))
 
-    @operation("/health", responses.Live)
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         """200 as long as the server answers at all."""
-        return json(responses.Live())
+        return json({"status": "ok"})
 
-    @operation("/ready", responses.Ready, unavailable=responses.Ready)
     async def ready(self, request: Request) -> Response:  # noqa: ARG002
         """503, with the reason, while requests would not be served."""
         health = self._engine.health
         draining = "draining: the server ends once its requests have"
         reason = draining if self._guard.admission.closed else health.reason
-        return json(responses.Ready(not reason, reason, health.restarts), 503 if reason else 200)
+        answer = {"ready": not reason, "reason": reason, "restarts": health.restarts}  # of the target
+        return json(answer, 503 if reason else 200)
 
-    @operation("/version", responses.Version)
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         """Pilotfish's version."""
-        return json(responses.Version(VERSION))
+        return json({"version": VERSION})
 
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
         return Response(self._openapi, media_type="application/json")
@@ -162,8 +146,9 @@ class Api:
             raise HttpError(404, message, param="model", code="model_not_found")
         return asked or self._names[0]
 
-    def _model(self, name: str) -> responses.Model:
-        return responses.Model(name, self._started, self._identity.context)
+    def _model(self, name: str) -> dict[str, Any]:
+        most = self._identity.context
+        return {"id": name, "created": self._started, "max_model_len": most, "object": "model", "owned_by": "pilotfish"}
 
     @property
     def _fingerprint(self) -> str:
@@ -226,6 +211,7 @@ class Api:
             body=body,
             head={
                 "id": f"{body.id_prefix}-{body.request_id or state_of(request.scope).id}",
+                "object": body.event_object if body.stream else body.answer_object,
                 "created": int(time.time()),
                 "model": self._name(body.model),
                 "system_fingerprint": self._fingerprint,
@@ -240,7 +226,7 @@ class Api:
         )
 
 
-def json(answer: Struct, status: int = 200) -> Response:
+def json(answer: dict[str, Any], status: int = 200) -> Response:
     return Response(encode(answer), status, media_type="application/json")
 
 
@@ -249,12 +235,23 @@ def json(answer: Struct, status: int = 200) -> Response:
 
 def make_app(engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> Starlette:
     api = Api(engine, config, guard)
-    routes = [Route(known.path, getattr(api, name), methods=[known.method]) for name, known in OPERATIONS.items()]
+    routes = [
+        Route("/v1/completions", api.completions, methods=["POST"]),
+        Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+        Route("/tokenize", api.tokenize, methods=["POST"]),
+        Route("/detokenize", api.detokenize, methods=["POST"]),
+        Route("/v1/models", api.models),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/health", api.health),
+        Route("/ready", api.ready),
+        Route("/version", api.version),
+    ]
+    paths = {route.endpoint: route.path for route in routes}
     for route in routes:
         route.methods = route.methods and route.methods - {"HEAD"}
     app = Starlette(
         routes=[*routes, Route("/openapi.json", api.openapi), Route("/metrics", api.metrics), *page_routes()],
-        middleware=[Middleware(RequestMiddleware, metrics=guard.metrics)],
+        middleware=[Middleware(RequestMiddleware, metrics=guard.metrics, paths=paths)],
         exception_handlers={HTTPException: on_routing_error},
     )
     app.router.redirect_slashes = False  # to where, the client would say

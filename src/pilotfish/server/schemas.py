@@ -1,4 +1,4 @@
-"""Bodies by their types: read and checked, and described in the OpenAPI document.
+"""Bodies of requests: read, and checked by their types.
 
 msgspec converts and refuses. Of its sentences only the place is read; what is allowed there is told in our words.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -17,8 +16,8 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 
 from pilotfish.config import ServerConfig
+from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request, short
 from pilotfish.server.requests import HARMLESS, UNSUPPORTED, RequestBody
-from pilotfish.server.responses import ClientGone, ErrorBody, HttpError, bad, bad_request, short
 
 Body = TypeVar("Body", bound=RequestBody)
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
@@ -145,77 +144,3 @@ def _allowed(kind: Any) -> str:
         *first, last = get_args(kind)
         return f"{', '.join(first)} or {last}" if first else str(last)
     return "a list" if origin in (list, Sequence) else _WORDS.get(origin, "an object")
-
-
-# -- the OpenAPI document
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A route of the API, and the types of its bodies."""
-
-    path: str
-    description: str
-    answer: type[Struct]
-    body: type[Struct] | None = None
-    event: type[Struct] | None = None  # of a stream
-    unavailable: type[Struct] = ErrorBody  # status 503
-
-    @property
-    def method(self) -> str:
-        return "POST" if self.body else "GET"
-
-    @property
-    def tag(self) -> str:
-        return "generation" if self.event else "text" if self.body else "server"
-
-    @property
-    def failures(self) -> tuple[int, ...]:
-        if self.body is not None:
-            return 400, 401, 404, 408, 413, 415, 429, 500, 503, 504
-        if self.path.startswith("/v1/"):
-            return 401, 404, 429, 503
-        return () if self.unavailable is ErrorBody else (503,)
-
-
-def openapi(operations: Mapping[str, Operation], version: str) -> dict[str, Any]:
-    """The OpenAPI document."""
-    kinds: list[type[Struct]] = [ErrorBody]
-    paths: dict[str, Any] = {}
-    for name, known in operations.items():
-        kinds += [kind for kind in (known.answer, known.body, known.event, known.unavailable) if kind is not None]
-        paths[known.path.replace(":path", "")] = {known.method.lower(): _described(name, known)}
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Pilotfish",
-            "description": "OpenAI's API over lossless speculative decoding.",
-            "version": version,
-        },
-        "paths": paths,
-        "components": {"schemas": msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")[1]},
-    }
-
-
-def _described(name: str, known: Operation) -> dict[str, Any]:
-    def content(kind: type) -> dict[str, Any]:
-        return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
-
-    stream = {} if known.event is None else {"text/event-stream": {"schema": {"type": "string"}}}
-    answers: dict[str, Any] = {"200": {"description": "Success", "content": content(known.answer) | stream}}
-    for status in known.failures:
-        kind = known.unavailable if status == 503 else ErrorBody
-        answers[str(status)] = {"description": f"Status {status}", "content": content(kind)}
-    described: dict[str, Any] = {
-        "tags": [known.tag],
-        "summary": name.replace("_", " ").title(),
-        "description": known.description,
-        "operationId": name,
-        "responses": answers,
-    }
-    if "{name" in known.path:
-        parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "title": "Name"}}
-        described["parameters"] = [parameter]
-    if known.body is not None:
-        described["requestBody"] = {"required": True, "content": content(known.body)}
-    return described

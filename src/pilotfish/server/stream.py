@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -26,8 +25,8 @@ from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.stream import Stream
 from pilotfish.observe.requests import RequestRecord
 from pilotfish.server.http import recorded_error
+from pilotfish.server.http_errors import ClientGone, HttpError, encode, http_error
 from pilotfish.server.params import TokenizedPrompt
-from pilotfish.server.responses import ClientGone, HttpError, encode, http_error
 from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
@@ -210,7 +209,7 @@ class GenerationResponse(Response):
             yield encoded(self._format.closing())
 
 
-def encoded(message: Struct) -> bytes:
+def encoded(message: dict[str, Any]) -> bytes:
     """As a server-sent event."""
     return b"data: " + encode(message) + b"\n\n"
 

@@ -1,28 +1,23 @@
-"""Bodies of answers in OpenAI's and vLLM's shapes, of which the OpenAPI document is made, and errors as answers."""
+"""The OpenAPI document, made of the types of bodies: those of requests are the server's own, those of answers are here.
+
+`python tests/server/openapi_document.py` writes it into the server's package, after a change of the API.
+"""
 
 from __future__ import annotations
 
-import logging
-import math
-import reprlib
-from collections.abc import Mapping
+import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
-from pilotfish.printable import one_line
+from pilotfish.server import routes
+from pilotfish.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from pilotfish.server.routes import VERSION, Api
 
-logger = logging.getLogger(__name__)
-
-MAX_MESSAGE = 400
-MAX_RETRY = 60  # seconds: an estimate further ahead is none
-_repr = reprlib.Repr()  # neither deep nor long, whatever the value
-_repr.maxstring = _repr.maxother = _repr.maxlong = 60
-_repr.maxlevel = 2
-
-encode = msgspec.json.encode
+FILE = Path(routes.__file__).with_name("openapi.json")
 Seed = int | str | UnsetType  # text where the request's was
 
 
@@ -219,71 +214,89 @@ class Version(Struct, frozen=True):
     version: str
 
 
-# -- errors
+@dataclass(frozen=True)
+class Operation:
+    """A route of the API, and the types of its bodies."""
 
-
-class HttpError(Exception):
-    """Ends a request with a status and one line."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(shortened(message))
-        self.status, self.kind, self.param, self.code = status, kind, param, code
-        self.headers = dict(headers or {})
+    path: str
+    answer: type[Struct]
+    body: type[Struct] | None = None
+    event: type[Struct] | None = None  # of a stream
+    unavailable: type[Struct] = ErrorBody  # status 503
 
     @property
-    def body(self) -> ErrorBody:
-        return ErrorBody(ErrorDetail(str(self), self.kind, self.param, self.code))
+    def tag(self) -> str:
+        return "generation" if self.event else "text" if self.body else "server"
+
+    @property
+    def method(self) -> str:
+        return "post" if self.body else "get"
+
+    @property
+    def failures(self) -> tuple[int, ...]:
+        if self.body is not None:
+            return 400, 401, 404, 408, 413, 415, 429, 500, 503, 504
+        if self.path.startswith("/v1/"):
+            return 401, 404, 429, 503
+        return () if self.unavailable is ErrorBody else (503,)
 
 
-class ClientGone(Exception):  # noqa: N818  # not an error: an end
-    """Nobody waits for the answer."""
+#: By the names of their handlers.
+OPERATIONS = {
+    "completions": Operation("/v1/completions", TextCompletion, CompletionRequest, TextCompletion),
+    "chat_completions": Operation("/v1/chat/completions", ChatCompletion, ChatRequest, ChatChunk),
+    "tokenize": Operation("/tokenize", Tokenized, TokenizeRequest),
+    "detokenize": Operation("/detokenize", Detokenized, DetokenizeRequest),
+    "models": Operation("/v1/models", ModelList),
+    "model": Operation("/v1/models/{name}", Model),
+    "health": Operation("/health", Live),
+    "ready": Operation("/ready", Ready, unavailable=Ready),
+    "version": Operation("/version", Version),
+}
 
 
-def shortened(message: str) -> str:
-    """A message as one line; of a long one its two ends, which name the field and what is allowed."""
-    line = one_line(message)
-    return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} … {line[-MAX_MESSAGE // 2 :]}"
+def openapi(version: str) -> dict[str, Any]:
+    """The OpenAPI document."""
+    kinds: list[type[Struct]] = [ErrorBody]
+    paths: dict[str, Any] = {}
+    for name, known in OPERATIONS.items():
+        kinds += [kind for kind in (known.answer, known.body, known.event, known.unavailable) if kind is not None]
+        paths[known.path] = {known.method: _described(name, known)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Pilotfish",
+            "description": "OpenAI's API over lossless speculative decoding.",
+            "version": version,
+        },
+        "paths": paths,
+        "components": {"schemas": msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")[1]},
+    }
 
 
-def short(value: object) -> str:
-    """A value, shortened for a message."""
-    return _repr.repr(value)
+def _described(name: str, known: Operation) -> dict[str, Any]:
+    def content(kind: type) -> dict[str, Any]:
+        return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+
+    stream = {} if known.event is None else {"text/event-stream": {"schema": {"type": "string"}}}
+    answers: dict[str, Any] = {"200": {"description": "Success", "content": content(known.answer) | stream}}
+    for status in known.failures:
+        kind = known.unavailable if status == 503 else ErrorBody
+        answers[str(status)] = {"description": f"Status {status}", "content": content(kind)}
+    described: dict[str, Any] = {
+        "tags": [known.tag],
+        "summary": name.replace("_", " ").title(),
+        "description": getattr(Api, name).__doc__,
+        "operationId": name,
+        "responses": answers,
+    }
+    if "{name" in known.path:
+        parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "title": "Name"}}
+        described["parameters"] = [parameter]
+    if known.body is not None:
+        described["requestBody"] = {"required": True, "content": content(known.body)}
+    return described
 
 
-def bad(field: str, value: object, allowed: str) -> HttpError:
-    """400 for a value that is not allowed."""
-    return bad_request(field, f"{short(value)} is not allowed; expected {allowed}")
-
-
-def bad_request(field: str, problem: str, code: str | None = None) -> HttpError:
-    """400 whose message begins with the field to blame."""
-    return HttpError(400, f"{field}: {problem}", param=field, code=code)
-
-
-def retry_after(seconds: float) -> dict[str, str]:
-    """The header Retry-After of an estimate: whole seconds, 1 to MAX_RETRY."""
-    return {"retry-after": str(max(1, math.ceil(min(seconds, MAX_RETRY))))}
-
-
-def http_error(error: BaseException) -> HttpError:
-    """The answer to a request that ended with `error`. An unforeseen one is logged."""
-    match error:
-        case HttpError():
-            return error
-        case InputError():
-            return HttpError(400, str(error), param=error.field if isinstance(error, ParameterError) else None)
-        case TargetUnavailable():
-            return HttpError(503, str(error), "service_unavailable", headers=retry_after(error.retry_after))
-        case EngineError():
-            logger.error("%s", error)
-            return HttpError(500, str(error), "internal_error")
-    logger.error("a request ended with an error that nobody foresaw", exc_info=error)
-    return HttpError(500, "internal error; the server's log says more", "internal_error")
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(openapi(VERSION), indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,91 @@
+"""Errors as answers, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
+from pilotfish.printable import one_line
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE = 400
+MAX_RETRY = 60  # seconds: an estimate further ahead is none
+_repr = reprlib.Repr()  # neither deep nor long, whatever the value
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+_repr.maxlevel = 2
+
+encode = msgspec.json.encode
+
+
+class HttpError(Exception):
+    """Ends a request with a status and one line."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(shortened(message))
+        self.status, self.kind, self.param, self.code = status, kind, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+class ClientGone(Exception):  # noqa: N818  # not an error: an end
+    """Nobody waits for the answer."""
+
+
+def shortened(message: str) -> str:
+    """A message as one line; of a long one its two ends, which name the field and what is allowed."""
+    line = one_line(message)
+    return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} … {line[-MAX_MESSAGE // 2 :]}"
+
+
+def short(value: object) -> str:
+    """A value, shortened for a message."""
+    return _repr.repr(value)
+
+
+def bad(field: str, value: object, allowed: str) -> HttpError:
+    """400 for a value that is not allowed."""
+    return bad_request(field, f"{short(value)} is not allowed; expected {allowed}")
+
+
+def bad_request(field: str, problem: str, code: str | None = None) -> HttpError:
+    """400 whose message begins with the field to blame."""
+    return HttpError(400, f"{field}: {problem}", param=field, code=code)
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """The header Retry-After of an estimate: whole seconds, 1 to MAX_RETRY."""
+    return {"retry-after": str(max(1, math.ceil(min(seconds, MAX_RETRY))))}
+
+
+def http_error(error: BaseException) -> HttpError:
+    """The answer to a request that ended with `error`. An unforeseen one is logged."""
+    match error:
+        case HttpError():
+            return error
+        case InputError():
+            return HttpError(400, str(error), param=error.field if isinstance(error, ParameterError) else None)
+        case TargetUnavailable():
+            return HttpError(503, str(error), "service_unavailable", headers=retry_after(error.retry_after))
+        case EngineError():
+            logger.error("%s", error)
+            return HttpError(500, str(error), "internal_error")
+    logger.error("a request ended with an error that nobody foresaw", exc_info=error)
+    return HttpError(500, "internal error; the server's log says more", "internal_error")
