@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping
 from operator import attrgetter
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -127,8 +126,3 @@ class RequestSpan:
             "pilotfish.tokens": verified.tokens,
         }
         self._span.add_event("verify", attributes)
-
-
-def otlp_tracer(endpoint: str, model_name: str) -> Tracer:
-    """A tracer that sends to the full URL of an OTLP/HTTP collector's traces."""
-    return Tracer(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT), model_name)

@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pilotfish.errors import ParameterError
 from pilotfish.options import check_options, option
@@ -109,8 +109,14 @@ def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path 
 
 
 def load_file(path: Path) -> list[Caller]:
-    """The owners of the keys in a TOML file. ParameterError with the number of the first bad one."""
-    document = _document(path)
+    """The owners of the keys in a TOML file. ParameterError with the number of the first bad one; for what is no TOML
+    only with its place, as the text may hold secrets."""
+    text = _private_text(path)
+    try:
+        document = tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        place = re.search(r"at line \d+, column \d+|at end of document", str(error))
+        raise ParameterError("api_keys", str(path), f"TOML{f', not so {place[0]}' if place else ''}") from None
     tables = document.get("key")
     if document.keys() != {"key"} or not isinstance(tables, list):
         raise ParameterError("api_keys", str(path), "tables [[key]], and nothing beside them")
@@ -130,9 +136,8 @@ def file_entry(name: str, secret: str) -> str:
 def refuse_open(host: str, keys: Keyring, allow_anonymous: bool) -> None:
     """ParameterError for a server without keys that other hosts can reach, unless `allow_anonymous`."""
     if allow_anonymous and keys:
-        raise ParameterError(
-            "allow_anonymous", True, "no API keys with it: where there are some, every client needs one"
-        )
+        allowed = "no API keys with it: where there are some, every client needs one"
+        raise ParameterError("allow_anonymous", True, allowed)
     if not (is_loopback("host", host) or keys or allow_anonymous):
         allowed = "a loopback address; others need --api-key, --api-keys or --allow-anonymous"
         raise ParameterError("host", host, allowed)
@@ -142,16 +147,6 @@ def _bad_secret(field: str, secret: object, allowed: str) -> ParameterError:
     """An error that does not show the value."""
     shown = f"({len(str(secret))} characters, not shown)"
     return ParameterError.described(field, f"{field}: {shown} is not allowed; expected {allowed}")
-
-
-def _document(path: Path) -> dict[str, Any]:
-    """A file as TOML. An error names only the place: the text may hold secrets."""
-    text = _private_text(path)
-    try:
-        return tomllib.loads(text.decode())
-    except (ValueError, RecursionError) as error:
-        place = re.search(r"at line \d+, column \d+|at end of document", str(error))
-        raise ParameterError("api_keys", str(path), f"TOML{f', not so {place[0]}' if place else ''}") from None
 
 
 def _private_text(path: Path) -> bytes:

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +19,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from pilotfish.config import ServerConfig
 from pilotfish.logs import log_access, request_context
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.http_errors import ClientGone, HttpError, encode, http_error, short
@@ -258,11 +256,6 @@ class ConnectionProtocol(HttpToolsProtocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
-
-
-def connection_protocol(config: ServerConfig) -> partial[ConnectionProtocol]:
-    """Makes the protocol of a connection, for uvicorn's `http`."""
-    return partial(ConnectionProtocol, read_timeout=config.read_timeout, write_timeout=config.write_timeout)
 
 
 def _response(error: HttpError) -> bytes:

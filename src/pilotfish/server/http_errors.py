@@ -36,7 +36,10 @@ class HttpError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(shortened(message))
+        """`message` becomes one line; of a long one its two ends, which name the field and what is allowed."""
+        line = one_line(message)
+        half = MAX_MESSAGE // 2
+        super().__init__(line if len(line) <= MAX_MESSAGE else f"{line[:half]} … {line[-half:]}")
         self.status, self.kind, self.param, self.code = status, kind, param, code
         self.headers = dict(headers or {})
 
@@ -47,12 +50,6 @@ class HttpError(Exception):
 
 class ClientGone(Exception):  # noqa: N818  # not an error: an end
     """Nobody waits for the answer."""
-
-
-def shortened(message: str) -> str:
-    """A message as one line; of a long one its two ends, which name the field and what is allowed."""
-    line = one_line(message)
-    return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} … {line[-MAX_MESSAGE // 2 :]}"
 
 
 def short(value: object) -> str:

@@ -16,6 +16,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -30,7 +31,7 @@ from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.logs import LogFormat
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
-from pilotfish.server.http import connection_protocol
+from pilotfish.server.http import ConnectionProtocol
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.routes import VERSION, make_app
 
@@ -96,13 +97,15 @@ def url_of(listener: socket.socket) -> str:
 
 
 def start_tracing(endpoint: str | None, model_name: str) -> Tracer | None:
-    """None without an endpoint: then OpenTelemetry is not imported."""
+    """Sends to an OTLP/HTTP collector. None without an endpoint: then OpenTelemetry is not imported."""
     if endpoint is None:
         return None
     url = traces_url(endpoint)
-    from pilotfish.observe.tracing import otlp_tracer
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return otlp_tracer(url, model_name)
+    from pilotfish.observe.tracing import EXPORT_TIMEOUT, Tracer
+
+    return Tracer(OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT), model_name)
 
 
 def traces_url(endpoint: str) -> str:
@@ -130,7 +133,9 @@ class _ApiProcess:
         guard = RequestGuard(setup.keys, self._admission, self._metrics, self._tracer)
         config = uvicorn.Config(
             make_app(self._engine, setup.server, guard),
-            http=connection_protocol(setup.server),  # type: ignore[arg-type]  # makes one, as a class does
+            http=partial(  # type: ignore[arg-type]  # makes a protocol, as a class does
+                ConnectionProtocol, read_timeout=setup.server.read_timeout, write_timeout=setup.server.write_timeout
+            ),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -31,7 +31,7 @@ _WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", boo
 
 async def read_body(request: Request, kind: type[Body], config: ServerConfig) -> Body:
     """HttpError 408 for a body that takes too long, 413 for one that is too large, 415 for another type than JSON, else
-    400."""
+    400 that names the first bad field."""
     content_type = request.headers.get("content-type")
     if content_type and not _JSON_TYPE.fullmatch(content_type.strip()):
         raise HttpError(415, f"content-type: {short(content_type)} is not allowed; expected application/json")
@@ -41,7 +41,11 @@ async def read_body(request: Request, kind: type[Body], config: ServerConfig) ->
     except TimeoutError as error:
         message = f"body: it was not complete after {config.read_timeout:g} s"
         raise HttpError(408, message, "timeout", code="timeout", headers={"connection": "close"}) from error
-    return parse(body, kind)
+    fields = _supported(_object(body), kind)
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _blame(fields, kind, str(error)) from error
 
 
 async def _bytes(request: Request, limit: int) -> bytes:
@@ -63,15 +67,6 @@ async def _bytes(request: Request, limit: int) -> bytes:
 def _too_large(limit: int) -> HttpError:
     """The connection stays open: the HTTP server drops what still comes, and a client that sends first reads this."""
     return HttpError(413, f"body: it is too large; expected at most {limit} bytes", code="request_too_large")
-
-
-def parse(body: bytes, kind: type[Body]) -> Body:
-    """HttpError 400 names the first bad field."""
-    fields = _supported(_object(body), kind)
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise _blame(fields, kind, str(error)) from error
 
 
 def _object(body: bytes) -> dict[str, Any]:
