@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import tomllib
 from collections.abc import Sequence
-from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,14 @@ NO_TAG, OTHER = "none", "other"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-class Families:
-    """The declared families, in a registry of their own: a process can hold several servers. `metric` gives the metric
-    of a name and the values of its own labels."""
+class Metrics(dict[str | tuple[str, ...], Any]):
+    """Those that are declared, by name, or by name and the values of their own labels, in a registry of their own: a
+    process can hold several servers."""
 
     def __init__(self, model_name: str) -> None:
+        super().__init__()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.metric = cache(self._metric)
         self.of_requests: list[tuple[str, bool, attrgetter[Any]]] = []  # name, whether it has labels, what it observes
         self._model_name = model_name
         self._families: dict[str, tuple[Any, tuple[str, ...]]] = {}  # with the values of the labels that all have
@@ -49,11 +48,17 @@ class Families:
         for name, family in declared.items():
             self._declare(name, family, buckets)
 
-    def clear(self, *names: str) -> None:
+    def __missing__(self, key: str | tuple[str, ...]) -> Any:
+        name, *values = (key,) if isinstance(key, str) else key
+        family, first = self._families[name]
+        metric = self[key] = family.labels(*first, *values)
+        return metric
+
+    def empty(self, *names: str) -> None:
         """Leave no sample of these families."""
         for name in names:
             self._families[name][0].clear()
-        self.metric.cache_clear()
+        self.clear()
 
     def _declare(self, name: str, family: dict[str, Any], buckets: dict[str, list[float]]) -> None:
         (kind,) = KINDS.keys() & family.keys()
@@ -63,24 +68,17 @@ class Families:
         options = {"buckets": buckets[family["buckets"]]} if kind == "histogram" else {}
         made = KINDS[kind](name, family[kind], (*first, *labels), registry=self.registry, **options)
         self._families[name] = made, tuple(first.values())
-        for value in family.get("values", ()):
-            self.metric(name, value)
-        if not labels:
-            self.metric(name)
+        for key in [(name, value) for value in family.get("values", ())] if labels else [name]:
+            self[key]  # there from the start
         if "record" in family:
             self.of_requests.append((name, bool(labels), attrgetter(family["record"])))
-
-    def _metric(self, name: str, *values: str) -> Any:
-        family, first = self._families[name]
-        return family.labels(*first, *values)
 
 
 class ServerMetrics:
     """The server feeds them in its loop."""
 
     def __init__(self, model_name: str) -> None:
-        self._families = Families(model_name)
-        self._metric = self._families.metric
+        self._metrics = Metrics(model_name)
         self._tags: set[str] = set()
         self._totals: dict[tuple[str, ...], int] = {}  # the last ones
         self._cache_config: tuple[str, ...] = ()
@@ -88,50 +86,39 @@ class ServerMetrics:
 
     def progress(self, step: StepReport, deltas: Sequence[Delta]) -> None:
         """A step of the target, and what it added to the outputs."""
-        parts = {"proposal": step.draft, "verify": step.forward + step.verify, "coordination": step.coordination}
-        for part, seconds in parts.items():
-            self._metric("pilotfish_step_seconds", part).observe(seconds)
-        self._count(
-            {
-                "vllm:generation_tokens": sum(len(delta.tokens) for delta in deltas),
-                "pilotfish_exposed_wait_seconds": step.draft,
-                "pilotfish_rows_computed": step.rows,
-                "pilotfish_rows_rejected": step.nodes - step.accepted,
-                "pilotfish_hits": step.hits,
-                "pilotfish_misses": step.sequences - step.hits,
-            }
-        )
+        metrics = self._metrics
+        metrics["pilotfish_step_seconds", "proposal"].observe(step.draft)
+        metrics["pilotfish_step_seconds", "verify"].observe(step.forward + step.verify)
+        metrics["pilotfish_step_seconds", "coordination"].observe(step.coordination)
+        metrics["pilotfish_exposed_wait_seconds"].inc(step.draft)
+        metrics["pilotfish_rows_computed"].inc(step.rows)
+        metrics["pilotfish_rows_rejected"].inc(step.nodes - step.accepted)
+        metrics["pilotfish_hits"].inc(step.hits)
+        metrics["pilotfish_misses"].inc(step.sequences - step.hits)
+        metrics["vllm:generation_tokens"].inc(sum(len(delta.tokens) for delta in deltas))
         if tokens := step.rows - step.nodes + step.accepted:
-            self._metric("vllm:iteration_tokens_total").observe(tokens)
+            metrics["vllm:iteration_tokens_total"].observe(tokens)
         trees = [verified for delta in deltas for verified in delta.verified if verified.nodes]
         if trees:
             self._count_trees(trees)
 
-    def _count(self, amounts: dict[str, float]) -> None:
-        for name, amount in amounts.items():
-            self._metric(name).inc(amount)
-
     def _count_trees(self, trees: Sequence[Verified]) -> None:
         """A draft, as vLLM counts them, is one sequence's tree in one step."""
-        accepted = [tree.accepted for tree in trees]
-        self._count(
-            {
-                "vllm:spec_decode_num_drafts": len(trees),
-                "vllm:spec_decode_num_draft_tokens": sum(tree.nodes for tree in trees),
-                "vllm:spec_decode_num_accepted_tokens": sum(accepted),
-            }
-        )
+        accepted, metrics = [tree.accepted for tree in trees], self._metrics
+        metrics["vllm:spec_decode_num_drafts"].inc(len(trees))
+        metrics["vllm:spec_decode_num_draft_tokens"].inc(sum(tree.nodes for tree in trees))
+        metrics["vllm:spec_decode_num_accepted_tokens"].inc(sum(accepted))
         for position in range(max(accepted)):
             count = sum(length > position for length in accepted)
-            self._metric("vllm:spec_decode_num_accepted_tokens_per_pos", str(position)).inc(count)
+            metrics["vllm:spec_decode_num_accepted_tokens_per_pos", str(position)].inc(count)
         for origin, count in collections.Counter(origin for tree in trees for origin in tree.origins).items():
-            self._metric("pilotfish_accepted_tokens", origin).inc(count)
+            metrics["pilotfish_accepted_tokens", origin].inc(count)
 
     # -- the target
 
     def target(self, ready: bool, restarts: int) -> None:
         """Whether the target takes requests, and how often it was started again since the server began."""
-        self._metric("pilotfish_target_ready").set(ready)
+        self._metrics["pilotfish_target_ready"].set(ready)
         self._add_total(restarts, "pilotfish_target_restarts")
         if not ready:  # it has ended, and what it held with it
             self._set_load(0, 0, 0.0)
@@ -144,57 +131,57 @@ class ServerMetrics:
         self._set_pools(status.pools)
         config = ("1", str(slots), status.identity.dtype)
         if config != self._cache_config:  # a scrape in another thread should find the gauge
-            self._families.clear("vllm:cache_config_info")
-            self._metric("vllm:cache_config_info", *config).set(1)
+            self._metrics.empty("vllm:cache_config_info")
+            self._metrics["vllm:cache_config_info", *config].set(1)
             self._cache_config = config
 
     def _set_load(self, running: int, waiting: int, used: float) -> None:
-        self._metric("vllm:num_requests_running").set(running)
-        self._metric("vllm:num_requests_waiting").set(waiting)
-        self._metric("vllm:kv_cache_usage_perc").set(used)
+        self._metrics["vllm:num_requests_running"].set(running)
+        self._metrics["vllm:num_requests_waiting"].set(waiting)
+        self._metrics["vllm:kv_cache_usage_perc"].set(used)
 
     def _set_pools(self, pools: Sequence[PoolLoad]) -> None:
         """Pools that are not there any more leave no gauge; what was counted stays."""
         if (names := {pool.name for pool in pools}) != self._pools:
-            self._families.clear(*POOL_GAUGES)
+            self._metrics.empty(*POOL_GAUGES)
             self._pools = names
         for pool in pools:
             values = (pool.ready, pool.sessions, pool.free_slots, pool.step_ms / 1000, pool.queue_ms / 1000)
             for name, value in zip(POOL_GAUGES, values, strict=True):
-                self._metric(name, pool.name).set(value)
+                self._metrics[name, pool.name].set(value)
             for reason, count in pool.drops.items():
                 self._add_total(count, "pilotfish_pool_drops", pool.name, reason)
 
     def _add_total(self, total: int, *metric: str) -> None:
         """Feed a counter with a total that begins at 0 again when the process that counts does."""
         last = self._totals.get(metric, 0)
-        self._metric(*metric).inc(total - last if total >= last else total)
+        self._metrics[metric].inc(total - last if total >= last else total)
         self._totals[metric] = total
 
     # -- requests
 
     def started(self) -> None:
         """A request is submitted; `finished` follows, once, however it ends."""
-        self._metric("pilotfish_requests_in_flight").inc()
+        self._metrics["pilotfish_requests_in_flight"].inc()
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
-        self._metric("vllm:time_to_first_token_seconds").observe(seconds)
-        self._metric("vllm:prompt_tokens").inc(prompt_tokens)
+        self._metrics["vllm:time_to_first_token_seconds"].observe(seconds)
+        self._metrics["vllm:prompt_tokens"].inc(prompt_tokens)
 
     def inter_token(self, seconds: float) -> None:
-        self._metric("vllm:inter_token_latency_seconds").observe(seconds)
+        self._metrics["vllm:inter_token_latency_seconds"].observe(seconds)
 
     def finished(self, record: RequestRecord) -> None:
         reason, facts = str(record.reason), record.facts
         labels = (self._tag(facts.tag), facts.mode, facts.output)
-        self._metric("pilotfish_requests_in_flight").dec()
-        self._metric("vllm:request_success", reason).inc()
-        self._metric("pilotfish_requests", *labels, reason).inc()
-        self._metric("pilotfish_request_tokens", *labels, "prompt").inc(facts.prompt_tokens)
-        self._metric("pilotfish_request_tokens", *labels, "generation").inc(record.generation_tokens)
-        for name, labelled, observed in self._families.of_requests:
+        self._metrics["pilotfish_requests_in_flight"].dec()
+        self._metrics["vllm:request_success", reason].inc()
+        self._metrics["pilotfish_requests", *labels, reason].inc()
+        self._metrics["pilotfish_request_tokens", *labels, "prompt"].inc(facts.prompt_tokens)
+        self._metrics["pilotfish_request_tokens", *labels, "generation"].inc(record.generation_tokens)
+        for name, labelled, observed in self._metrics.of_requests:
             if (value := observed(record)) is not None:
-                self._metric(name, *(labels if labelled else ())).observe(value)
+                self._metrics[(name, *labels) if labelled else name].observe(value)
 
     def _tag(self, tag: str | None) -> str:
         """The first MAX_TAGS tags are labels of their own."""
@@ -208,16 +195,16 @@ class ServerMetrics:
 
     def rejected(self, code: int) -> None:
         """A request was refused with this HTTP status before the target saw it."""
-        self._metric("pilotfish_requests_rejected", str(code)).inc()
+        self._metrics["pilotfish_requests_rejected", str(code)].inc()
 
     def http(self, route: str, method: str, status: int) -> None:
         """An HTTP answer; `route` is the route's pattern, never the path that a client sent."""
-        self._metric("http_requests", route, method if method in METHODS else OTHER, f"{status // 100}xx").inc()
+        self._metrics["http_requests", route, method if method in METHODS else OTHER, f"{status // 100}xx"].inc()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """All samples now, in OpenMetrics where the Accept header asks for it, and their Content-Type. Takes
         milliseconds; any thread may."""
-        registry = self._families.registry
+        registry = self._metrics.registry
         if "application/openmetrics-text" in accept:
             # Its default escaping makes vllm_ of vllm:, which OpenMetrics allows as it is.
             body = openmetrics.generate_latest(registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
