@@ -80,8 +80,8 @@ def test_profile(measure: Measure) -> None:
     results = measure(run_profile, "profile", limit=1, max_tokens=6, repeats=1, threads=1).results
     assert tuple(results["forward_ms"]) == PROFILE_ROWS
     for row in results["steps"]:
-        assert 0 < row["runtime_share"] < 1 and all(row[part] >= 0 for part in PARTS)
-        assert row["ms"] == pytest.approx(sum(row[part] for part in PARTS))
+        assert 0 < row["runtime_share"] < 1 and all(row[part] >= 0 for part in (*PARTS, "text"))
+        assert row["ms"] == pytest.approx(sum(row[part] for part in (*PARTS, "text")))
     assert next(row for row in results["steps"] if row["drafter"] == OFF)["steps"] == 6
 
 

@@ -12,17 +12,16 @@ import pytest
 from inline_drafts import inline_drafts
 
 from pilotfish import pairs
-from pilotfish.cli import demo as demo_module
-from pilotfish.cli import demo_pace
-from pilotfish.cli.compare import Comparison, Pass, Summary, run_pass, run_rounds
-from pilotfish.cli.demo import Result, Scene, run_demo
-from pilotfish.cli.demo_pace import Forwards, measure
+from pilotfish.bench.contestants import Run
+from pilotfish.cli import demo_pace, demo_scenes
+from pilotfish.cli.demo_pace import measure, note_of, stretch_of, stretched
+from pilotfish.cli.demo_scenes import Scene, record_of, run_demo, seeds_within
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import FixedBudget
+from pilotfish.core.request import RequestStats
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine
-from pilotfish.target.worker import StepTimes
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=6, seed=0)
 Demo = Callable[[bool], bool]
@@ -131,8 +130,8 @@ def test_a_draft_in_a_process_of_its_own(
 @pytest.mark.parametrize("colour", [True, False])
 def test_the_streamed_text_is_the_output(config: EngineConfig, colour: bool) -> None:
     engine = Engine(replace(config, mode="sync"))
-    prompt = demo_module.PROMPTS[0]
-    pieces = "".join(piece.plain for piece in demo_module._pieces(engine, prompt, PARAMS, coloured=colour))
+    prompt = demo_scenes.PROMPTS[0]
+    pieces = "".join(piece.plain for piece in demo_scenes._pieces(engine, prompt, PARAMS, coloured=colour))
     (sample,) = engine.submit(prompt, PARAMS)
     while engine.busy:
         engine.step()
@@ -140,43 +139,45 @@ def test_the_streamed_text_is_the_output(config: EngineConfig, colour: bool) -> 
     if colour:
         assert sample.text.startswith(pieces) or pieces.startswith(sample.text)
     else:
-        assert demo_module.OPENING in pieces
+        assert demo_scenes.OPENING in pieces
 
 
-def test_no_round_begins_that_would_end_after_the_budget(config: EngineConfig) -> None:
-    engine = Engine(replace(config, mode="off"))
-    modes = {"off": lambda params: run_pass(engine, ["a"], params)}
-    assert len(run_rounds(modes, PARAMS, rounds=3, budget=0.0)["off"].passes) == 1
-    assert len(run_rounds(modes, PARAMS, rounds=3, budget=1e9)["off"].passes) == 3
+def test_no_round_begins_that_would_end_after_the_budget() -> None:
+    assert list(seeds_within(3, seconds=0.0)) == [0]
+    assert list(seeds_within(3, seconds=1e9)) == [0, 1, 2]
 
 
-def one_pass(*outputs: list[int]) -> Pass:
-    return Pass(1.0, list(outputs), [], StepTimes())
+def a_round(*outputs: list[int]) -> Run:
+    return Run(1.0, list(outputs), [RequestStats(verify_steps=1) for _ in outputs])
 
 
 def test_modes_are_compared_over_the_rounds_that_all_have_run() -> None:
-    off = Summary([one_pass([1, 2], [3]), one_pass([4], [5])], cores=2)
-    asynchronous = Summary([one_pass([1, 2], [9])], cores=1)
-    result = Comparison.of({"async": asynchronous, "off": off, "sync": off})
-    assert list(result.modes) == ["off", "sync", "async"] and result.others == ["sync", "async"]
-    assert result.sequences == 2 and result.matched("sync") == 2 and result.matched("async") == 1
-    assert not result.equal and [summary.cores for summary in result.modes.values()] == [2, 2, 1]
+    off = [a_round([1, 2], [3]), a_round([4], [5])]
+    record = record_of({"async": [a_round([1, 2], [9])], "off": off, "sync": off}, {"off": 2, "sync": 2, "async": 1})
+    assert list(record) == ["off", "sync", "async", "speedup", "sequences", "matched"]
+    assert record["sequences"] == 2 and record["matched"] == {"sync": 2, "async": 1}
+    assert [record[mode]["target_cores"] for mode in ("off", "sync", "async")] == [2, 2, 1]
+    assert all(len(record[mode]["tokens_per_second_rounds"]) == 1 for mode in ("off", "sync", "async"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_unequal_outputs_fail_in_float32_alone(config: EngineConfig, dtype: str) -> None:
-    off, other = (Summary([one_pass([token])], cores=1) for token in (1, 2))
+def test_unequal_outputs_fail_in_float32_alone(
+    config: EngineConfig, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene = Scene("unpaced", "tiny", "tiny", replace(config, dtype=dtype))
-    unequal = Result(scene, Comparison.of({"off": off, "sync": off, "async": other}), 1, [])
-    assert unequal.passed == (dtype == "bfloat16")
-    assert Result(scene, Comparison.of({"off": off, "sync": off, "async": off}), 1, []).passed
+    off, other = ([a_round([token])] for token in (1, 2))
+    for last, passed in ((other, dtype == "bfloat16"), (off, True)):
+        runs = {"off": off, "sync": off, "async": last}
+        record = record_of(runs, dict.fromkeys(runs, 1))
+        monkeypatch.setattr(demo_scenes, "_run_scene", lambda *_, record=record, **__: (record, []))
+        assert run_demo([scene], PARAMS, rounds=1, json=True) == passed
 
 
 def test_the_command_fails_where_outputs_are_unequal(
     pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
-    monkeypatch.setattr(demo_module, "run_demo", lambda *_, **__: False)
+    monkeypatch.setattr(demo_scenes, "run_demo", lambda *_, **__: False)
     assert pilotfish("demo", "--pace", "target=1ms").code == 1
 
 
@@ -193,15 +194,15 @@ def test_the_command_fails_where_outputs_are_unequal(
     ],
 )
 def test_the_pace_is_one_that_was_held(target: list[float], draft: list[float], pace: str) -> None:
-    held = Forwards(target, draft).held
-    assert held.text == pace and (held.note == "") == (held.stretch == 1)
+    stretch = stretch_of(target, draft)
+    assert stretched(stretch) == pace and (note_of(stretch) == "") == (stretch == 1)
 
 
 def test_forwards_are_read_off_a_real_timeline(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_pace, "SECONDS", 0.5)
-    found = measure(config, demo_module.PROMPTS, PARAMS)
-    assert len(found.target) >= len(demo_module.PROMPTS) and found.draft
-    assert min(found.target) >= demo_pace.TARGET_MS and min(found.draft) >= demo_pace.DRAFT_MS  # they were held
+    target, levels = measure(config, PARAMS)
+    assert len(target) >= len(demo_scenes.PROMPTS) and levels
+    assert min(target) >= demo_pace.TARGET_MS and min(levels) >= demo_pace.DRAFT_MS  # they were held
 
 
 @pytest.mark.usefixtures("drafts")
@@ -209,9 +210,9 @@ def test_the_command_takes_a_pace_that_the_machine_holds(
     pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
-    monkeypatch.setattr(demo_module, "measure", lambda *_: Forwards([10.4], [3.9]))
+    monkeypatch.setattr(demo_pace, "measure", lambda *_: ([10.4], [3.9]))
     shown: list[Scene] = []
-    monkeypatch.setattr(demo_module, "run_demo", lambda scenes, *_, **__: shown.extend(scenes) or True)
+    monkeypatch.setattr(demo_scenes, "run_demo", lambda scenes, *_, **__: shown.extend(scenes) or True)
     assert pilotfish("demo").code == 0
     assert [scene.config.pace for scene in shown] == ["target=19.76ms,draft=4.94ms", ""]
     assert "1.9 times slower" in shown[0].title

@@ -13,6 +13,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.llm import LLM
 from pilotfish.errors import ParameterError
 from pilotfish.model.pacer import Pacing
+from pilotfish.observe.records import StepRecord
 
 BOTH = "target=1.5ms,draft=500us"
 PARAMS = SamplingParams(max_tokens=12, seed=3)
@@ -27,9 +28,11 @@ def test_pace_changes_no_token_and_every_forward_counts(llama: Path, draft: Path
     options = {"mode": "sync", "draft": draft, "drafter": "lm", "budget": budget, "max_rows": 16}
     engine = make_engine(llama, pace=BOTH, **options)
     assert [p.forwards for p in engine.pacing()] == [0, 0]
+    steps = list[StepRecord]()
+    engine.worker.observe = steps.append
     assert run(engine, SNIPPETS[:1], [PARAMS]) == run(make_engine(llama), SNIPPETS[:1], [PARAMS])
     after = paced(engine)
-    assert after["target"].forwards == engine.worker.times.steps
+    assert after["target"].forwards == len(steps)
     assert after["draft"].forwards > 0 or budget == "auto"
     assert after["target"].pace.text == "1.5ms" and after["draft"].pace.text == "500us"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -42,7 +43,7 @@ def _ignore(*_: str) -> None:
 
 def take_turns(
     contestants: Mapping[str, Callable[[Work], Result]],
-    rounds: Sequence[Work],
+    rounds: Iterable[Work],
     warm_up: int = 1,
     done: Callable[[str], None] = _ignore,
 ) -> dict[str, list[Result]]:
@@ -82,11 +83,23 @@ class Run:
         """Sum of one of the requests' counts."""
         return sum(getattr(one, name) for one in self.stats)
 
+    def by_depth(self, name: str) -> list[int]:
+        """Sums of the requests' counts by depth: depth d is at index d - 1."""
+        return [sum(column) for column in zip_longest(*(getattr(one, name) for one in self.stats), fillvalue=0)]
+
+    @property
+    def accepted_by_origin(self) -> dict[str, int]:
+        return dict(sum((Counter(one.accepted_by_origin) for one in self.stats), Counter[str]()))
+
+    def spent(self, *parts: str) -> float:
+        """Seconds of some parts of all steps."""
+        return sum(ended - began for step in self.steps for began, ended in map(step.parts.__getitem__, parts))
+
 
 def joined(runs: Sequence[Run]) -> Run:
-    """Joins rounds into one; steps are left out."""
-    outputs = [output for run in runs for output in run.outputs]
-    return Run(sum(run.seconds for run in runs), outputs, [one for run in runs for one in run.stats])
+    """Joins rounds into one."""
+    outputs, stats = [output for run in runs for output in run.outputs], [one for run in runs for one in run.stats]
+    return Run(sum(run.seconds for run in runs), outputs, stats, [step for run in runs for step in run.steps])
 
 
 class Timed(Protocol):
@@ -155,7 +168,7 @@ def drain(engine: Engine, done: Callable[[], None] = _ignore) -> None:
 def check_drafter(engine: Engine) -> None:
     """EngineError if the drafter failed: a service goes on without it, a measurement of it must not."""
     if engine.worker.drafter.drafter is not engine.drafter:
-        raise EngineError("bench: the drafter failed and was dropped; the log says why")
+        raise EngineError("the drafter failed and was dropped; the log says why")
 
 
 def run_jobs(

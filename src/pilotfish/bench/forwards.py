@@ -5,17 +5,16 @@ from __future__ import annotations
 import gc
 import statistics
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 import numpy as np
 import torch
 
-from pilotfish.bench.contestants import LoadedPair, drain, run_jobs, take_turns
+from pilotfish.bench.contestants import LoadedPair, Run, drain, run_jobs, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, timed
 from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
@@ -68,7 +67,13 @@ def context_and_tree(rows: int, vocab_size: int) -> tuple[SequenceRows, Sequence
 
 PROFILE_DRAFTERS = ("off", "lm", "lm+ngram")
 PROFILE_ROWS = (1, 4, 8, 16, 32, 64)
-PARTS = ("draft", "schedule", "rows", "forward", "verify", "commit", "text")
+#: Parts of a StepRecord by what they are called here.
+PARTS = {
+    "draft": ("draft",),
+    "schedule": ("plan", "schedule"),
+    **{name: (name,) for name in ("rows", "forward", "verify")},
+    "commit": ("send",),
+}
 #: Neither model nor sampling.
 RUNTIME = ("schedule", "rows", "commit", "text")
 
@@ -80,27 +85,22 @@ def run_profile(options: BenchOptions, progress: ProgressBar) -> Report:
     for temperature, drafter in product(TEMPERATURES, PROFILE_DRAFTERS):
         jobs = jobs_at(prompts, temperature, options.max_tokens)
         pair.run(drafter, jobs[:1], 1)  # to warm up
-        parts = profile_steps(pair, drafter, jobs, partial(progress, f"{drafter}, T={temperature:g}"))
-        steps.append({"drafter": drafter, "temperature": temperature, **parts})
+        run = pair.run(drafter, jobs, 1, partial(progress, f"{drafter}, T={temperature:g}"))
+        steps.append({"drafter": drafter, "temperature": temperature, **step_parts(run)})
     target, draft = pair.engine.runner, pair.draft_runner
     forward_ms = {rows: interleaved_ms({"": target}, rows, options.repeats)[""] for rows in PROFILE_ROWS}
     draft_ms = interleaved_ms({"": draft}, pair.engine.config.width, options.repeats)[""]
     return Report({"steps": steps, "forward_ms": forward_ms, "draft_forward_ms": draft_ms})
 
 
-def profile_steps(pair: LoadedPair, drafter: str, jobs: Sequence[Job], done: Callable[[], None]) -> Row:
+def step_parts(run: Run) -> Row:
     """Mean milliseconds of a step, and of its parts; `text` is all that is outside the worker's step. `runtime_share`
     is that of RUNTIME."""
-    worker = pair.engine.worker
-    before, began = replace(worker.times), time.perf_counter()
-    pair.run(drafter, jobs, 1, done)
-    seconds = time.perf_counter() - began
-    spent = worker.times.minus(before)
-    parts = {name: getattr(spent, name) for name in PARTS[:-1]}
-    parts["text"] = seconds - sum(parts.values())
-    milliseconds = {name: 1000 * part / spent.steps for name, part in parts.items()}
-    runtime = sum(parts[name] for name in RUNTIME) / seconds
-    return {"steps": spent.steps, "ms": 1000 * seconds / spent.steps, **milliseconds, "runtime_share": runtime}
+    parts = {name: run.spent(*moments) for name, moments in PARTS.items()}
+    parts["text"] = run.seconds - sum(parts.values())
+    steps, runtime = len(run.steps), sum(parts[name] for name in RUNTIME) / run.seconds
+    milliseconds = {name: 1000 * part / steps for name, part in parts.items()}
+    return {"steps": steps, "ms": 1000 * run.seconds / steps, **milliseconds, "runtime_share": runtime}
 
 
 # -- quantization

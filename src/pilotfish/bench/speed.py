@@ -4,11 +4,10 @@ tokens that a verify step commits, without timing."""
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product, zip_longest
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -149,18 +148,13 @@ def acceptance(run: Run) -> Row:
     - 1: of the steps whose tree reached it, the share that accepted a token there."""
     steps = run.total("verify_steps")
     by_prompt = [len(output) / one.verify_steps for output, one in zip(run.outputs, run.stats, strict=True)]
-    offered, accepted = (_totals(run, name) for name in ("offered_by_depth", "accepted_by_depth"))
+    offered, accepted = run.by_depth("offered_by_depth"), run.by_depth("accepted_by_depth")
     return {
         "tokens": run.tokens,
         "verify_steps": steps,
         "tokens_per_verify_step": run.tokens / steps,
         "by_prompt": Spread.of(by_prompt),
         "acceptance_by_depth": [a / o for a, o in zip(accepted, offered, strict=True)],
-        "accepted_by_origin": dict(sum((Counter(one.accepted_by_origin) for one in run.stats), Counter[str]())),
+        "accepted_by_origin": run.accepted_by_origin,
         "distinct_4grams": distinct_ngrams(run.outputs),
     }
-
-
-def _totals(run: Run, name: str) -> list[int]:
-    """Sums of counts by depth."""
-    return [sum(column) for column in zip_longest(*(getattr(one, name) for one in run.stats), fillvalue=0)]

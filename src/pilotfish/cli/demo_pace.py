@@ -6,21 +6,19 @@ import io
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from pilotfish.cli.compare import run_pass
+from pilotfish.bench.contestants import Run, joined, run_jobs
+from pilotfish.cli.demo_scenes import jobs_of
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
-
-if TYPE_CHECKING:  # imports torch
-    from pilotfish.engine.engine import Engine
+from pilotfish.engine.engine import Engine
 
 #: Milliseconds of a forward of a 70B model on four H200, and of a 1B model on one.
 TARGET_MS, DRAFT_MS = 10.4, 2.6
@@ -33,70 +31,46 @@ IN_TIME, MARGIN = 0.996, 1.25
 WAKING = 1.08
 
 
-@dataclass(frozen=True)
-class HeldPace:
-    """TARGET_MS and DRAFT_MS, both slower by the factor that the machine needs to keep up."""
-
-    stretch: float  # 1 at least
-
-    @property
-    def text(self) -> str:
-        target, draft = (f"{round(time * self.stretch, 3):g}ms" for time in (TARGET_MS, DRAFT_MS))
-        return f"target={target},draft={draft}"
-
-    @property
-    def note(self) -> str:
-        return "" if self.stretch == 1 else f" ({self.stretch:g} times slower than they are: faster is too fast here)"
+def stretched(stretch: float) -> str:
+    """A pace of TARGET_MS and DRAFT_MS, both so many times slower."""
+    target, draft = (f"{round(time * stretch, 3):g}ms" for time in (TARGET_MS, DRAFT_MS))
+    return f"target={target},draft={draft}"
 
 
-@dataclass(frozen=True)
-class Forwards:
-    """Milliseconds of forwards on this machine at TARGET_MS and DRAFT_MS, sampling included: the pace, or longer."""
+def note_of(stretch: float) -> str:
+    return "" if stretch == 1 else f" ({stretch:g} times slower than they are: faster is too fast here)"
 
-    target: Sequence[float]
-    draft: Sequence[float]  # levels, prompts included
 
-    @property
-    def held(self) -> HeldPace:
-        """The fastest pace that all but a few of them kept."""
-        ratio = max(_late(self.target) / TARGET_MS, _late(self.draft) / DRAFT_MS)
-        return HeldPace(1.0 if ratio <= WAKING else math.ceil(10 * MARGIN * ratio) / 10)
+def held_stretch(config: EngineConfig, params: SamplingParams) -> float:
+    """By how much TARGET_MS and DRAFT_MS must be stretched here, 1 at least, for `config`, of mode async."""
+    return stretch_of(*measure(config, params))
+
+
+def stretch_of(target: Sequence[float], draft: Sequence[float]) -> float:
+    """The least by which all but a few forwards, in milliseconds at TARGET_MS and DRAFT_MS, are in time."""
+    ratio = max(_late(target) / TARGET_MS, _late(draft) / DRAFT_MS)
+    return 1.0 if ratio <= WAKING else math.ceil(10 * MARGIN * ratio) / 10
 
 
 def _late(times: Sequence[float]) -> float:
     return float(np.quantile(times, IN_TIME)) if times else 0.0
 
 
-def measure(config: EngineConfig, prompts: Sequence[str], params: SamplingParams) -> Forwards:
-    """Run `config`, of mode async, at TARGET_MS and DRAFT_MS: with the pauses that cool caches, as the demo will."""
-    from pilotfish.engine.engine import Engine
-
+def measure(config: EngineConfig, params: SamplingParams) -> tuple[list[float], list[float]]:
+    """Milliseconds of the target's forwards, sampling included, and of the draft's levels, prompts included, at
+    TARGET_MS and DRAFT_MS: the pace, or longer. With the pauses that cool caches, as the demo will have them."""
+    jobs = jobs_of(params)
     with tempfile.TemporaryDirectory() as directory:
         trace = Path(directory, "timeline.json")
-        with _quietly_closed(Engine(replace(config, trace=trace, pace=HeldPace(1.0).text))) as engine:
-            run_pass(engine, prompts[:1], params)  # warm up
-            began = time.perf_counter()
+        engine = Engine(replace(config, trace=trace, pace=stretched(1.0)))
+        try:
+            run_jobs(engine, jobs[:1], 1)  # to warm up
+            began, runs = time.perf_counter(), list[Run]()
             while time.perf_counter() < began + SECONDS:
-                run_pass(engine, prompts, params)
+                runs.append(run_jobs(engine, jobs, 1))
+        finally:
+            with redirect_stderr(io.StringIO()):  # a draft worker warns that it did not keep its pace
+                engine.close()
         events = msgspec.json.decode(trace.read_bytes())["traceEvents"]
-    return forwards_in([event for event in events if event.get("ts", 0.0) >= 1e6 * began])
-
-
-@contextmanager
-def _quietly_closed(engine: Engine) -> Iterator[Engine]:
-    """Hide the warning of a draft worker that it did not keep its pace: that is what is measured here."""
-    try:
-        yield engine
-    finally:
-        with redirect_stderr(io.StringIO()):
-            engine.close()
-
-
-def forwards_in(events: Sequence[dict[str, object]]) -> Forwards:
-    """Of a timeline. A pace covers forward and verify of a target, all of a draft's level."""
-
-    def times(name: str) -> list[float]:
-        return [float(str(event["dur"])) / 1000 for event in events if event["name"] == name]
-
-    target = [sum(parts) for parts in zip(times("forward"), times("verify"), strict=True)]
-    return Forwards(target, times("level"))
+    levels = [event["dur"] / 1000 for event in events if event["name"] == "level" and event["ts"] >= 1e6 * began]
+    return [1000 * (step.verified - step.prepared) for step in joined(runs).steps], levels

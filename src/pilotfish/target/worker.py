@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import numpy as np
@@ -25,32 +24,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class StepTimes:
-    """Seconds spent in each part of the loop, summed over steps."""
-
-    steps: int = 0
-    draft: float = 0.0
-    schedule: float = 0.0
-    rows: float = 0.0
-    forward: float = 0.0
-    verify: float = 0.0
-    commit: float = 0.0
-
-    def add(self, record: StepRecord) -> None:
-        self.steps += 1
-        self.draft += record.drafted - record.planned
-        self.schedule += record.planned - record.began + record.scheduled - record.drafted
-        self.rows += record.prepared - record.scheduled
-        self.forward += record.computed - record.prepared
-        self.verify += record.verified - record.computed
-        self.commit += record.ended - record.verified
-
-    def minus(self, other: StepTimes) -> StepTimes:
-        """What was spent since `other` was taken."""
-        return StepTimes(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
-
-
 class TargetWorker:
     """Runs requests to their end over one executor. All state of requests changes in the scheduler."""
 
@@ -66,7 +39,6 @@ class TargetWorker:
         self.scheduler = scheduler
         self.drafter = GuardedDrafter(drafter, executor.vocab_size)
         self.budget = budget
-        self.times = StepTimes()
         self.observe: ObserveStep = lambda _: None
         self.last_step: StepRecord | None = None
         self._clock = clock
@@ -91,7 +63,8 @@ class TargetWorker:
         hits = sum([self._tell_drafter(commit) for commit in commits])
         before, self._ended = self._ended, self._clock()
         moments = (before, began, planned, drafted, scheduled, *_device_moments(verified, outcome.seconds), self._ended)
-        self._record(StepRecord(*moments, **_counts(step, commits), offered=len(offered), hits=hits))
+        self.last_step = StepRecord(*moments, **_counts(step, commits), offered=len(offered), hits=hits)
+        self.observe(self.last_step)
         self.budget.observe(step, commits, self._ended - began - (drafted - planned))
         return commits
 
@@ -141,11 +114,6 @@ class TargetWorker:
         hit = self.drafter.commit(request, commit.tokens)
         request.stats.hits += hit
         return hit
-
-    def _record(self, record: StepRecord) -> None:
-        self.last_step = record
-        self.times.add(record)
-        self.observe(record)
 
 
 def _device_moments(ended: float, seconds: ForwardSeconds) -> tuple[float, float, float]:
