@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish.bench.http import COMPLETIONS, Answer, post
-from pilotfish.bench.programs import Program, memory_bytes, metrics_of, start_server
+from pilotfish.bench.http import COMPLETIONS, Answer, Exchange, exchange
+from pilotfish.bench.programs import Program, memory_bytes, start_server
 from pilotfish.bench.report import MEBIBYTE, Row, percentile
 from pilotfish.bench.workload import Prompt
 from pilotfish.config import EngineConfig
@@ -63,6 +64,53 @@ HELD = (
 GENERATED, RESTARTS = "vllm:generation_tokens_total", "pilotfish_target_restarts_total"
 #: Seconds from the first requests until the target is stopped.
 WARM = 0.3
+
+
+# -- the client
+
+
+class CutExchange(Exchange):
+    """Breaks the connection off once `cut` bytes of the answer have come."""
+
+    def __init__(self, request: bytes, cut: int | None) -> None:
+        super().__init__(request)
+        self._cut = cut
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._cut is not None and self.size >= self._cut:
+            self.transport.abort()
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, headers included."""
+        return sum(len(data) for _, data in self.parts)
+
+
+async def ask(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> tuple[Answer, int]:
+    """An answer, which is broken off once `cut` bytes have come, and how many came."""
+    spoken = await exchange(url, path, body, lambda request: CutExchange(request, cut))
+    assert isinstance(spoken, CutExchange)
+    return Answer(spoken.parts, spoken.sent, spoken.closed), spoken.size
+
+
+async def post(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Answer:
+    answer, _ = await ask(url, path, body, cut)
+    return answer
+
+
+def metrics_of(url: str) -> dict[str, float]:
+    """Each metric of a server, summed over its labels."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        return metric_sums(response.read().decode())
+
+
+def metric_sums(text: str) -> dict[str, float]:
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] += sample.value  # type: ignore[assignment]
+    return dict(found)
 
 
 # -- requests and their answers
@@ -169,10 +217,10 @@ async def alone(url: str, asked: Sequence[Asked]) -> list[Known]:
     """Runs each request while no other runs."""
     known = []
     for one in asked:
-        answer = await post(url, one.path, one.body)
+        answer, size = await ask(url, one.path, one.body)
         if answer.status != 200 or not answer.ended:
             raise EngineError(f"server: {one.kind}: status {answer.status}: {answer.events[-1:]}")
-        known.append(Known(one, outputs(answer), answer.size))
+        known.append(Known(one, outputs(answer), size))
     return known
 
 

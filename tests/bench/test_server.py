@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import server_load
 from conftest import Measure
@@ -27,9 +25,11 @@ from server_load import (
     Output,
     Tally,
     agrees,
+    ask,
     holds_below,
     joined_prompts,
     memory_of,
+    metric_sums,
     mixed,
     outputs,
     quantiles,
@@ -41,33 +41,21 @@ from support import make_engine, write_tokenizer
 from transformers import AutoTokenizer
 
 from pilotfish.bench import http
+from pilotfish.bench.contestants import Run
 from pilotfish.bench.http import (
     Answer,
     Event,
-    Part,
+    asked_of,
     delays_of,
-    post,
-    read,
-    result_of,
     run_http,
+    run_offline,
     run_start,
+    served,
     served_speed,
 )
-from pilotfish.bench.programs import (
-    Program,
-    Round,
-    RoundResult,
-    children,
-    cpu_seconds,
-    memory_bytes,
-    metric_sums,
-    run_round,
-    server_options,
-    start_offline,
-    start_server,
-)
+from pilotfish.bench.programs import Program, children, cpu_seconds, memory_bytes, server_options, start_server
 from pilotfish.bench.report import MEBIBYTE
-from pilotfish.bench.workload import Prompt
+from pilotfish.bench.workload import Prompt, jobs_at
 from pilotfish.config import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
 
@@ -88,14 +76,7 @@ def _one_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(module, "start_server", lambda *_: nullcontext(request.getfixturevalue("server")))
 
 
-def test_http(measure: Measure, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside an offline engine in this process."""
-    engine = make_engine(llama, kv_slots=16384, pace="target=4ms")
-
-    def ask(line: bytes) -> bytes:
-        return msgspec.json.encode(run_round(engine, msgspec.json.decode(line, type=Round)))
-
-    monkeypatch.setattr(http, "start_offline", lambda _: nullcontext(SimpleNamespace(told={}, ask=ask)))
+def test_http(measure: Measure) -> None:
     sizes = {"concurrencies": "1,3", "repeats": 2, "max_tokens": 12, "batches": 1, "paces": "target=4ms"}
     results = measure(run_http, "http", threads=1, kv_slots=4096, **sizes).results
     one, three = results["speeds"]
@@ -109,11 +90,12 @@ def test_http(measure: Measure, llama: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert results["holds"] == (min(row["ratio"].median for row in (one, three)) >= 0.97)
 
 
-def test_an_offline_engine_answers_rounds(config: EngineConfig, prompts: list[Prompt]) -> None:
-    tasks = [http.Task(prompt.text, {"temperature": 0.0, "max_tokens": 4}) for prompt in prompts]
-    with start_offline(config) as offline:
-        result = http.run_offline(offline, Round(tasks, 2))
-    assert result.tokens == 8 and result.seconds > 0 and all(result.texts)
+def test_an_offline_engine_generates_what_is_asked_of_the_server(llama: Path, prompts: list[Prompt]) -> None:
+    jobs = jobs_at(prompts, 0.0, 4)
+    with make_engine(llama) as engine:
+        run = run_offline(engine, 2, jobs)
+    assert run.tokens == 8 and run.seconds > 0 and all(run.texts)
+    assert asked_of(jobs[0]) == {"temperature": 0.0, "max_tokens": 4, "seed": jobs[0].params.seed, "ignore_eos": True}
 
 
 def test_load(config: EngineConfig, prompts: list[Prompt]) -> None:
@@ -148,7 +130,7 @@ def test_starts_are_counted_by_role(measure: Measure) -> None:
 
 
 def answer_of(*data: bytes) -> Answer:
-    return read([Part(float(i), part) for i, part in enumerate(data)], sent=-1.0, closed=9.0)
+    return Answer(((float(i), part) for i, part in enumerate(data)), sent=-1.0, closed=9.0)
 
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nConnection: close\r\n\r\n"
@@ -199,17 +181,21 @@ async def _broken_off() -> None:
     server = await asyncio.start_server(endless, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        answer = await post(f"http://127.0.0.1:{port}", "/v1/completions", {"prompt": "x"}, cut=200)
+        answer, size = await ask(f"http://127.0.0.1:{port}", "/v1/completions", {"prompt": "x"}, cut=200)
         await asyncio.wait_for(gone.wait(), 10)
-    assert answer.status == 200 and answer.events and not answer.ended and answer.size >= 200
+    assert answer.status == 200 and answer.events and not answer.ended and size >= 200
     assert seen[0].startswith(b"POST /v1/completions HTTP/1.1\r\n") and b"connection: close" in seen[0]
 
 
 # -- the arithmetic
 
 
-def answered(*chunks: dict[str, Any], ended: bool = True, status: int = 200) -> Answer:
-    return Answer(status, [Event(float(i), chunk) for i, chunk in enumerate(chunks)], ended, 0.0, 9.0, 100)
+def answered(*chunks: dict[str, Any], ended: bool = True, status: int = 200, closed: float = 9.0) -> Answer:
+    """A stream of a chunk a second."""
+    answer = Answer((), 0.0, closed)
+    answer.status, answer.ended = status, ended
+    answer.events += [Event(float(i), chunk) for i, chunk in enumerate(chunks)]
+    return answer
 
 
 def text_chunk(text: str, index: int = 0, finish: str | None = None) -> dict[str, Any]:
@@ -218,10 +204,9 @@ def text_chunk(text: str, index: int = 0, finish: str | None = None) -> dict[str
 
 def test_speeds_are_compared_round_by_round() -> None:
     usage = {"choices": [], "usage": {"completion_tokens": 10}}
-    answer = replace(answered(text_chunk("ab"), usage), closed=2.0)
-    served = [result_of([one], {"api": 0.5}) for one in (answer, replace(answer, closed=4.0))]
-    offline = [RoundResult(1.0, 10, ["ab"]), RoundResult(4.0, 10, ["b"])]
-    speed = served_speed({"http": served, "offline": offline})
+    http = [served([answered(text_chunk("ab"), usage, closed=seconds)], {"api": 0.5}) for seconds in (2.0, 4.0)]
+    offline = [Run(seconds, [[0] * 10], texts=[text]) for seconds, text in ((1.0, "ab"), (4.0, "b"))]
+    speed = served_speed(http, offline)
     assert (speed["ratio"].minimum, speed["ratio"].maximum) == (0.5, 1.0)
     assert speed["equal_outputs"] == 0.5 and speed["cpu"]["api"] == pytest.approx(1 / 6)
 

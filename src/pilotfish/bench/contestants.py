@@ -70,6 +70,7 @@ class Run:
     stats: list[RequestStats] = field(default_factory=list)  # of each output; empty for foreign engines
     steps: list[StepRecord] = field(default_factory=list)
     overruns: float = 0.0  # share of the target's forwards
+    texts: list[str] = field(default_factory=list)  # of each output; empty for foreign engines
 
     @property
     def tokens(self) -> int:
@@ -187,7 +188,8 @@ def run_jobs(
     samples = [engine.submit(job.prompt.text, job.params, cache_salt)[0] for job in jobs]
     drain(engine, done)
     seconds = time.perf_counter() - began
-    return Run(seconds, [s.token_ids for s in samples], [s.request.stats for s in samples], steps, overruns(engine))
+    outputs, stats = [one.token_ids for one in samples], [one.request.stats for one in samples]
+    return Run(seconds, outputs, stats, steps, overruns(engine), [one.text for one in samples])
 
 
 def overruns(engine: Engine) -> float:

@@ -7,9 +7,10 @@ what came when, and reads that once the answer is over."""
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,22 +21,14 @@ import httptools
 import msgspec
 import uvloop
 
-from pilotfish.bench.contestants import rates, take_turns
+from pilotfish.bench.contestants import Run, rates, run_jobs, take_turns
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.programs import (
-    Program,
-    Round,
-    RoundResult,
-    Task,
-    cpu_seconds,
-    memory_bytes,
-    run_offline,
-    start_offline,
-    start_server,
-)
+from pilotfish.bench.programs import Program, cpu_seconds, memory_bytes, start_server
 from pilotfish.bench.report import MEBIBYTE, ProgressBar, Report, Row, Spread, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job, parse_numbers
 from pilotfish.config import EngineConfig
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.process import on_cores
 from pilotfish.errors import EngineError
 
 #: Share of the offline engine's tokens/s that a paced target keeps through HTTP.
@@ -49,44 +42,56 @@ def run_http(options: BenchOptions, progress: ProgressBar) -> Report:
     concurrencies = parse_numbers("concurrency", options.concurrencies)
     config = options.engine_config()
     config = replace(config, max_requests=max(*concurrencies, config.max_requests))
-    paces = ["" if pace == "none" else pace for pace in options.paces.split()]
+    paces = options.paces.split()
     workload, turns = options.workload(), options.repeats + 1
+    work = {c: [workload.jobs(options.batches * c, turn) for turn in range(turns)] for c in concurrencies}
     progress.total = len(paces) * len(concurrencies) * (2 * turns + 1)
-    speeds, delays = list[Row](), list[Row]()
-    for pace in paces:
-        paced = replace(config, pace=pace)
-        with start_server(paced) as server, start_offline(paced) as offline:
-            assert server.told["url"] and offline.told is not None  # waits
-            contestants = {"http": partial(serve_round, server), "offline": partial(run_offline, offline)}
-            for concurrency in concurrencies:
-                where: Row = {"pace": pace or "none", "concurrency": concurrency}
-                jobs = [workload.jobs(options.batches * concurrency, turn) for turn in range(turns)]
-                work = [round_of(one, concurrency) for one in jobs]
-                rounds = take_turns(contestants, work, done=partial(_report, progress, where))
-                speeds.append({**where, **served_speed(rounds)})
-                delays.append({**where, **delays_of(read_all(fetch(server, work[0], speculation={"detail": True})))})
-                progress("delays")
+    rows = [row for pace in paces for row in _at_pace(pace, config, work, progress)]
+    speeds, delays = [speed for speed, _ in rows], [delay for _, delay in rows]
     holds = all(row["ratio"].median >= PROMISE for row in speeds if row["pace"] != "none")
     return Report({"speeds": speeds, "delays": delays, "promise": PROMISE, "holds": holds})
+
+
+def _at_pace(
+    pace: str, config: EngineConfig, work: Mapping[int, Sequence[Sequence[Job]]], progress: ProgressBar
+) -> Iterator[tuple[Row, Row]]:
+    """Speed and delays by concurrency."""
+    paced = replace(config, pace="" if pace == "none" else pace)
+    with start_server(paced) as server, Engine(paced) as engine:
+        assert server.told["url"]  # waits
+        for concurrency, jobs in work.items():
+            contestants: dict[str, Callable[[Sequence[Job]], Any]] = {
+                "http": partial(serve_round, server, concurrency),
+                "offline": partial(run_offline, engine, concurrency),
+            }
+            where: Row = {"pace": pace, "concurrency": concurrency}
+            rounds = take_turns(contestants, jobs, done=partial(_report, progress, where))
+            delays = delays_of(read_all(fetch(server, concurrency, jobs[0], speculation={"detail": True})))
+            progress("delays")
+            yield {**where, **served_speed(rounds["http"], rounds["offline"])}, {**where, **delays}
 
 
 def _report(progress: ProgressBar, where: Row, name: str) -> None:
     progress(f"{name}, pace {where['pace']}, {where['concurrency']} at a time")
 
 
-def round_of(jobs: Sequence[Job], concurrency: int) -> Round:
-    """Every job generates all its tokens: the end of sequence is ignored."""
-    tasks = []
-    for job in jobs:
-        params = {name: getattr(job.params, name) for name in ("temperature", "max_tokens", "seed")}
-        tasks.append(Task(job.prompt.text, {**params, "ignore_eos": True}))
-    return Round(tasks, concurrency)
+@dataclass(frozen=True)
+class Served:
+    """A round through HTTP."""
+
+    seconds: float
+    tokens: int
+    texts: list[str]  # of each job
+    cpu: dict[str, float]  # seconds by process
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
 
 
-def served_speed(rounds: Mapping[str, Sequence[RoundResult]]) -> Row:
+def served_speed(http: Sequence[Served], offline: Sequence[Run]) -> Row:
     """Figures of both contestants over rounds. CPU is seconds of it a second, 1 for a whole core, while the server
     served."""
-    http, offline = rounds["http"], rounds["offline"]
     seconds = sum(run.seconds for run in http)
     return {
         "offline": Spread.of(rates(offline)),
@@ -105,36 +110,47 @@ def delays_of(answers: Sequence[Answer]) -> Row:
     return {"events": len(waits), "median": statistics.median(waits), "p99": percentile(waits, 0.99)}
 
 
-def serve_round(server: Program, work: Round) -> RoundResult:
-    """A round through HTTP."""
+def asked_of(job: Job) -> dict[str, Any]:
+    """Parameters of a request, which generates all its tokens: the end of sequence is ignored."""
+    return {name: getattr(job.params, name) for name in ("temperature", "max_tokens", "seed")} | {"ignore_eos": True}
+
+
+def run_offline(engine: Engine, concurrency: int, jobs: Sequence[Job]) -> Run:
+    """What a request does not ask for is as the model's generation_config.json says, here as in the server."""
+    jobs = [replace(job, params=engine.sampling_params(**asked_of(job))) for job in jobs]
+    return run_jobs(engine, jobs, concurrency)
+
+
+def serve_round(server: Program, concurrency: int, jobs: Sequence[Job]) -> Served:
     processes = server.processes()
     before = {name: cpu_seconds(pid) for name, pid in processes.items()}
     client = time.process_time()
-    exchanges = fetch(server, work)
+    exchanges = fetch(server, concurrency, jobs)
     cpu = {name: cpu_seconds(pid) - before[name] for name, pid in processes.items()}
     cpu["client"] = time.process_time() - client
-    return result_of(read_all(exchanges), cpu)
+    return served(read_all(exchanges), cpu)
 
 
-def result_of(answers: Sequence[Answer], cpu: dict[str, float]) -> RoundResult:
+def served(answers: Sequence[Answer], cpu: dict[str, float]) -> Served:
     seconds = max(answer.closed for answer in answers) - min(answer.sent for answer in answers)
     texts = ["".join(c["text"] for e in answer.events for c in e.data["choices"]) for answer in answers]
-    return RoundResult(seconds, sum(answer.tokens for answer in answers), texts, cpu)
+    return Served(seconds, sum(answer.tokens for answer in answers), texts, cpu)
 
 
-def fetch(server: Program, work: Round, **fields: Any) -> list[Exchange]:
-    """Streamed completions, `fields` in the body of each."""
-    bodies = [
-        {"prompt": t.prompt, **t.params, **fields, "stream": True, "stream_options": {"include_usage": True}}
-        for t in work.tasks
-    ]
-    with closing(asyncio.Runner(loop_factory=uvloop.new_event_loop)) as runner:
-        return runner.run(_all(server.told["url"], bodies, work.concurrency))
+def fetch(server: Program, concurrency: int, jobs: Sequence[Job], **fields: Any) -> list[Exchange]:
+    """Streamed completions, `fields` in the body of each, on the server's cores: an engine here may be pinned."""
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    bodies = [{"prompt": job.prompt.text, **asked_of(job), **fields} for job in jobs]
+    with (
+        on_cores(frozenset(os.sched_getaffinity(server.pid))),
+        closing(asyncio.Runner(loop_factory=uvloop.new_event_loop)) as runner,
+    ):
+        return runner.run(_all(server.told["url"], bodies, concurrency))
 
 
 def read_all(exchanges: Sequence[Exchange]) -> list[Answer]:
     """EngineError where one did not end well."""
-    answers = [read(one.parts, one.sent, one.closed) for one in exchanges]
+    answers = [Answer(one.parts, one.sent, one.closed) for one in exchanges]
     if broken := [answer for answer in answers if answer.status != 200 or not answer.ended]:
         raise EngineError(f"server: {len(broken)} of {len(answers)} requests did not end well: {broken[0].events[-1:]}")
     return answers
@@ -182,31 +198,27 @@ DONE = b"[DONE]"
 
 
 @dataclass(frozen=True)
-class Part:
-    """Bytes that the socket gave at a time."""
-
-    at: float  # seconds of the host's monotonic clock
-    data: bytes
-
-
-@dataclass(frozen=True)
 class Event:
     """A JSON object of an answer: of a stream, or the whole body."""
 
-    at: float  # when its last byte had come
+    at: float  # when its last byte had come, in seconds of the host's monotonic clock
     data: dict[str, Any]
 
 
-@dataclass(frozen=True)
 class Answer:
-    """Answer to a request; status 0 where it ended before one came."""
+    """Answer to a request, made of the bytes that the socket gave at each time. Its public methods are called by
+    httptools' parser."""
 
-    status: int
-    events: list[Event]
-    ended: bool  # as it should: a stream by its last event, a body by its length
-    sent: float
-    closed: float
-    size: int  # bytes, headers included
+    def __init__(self, parts: Iterable[tuple[float, bytes]], sent: float, closed: float) -> None:
+        self.sent, self.closed = sent, closed
+        self.events: list[Event] = []
+        self.ended = False  # as it should: a stream by its last event, a body by its length
+        self.status = 0  # where it ended before one came
+        self._stream = self._done = False
+        self._body = b""
+        self._parser = httptools.HttpResponseParser(self)
+        for self._at, data in parts:
+            self._parser.feed_data(data)
 
     @property
     def tokens(self) -> int:
@@ -214,87 +226,11 @@ class Answer:
         usages = [event.data["usage"] for event in self.events if event.data.get("usage")]
         return int(usages[-1]["completion_tokens"]) if usages else 0
 
-
-class Exchange(asyncio.Protocol):
-    """A request on a connection of its own, and its answer as it came, until the server closes it or `cut` bytes have
-    come."""
-
-    def __init__(self, request: bytes, cut: int | None) -> None:
-        self.parts: list[Part] = []
-        self.sent = self.closed = 0.0
-        self.over = asyncio.get_running_loop().create_future()
-        self._request, self._cut = request, cut
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # of uvloop's own class
-        self.sent = time.perf_counter()
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self.parts.append(Part(time.perf_counter(), data))
-        if self._cut is not None and self._transport is not None and size_of(self.parts) >= self._cut:
-            self._transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  # what came tells
-        self.closed = time.perf_counter()
-        if not self.over.done():
-            self.over.set_result(None)
-
-
-def size_of(parts: Sequence[Part]) -> int:
-    return sum(len(part.data) for part in parts)
-
-
-async def exchange(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Exchange:
-    """Posts a JSON body and waits for the answer; where `cut` is given the connection is broken off once so many bytes
-    have come. OSError where nobody listens."""
-    address = urlsplit(url)
-    data = msgspec.json.encode(body)
-    head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\nconnection: close\r\n"
-    request = f"{head}content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
-    loop = asyncio.get_running_loop()
-    transport, spoken = await loop.create_connection(
-        lambda: Exchange(request, cut), address.hostname or "", address.port or 80
-    )
-    try:
-        await spoken.over
-    finally:
-        transport.abort()
-    return spoken
-
-
-async def post(url: str, path: str, body: dict[str, Any], cut: int | None = None) -> Answer:
-    """Sends a request as `exchange` does, and reads the answer."""
-    spoken = await exchange(url, path, body, cut)
-    return read(spoken.parts, spoken.sent, spoken.closed)
-
-
-def read(parts: Sequence[Part], sent: float, closed: float) -> Answer:
-    reader = _Reader()
-    parser = httptools.HttpResponseParser(reader)
-    for part in parts:
-        reader.at = part.at
-        parser.feed_data(part.data)
-    status = parser.get_status_code() if reader.headed else 0
-    return Answer(status, reader.events, reader.complete, sent, closed, size_of(parts))
-
-
-class _Reader:
-    """Callbacks of httptools' parser."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-        self.events: list[Event] = []
-        self.headed = self.complete = False
-        self._stream = self._done = False
-        self._body = b""
-
     def on_header(self, name: bytes, value: bytes) -> None:
         self._stream |= name.lower() == b"content-type" and value.startswith(EVENT_STREAM)
 
     def on_headers_complete(self) -> None:
-        self.headed = True
+        self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
         self._body += body
@@ -306,10 +242,54 @@ class _Reader:
     def on_message_complete(self) -> None:
         if not self._stream:
             self._take(self._body)
-        self.complete = self._done or not self._stream
+        self.ended = self._done or not self._stream
 
     def _take(self, data: bytes) -> None:
         if data == DONE:
             self._done = True
         else:
-            self.events.append(Event(self.at, msgspec.json.decode(data)))
+            self.events.append(Event(self._at, msgspec.json.decode(data)))
+
+
+class Exchange(asyncio.Protocol):
+    """A request on a connection of its own, and its answer as it came, until the server closes it."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, request: bytes) -> None:
+        self.parts: list[tuple[float, bytes]] = []
+        self.sent = self.closed = 0.0
+        self.over = asyncio.get_running_loop().create_future()
+        self._request = request
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # of uvloop's own class
+        self.sent = time.perf_counter()
+        self.transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append((time.perf_counter(), data))
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  # what came tells
+        self.closed = time.perf_counter()
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+async def exchange(
+    url: str, path: str, body: dict[str, Any], protocol: Callable[[bytes], Exchange] = Exchange
+) -> Exchange:
+    """Posts a JSON body and waits for the answer. OSError where nobody listens."""
+    address = urlsplit(url)
+    data = msgspec.json.encode(body)
+    head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\nconnection: close\r\n"
+    request = f"{head}content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+    connecting = asyncio.get_running_loop().create_connection(
+        lambda: protocol(request), address.hostname or "", address.port or 80
+    )
+    transport, spoken = await connecting
+    try:
+        await spoken.over
+    finally:
+        transport.abort()
+    return spoken

@@ -176,7 +176,7 @@ def _stall(
     for phase, sent, seconds in zip(PHASES, signals, lengths, strict=True):
         engine.worker.observe = records[phase].append
         if sent is not None:
-            pool.signal(sent)
+            pool.send_signal(sent)
         running.run_for(seconds)
         progress(phase)
     return records

@@ -1,9 +1,4 @@
-"""Programs that benches start: servers, draft pools, networks before them, offline engines; and CPU and memory of
-processes.
-
-`python -m pilotfish.bench.programs CONFIG` is an offline engine: it says on stdout when it is ready, then answers each
-Round on its stdin by a RoundResult.
-"""
+"""Programs that benches start: servers, draft pools, networks before them; and CPU and memory of processes."""
 
 from __future__ import annotations
 
@@ -13,27 +8,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import msgspec
-from msgspec import Struct
-from prometheus_client.parser import text_string_to_metric_families
-
-from pilotfish.bench.contestants import drain
 from pilotfish.bench.proxy import HOST
-from pilotfish.config import EngineConfig, config_of, config_text
+from pilotfish.config import EngineConfig
 from pilotfish.engine.draft_workers import Placement, split_cores, worker_command
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.process import WorkerSpec, die_with_parent, on_cores, worker_environment
+from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
 from pilotfish.engine.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.errors import EngineError
 
@@ -49,7 +35,7 @@ SERVER_OPTIONS = (
 )
 
 
-class Program:
+class Program(subprocess.Popen[bytes]):
     """A process that tells, in JSON on the first line of its stdout, that it is ready. It ends with the `with`, and
     with the thread that has started it; its stderr goes to a file."""
 
@@ -58,7 +44,7 @@ class Program:
         self._name, self._ending = spec.name, ending
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the program runs
         with on_cores(spec.cores):
-            self._process = subprocess.Popen(
+            super().__init__(
                 list(spec.command),
                 env=worker_environment(spec),
                 stdin=subprocess.PIPE,  # its end tells that of this process, where nothing else does
@@ -70,48 +56,29 @@ class Program:
     @cached_property
     def told(self) -> dict[str, Any]:
         """The first line. Waits for it; EngineError where the program ends instead."""
-        found: dict[str, Any] = json.loads(self._line())
-        return found
-
-    def ask(self, line: bytes) -> bytes:
-        """Writes a line to the program and waits for one."""
-        assert self.told is not None and self._process.stdin is not None
-        self._process.stdin.write(line + b"\n")
-        self._process.stdin.flush()
-        return self._line()
-
-    def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        if line := self._process.stdout.readline():
-            return line
-        code = self._process.wait()
+        assert self.stdout is not None
+        if line := self.stdout.readline():
+            found: dict[str, Any] = json.loads(line)
+            return found
+        code = self.wait()
         lines = os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace").strip().splitlines()
         raise EngineError(f"{self._name}: exited with code {code}: {lines[-1] if lines else ''}")
 
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
     def close(self) -> None:
         """Idempotent."""
-        self.signal(self._ending)
-        try:
-            self._process.wait(END)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            assert stream is not None
-            stream.close()
+        self.send_signal(self._ending)
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(END)
+        self.kill()
+        with self._log:
+            super().__exit__(None, None, None)  # closes its pipes
 
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def processes(self) -> dict[str, int]:
         """Ids of its processes by role, as `api`, `target`, `draft 0`."""
-        found, tree = {"api": self._process.pid}, children(self._process.pid)
+        found, tree = {"api": self.pid}, children(self.pid)
         while tree:
             pid = tree.pop()
             tree += children(pid)
@@ -131,20 +98,6 @@ def server_options(config: EngineConfig) -> list[str]:
     """Options of `pilotfish serve` that make it run `config`."""
     given = {name: getattr(config, name) for name in SERVER_OPTIONS}
     return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
-
-
-def metrics_of(url: str) -> dict[str, float]:
-    """Each metric of a server, summed over its labels."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-        return metric_sums(response.read().decode())
-
-
-def metric_sums(text: str) -> dict[str, float]:
-    found: Counter[str] = Counter()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found[sample.name] += sample.value  # type: ignore[assignment]
-    return dict(found)
 
 
 # -- draft pools
@@ -212,67 +165,3 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:  # the process or thread has ended
         return ""
-
-
-# -- an offline engine, beside a server
-
-
-class Task(Struct, frozen=True):
-    """A sequence to generate; parameters that it lacks come from the model's generation_config.json."""
-
-    prompt: str
-    params: dict[str, Any]  # by SamplingParams' names, which those of a completion's body are too
-
-
-class Round(Struct, frozen=True):
-    """Tasks, of which `concurrency` run at a time."""
-
-    tasks: list[Task]
-    concurrency: int
-
-
-class RoundResult(Struct, frozen=True):
-    seconds: float
-    tokens: int
-    texts: list[str]  # of each task
-    cpu: dict[str, float] = {}  # seconds by process, where they are told
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
-
-def start_offline(config: EngineConfig) -> Program:
-    command = [sys.executable, "-m", "pilotfish.bench.programs", config_text(config)]
-    return Program(WorkerSpec("offline engine", command))
-
-
-def run_offline(offline: Program, work: Round) -> RoundResult:
-    return msgspec.json.decode(offline.ask(msgspec.json.encode(work)), type=RoundResult)
-
-
-def run_round(engine: Engine, work: Round) -> RoundResult:
-    """Runs all tasks; the time is from the call with their texts to the last token."""
-    engine.worker.scheduler.max_requests = work.concurrency
-    began = time.perf_counter()
-    samples = [engine.submit(task.prompt, engine.sampling_params(**task.params))[0] for task in work.tasks]
-    drain(engine)
-    seconds = time.perf_counter() - began
-    return RoundResult(seconds, sum(len(sample.token_ids) for sample in samples), [sample.text for sample in samples])
-
-
-def main() -> None:
-    die_with_parent()
-    with Engine(config_of(sys.argv[1], EngineConfig)) as engine:
-        _say(b"{}")
-        for line in sys.stdin.buffer:
-            _say(msgspec.json.encode(run_round(engine, msgspec.json.decode(line, type=Round))))
-
-
-def _say(line: bytes) -> None:
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
