@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from pilotfish.bench.options import BENCHES, HELP, Bench
+from pilotfish.bench.options import BENCHES, Bench
 from pilotfish.command import Given, taking
 
 app = typer.Typer(
@@ -48,4 +48,4 @@ def _run(bench: Bench, given: Given) -> None:
 
 
 for name, bench in BENCHES.items():
-    app.command(name, help=HELP[name])(_command(bench))
+    app.command(name, help=bench.help)(_command(bench))

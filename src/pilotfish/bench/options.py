@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
+from msgspec import Struct, field
+
+from pilotfish.bench.workload import Prompt, Workload, choose_models, load_prompts, shard_of
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import MAX_TOKENS
 from pilotfish.options import REQUIRED, Option, option, options_of, pick
-
-if TYPE_CHECKING:
-    from pilotfish.bench.workload import Prompt, Workload
-    from pilotfish.pairs import PairDirs
+from pilotfish.pairs import PairDirs
 
 MANY = 1 << 20
 #: Settings among which the best sync one is sought.
@@ -58,11 +60,9 @@ class BenchOptions:
     paces: Annotated[str, option("Emulated devices, joined by a space; none: unpaced.", names=("--pace",))] = (
         "target=20ms none"
     )
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:
-        from pilotfish.bench.workload import choose_models
-
         return choose_models(self.pair, self.target, self.draft)
 
     def engine_config(self, **changes: Any) -> EngineConfig:
@@ -72,24 +72,20 @@ class BenchOptions:
         return EngineConfig(**{**base, **self.engine, **changes})
 
     def rows(self) -> list[Prompt]:
-        from pilotfish.bench.workload import load_prompts, shard_of
-
         return shard_of(load_prompts(self.prompts, self.limit), self.shard)
 
     def workload(self, temperature: float | None = None) -> Workload:
-        from pilotfish.bench.workload import Workload
-
         return Workload(self.rows(), self.temperature if temperature is None else temperature, self.max_tokens)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """A command: the function that measures, as `module.function` of this package, and the names of its options."""
+class Bench(Struct, frozen=True):
+    """A command, as benches.toml describes it."""
 
+    help: str
     measure: str
-    names: tuple[str, ...]
-    defaults: dict[str, Any]  # other than those declared
-    timed: bool  # whether the report describes the machine, whose speed is probed for that
+    names: list[str] = field(name="options")
+    defaults: dict[str, Any] = {}
+    timed: bool = True
 
     def declared(self) -> list[Option]:
         own = [name for name in self.names if name in options_of(BenchOptions)]
@@ -115,57 +111,5 @@ class Bench:
         return chosen | ({"prompts": len(options.rows())} if "prompts" in self.names else {})
 
 
-RANDOM = ("json", "out", "dtype")  # random weights
-MODELS = (*RANDOM, "pair", "target", "draft")
-PROMPTS = (*MODELS, "prompts", "limit", "max_tokens")
-TREE = (*PROMPTS, "threads", "nodes", "levels", "width")
-POOLS = (*PROMPTS, "pace", "temperature", "nodes", "leaves", "budget")
-SERVER = (*PROMPTS, "mode", "threads", "budget", "kv_slots")
-ROUNDS = "concurrencies temperature batches repeats"
-ASYNC = "concurrencies pace sync nodes leaves drafter repeats"
-ON_SERVER: dict[str, Any] = {"dtype": "float32", "kv_slots": 65536}
-UP_TO_32 = "1,2,4,8,16,32"
-
-
-def bench(measure: str, group: tuple[str, ...], names: str = "", *, timed: bool = True, **defaults: Any) -> Bench:
-    return Bench(measure, (*group, *names.split()), defaults, timed)
-
-
-BENCHES = {
-    "parity": bench("parity.run_parity", PROMPTS, "compared shard thread_counts", timed=False, dtype="float32"),
-    "speed": bench("speed.run_speed", TREE, "quantization repeats", threads=2),
-    "acceptance": bench("speed.run_acceptance", TREE, "quantization", timed=False, threads=2),
-    "profile": bench("forwards.run_profile", TREE, "quantization repeats", threads=2, repeats=20),
-    "quantization": bench("forwards.run_quantization", TREE, "repeats", threads=2, repeats=20),
-    "budget": bench("speculation.run_budget", TREE, f"quantization fixed {ROUNDS}", threads=2, concurrencies=UP_TO_32),
-    "async": bench("speculation.run_async", PROMPTS, f"temperatures {ASYNC}", pace=PACE, nodes=16),
-    "cores": bench("speculation.run_cores", PROMPTS, "temperature nodes leaves drafter budget repeats"),
-    "network": bench("pools.run_network", POOLS, "round_trips mbit concurrency repeats", pace=PACE, repeats=5),
-    "sharing": bench("sharing.run_sharing", POOLS, "weights streams seconds repeats", pace=PACE, streams=8),
-    "stall": bench("pools.run_stall", POOLS, "pause streams seconds repeats", pace=PACE),
-    "http": bench("http.run_http", SERVER, f"paces {ROUNDS}", **ON_SERVER, concurrencies="1,32", repeats=5),
-    "start": bench("http.run_start", MODELS, "mode repeats", timed=False, mode="async", repeats=5),
-    "memory": bench("forwards.run_memory", MODELS, "quantization kv_slots max_requests", timed=False, kv_slots=16384),
-    "steps": bench("steps.run_steps", RANDOM, "threads quantization repeats", threads=2, repeats=20),
-    "gpu": bench("gpu.run_gpu", RANDOM, "repeats", timed=False, repeats=50),
-}
-HELP = {
-    "parity": "Compare the tokens of every drafter, or of mode async, with those of the target alone. Exit 1 if any "
-    "differ in float32.",
-    "speed": "Tokens per second beside transformers, contestants in turn on each prompt.",
-    "acceptance": "Tokens that a verify step commits, at T=0 and T=0.8. Times nothing.",
-    "profile": "Where the time of a step goes, and what a forward costs by its rows.",
-    "quantization": "Loss, acceptance and forwards with int8 weights, beside those of plain weights.",
-    "budget": "Tokens per second with the adaptive budget beside fixed trees and plain decoding, by concurrency.",
-    "async": "Async against off and against sync, on devices of a given pace.",
-    "cores": "Off and sync on all cores against async, whose target and draft have cores of their own.",
-    "network": "Tokens per second with a draft pool at a distance, beside plain decoding.",
-    "sharing": "Rows that a saturated pool grows for targets by their weights; what becomes of streams whose pool is "
-    "killed.",
-    "stall": "The target's steps before, while and after its draft stands still (SIGSTOP).",
-    "http": "Tokens per second through HTTP beside the offline engine, and the time from verify's end to the socket.",
-    "start": "Seconds until a server serves, and what its processes take then.",
-    "memory": "The memory plan against what the process takes when rows and slots are all in use. CPU.",
-    "steps": "What a step costs on the CPU beside the reading of its weights, kernel by kernel, with random weights.",
-    "gpu": "What a step and its attention cost on a CUDA GPU, with random weights.",
-}
+#: By command.
+BENCHES = msgspec.toml.decode(Path(__file__).with_name("benches.toml").read_bytes(), type=dict[str, Bench])
