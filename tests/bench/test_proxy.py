@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -51,6 +51,14 @@ def test_a_sender_waits_for_a_full_buffer() -> None:
     assert link.excess(1.0) == pytest.approx(0.002)
 
 
+@contextmanager
+def running(to: tuple[str, int], round_trip: float, mbit: float) -> Iterator[Proxy]:
+    with Proxy(to, round_trip, mbit) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
+        yield proxy
+        proxy.shutdown()
+
+
 @pytest.fixture
 def echo() -> Iterator[int]:
     """The port of a server that sends back all it gets."""
@@ -85,7 +93,7 @@ def received(connection: socket.socket, size: int) -> bytes:
 
 def test_bytes_come_in_order_and_not_before_a_round_trip(echo: int) -> None:
     sent = bytes(range(256)) * 400
-    with closing(Proxy((HOST, echo), 0.05, FAST)) as proxy, _dialled(proxy.port) as connection:
+    with running((HOST, echo), 0.05, FAST) as proxy, _dialled(proxy.port) as connection:
         for size in (1, 70_000, len(sent)):
             began = time.perf_counter()
             threading.Thread(target=connection.sendall, args=(sent[:size],), daemon=True).start()
@@ -94,7 +102,7 @@ def test_bytes_come_in_order_and_not_before_a_round_trip(echo: int) -> None:
 
 
 def test_the_rate_counts_bytes(echo: int) -> None:
-    with closing(Proxy((HOST, echo), 0.0, mbit=8.0)) as proxy, _dialled(proxy.port) as connection:
+    with running((HOST, echo), 0.0, mbit=8.0) as proxy, _dialled(proxy.port) as connection:
         began = time.perf_counter()
         threading.Thread(target=connection.sendall, args=(bytes(200_000),), daemon=True).start()
         assert received(connection, 200_000) == bytes(200_000)
@@ -102,27 +110,25 @@ def test_the_rate_counts_bytes(echo: int) -> None:
 
 
 def test_the_end_of_either_side_is_that_of_the_other(echo: int) -> None:
-    with closing(Proxy((HOST, echo), 0.02, FAST)) as proxy:
+    with running((HOST, echo), 0.02, FAST) as proxy:
         with _dialled(proxy.port) as connection:
             connection.sendall(b"last words")
             connection.shutdown(socket.SHUT_WR)
             assert received(connection, 100) == b"last words"  # then the end
         with socket.create_server((HOST, 0)) as server:
-            gone = Proxy((HOST, server.getsockname()[1]), 0.02, FAST)
-        with closing(gone), _dialled(gone.port) as connection:
+            nobody = server.getsockname()
+        with running(nobody, 0.02, FAST) as gone, _dialled(gone.port) as connection:
             assert connection.recv(1) == b""  # nobody listens there
 
 
 def test_as_a_program_it_says_where_it_listens(echo: int) -> None:
-    command = [sys.executable, "-m", "pilotfish.bench.proxy", f"{HOST}:{echo}", "100", "0", "2.5"]
+    command = [sys.executable, "-m", "pilotfish.bench.proxy", f"{HOST}:{echo}", "100", "2.5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        ports = json.loads(process.stdout.readline())["ports"]
-        assert len(set(ports)) == 2
-        for port in ports:
-            with _dialled(port) as connection:
-                connection.sendall(b"ab")
-                assert received(connection, 2) == b"ab"
+        endpoint = json.loads(process.stdout.readline())["endpoint"]
+        with _dialled(int(endpoint.removeprefix(f"tcp://{HOST}:"))) as connection:
+            connection.sendall(b"ab")
+            assert received(connection, 2) == b"ab"
         process.kill()
 
 

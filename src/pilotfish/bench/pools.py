@@ -26,7 +26,7 @@ from pilotfish.bench.contestants import (
     speed_of,
 )
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.programs import Program, attached, on_target_cores, place, proxied, start_pool, start_proxy
+from pilotfish.bench.programs import Program, attached, on_target_cores, place, start_pool, start_proxy
 from pilotfish.bench.report import ProgressBar, Report, Row, bar_of
 from pilotfish.bench.speculation import WatchedBudget
 from pilotfish.bench.workload import Workload, parse_milliseconds
@@ -57,15 +57,15 @@ def run_network(options: BenchOptions, progress: ProgressBar) -> Report:
     with ExitStack() as stack:
         pool = stack.enter_context(start_pool(config, placement.drafts[0]))
         engine = stack.enter_context(Engine(on_target_cores(config, placement)))
-        proxy = start_proxy(pool.told["endpoint"], round_trips, options.mbit, placement.drafts[0])
-        endpoints = proxied(stack.enter_context(proxy))
-        remotes = [stack.enter_context(attached(engine, [endpoint])) for endpoint in endpoints]
         contestants = {OFF: PLAIN}
-        for round_trip, remote in zip(round_trips, remotes, strict=True):
+        for round_trip in round_trips:
+            proxy = start_proxy(pool.told["endpoint"], round_trip, options.mbit, placement.drafts[0])
+            endpoint = stack.enter_context(proxy).told["endpoint"]
+            remote = stack.enter_context(attached(engine, [endpoint]))
             contestants[f"{round_trip:g} ms"] = _contestant(engine, remote.drafter, options.concurrency)
         jobs = [workload.jobs(number, turn) for turn in range(turns)]
         rounds = compete(engine, contestants, jobs, options.concurrency, progress)
-        [load] = [one.load for one in remotes[0].pools]
+        [load] = [one.load for one in remote.pools]
     return Report({**distances_of(rounds), "level_ms": 0.0 if load is None else load.step_ms})
 
 

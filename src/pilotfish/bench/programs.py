@@ -119,16 +119,10 @@ def start_pool(config: EngineConfig, cores: frozenset[int], options: Sequence[st
     return Program(WorkerSpec("draft pool", command, cores))
 
 
-def start_proxy(endpoint: str, round_trips: Sequence[float], mbit: float, cores: frozenset[int]) -> Program:
-    """Networks before a pool, one for each round trip of so many milliseconds; `told["ports"]` once they listen."""
-    numbers = map(str, (mbit, *round_trips))
-    command = [sys.executable, "-m", "pilotfish.bench.proxy", endpoint.removeprefix("tcp://"), *numbers]
-    return Program(WorkerSpec("proxy", command, cores))
-
-
-def proxied(proxy: Program) -> list[str]:
-    """Endpoints of the pool behind each of the proxy's networks."""
-    return [f"tcp://{HOST}:{port}" for port in proxy.told["ports"]]
+def start_proxy(endpoint: str, round_trip: float, mbit: float, cores: frozenset[int]) -> Program:
+    """A network before a pool, with a round trip in milliseconds; `told["endpoint"]` once it listens."""
+    arguments = (endpoint.removeprefix("tcp://"), str(mbit), str(round_trip))
+    return Program(WorkerSpec("proxy", [sys.executable, "-m", "pilotfish.bench.proxy", *arguments], cores))
 
 
 @contextmanager

@@ -3,21 +3,21 @@
     target ◄─────────► proxy ◄─────────► pool
               ─ reader ─ queue ─ writer ─►        a thread each, in both directions
 
-`python -m pilotfish.bench.proxy HOST:PORT MBIT MS [MS …]` listens at one port for each round trip of so many
-milliseconds, prints the ports as JSON on the first line of stdout, and runs until it is killed.
+`python -m pilotfish.bench.proxy HOST:PORT MBIT MS` listens at a port, with a round trip of so many milliseconds, prints
+its endpoint as JSON on the first line of stdout, and runs until it is killed.
 """
 
 from __future__ import annotations
 
 import json
 import queue
-import signal
 import socket
+import socketserver
 import sys
 import threading
 import time
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import Any, TypeAlias
 
 from pilotfish.engine.process import die_with_parent, name_process
 
@@ -26,6 +26,9 @@ HOST = "127.0.0.1"
 CHUNK = 4096
 #: Seconds of its rate that wait before a link; then the sender has to wait.
 BUFFER = 0.05
+
+#: Bytes, none where the sender has ended, and when they are due.
+UnderWay: TypeAlias = "queue.SimpleQueue[tuple[float, bytes]]"
 
 
 class Link:
@@ -47,43 +50,27 @@ class Link:
         return max(self._free_at - now - BUFFER, 0.0)
 
 
-@dataclass(frozen=True)
-class DelayedChunk:
-    """Bytes under way; none: the sender has ended."""
+class Proxy(socketserver.ThreadingTCPServer):
+    """Passes on every connection to an address. A connection has both links to itself."""
 
-    due: float
-    data: bytes
-
-
-class Proxy:
-    """Passes on every connection to `port` of this host. A connection has both links to itself."""
+    daemon_threads = True
 
     def __init__(self, to: tuple[str, int], round_trip: float, mbit: float) -> None:
         """`round_trip` is in seconds."""
-        self._to = to
-        self._half = round_trip / 2
-        self._mbit = mbit
-        self._listener = socket.create_server((HOST, 0))
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        super().__init__((HOST, 0), socketserver.BaseRequestHandler)
+        self._to, self._half, self._mbit = to, round_trip / 2, mbit
 
-    def close(self) -> None:
-        """Take no more connections; those that there are go on."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for one
-        self._listener.close()
+    @property
+    def port(self) -> int:
+        _, port = self.socket.getsockname()
+        return int(port)
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                near, _ = self._listener.accept()
-                threading.Thread(target=self._pass_on, args=(near,), name="connection", daemon=True).start()
-
-    def _pass_on(self, near: socket.socket) -> None:
-        with closing(near), suppress(OSError), socket.create_connection(self._to) as far:
-            back = threading.Thread(target=carry, args=(far, near, self._link()), daemon=True)
+    def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Called in a thread of the connection `request`, which is closed afterwards."""
+        with suppress(OSError), socket.create_connection(self._to) as far:
+            back = threading.Thread(target=carry, args=(far, request, self._link()), daemon=True)
             back.start()
-            carry(near, far, self._link())
+            carry(request, far, self._link())
             back.join()
 
     def _link(self) -> Link:
@@ -92,16 +79,16 @@ class Proxy:
 
 def carry(source: socket.socket, sink: socket.socket, link: Link) -> None:
     """Passes all that comes from `source`, and its end, to `sink`."""
-    under_way: queue.SimpleQueue[DelayedChunk] = queue.SimpleQueue()
+    under_way: UnderWay = queue.SimpleQueue()
     sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     writer = threading.Thread(target=_write, args=(under_way, source, sink), daemon=True)
     writer.start()
     while data := _received(source):
         now = time.perf_counter()
-        under_way.put(DelayedChunk(link.due(now, len(data)), data))
+        under_way.put((link.due(now, len(data)), data))
         if excess := link.excess(now):
             time.sleep(excess)
-    under_way.put(DelayedChunk(link.due(time.perf_counter(), 0), b""))
+    under_way.put((link.due(time.perf_counter(), 0), b""))
     writer.join()
 
 
@@ -113,16 +100,16 @@ def _received(source: socket.socket) -> bytes:
         return b""
 
 
-def _write(under_way: queue.SimpleQueue[DelayedChunk], source: socket.socket, sink: socket.socket) -> None:
+def _write(under_way: UnderWay, source: socket.socket, sink: socket.socket) -> None:
     """Writes each chunk when it is due. Where `sink` takes no more, `source` is shut down."""
     try:
         while True:
-            chunk = under_way.get()
-            time.sleep(max(chunk.due - time.perf_counter(), 0.0))
-            if not chunk.data:
+            due, data = under_way.get()
+            time.sleep(max(due - time.perf_counter(), 0.0))
+            if not data:
                 sink.shutdown(socket.SHUT_WR)
                 return
-            sink.sendall(chunk.data)
+            sink.sendall(data)
     except OSError:
         with suppress(OSError):
             source.shutdown(socket.SHUT_RDWR)
@@ -131,12 +118,12 @@ def _write(under_way: queue.SimpleQueue[DelayedChunk], source: socket.socket, si
 def main() -> None:
     name_process("proxy")
     die_with_parent()
-    to, mbit, *round_trips = sys.argv[1:]
+    to, mbit, milliseconds = sys.argv[1:]
     host, _, port = to.rpartition(":")
-    proxies = [Proxy((host, int(port)), float(milliseconds) / 1000, float(mbit)) for milliseconds in round_trips]
-    sys.stdout.write(json.dumps({"ports": [proxy.port for proxy in proxies]}) + "\n")
-    sys.stdout.flush()
-    signal.pause()
+    with Proxy((host, int(port)), float(milliseconds) / 1000, float(mbit)) as proxy:
+        sys.stdout.write(json.dumps({"endpoint": f"tcp://{HOST}:{proxy.port}"}) + "\n")
+        sys.stdout.flush()
+        proxy.serve_forever()
 
 
 if __name__ == "__main__":
