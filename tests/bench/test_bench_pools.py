@@ -3,28 +3,39 @@ sharing."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Invoke, Measure
 from support import make_engine
 from typer.testing import CliRunner
 
-from pilotfish.bench import app, pools
+from pilotfish.bench import app, programs
 from pilotfish.bench.contestants import OFF, Run
 from pilotfish.bench.pools import EndlessStreams, Window, distances_of, phase_of, run_stall
-from pilotfish.bench.programs import Program, place, start_pool
+from pilotfish.bench.programs import Program, start_pool
 from pilotfish.bench.report import Spread
-from pilotfish.bench.sharing import KILL_PHASES, Kill, Reading, failover_of, groups_of, run_sharing, sharing_of
+from pilotfish.bench.sharing import (
+    KILL_PHASES,
+    Kill,
+    Reading,
+    failover_of,
+    groups_of,
+    run_sharing,
+    sharing_of,
+    write_keys,
+)
 from pilotfish.bench.workload import Prompt, Workload, parse_milliseconds
 from pilotfish.config import EngineConfig
-from pilotfish.core.messages import Load
 from pilotfish.core.request import RequestStats
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.observe.records import StepRecord
+from pilotfish.wire.curve_keys import load_pool_keys, load_target_keys
 
 PACED = {"pace": "target=4ms,draft=1ms", "budget": "fixed"}
 
@@ -36,13 +47,13 @@ PACED = {"pace": "target=4ms,draft=1ms", "budget": "fixed"}
 def pool(llama: Path, draft: Path) -> Iterator[Program]:
     """A pool for several benches."""
     config = EngineConfig(target=llama, draft=draft, dtype="float32", kv_slots=4096, pace=PACED["pace"])
-    with start_pool(config, place(1).drafts[0]) as started:
+    with start_pool(config, frozenset([max(os.sched_getaffinity(0))])) as started:
         yield started
 
 
 @pytest.fixture
 def _one_pool(pool: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "start_pool", lambda *_: nullcontext(pool))
+    monkeypatch.setattr(programs, "start_pool", lambda *_: nullcontext(pool))
 
 
 @pytest.mark.usefixtures("_one_pool")
@@ -91,14 +102,13 @@ def test_round_trips_ascend(text: str) -> None:
 # -- sharing
 
 
-def reading(at: float, rows: int, tokens: int = 0) -> Reading:
-    return Reading(at, Load("draft", 8, 4, rows, 100, step_ms=2.0, queue_ms=0.0), tokens)
+def reading(at: float, rows: list[int], tokens: list[int]) -> Reading:
+    return Reading(at, np.array(rows), np.array(tokens), level_ms=2.0)
 
 
 def test_rows_are_those_between_two_readings() -> None:
-    readings = [[reading(10, 1000, 5), reading(10, 700, 1)]]
-    readings.append([reading(12, 4000, 105), reading(12, 1700, 41)])
-    readings.append([reading(13, 5500, 150), reading(13, 2200, 61)])
+    readings = [reading(10, [1000, 700], [5, 1]), reading(12, [4000, 1700], [105, 41])]
+    readings.append(reading(13, [5500, 2200], [150, 61]))
     sharing = sharing_of(readings, [3, 1], leaves=4)
     heavy, light = sharing["tenants"]
     assert heavy["rows_per_second"] == Spread.of([1500, 1500]) and light["rows_per_second"] == Spread.of([500, 500])
@@ -110,8 +120,19 @@ def test_rows_are_those_between_two_readings() -> None:
 
 @pytest.mark.parametrize(("rows", "holds"), [(269, False), (271, True), (329, True), (331, False)])
 def test_shares_are_near_the_weights(rows: int, holds: bool) -> None:
-    readings = [[reading(0, 0), reading(0, 0)], [reading(1, rows), reading(1, 100)]]
+    readings = [reading(0, [0, 0], [0, 0]), reading(1, [rows, 100], [0, 0])]
     assert sharing_of(readings, [3, 1], 4)["sharing_holds"] == holds
+
+
+def test_keys_let_each_tenant_in_with_its_weight(tmp_path: Path) -> None:
+    options, tenants = write_keys(tmp_path, [3, 1])
+    key, allow = (Path(option.partition("=")[2]) for option in options)
+    keys = load_pool_keys(key, allow)
+    assert keys is not None
+    for weight, tenant in zip((3, 1), tenants, strict=True):
+        [target] = load_target_keys(tenant["draft_key"], tenant["draft_pool_key"], 1)
+        assert target is not None and target.pool == keys.own.public
+        assert keys.allowed[target.own.public].weight == weight
 
 
 def test_one_weight_is_not_shared(measure: Measure) -> None:
@@ -119,10 +140,14 @@ def test_one_weight_is_not_shared(measure: Measure) -> None:
         measure(run_sharing, "sharing", weights="1")
 
 
+def window(seconds: float, *counts: int) -> Window:
+    return Window(seconds, np.array(counts))
+
+
 def test_a_kill_is_judged_by_the_streams_of_the_other_pool() -> None:
     groups = groups_of(["a", "b", "a", "b"], "b")
     assert groups == {"others": [0, 2], "moved": [1, 3]}
-    windows = [Window(2.0, [100, 50, 60, 50]), Window(1.0, [40, 5, 32, 5]), Window(2.0, [80, 80, 80, 70])]
+    windows = [window(2.0, 100, 50, 60, 50), window(1.0, 40, 5, 32, 5), window(2.0, 80, 80, 80, 70)]
     kill = Kill(windows, groups)
     assert [kill.rate("others", phase) for phase in KILL_PHASES] == [80, 72, 80]
     failover = failover_of([kill])
@@ -130,7 +155,7 @@ def test_a_kill_is_judged_by_the_streams_of_the_other_pool() -> None:
     assert (failover["kept_moving"].median, failover["kept_after"].median) == (0.9, 1.0)
     moving = failover["groups"][4]
     assert (moving["group"], moving["phase"], moving["tokens_per_second"].median) == ("moved", "moving", 10)
-    slower = Kill([windows[0], Window(1.0, [40, 5, 31, 5]), windows[2]], groups)
+    slower = Kill([windows[0], window(1.0, 40, 5, 31, 5), windows[2]], groups)
     assert not failover_of([slower])["failover_holds"]
     for spread in (["a", "a"], ["b", "b"]):
         with pytest.raises(EngineError, match="spread"):
@@ -170,22 +195,23 @@ def test_streams_go_on_without_end(llama: Path, prompts: list[Prompt]) -> None:
     with make_engine(llama) as engine:
         streams = EndlessStreams(engine, Workload(prompts, 0.8, 3), 2)
         first = [request.id for request in streams.requests]
-        assert streams.step() == [1, 1] and streams.step() == [1, 1]
-        assert [request.id for request in streams.requests] == first
-        assert streams.step() == [1, 1]  # their last
-        assert not set(first) & {request.id for request in streams.requests}
+        streams.step()
+        streams.step()
+        assert [request.id for request in streams.requests] == first and streams.tokens.tolist() == [2, 2]
+        streams.step()  # their last
+        assert streams.tokens.tolist() == [3, 3] and not set(first) & {request.id for request in streams.requests}
         left = iter([False, False, True])
-        window = streams.run(lambda: next(left))
-        assert window.counts == [3, 3] and window.seconds > 0
+        passed = streams.run(lambda: next(left))
+        assert passed.counts.tolist() == [3, 3] and passed.seconds > 0
 
 
 def test_rates_are_of_some_streams() -> None:
-    assert Window(2.0, [4, 6, 10]).rate([0, 2]) == 7
+    assert window(2.0, 4, 6, 10).rate([0, 2]) == 7
 
 
 def test_a_pool_that_does_not_start_is_told(config: EngineConfig, tmp_path: Path) -> None:
     with (
-        start_pool(replace(config, draft=tmp_path / "none"), frozenset()) as pool,
+        start_pool(replace(config, draft=tmp_path / "none")) as pool,
         pytest.raises(EngineError, match="draft pool: exited with code 2"),
     ):
         assert pool.told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -26,12 +26,13 @@ from pilotfish.bench.contestants import (
     speed_of,
 )
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.programs import Program, attached, on_target_cores, place, start_pool, start_proxy
+from pilotfish.bench.programs import Program, attached, pools_beside, start_proxy
 from pilotfish.bench.report import ProgressBar, Report, Row, bar_of
 from pilotfish.bench.speculation import WatchedBudget
 from pilotfish.bench.workload import Workload, parse_milliseconds
 from pilotfish.core.budget import AdaptiveBudget
 from pilotfish.core.request import Request
+from pilotfish.core.tree import Ints
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
@@ -50,17 +51,15 @@ ALLOWANCE_MS = 5.0
 
 def run_network(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs every prompt in `repeats` rounds after one to warm up."""
-    config, workload = options.engine_config(mode="off"), options.workload()
-    round_trips = parse_milliseconds("round_trips", options.round_trips)
-    turns, number, placement = options.repeats + 1, len(workload.prompts), place(1)
+    workload, round_trips = options.workload(), parse_milliseconds("round_trips", options.round_trips)
+    turns, number = options.repeats + 1, len(workload.prompts)
     progress.total = (len(round_trips) + 1) * turns * number
     with ExitStack() as stack:
-        pool = stack.enter_context(start_pool(config, placement.drafts[0]))
-        engine = stack.enter_context(Engine(on_target_cores(config, placement)))
+        (pool,), config = stack.enter_context(pools_beside(options.engine_config(mode="off")))
+        engine = stack.enter_context(Engine(config))
         contestants = {OFF: PLAIN}
         for round_trip in round_trips:
-            proxy = start_proxy(pool.told["endpoint"], round_trip, options.mbit, placement.drafts[0])
-            endpoint = stack.enter_context(proxy).told["endpoint"]
+            endpoint = stack.enter_context(start_proxy(pool, round_trip, options.mbit)).told["endpoint"]
             remote = stack.enter_context(attached(engine, [endpoint]))
             contestants[f"{round_trip:g} ms"] = _contestant(engine, remote.drafter, options.concurrency)
         jobs = [workload.jobs(number, turn) for turn in range(turns)]
@@ -98,11 +97,11 @@ class Window:
     """Tokens, or rows, that came in a while."""
 
     seconds: float
-    counts: list[int]  # of each stream, or target
+    counts: Ints  # of each stream, or target
 
-    def rate(self, streams: Iterable[int]) -> float:
+    def rate(self, streams: Sequence[int]) -> float:
         """Sum of some streams, per second."""
-        return sum(self.counts[stream] for stream in streams) / self.seconds
+        return float(self.counts[streams].sum()) / self.seconds
 
 
 class EndlessStreams:
@@ -110,35 +109,34 @@ class EndlessStreams:
     place."""
 
     def __init__(self, engine: Engine, workload: Workload, number: int) -> None:
-        self._engine = engine
+        self.engine = engine
         engine.worker.scheduler.max_requests = number
         self._jobs = chain.from_iterable(workload.jobs(len(workload.prompts), lap) for lap in count())
         self._samples = [self._next() for _ in range(number)]
+        self.tokens = np.zeros(number, dtype=np.int64)  # that each stream was given so far
 
     def _next(self) -> Sample:
         job = next(self._jobs)
-        return self._engine.submit(job.prompt.text, job.params)[0]
+        return self.engine.submit(job.prompt.text, job.params)[0]
 
     @property
     def requests(self) -> list[Request]:
         """The running request of each stream."""
         return [sample.request for sample in self._samples]
 
-    def step(self) -> list[int]:
-        """Step the target; the tokens that it gave each stream."""
-        given = {delta.id: len(delta.tokens) for delta in self._engine.step()}
-        check_drafter(self._engine)
-        tokens = [given.get(sample.request_id, 0) for sample in self._samples]
+    def step(self) -> None:
+        given = {delta.id: len(delta.tokens) for delta in self.engine.step()}
+        check_drafter(self.engine)
+        self.tokens = self.tokens + [given.get(sample.request_id, 0) for sample in self._samples]
         self._samples = [sample if sample.finish_reason is None else self._next() for sample in self._samples]
-        return tokens
 
     def run(self, until: Callable[[], bool]) -> Window:
         """Step once, then on until `until` is true."""
-        began = time.perf_counter()
-        tokens = self.step()
+        began, before = time.perf_counter(), self.tokens
+        self.step()
         while not until():
-            tokens = [a + b for a, b in zip(tokens, self.step(), strict=True)]
-        return Window(time.perf_counter() - began, tokens)
+            self.step()
+        return Window(time.perf_counter() - began, self.tokens - before)
 
     def run_for(self, seconds: float) -> Window:
         """Step for so long, and until the last step is over."""
@@ -153,28 +151,28 @@ def run_stall(options: BenchOptions, progress: ProgressBar) -> Report:
     """Stops the pool `repeats` times, after a warm-up. What is to be shown: no step during a stall is longer than the
     99th percentile of those before and ALLOWANCE_MS."""
     progress.total = 1 + len(PHASES) * options.repeats
-    config, placement = options.engine_config(mode="off"), place(1)
-    with start_pool(config, placement.drafts[0]) as pool:
-        target = replace(on_target_cores(config, placement), mode="async", draft_pool=(pool.told["endpoint"],))
-        with Engine(target) as engine:
-            running = EndlessStreams(engine, options.workload(), options.streams)
-            running.run_for(options.seconds)
-            progress("warm-up")
-            stalls = [_stall(engine, running, pool, options, progress) for _ in range(options.repeats)]
-            late = overruns(engine)
+    with ExitStack() as stack:
+        (pool,), config = stack.enter_context(pools_beside(options.engine_config(mode="off")))
+        drafted = replace(config, mode="async", draft_pool=(pool.told["endpoint"],))
+        engine = stack.enter_context(Engine(drafted))
+        running = EndlessStreams(engine, options.workload(), options.streams)
+        running.run_for(options.seconds)
+        progress("warm-up")
+        stalls = [_stall(running, pool, options, progress) for _ in range(options.repeats)]
+        late = overruns(engine)
     phases = [phase_of(name, [record for stall in stalls for record in stall[name]]) for name in PHASES]
     holds = phases[1]["max_ms"] <= phases[0]["p99_ms"] + ALLOWANCE_MS
     return Report({"phases": phases, "overruns": late, "allowance_ms": ALLOWANCE_MS, "holds": holds})
 
 
 def _stall(
-    engine: Engine, running: EndlessStreams, pool: Program, options: BenchOptions, progress: ProgressBar
+    running: EndlessStreams, pool: Program, options: BenchOptions, progress: ProgressBar
 ) -> dict[str, list[StepRecord]]:
     """The steps of each phase. Signals are sent between two steps."""
     records: dict[str, list[StepRecord]] = {phase: [] for phase in PHASES}
     signals, lengths = (None, signal.SIGSTOP, signal.SIGCONT), (options.seconds, options.pause, options.seconds)
     for phase, sent, seconds in zip(PHASES, signals, lengths, strict=True):
-        engine.worker.observe = records[phase].append
+        running.engine.worker.observe = records[phase].append
         if sent is not None:
             pool.send_signal(sent)
         running.run_for(seconds)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from pilotfish.bench.proxy import HOST
 from pilotfish.config import EngineConfig
-from pilotfish.engine.draft_workers import Placement, split_cores, worker_command
+from pilotfish.engine.draft_workers import split_cores, worker_command
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
 from pilotfish.engine.remote_drafts import RemoteDrafts, hello_of
@@ -103,26 +103,28 @@ def server_options(config: EngineConfig) -> list[str]:
 # -- draft pools
 
 
-def place(pools: int) -> Placement:
-    """Cores of this process for the target and for so many pools."""
-    return split_cores(frozenset(os.sched_getaffinity(0)), "", "", pools)
+@contextmanager
+def pools_beside(
+    config: EngineConfig, pools: int = 1, options: Sequence[str] = ()
+) -> Iterator[tuple[list[Program], EngineConfig]]:
+    """So many pools on cores of their own, and an engine's configuration that leaves those alone."""
+    placement = split_cores(frozenset(os.sched_getaffinity(0)), "", "", pools)
+    beside = replace(config, cores=",".join(map(str, sorted(placement.target))), threads=0)
+    with ExitStack() as stack:
+        yield [stack.enter_context(start_pool(config, cores, options)) for cores in placement.drafts], beside
 
 
-def on_target_cores(config: EngineConfig, placement: Placement) -> EngineConfig:
-    """An engine of `config` that leaves the pools' cores alone."""
-    return replace(config, cores=",".join(map(str, sorted(placement.target))), threads=0)
-
-
-def start_pool(config: EngineConfig, cores: frozenset[int], options: Sequence[str] = ()) -> Program:
+def start_pool(config: EngineConfig, cores: frozenset[int] = frozenset(), options: Sequence[str] = ()) -> Program:
     """A pool of the draft of `config` on a free port of this host, loading; `told["endpoint"]` once it serves."""
     command = [*worker_command(config, f"tcp://{HOST}:0", "draft pool"), "--json", *options]
     return Program(WorkerSpec("draft pool", command, cores))
 
 
-def start_proxy(endpoint: str, round_trip: float, mbit: float, cores: frozenset[int]) -> Program:
-    """A network before a pool, with a round trip in milliseconds; `told["endpoint"]` once it listens."""
-    arguments = (endpoint.removeprefix("tcp://"), str(mbit), str(round_trip))
-    return Program(WorkerSpec("proxy", [sys.executable, "-m", "pilotfish.bench.proxy", *arguments], cores))
+def start_proxy(pool: Program, round_trip: float, mbit: float) -> Program:
+    """A network before a pool, on its cores, with a round trip in milliseconds; `told["endpoint"]` once it listens."""
+    arguments = (pool.told["endpoint"].removeprefix("tcp://"), str(mbit), str(round_trip))
+    command = [sys.executable, "-m", "pilotfish.bench.proxy", *arguments]
+    return Program(WorkerSpec("proxy", command, frozenset(os.sched_getaffinity(pool.pid))))
 
 
 @contextmanager
