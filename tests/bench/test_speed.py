@@ -26,7 +26,7 @@ from pilotfish.bench.forwards import (
     run_quantization,
     score,
 )
-from pilotfish.bench.speed import BEST, LOOKUP, Turn, load_contestants, run_acceptance, run_speed
+from pilotfish.bench.speed import BEST, LOOKUP, load_contestants, run_acceptance, run_speed
 from pilotfish.bench.workload import Prompt, jobs_at
 from pilotfish.config import EngineConfig, Quantization
 from pilotfish.errors import EngineError, InputError
@@ -55,9 +55,9 @@ def test_contestants_agree_on_what_is_generated(
     config: EngineConfig, prompts: list[Prompt], quantization: Quantization
 ) -> None:
     """Greedy outputs of ours and of transformers are the same work, not only the same length."""
-    pair, contestants = load_contestants(replace(config, quantization=quantization))
-    turn = Turn(pair.engine.check_prompt(prompts[0].text), 0.0, 1, 6)
-    outputs = [run(turn).outputs[0] for run in contestants.values()]
+    contestants = load_contestants(replace(config, quantization=quantization))
+    [job] = jobs_at(prompts[:1], 0.0, 6)
+    outputs = [run(job).outputs[0] for run in contestants.values()]
     assert len(set(map(tuple, outputs))) == 1
 
 
@@ -118,9 +118,9 @@ def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:
         logits = reference(torch.tensor([tokens])).logits[0, :-1]
     exact = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="none")
     for length in (2, CHUNK, CHUNK + 1, CHUNK + 2, len(tokens)):
-        scores = score(runner, [tokens[:length]])
-        torch.testing.assert_close(scores.losses, exact[: length - 1], rtol=0, atol=1e-4)
-        assert torch.equal(scores.likeliest, logits[: length - 1].argmax(dim=-1))
+        losses, likeliest = score(runner, [tokens[:length]])
+        torch.testing.assert_close(losses, exact[: length - 1], rtol=0, atol=1e-4)
+        assert torch.equal(likeliest, logits[: length - 1].argmax(dim=-1))
 
 
 def test_agreement_is_with_plain_weights(config: EngineConfig) -> None:
@@ -128,7 +128,7 @@ def test_agreement_is_with_plain_weights(config: EngineConfig) -> None:
     pair, texts = LoadedPair(config), [list(range(1, 60)), [7, 8, 9]]
     target, draft = pair.engine.runner, pair.draft_runner
     plain, other = compare_models({"none": target, "int8": draft}, texts, 1)
-    likeliest = [score(runner, texts).likeliest.tolist() for runner in (target, draft)]
+    likeliest = [score(runner, texts)[1].tolist() for runner in (target, draft)]
     assert len(likeliest[0]) == 60
     assert plain["agreement"] == 1 > other["agreement"]
     assert other["agreement"] == pytest.approx(sum(map(eq, *likeliest)) / 60)
@@ -146,7 +146,7 @@ def test_random_trees_repeat_and_stay_in_the_vocabulary(config: EngineConfig, pr
     pair = LoadedPair(config)
     [job] = jobs_at(prompts[:1], 0.8, 4)
     [sample] = pair.engine.submit(job.prompt.text, job.params)
-    trees = [RandomDrafter(9, 20).propose([sample.request], limits())[0] for _ in range(2)]
+    trees = [RandomDrafter(9).propose([sample.request], limits())[0] for _ in range(2)]
     assert paths_of(trees[0]) == paths_of(trees[1])
     assert set(trees[0].tokens.tolist()) <= set(range(9)) | set(sample.request.tokens)
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from pilotfish.bench import app, steps
 from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
 from pilotfish.bench.steps import (
+    HEAD_DIM,
     KINDS,
     LEVELS,
     PROBE,
@@ -24,11 +25,11 @@ from pilotfish.bench.steps import (
     WIDTH,
     Case,
     DraftLevels,
-    LlamaShape,
     bytes_read,
     forward_time,
     kernel_seconds,
     kernel_times,
+    llama,
     random_model,
     run_steps,
 )
@@ -38,7 +39,17 @@ from pilotfish.model.native import load_kernels
 from pilotfish.model.runner import Runner
 
 CPU = torch.device("cpu")
-TINY = LlamaShape(layers=2, hidden=64, heads=2, kv_heads=1, ffn=96)
+TINY = llama(layers=2, hidden=64, heads=2, kv_heads=1, ffn=96)
+
+
+def read_bytes(positions: int, element_size: int) -> int:
+    """Bytes that a step of TINY must read: weights less the input embedding, and KV of so many positions."""
+    hidden, heads, kv_heads = TINY.hidden_size, TINY.num_attention_heads, TINY.num_key_value_heads
+    attention, kv = 2 * hidden * HEAD_DIM * (heads + kv_heads), 2 * kv_heads * HEAD_DIM * positions
+    layer = attention + 3 * hidden * TINY.intermediate_size + 2 * hidden + kv
+    return element_size * (TINY.num_hidden_layers * layer + hidden + VOCAB * hidden)
+
+
 needs_kernels = pytest.mark.skipif(not load_kernels(), reason="no C++ compiler")
 
 
@@ -55,7 +66,7 @@ def test_steps(measure: Measure) -> None:
     results = measure(run_steps, "steps", dtype="bfloat16", repeats=2, threads=1).results
     assert [(row["shape"], row["rows"]) for row in results["forwards"]] == [(case.shape, case.rows) for case in TIMED]
     for row in results["forwards"]:
-        assert row["read_bytes"] == TINY.read_bytes(CONTEXT + row["rows"], 2)
+        assert row["read_bytes"] == read_bytes(CONTEXT + row["rows"], 2)
         assert row["floor_ms"] == pytest.approx(row["read_bytes"] / 10.0 / 1e6)
         assert row["milliseconds"] > 0 and (row["of_one_row"] == 1) == (row["rows"] == 1)
     kernels = [(case.shape, case.rows, kind) for case in PROFILED for kind in KINDS]
@@ -106,11 +117,12 @@ def test_ratios_are_taken_within_rounds() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_read(dtype: torch.dtype) -> None:
     """By kind it adds up to the shape's; int8 weights are bytes, with a float32 scale for each output."""
+    layers, hidden, ffn = TINY.num_hidden_layers, TINY.hidden_size, TINY.intermediate_size
     plain, int8 = (bytes_read(random_model(TINY, dtype, CPU, quantization=q), 7) for q in ("none", "int8"))
-    assert sum(plain.values()) == TINY.read_bytes(7, dtype.itemsize)
-    assert plain["lm_head"] == dtype.itemsize * VOCAB * TINY.hidden
-    assert int8["lm_head"] == (TINY.hidden + 4) * VOCAB
-    assert int8["gated_mlp"] == TINY.layers * (3 * TINY.hidden * TINY.ffn + 4 * (2 * TINY.ffn + TINY.hidden))
+    assert sum(plain.values()) == read_bytes(7, dtype.itemsize)
+    assert plain["lm_head"] == dtype.itemsize * VOCAB * hidden
+    assert int8["lm_head"] == (hidden + 4) * VOCAB
+    assert int8["gated_mlp"] == layers * (3 * hidden * ffn + 4 * (2 * ffn + hidden))
     assert {kind: int8[kind] for kind in ("attention", "norms")} == {
         kind: plain[kind] for kind in ("attention", "norms")
     }

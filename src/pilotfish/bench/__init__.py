@@ -32,7 +32,7 @@ def _run(bench: Bench, given: Given) -> None:
     options = bench.options(**given)
     module, _, function = bench.measure.partition(".")
     measure = getattr(importlib.import_module(f"pilotfish.bench.{module}"), function)
-    with ProgressBar().shown() as progress:
+    with ProgressBar() as progress:
         report: Report = measure(options, progress)
     conditions = bench.conditions(options)
     if bench.timed:

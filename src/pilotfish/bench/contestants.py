@@ -30,6 +30,8 @@ from pilotfish.observe.records import StepRecord
 OFF = "off"
 #: Of which nothing is drafted.
 NO_BUDGET = FixedBudget(1, 1)
+#: Nodes of the largest random tree.
+MOST_RANDOM = 24
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
@@ -59,6 +61,11 @@ def take_turns(
             if turn >= warm_up:
                 results[name].append(result)
     return results
+
+
+def every_round(call: Callable[[], Result]) -> Callable[[object], Result]:
+    """A contestant that does the same in each round."""
+    return lambda _: call()
 
 
 @dataclass(frozen=True)
@@ -275,17 +282,14 @@ class LoadedPair:
         return NgramDrafter() if kind == "ngram" else SuffixDrafter(ResponseCache(self.engine.config.max_cached_tokens))
 
 
-class RandomDrafter:
+class RandomDrafter(NoDrafter):
     """Trees of random shape and random tokens: half from the vocabulary, half from the sequence itself.
 
     A tree is a function of the request's seed and length, so a run can be repeated.
     """
 
-    levels = 0
-
-    def __init__(self, vocab_size: int, max_nodes: int = 24) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.max_nodes = max_nodes
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
         return [self._tree(request) for request in requests]
@@ -293,15 +297,8 @@ class RandomDrafter:
     def _tree(self, request: Request) -> TokenTree:
         rng = np.random.default_rng((request.seed, len(request.tokens)))
         tree = TreeBuilder()
-        for _ in range(rng.integers(self.max_nodes + 1)):
+        for _ in range(rng.integers(MOST_RANDOM + 1)):
             seen = request.tokens[rng.integers(len(request.tokens))]
             token = seen if rng.random() < 0.5 else int(rng.integers(self.vocab_size))
             tree.add(int(rng.integers(-1, len(tree))), token, -float(rng.exponential()))
         return tree.tree()
-
-    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        """Nothing is held."""
-        return False
-
-    def close(self, request: Request) -> None:
-        """Nothing is held."""

@@ -7,14 +7,13 @@ import statistics
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 import numpy as np
 import torch
 
-from pilotfish.bench.contestants import LoadedPair, Run, drain, run_jobs, take_turns
+from pilotfish.bench.contestants import LoadedPair, Run, drain, every_round, run_jobs, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, timed
 from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
@@ -35,13 +34,10 @@ WARM_UP = 3  # forwards
 def interleaved_ms(runners: Mapping[str, Runner], rows: int, repeats: int) -> dict[str, float]:
     """Median of each runner's forward of `context_and_tree`. Runners take turns: what else the machine does meanwhile
     slows them alike."""
-    forwards = {name: partial(_timed_forward, runner, step_rows(runner, rows)) for name, runner in runners.items()}
-    times = take_turns(forwards, range(WARM_UP + repeats), WARM_UP)
+    forwards = {name: partial(runner.forward, [step_rows(runner, rows)]) for name, runner in runners.items()}
+    calls = {name: every_round(partial(timed, forward)) for name, forward in forwards.items()}
+    times = take_turns(calls, range(WARM_UP + repeats), WARM_UP)
     return {name: 1000 * statistics.median(seconds) for name, seconds in times.items()}
-
-
-def _timed_forward(runner: Runner, step: SequenceRows, turn: int) -> float:  # noqa: ARG001
-    return timed(lambda: runner.forward([step]))
 
 
 def step_rows(runner: Runner, rows: int) -> SequenceRows:
@@ -110,14 +106,6 @@ QUANTIZATION_ROWS = (1, 8, 16)
 CHUNK = 64  # tokens that one forward scores
 
 
-@dataclass(frozen=True)
-class Scores:
-    """A model's scores of a text, position by position."""
-
-    losses: torch.Tensor  # float32 [positions]
-    likeliest: torch.Tensor  # int64 [positions]
-
-
 def run_quantization(options: BenchOptions, progress: ProgressBar) -> Report:
     """Measures each forward `repeats` times."""
     prompts = options.rows()
@@ -144,38 +132,37 @@ def run_quantization(options: BenchOptions, progress: ProgressBar) -> Report:
 def compare_models(runners: Mapping[str, Runner], texts: Sequence[Sequence[int]], repeats: int) -> list[Row]:
     """A model in every quantization, scored on the texts' own tokens: nats a token, and the share of positions whose
     likeliest token is that of plain weights."""
-    scores = {name: score(runner, texts) for name, runner in runners.items()}
     times = {rows: interleaved_ms(runners, rows, repeats) for rows in QUANTIZATION_ROWS}
-    plain = scores["none"].likeliest
-    return [
-        {
-            "quantization": name,
-            "loss": scores[name].losses.mean().item(),
-            "agreement": (scores[name].likeliest == plain).float().mean().item(),
-            "forward_ms": {rows: times[rows][name] for rows in QUANTIZATION_ROWS},
-        }
-        for name in runners
-    ]
+    _, plain = score(runners["none"], texts)
+    results = list[Row]()
+    for name, runner in runners.items():
+        losses, likeliest = score(runner, texts)
+        agreement = (likeliest == plain).float().mean().item()
+        forward_ms = {rows: times[rows][name] for rows in QUANTIZATION_ROWS}
+        scores = {"loss": losses.mean().item(), "agreement": agreement}
+        results.append({"quantization": name, **scores, "forward_ms": forward_ms})
+    return results
 
 
-def score(runner: Runner, texts: Sequence[Sequence[int]]) -> Scores:
-    """Scores every token after the first of each text."""
-    parts = [part for text in texts for part in _score_text(runner, text)]
-    return Scores(torch.cat([part.losses for part in parts]), torch.cat([part.likeliest for part in parts]))
+def score(runner: Runner, texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of every token after the first of each text, and the likeliest token there. float32, int64 [positions]."""
+    losses, likeliest = zip(*(part for text in texts for part in _score_text(runner, text)), strict=True)
+    return torch.cat(losses), torch.cat(likeliest)
 
 
-def _score_text(runner: Runner, tokens: Sequence[int]) -> list[Scores]:
+def _score_text(runner: Runner, tokens: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Scores chunks: a committed token and a chain of nodes below it, since nodes give their logits."""
-    parts, slots = [], np.arange(len(tokens), dtype=np.int32)
+    slots = np.arange(len(tokens), dtype=np.int32)
     for first in range(0, len(tokens) - 1, CHUNK):
         chunk, following = tokens[first : first + CHUNK], torch.tensor(tokens[first + 1 : first + CHUNK + 1])
         chain = TokenTree.chain(chunk[1:], [0.0] * (len(chunk) - 1), OTHER)
         nodes = NodeRows.of(chain, slots[first + 1 : first + len(chunk)])
         rows = SequenceRows(first, chunk[:1], slots[: first + 1], nodes, kept=[0])
         logits = runner.forward([rows])[: len(following)]
-        losses = torch.nn.functional.cross_entropy(logits, following.to(logits.device), reduction="none")
-        parts.append(Scores(losses, logits.argmax(dim=-1)))
-    return parts
+        yield (
+            torch.nn.functional.cross_entropy(logits, following.to(logits.device), reduction="none"),
+            logits.argmax(dim=-1),
+        )
 
 
 def compare_pairs(

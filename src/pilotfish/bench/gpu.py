@@ -8,11 +8,12 @@ from functools import partial
 
 import torch
 from torch.nn import functional as F
+from transformers import LlamaConfig
 
-from pilotfish.bench.forwards import CONTEXT, WARM_UP, context_and_tree
+from pilotfish.bench.forwards import CONTEXT, WARM_UP, context_and_tree, step_rows
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, timed
-from pilotfish.bench.steps import HEAD_DIM, SHAPES, TARGETS, VOCAB, LlamaShape, random_model
+from pilotfish.bench.steps import HEAD_DIM, SHAPES, TARGETS, VOCAB, kv_bytes, random_model
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention
 from pilotfish.model.graphs import CudaRecorder
@@ -37,7 +38,7 @@ def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
         model = random_model(SHAPES[name], DTYPES[dtype], device)
         for graphs in (False, True):
             runner = Runner(model, SLOTS, graphs=graphs)
-            steps += [{"shape": name, "graphs": graphs, **step_time(runner, name, rows, repeats)} for rows in ROWS]
+            steps += [{"shape": name, "graphs": graphs, **step_time(runner, rows, repeats)} for rows in ROWS]
         attention += [{"shape": name, "rows": rows, **attention_us(name, rows, model, repeats)} for rows in ROWS]
         progress(name)
     copied = 2 * COPY_BYTES / (milliseconds(_copy(device), repeats) * 1e6)
@@ -60,13 +61,13 @@ def _copy(device: torch.device) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-def step_time(runner: Runner, name: str, rows: int, repeats: int) -> Row:
+def step_time(runner: Runner, rows: int, repeats: int) -> Row:
     """A step of one token and a tree below it, `rows` together, after `CONTEXT` tokens: a forward from its rows to its
     logits, Python included. GB/s count weights and KV once each."""
-    before, step = context_and_tree(rows, VOCAB)
-    runner.forward([before])
+    step, model = step_rows(runner, rows), runner.model
     spent = milliseconds(lambda: runner.forward([step]), repeats)
-    read = SHAPES[name].read_bytes(CONTEXT + rows, runner.model.dtype.itemsize)
+    unread = model.module.get_input_embeddings().weight.nbytes
+    read = sum(weight.nbytes for weight in model.module.parameters()) - unread + kv_bytes(model, CONTEXT + rows)
     return {"rows": rows, "milliseconds": spent, "gb_per_s": read / (spent * 1e6)}
 
 
@@ -87,7 +88,7 @@ def attention_us(name: str, rows: int, model: LoadedModel, repeats: int) -> Row:
 Attend = Callable[[], torch.Tensor]
 
 
-def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: torch.device) -> dict[str, Attend]:
+def attention_contest(shape: LlamaConfig, rows: int, dtype: torch.dtype, device: torch.device) -> dict[str, Attend]:
     """Three ways to attend with a step's rows, over the same random keys; SDPA's are laid out in position order
     beforehand. Each gives [rows, heads, head_dim]."""
     from pilotfish.model.triton_attention import triton_tree_attention
@@ -98,8 +99,9 @@ def attention_contest(shape: LlamaShape, rows: int, dtype: torch.dtype, device: 
     def normal(tokens: int, heads: int) -> torch.Tensor:
         return torch.randn(tokens, heads, HEAD_DIM, dtype=dtype, device=device)
 
-    q, k, v = (normal(rows, heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
-    k_pool, v_pool = (normal(SLOTS + 1, shape.kv_heads) for _ in range(2))
+    kv_heads = shape.num_key_value_heads
+    q, k, v = (normal(rows, heads) for heads in (shape.num_attention_heads, kv_heads, kv_heads))
+    k_pool, v_pool = (normal(SLOTS + 1, kv_heads) for _ in range(2))
 
     def attend(kernel: TreeAttention) -> torch.Tensor:
         return kernel(q, k, v, k_pool, v_pool, place, Scoring(SCALE))

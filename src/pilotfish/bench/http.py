@@ -158,15 +158,13 @@ def read_all(exchanges: Sequence[Exchange]) -> list[Answer]:
 
 async def _all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[Exchange]:
     """Sends so many bodies at a time, in their order."""
-    answers: dict[int, Exchange] = {}
-    waiting = iter(enumerate(bodies))
+    turn = asyncio.Semaphore(concurrency)
 
-    async def client() -> None:
-        for index, body in waiting:
-            answers[index] = await exchange(url, COMPLETIONS, body)
+    async def one(body: dict[str, Any]) -> Exchange:
+        async with turn:
+            return await exchange(url, COMPLETIONS, body)
 
-    await asyncio.gather(*(client() for _ in range(concurrency)))
-    return [answers[index] for index in range(len(bodies))]
+    return await asyncio.gather(*map(one, bodies))
 
 
 # -- starts

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -127,13 +127,10 @@ def start_proxy(pool: Program, round_trip: float, mbit: float) -> Program:
     return Program(WorkerSpec("proxy", command, frozenset(os.sched_getaffinity(pool.pid))))
 
 
-@contextmanager
-def attached(engine: Engine, endpoints: Sequence[str]) -> Iterator[RemoteDrafts]:
-    """An idle engine's connection to pools; its drafter is for `engine.use`."""
-    config = replace(engine.config, mode="async", draft_pool=tuple(endpoints))
-    hello = hello_of(config, engine.tokenizer, engine.model.shape.vocab_size)
-    with closing(RemoteDrafts(config, hello)) as remote:
-        yield remote
+def attach(engine: Engine, endpoint: str) -> RemoteDrafts:
+    """An idle engine's connection to a pool; its drafter is for `engine.use`."""
+    config = replace(engine.config, mode="async", draft_pool=(endpoint,))
+    return RemoteDrafts(config, hello_of(config, engine.tokenizer, engine.model.shape.vocab_size))
 
 
 # -- processes

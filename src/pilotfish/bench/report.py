@@ -8,8 +8,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from typing import Any
 import torch
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -154,27 +152,20 @@ def write_json(report: Report, path: Path) -> None:
         raise ParameterError("out", str(path), f"a file that can be written ({error.strerror})") from error
 
 
-class ProgressBar:
-    """Called with a label for each part of a bench that is done. The bench sets `total`, the number of parts."""
+class ProgressBar(Progress):
+    """On stderr, with the time that is left. Called with a label for each part of a bench that is done; the bench sets
+    `total`, the number of parts."""
 
     def __init__(self) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        super().__init__(TextColumn("{task.description}"), *columns, console=console, redirect_stdout=False)
         self.total = self.done = 0
-        self._bar: RichProgress | None = None
+        self.add_task("loading", total=None)
 
     def __call__(self, label: str) -> None:
         self.done += 1
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self.done, total=self.total, description=label)
-
-    @contextmanager
-    def shown(self) -> Iterator[ProgressBar]:
-        """A bar on stderr with the time that is left."""
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
-        with RichProgress(TextColumn("{task.description}"), *columns, console=console, redirect_stdout=False) as bar:
-            self._bar = bar
-            bar.add_task("loading", total=None)
-            yield self
+        self.update(self.task_ids[0], completed=self.done, total=self.total, description=label)
 
 
 # -- the machine

@@ -35,11 +35,7 @@ from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.memory import load_configured
 from pilotfish.errors import ParameterError
-from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.pacer import Pacer
-from pilotfish.model.runner import Runner
 
 ASYNC = "async"
 MODES = (OFF, "sync", ASYNC)
@@ -90,14 +86,10 @@ def run_async(options: BenchOptions, progress: ProgressBar) -> Report:
 
 def _contestants(engine: Engine, settings: Sequence[SyncSetting]) -> dict[str, Contestant]:
     """Off and sync take their turns in the async engine."""
-    config, remote = engine.config, engine.drafter
-    assert config.draft is not None  # EngineConfig checks it
-    runner = Runner(load_configured(config, config.draft), engine.memory.slots)
-    pacer = None if config.paces.draft is None else Pacer("draft", config.paces.draft)
-    executor = TorchExecutor(runner, vocab_size=engine.model.shape.vocab_size)
+    config, remote, own = engine.config, engine.drafter, engine.make_lm_drafter()
 
     def sync(setting: SyncSetting) -> Drafter:
-        lm = LMDrafter(executor, TreeShape(setting.width), pacer=pacer)
+        lm = LMDrafter(own.executor, TreeShape(setting.width))
         return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in config.drafters else lm
 
     grid = {str(one): Contestant(partial(sync, one), FixedBudget(one.nodes, one.levels)) for one in settings}

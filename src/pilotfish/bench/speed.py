@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,13 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from pilotfish.bench.contestants import LoadedPair, Run, Timed, drain, over, speed_of, take_turns
+from pilotfish.bench.contestants import LoadedPair, Run, Timed, over, run_jobs, speed_of, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, distinct_ngrams
-from pilotfish.bench.workload import TEMPERATURES, jobs_at
+from pilotfish.bench.workload import TEMPERATURES, Job, jobs_at
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import Drafter
-from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.model.loader import DTYPES
 from pilotfish.model.quantize import quantize
 
@@ -48,45 +47,33 @@ ACCEPTANCE_DRAFTERS = ("lm", "lm+ngram", "ngram")
 ACCEPTANCE_CONCURRENCY = 8
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A prompt that every contestant continues, from its ids to the last token."""
-
-    prompt: list[int]
-    temperature: float
-    seed: int
-    max_tokens: int
-
-
 def run_speed(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs the first prompt to warm up, then `repeats` times every prompt with every contestant."""
-    pair, contestants = load_contestants(options.engine_config())
+    contestants = load_contestants(options.engine_config())
     prompts, speeds, compared = options.rows(), list[Row](), list[Row]()
     plan = [(prompts[0], 0), *((prompt, repeat) for repeat in range(options.repeats) for prompt in prompts)]
-    ids = {prompt.id: pair.engine.check_prompt(prompt.text) for prompt in prompts}
     progress.total = (2 * len(contestants) - 1) * len(plan)
-
     for temperature in TEMPERATURES:
-        turns = [Turn(ids[prompt.id], temperature, prompt.seed + repeat, options.max_tokens) for prompt, repeat in plan]
+        jobs = [prompt.job(temperature, options.max_tokens, offset=repeat) for prompt, repeat in plan]
         playing = {name: run for name, run in contestants.items() if temperature == 0 or name != LOOKUP}
-        rounds = take_turns(playing, turns, done=lambda name, t=temperature: progress(f"{name}, T={t:g}"))  # type: ignore[misc]
+        rounds = take_turns(playing, jobs, done=lambda name, t=temperature: progress(f"{name}, T={t:g}"))  # type: ignore[misc]
         speeds += [{"temperature": temperature, **speed_of(name, rounds)} for name in rounds]
         compared += [{"temperature": temperature, **row} for row in ratios_of(rounds)]
     return Report({"speeds": speeds, "ratios": compared})
 
 
-def load_contestants(config: EngineConfig) -> tuple[LoadedPair, dict[str, Callable[[Turn], Run]]]:
+def load_contestants(config: EngineConfig) -> dict[str, Callable[[Job], Run]]:
     """The engine with each of its drafters, and transformers over the same directories, precision and threads."""
     assert config.draft is not None
     pair = LoadedPair(config)
     target, draft = _reference(config.target, config), _reference(config.draft, config)
-    theirs = {
-        "transformers": partial(_generate, target),
-        "transformers assisted": partial(_generate, target, assistant_model=draft),
-        LOOKUP: partial(_generate, target, prompt_lookup_num_tokens=LOOKUP_TOKENS),
+    theirs = partial(_generate, target, pair.engine.tokenizer)
+    return {
+        **{name: partial(_our_run, pair, pair.drafter(drafter)) for name, drafter in OURS.items()},
+        "transformers": theirs,
+        "transformers assisted": partial(theirs, assistant_model=draft),
+        LOOKUP: partial(theirs, prompt_lookup_num_tokens=LOOKUP_TOKENS),
     }
-    ours = {name: partial(_our_run, pair, pair.drafter(drafter)) for name, drafter in OURS.items()}
-    return pair, {**ours, **theirs}
 
 
 def _reference(directory: Path, config: EngineConfig) -> Any:
@@ -98,26 +85,23 @@ def _reference(directory: Path, config: EngineConfig) -> Any:
     return module
 
 
-def _our_run(pair: LoadedPair, drafter: Drafter, turn: Turn) -> Run:
+def _our_run(pair: LoadedPair, drafter: Drafter, job: Job) -> Run:
     pair.use(drafter)
-    params = SamplingParams(temperature=turn.temperature, seed=turn.seed, max_tokens=turn.max_tokens)
-    began = time.perf_counter()
-    [sample] = pair.engine.submit(turn.prompt, params)
-    drain(pair.engine)
-    return Run(time.perf_counter() - began, [sample.token_ids], [sample.request.stats])
+    return replace(run_jobs(pair.engine, [job], 1), steps=[])  # whose periods nobody compares here
 
 
-def _generate(model: Any, turn: Turn, **options: Any) -> Run:
+def _generate(model: Any, tokenizer: Any, job: Job, **options: Any) -> Run:
     """`generate` as its user has it: its own cache and attention, the plain distribution at this temperature without
-    the filters that generate has by default."""
-    torch.manual_seed(turn.seed)
-    ids = torch.tensor([turn.prompt])
-    sampling = {"do_sample": True, "temperature": turn.temperature, "top_k": 0, "top_p": 1.0}
-    lengths = {"max_new_tokens": turn.max_tokens, "min_new_tokens": turn.max_tokens}
-    chosen = {**lengths, **(sampling if turn.temperature else {"do_sample": False}), **options}
+    the filters that generate has by default. Like ours from the text to the last token."""
+    params = job.params
+    torch.manual_seed(params.seed or 0)
+    sampling = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
+    lengths = {"max_new_tokens": params.max_tokens, "min_new_tokens": params.max_tokens}
+    chosen = {**lengths, **(sampling if params.temperature else {"do_sample": False}), **options}
     began = time.perf_counter()
+    ids = torch.tensor([tokenizer.encode(job.prompt.text)])
     output = model.generate(ids, attention_mask=torch.ones_like(ids), **chosen)
-    return Run(time.perf_counter() - began, [output[0, len(turn.prompt) :].tolist()])
+    return Run(time.perf_counter() - began, [output[0, ids.shape[1] :].tolist()])
 
 
 def ratios_of(rounds: Mapping[str, Sequence[Timed]]) -> list[Row]:

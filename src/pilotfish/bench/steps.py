@@ -18,11 +18,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from pilotfish.bench.contestants import take_turns
+from pilotfish.bench.contestants import every_round, take_turns
 from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, ratios, read_probe, timed
-from pilotfish.config import DType, EngineConfig, Quantization, available_cores
+from pilotfish.config import EngineConfig, Quantization, available_cores
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import SequenceRows
 from pilotfish.core.request import Request
@@ -43,54 +43,37 @@ HEAD_DIM = 64
 MAX_CONTEXT = 4096  # positions
 
 
-@dataclass(frozen=True)
-class LlamaShape:
+def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> LlamaConfig:
     """Layers, and widths of the residual stream, the heads and the FFN. Input and output embeddings are two matrices
     of `VOCAB` rows; a head has `HEAD_DIM`."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-
-    def config(self) -> LlamaConfig:
-        return LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=self.hidden,
-            intermediate_size=self.ffn,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=HEAD_DIM,
-            max_position_embeddings=MAX_CONTEXT,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-        )
-
-    def read_bytes(self, context: int, element_size: int) -> int:
-        """Bytes that a step must read: weights less the input embedding, and KV of `context` positions."""
-        attention = 2 * self.hidden * HEAD_DIM * (self.heads + self.kv_heads)
-        norms = 2 * self.hidden
-        kv = 2 * self.kv_heads * HEAD_DIM * context
-        layer = attention + 3 * self.hidden * self.ffn + norms + kv
-        return element_size * (self.layers * layer + self.hidden + VOCAB * self.hidden)
+    return LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=MAX_CONTEXT,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
 
 
 #: Named by their parameters; the draft has 5.6 M.
 SHAPES = {
-    "88m": LlamaShape(layers=12, hidden=768, heads=12, kv_heads=4, ffn=2048),
-    "344m": LlamaShape(layers=24, hidden=1024, heads=16, kv_heads=4, ffn=3584),
-    "draft": LlamaShape(layers=2, hidden=256, heads=4, kv_heads=2, ffn=640),
+    "88m": llama(layers=12, hidden=768, heads=12, kv_heads=4, ffn=2048),
+    "344m": llama(layers=24, hidden=1024, heads=16, kv_heads=4, ffn=3584),
+    "draft": llama(layers=2, hidden=256, heads=4, kv_heads=2, ffn=640),
 }
 
 TARGETS = ("88m", "344m")
 
 
 def random_model(
-    shape: LlamaShape,
+    shape: LlamaConfig,
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization = "none",
@@ -98,7 +81,7 @@ def random_model(
     """Random weights, loaded as any other model is; they pass through a temporary directory."""
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
-    model = LlamaForCausalLM(shape.config()).to(dtype)
+    model = LlamaForCausalLM(shape).to(dtype)
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         return load_model(Path(directory), dtype, device, eager=False, quantization=quantization)
@@ -141,59 +124,38 @@ def run_steps(options: BenchOptions, progress: ProgressBar) -> Report:
     if not load_kernels():
         raise InputError("bench steps: the C++ kernels are needed, and no compiler here builds them")
     torch.set_num_threads(options.engine["threads"] or available_cores())
-    bench = StepsBench(dtype, quantization)
-    progress.total = (WARM_UP + options.repeats) * len(bench.calls)
-    times = take_turns(bench.calls, range(WARM_UP + options.repeats), WARM_UP, progress)
+    models = {name: random_model(shape, DTYPES[dtype], DEVICE, quantization) for name, shape in SHAPES.items()}
+    calls = calls_of({name: Runner(model, SLOTS) for name, model in models.items()})
+    progress.total = (WARM_UP + options.repeats) * len(calls)
+    times = take_turns(calls, range(WARM_UP + options.repeats), WARM_UP, progress)
+    reads = {case: bytes_read(models[case.shape], CONTEXT + case.rows) for case in (*TIMED, *PROFILED)}
     results = {
         "context": CONTEXT,
         "read_gb_per_s": Spread.of(times[PROBE]),  # of the probe, once a round
-        "forwards": [forward_time(case, sum(bench.reads(case).values()), times) for case in TIMED],
+        "forwards": [forward_time(case, sum(reads[case].values()), times) for case in TIMED],
         "draft": {"rows": WIDTH, "forward_ms": _median_ms(times[FORWARD]), "level_ms": _median_ms(times[LEVEL])},
-        "kernels": [row for case in PROFILED for row in kernel_times(case, bench.reads(case), times)],
+        "kernels": [row for case in PROFILED for row in kernel_times(case, reads[case], times)],
     }
     return Report(results)
 
 
-class StepsBench:
-    """The three shapes, loaded, and calls that measure them. The draft's follow one another, as its levels do in
-    service: its weights stay in the cache. A level is the draft's forward inside LMDrafter, with leaves chosen, noise,
-    children hung."""
-
-    def __init__(self, dtype: DType, quantization: Quantization) -> None:
-        def runner(shape: LlamaShape) -> Runner:
-            return Runner(random_model(shape, DTYPES[dtype], DEVICE, quantization=quantization), SLOTS)
-
-        self._runners = {name: runner(shape) for name, shape in SHAPES.items()}
-        levels, probe = DraftLevels(self._runners[DRAFT.shape].model), read_probe()
-        draft = self._forward(DRAFT)
-        self.calls: dict[str, Callable[[int], Any]] = {
-            PROBE: lambda _: probe(),
-            **{case.name: partial(_seconds, self._forward(case)) for case in TIMED},
-            LEVEL: lambda _: levels.seconds(),
-            FORWARD: lambda _: timed(lambda: [draft() for _ in range(LEVELS)]) / LEVELS,
-            **{kernels_of(case): partial(self._kernels, self._step(case), case) for case in reversed(PROFILED)},
-        }
-
-    def reads(self, case: Case) -> dict[str, int]:
-        """Bytes that the step reads, by kind of kernel."""
-        return bytes_read(self._runners[case.shape].model, CONTEXT + case.rows)
-
-    def _step(self, case: Case) -> SequenceRows:
-        return step_rows(self._runners[case.shape], case.rows)
-
-    def _forward(self, case: Case) -> Callable[[], torch.Tensor]:
-        return partial(self._runners[case.shape].forward, [self._step(case)])
-
-    def _kernels(self, step: SequenceRows, case: Case, turn: int) -> dict[str, float]:  # noqa: ARG002
-        return kernel_seconds(self._runners[case.shape], step)
+def calls_of(runners: Mapping[str, Runner]) -> dict[str, Callable[[object], Any]]:
+    """What is measured. The draft's calls follow one another, as its levels do in service: its weights stay in the
+    cache. A level is the draft's forward inside LMDrafter, with leaves chosen, noise, children hung."""
+    steps = {case: step_rows(runners[case.shape], case.rows) for case in (*TIMED, *PROFILED)}
+    forwards = {case: partial(runners[case.shape].forward, [step]) for case, step in steps.items()}
+    calls: dict[str, Callable[[], Any]] = {
+        PROBE: read_probe(),
+        **{case.name: partial(timed, forwards[case]) for case in TIMED},
+        LEVEL: DraftLevels(runners[DRAFT.shape].model).seconds,
+        FORWARD: lambda: timed(lambda: [forwards[DRAFT]() for _ in range(LEVELS)]) / LEVELS,
+        **{kernels_of(case): partial(kernel_seconds, runners[case.shape], steps[case]) for case in reversed(PROFILED)},
+    }
+    return {name: every_round(call) for name, call in calls.items()}
 
 
 def kernels_of(case: Case) -> str:
     return f"kernels of {case.name}"
-
-
-def _seconds(call: Callable[[], object], turn: int) -> float:  # noqa: ARG001
-    return timed(call)
 
 
 class DraftLevels:
@@ -318,9 +280,12 @@ def bytes_read(model: LoadedModel, positions: int) -> dict[str, int]:
             read["gated_mlp"] += sum(map(_num_bytes, (part.gate, part.up, part.down)))
         elif isinstance(part, FusedRMSNorm):
             read["norms"] += part.weight.nbytes
+    return read | {"attention": kv_bytes(model, positions)}
+
+
+def kv_bytes(model: LoadedModel, positions: int) -> int:
     shape = model.shape
-    read["attention"] = shape.layers * positions * 2 * shape.kv_heads * shape.head_dim * model.dtype.itemsize
-    return read
+    return shape.layers * positions * 2 * shape.kv_heads * shape.head_dim * model.dtype.itemsize
 
 
 def _num_bytes(weight: PackedWeight) -> int:

@@ -48,6 +48,11 @@ class Prompt:
         """Fixed for the prompt, whichever subset of a file is run."""
         return zlib.crc32(self.id.encode())
 
+    def job(self, temperature: float, max_tokens: int, offset: int) -> Job:
+        """A job with a seed of its own for each `offset`."""
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=self.seed + offset)
+        return Job(self, f"T={temperature:g}", params)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -68,11 +73,8 @@ class Workload:
 
     def jobs(self, number: int, turn: int) -> list[Job]:
         """The jobs of a round; its number is `turn`."""
-        return [self._job(prompt, 1000 * turn + i) for i, prompt in enumerate(islice(cycle(self.prompts), number))]
-
-    def _job(self, prompt: Prompt, offset: int) -> Job:
-        params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=prompt.seed + offset)
-        return Job(prompt, f"T={self.temperature:g}", params)
+        repeated = enumerate(islice(cycle(self.prompts), number), 1000 * turn)
+        return [prompt.job(self.temperature, self.max_tokens, offset) for offset, prompt in repeated]
 
 
 def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
@@ -101,7 +103,7 @@ def mixed_jobs(prompts: Sequence[Prompt], settings: dict[str, dict[str, Any]], m
 
 def jobs_at(prompts: Sequence[Prompt], temperature: float, max_tokens: int) -> list[Job]:
     """Every prompt at one temperature."""
-    return mixed_jobs(prompts, {f"T={temperature:g}": {"temperature": temperature}}, max_tokens)
+    return [prompt.job(temperature, max_tokens, offset=0) for prompt in prompts]
 
 
 def choose_models(pair: str | None, target: Path | None, draft: Path | None) -> PairDirs:

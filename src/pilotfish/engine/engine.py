@@ -128,14 +128,15 @@ class Engine:
         if config.mode == "off":
             return NoDrafter()
         makers: dict[DrafterKind, Callable[[], Drafter]] = {
-            "lm": self._make_lm_drafter if config.mode == "sync" else self._make_remote_drafter,
+            "lm": self.make_lm_drafter if config.mode == "sync" else self._make_remote_drafter,
             "ngram": lambda: NgramDrafter(config.ngram_max, config.ngram_min),
             "suffix": lambda: SuffixDrafter(ResponseCache(config.max_cached_tokens)),
         }
         drafters = [makers[kind]() for kind in config.drafters]
         return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
-    def _make_lm_drafter(self) -> LMDrafter:
+    def make_lm_drafter(self) -> LMDrafter:
+        """Over the draft of the configuration, loaded into this process."""
         config = self.config
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
