@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,7 @@ from conftest import Measure
 from inline_drafts import inline_drafts
 
 from pilotfish.bench import parity
-from pilotfish.bench.options import PACE
-from pilotfish.bench.parity import ASYNC_NODES, CASES, SETUPS, AsyncSetup, ParityCase, run_parity
+from pilotfish.bench.parity import ASYNC_NODES, CASES, PACE, SETUPS, AsyncSetup, ParityCase, run_parity
 from pilotfish.bench.workload import PARITY_SETTINGS
 from pilotfish.config import EngineConfig
 from pilotfish.core import scheduler
@@ -103,7 +103,10 @@ def test_no_differences_in_mode_async(measure: Measure, monkeypatch: pytest.Monk
 def test_what_each_side_runs_on(config: EngineConfig) -> None:
     every = sorted(os.sched_getaffinity(0))
     assert {(setup.workers, setup.pace) for setup in SETUPS} == {(1, ""), (3, ""), (1, PACE), (3, PACE)}
-    one, all_cores = AsyncSetup(3, PACE).config(config, 1), AsyncSetup(1, "").config(config, len(every))
+    one, all_cores = (
+        AsyncSetup(workers, pace).config(replace(config, threads=threads))
+        for workers, pace, threads in ((3, PACE, 1), (1, "", len(every)))
+    )
     assert (one.mode, one.nodes, one.draft_workers, one.threads) == ("async", ASYNC_NODES, 3, 1)
     assert one.budget == "fixed"  # an adaptive one may rest, and shows nothing then
     assert one.core_set == {every[0]} and all_cores.core_set == set(every)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from pilotfish.bench import app
-from pilotfish.bench.contestants import OFF, LoadedPair, RandomDrafter, take_turns
+from pilotfish.bench.contestants import OFF, LoadedPair, take_turns
 from pilotfish.bench.forwards import (
     CHUNK,
     PARTS,
@@ -26,6 +26,7 @@ from pilotfish.bench.forwards import (
     run_quantization,
     score,
 )
+from pilotfish.bench.parity import RandomDrafter
 from pilotfish.bench.speed import BEST, LOOKUP, load_contestants, run_acceptance, run_speed
 from pilotfish.bench.workload import Prompt, jobs_at
 from pilotfish.config import EngineConfig, Quantization
@@ -139,7 +140,7 @@ def test_drafters_are_swapped_only_when_idle(config: EngineConfig, prompts: list
     [job] = jobs_at(prompts[:1], 0.0, 4)
     pair.engine.submit(job.prompt.text, job.params)
     with pytest.raises(EngineError, match="swapped"):
-        pair.run("off", [job], 1)
+        pair.contestant("off").run(pair.engine, [job], 1)
 
 
 def test_random_trees_repeat_and_stay_in_the_vocabulary(config: EngineConfig, prompts: list[Prompt]) -> None:

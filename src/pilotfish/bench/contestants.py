@@ -11,15 +11,12 @@ from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Protocol, TypeVar
 
-import numpy as np
-
 from pilotfish.bench.report import ProgressBar, Row, Spread, distinct_ngrams, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job
 from pilotfish.config import DrafterKind, EngineConfig, drafter_kinds
 from pilotfish.core.budget import Budget, FixedBudget
-from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits, NoDrafter
-from pilotfish.core.request import Request, RequestStats
-from pilotfish.core.tree import TokenTree, TreeBuilder
+from pilotfish.core.drafter import CombinedDrafter, Drafter, NoDrafter
+from pilotfish.core.request import RequestStats
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
@@ -30,8 +27,6 @@ from pilotfish.observe.records import StepRecord
 OFF = "off"
 #: Of which nothing is drafted.
 NO_BUDGET = FixedBudget(1, 1)
-#: Nodes of the largest random tree.
-MOST_RANDOM = 24
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
@@ -212,8 +207,26 @@ class Contestant:
     budget: Budget = NO_BUDGET
     begin: Callable[[], None] = _ignore  # called before each run
 
+    def run(
+        self,
+        engine: Engine,
+        jobs: Sequence[Job],
+        concurrency: int,
+        done: Callable[[], None] = _ignore,
+        cache_salt: str | None = None,
+    ) -> Run:
+        """Run jobs in an idle engine; EngineError while requests run."""
+        engine.use(self.drafter(), self.budget)
+        self.begin()
+        return run_jobs(engine, jobs, concurrency, done, cache_salt)
+
 
 PLAIN = Contestant(NoDrafter)
+
+
+def contestant_of(engine: Engine) -> Contestant:
+    """The drafter and the budget that the engine has now."""
+    return Contestant(always(engine.drafter), engine.worker.budget)
 
 
 def always(drafter: Drafter) -> Callable[[], Drafter]:
@@ -232,47 +245,34 @@ def compete(
     """Contestants take turns in one engine: same target, same pace."""
 
     def run(name: str, jobs: Sequence[Job]) -> Run:
-        contestant = contestants[name]
-        engine.use(contestant.drafter(), contestant.budget)
-        contestant.begin()
         engine.reset_pacing()
-        return run_jobs(engine, jobs, concurrency, partial(progress, f"{name}, {concurrency} at a time"))
+        return contestants[name].run(engine, jobs, concurrency, partial(progress, f"{name}, {concurrency} at a time"))
 
     return take_turns({name: partial(run, name) for name in contestants}, rounds, warm_up)
 
 
 class LoadedPair:
-    """An engine over a loaded pair, whose drafter can be swapped while it is idle."""
+    """An engine over a loaded pair, and contestants for it."""
 
     def __init__(self, config: EngineConfig) -> None:
         """`config` must be of mode sync with drafter lm."""
         self.engine = Engine(config)
-        drafter = self.engine.drafter
-        if not isinstance(drafter, LMDrafter):
-            raise EngineError("bench: an engine of mode sync with drafter lm is needed")
-        assert self.engine.draft_runner is not None
-        self.lm_drafter, self.draft_runner = drafter, self.engine.draft_runner
+        assert isinstance(self.engine.drafter, LMDrafter) and self.engine.draft_runner is not None
+        self.lm_drafter, self.draft_runner = self.engine.drafter, self.engine.draft_runner
 
-    def use(self, drafter: Drafter, nodes: int | None = None) -> None:
-        """Attach a drafter, whose trees are verified in full; EngineError while requests run."""
+    def contestant(self, name: str, nodes: int = 0) -> Contestant:
+        """With a drafter of this name, whose trees, of so many nodes or as configured, are verified in full."""
         config = self.engine.config
-        self.engine.use(drafter, FixedBudget(nodes or config.nodes, config.levels))
-
-    def run(self, name: str, jobs: Sequence[Job], concurrency: int, done: Callable[[], None] = _ignore) -> Run:
-        """Run jobs with a new drafter of this name."""
-        self.use(self.drafter(name))
-        return run_jobs(self.engine, jobs, concurrency, done)
+        return Contestant(partial(self.drafter, name), FixedBudget(nodes or config.nodes, config.levels))
 
     def lm(self) -> LMDrafter:
         """A new LM drafter over the loaded draft."""
         return LMDrafter(self.lm_drafter.executor, self.lm_drafter.shape, pacer=self.lm_drafter.pacer)
 
     def drafter(self, name: str) -> Drafter:
-        """A new drafter: `off`, `random`, or what EngineConfig.drafter may name."""
+        """A new drafter: `off`, or what EngineConfig.drafter may name."""
         if name == OFF:
             return NoDrafter()
-        if name == "random":
-            return RandomDrafter(self.engine.model.shape.vocab_size)
         drafters = [self._drafter(kind) for kind in drafter_kinds(name)]
         return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
@@ -280,25 +280,3 @@ class LoadedPair:
         if kind == "lm":
             return self.lm()
         return NgramDrafter() if kind == "ngram" else SuffixDrafter(ResponseCache(self.engine.config.max_cached_tokens))
-
-
-class RandomDrafter(NoDrafter):
-    """Trees of random shape and random tokens: half from the vocabulary, half from the sequence itself.
-
-    A tree is a function of the request's seed and length, so a run can be repeated.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
-        return [self._tree(request) for request in requests]
-
-    def _tree(self, request: Request) -> TokenTree:
-        rng = np.random.default_rng((request.seed, len(request.tokens)))
-        tree = TreeBuilder()
-        for _ in range(rng.integers(MOST_RANDOM + 1)):
-            seen = request.tokens[rng.integers(len(request.tokens))]
-            token = seen if rng.random() < 0.5 else int(rng.integers(self.vocab_size))
-            tree.add(int(rng.integers(-1, len(tree))), token, -float(rng.exponential()))
-        return tree.tree()

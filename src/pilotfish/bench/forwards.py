@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from pilotfish.bench.contestants import LoadedPair, Run, drain, every_round, run_jobs, take_turns
+from pilotfish.bench.contestants import LoadedPair, Run, drain, every_round, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, timed
 from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
@@ -80,8 +80,9 @@ def run_profile(options: BenchOptions, progress: ProgressBar) -> Report:
     progress.total = len(prompts) * len(TEMPERATURES) * len(PROFILE_DRAFTERS)
     for temperature, drafter in product(TEMPERATURES, PROFILE_DRAFTERS):
         jobs = jobs_at(prompts, temperature, options.max_tokens)
-        pair.run(drafter, jobs[:1], 1)  # to warm up
-        run = pair.run(drafter, jobs, 1, partial(progress, f"{drafter}, T={temperature:g}"))
+        contestant = pair.contestant(drafter)
+        contestant.run(pair.engine, jobs[:1], 1)  # to warm up
+        run = contestant.run(pair.engine, jobs, 1, partial(progress, f"{drafter}, T={temperature:g}"))
         steps.append({"drafter": drafter, "temperature": temperature, **step_parts(run)})
     target, draft = pair.engine.runner, pair.draft_runner
     forward_ms = {rows: interleaved_ms({"": target}, rows, options.repeats)[""] for rows in PROFILE_ROWS}
@@ -171,9 +172,8 @@ def compare_pairs(
     """Runs every target with every draft; the pair of plain weights comes first."""
     results, plain = list[Row](), list[list[int]]()
     for target, draft in product(QUANTIZATIONS, repeat=2):
-        pairs[target].use(pairs[draft].lm())
         done = partial(progress, f"target {target}, draft {draft}, T={temperature:g}")
-        run = run_jobs(pairs[target].engine, jobs, ACCEPTANCE_CONCURRENCY, done)
+        run = pairs[draft].contestant("lm").run(pairs[target].engine, jobs, ACCEPTANCE_CONCURRENCY, done)
         plain = plain or run.outputs
         where = {"target": target, "draft": draft, "temperature": temperature}
         figures = {"tokens_per_verify_step": run.tokens / run.total("verify_steps")}

@@ -20,8 +20,6 @@ from pilotfish.pairs import PairDirs
 MANY = 1 << 20
 #: Settings among which the best sync one is sought.
 SYNC_GRID = "2x2:8,3x2:8,4x2:8,3x4:16,4x4:16,5x4:16,4x8:16,6x8:16"
-#: As a 70B target and a 1B draft.
-PACE = "target=10.4ms,draft=2.6ms"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,18 +9,28 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pilotfish.bench.contestants import OFF, LoadedPair, Run, run_jobs
-from pilotfish.bench.options import PACE, BenchOptions
+import numpy as np
+
+from pilotfish.bench.contestants import OFF, Contestant, LoadedPair, Run, contestant_of
+from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import PARITY_SETTINGS, Job, mixed_jobs, parse_numbers
 from pilotfish.config import EngineConfig
+from pilotfish.core.budget import FixedBudget
+from pilotfish.core.drafter import DraftLimits, NoDrafter
+from pilotfish.core.request import Request
 from pilotfish.core.scheduler import HEADROOM
+from pilotfish.core.tree import TokenTree, TreeBuilder
 from pilotfish.engine.engine import Engine
 
 BATCH = 8
+#: The drafter of random trees, and the nodes of the largest.
+RANDOM, MOST_RANDOM = "random", 24
 TREES = (("lm", 4), ("lm", 16), ("lm", 48), ("ngram", 0), ("suffix", 0), ("lm+ngram", 0), ("lm+suffix", 0),
-         ("lm+ngram+suffix", 0), ("random", 24))  # fmt: skip
+         ("lm+ngram+suffix", 0), (RANDOM, MOST_RANDOM))  # fmt: skip
 ASYNC_NODES = 16
+#: As a 70B target and a 1B draft.
+PACE = "target=10.4ms,draft=2.6ms"
 #: Of all runs: what has ended before is what suffix drafters guess from.
 SALT = "parity"
 
@@ -63,11 +73,11 @@ class AsyncSetup:
         name = f"async, {self.workers} draft{'s' if self.workers > 1 else ''}" + (", paced" if self.pace else "")
         return [ParityCase(name, BATCH), ParityCase(name, BATCH, preempted=True), ParityCase(name, 1)]
 
-    def config(self, sync: EngineConfig, threads: int) -> EngineConfig:
-        """The target has the first `threads` cores, the drafts some of the others. Where it has them all they share
-        them, and one draft has as many threads as the target, each of three fewer."""
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
-        placed = replace(sync, threads=threads, cores=cores, draft_workers=self.workers)
+    def config(self, sync: EngineConfig) -> EngineConfig:
+        """The target has as many of the first cores as threads, the drafts some of the others. Where it has them all
+        they share them, and one draft has as many threads as the target, each of three fewer."""
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: sync.threads]))
+        placed = replace(sync, cores=cores, draft_workers=self.workers)
         return replace(placed, mode="async", nodes=ASYNC_NODES, pace=self.pace, budget="fixed")
 
 
@@ -86,12 +96,10 @@ def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     began, references = time.perf_counter(), list[Run]()
     outcomes, across, differences = list[Row](), list[Row](), list[Row]()
     for threads in thread_counts:
-        pair = LoadedPair(replace(config, threads=threads))
-        references.append(_run(pair, REFERENCE, jobs, progress))
+        runs = _runs(replace(config, threads=threads), options.compared, jobs, progress)
+        references.append(next(runs)[1])
         across.append(outcome_of(REFERENCE, references[-1], references[0], threads))
-        sync = options.compared == "sync"
-        others = _sync_runs(pair, jobs, progress) if sync else _async_runs(config, jobs, threads, progress)
-        for case, run in others:
+        for case, run in runs:
             outcomes.append(outcome_of(case, run, references[-1], threads))
             differences.extend(differences_of(case, run, references[-1], threads, jobs))
     results = {"outcomes": outcomes, "across_threads": across[1:], "differences": differences}
@@ -101,28 +109,29 @@ def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     return Report({**results, **counts, "seconds": seconds}, failed=config.dtype == "float32" and unproved)
 
 
-def _sync_runs(pair: LoadedPair, jobs: Sequence[Job], progress: ProgressBar) -> Iterator[tuple[ParityCase, Run]]:
-    return ((case, _run(pair, case, jobs, progress)) for case in CASES)
-
-
-def _run(pair: LoadedPair, case: ParityCase, jobs: Sequence[Job], progress: ProgressBar) -> Run:
-    pair.use(pair.drafter(case.drafter), case.nodes or None)
-    return _run_case(pair.engine, case, jobs, progress)
-
-
-def _async_runs(
-    config: EngineConfig, jobs: Sequence[Job], threads: int, progress: ProgressBar
+def _runs(
+    config: EngineConfig, compared: str, jobs: Sequence[Job], progress: ProgressBar
 ) -> Iterator[tuple[ParityCase, Run]]:
-    for setup in SETUPS:
-        with Engine(setup.config(config, threads)) as engine:
+    """The reference, then what is compared with it."""
+    pair = LoadedPair(config)
+    for case in (REFERENCE, *(CASES if compared == "sync" else ())):
+        yield case, _run(pair.engine, _contestant(pair, case), case, jobs, progress)
+    for setup in SETUPS if compared == "async" else ():
+        with Engine(setup.config(config)) as engine:
             for case in setup.cases:
-                yield case, _run_case(engine, case, jobs, progress)
+                yield case, _run(engine, contestant_of(engine), case, jobs, progress)
 
 
-def _run_case(engine: Engine, case: ParityCase, jobs: Sequence[Job], progress: ProgressBar) -> Run:
+def _run(engine: Engine, contestant: Contestant, case: ParityCase, jobs: Sequence[Job], progress: ProgressBar) -> Run:
     done = partial(progress, f"{case.name}, {case.concurrency} at a time")
     with scarce_slots(engine, jobs) if case.preempted else nullcontext():
-        return run_jobs(engine, jobs, case.concurrency, done, SALT)
+        return contestant.run(engine, jobs, case.concurrency, done, SALT)
+
+
+def _contestant(pair: LoadedPair, case: ParityCase) -> Contestant:
+    if case.drafter != RANDOM:
+        return pair.contestant(case.drafter, case.nodes)
+    return Contestant(partial(RandomDrafter, pair.engine.model.shape.vocab_size), FixedBudget(case.nodes, 1))
 
 
 @contextmanager
@@ -165,3 +174,25 @@ def differences_of(case: ParityCase, run: Run, reference: Run, threads: int, job
             index = next(unequal, min(len(left), len(right)))
             where = {"threads": threads, "drafter": case.name, "concurrency": case.concurrency}
             yield {**where, "prompt": job.prompt.id, "setting": job.setting, "index": index}
+
+
+class RandomDrafter(NoDrafter):
+    """Trees of random shape and random tokens: half from the vocabulary, half from the sequence itself.
+
+    A tree is a function of the request's seed and length, so a run can be repeated.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: Request) -> TokenTree:
+        rng = np.random.default_rng((request.seed, len(request.tokens)))
+        tree = TreeBuilder()
+        for _ in range(rng.integers(MOST_RANDOM + 1)):
+            seen = request.tokens[rng.integers(len(request.tokens))]
+            token = seen if rng.random() < 0.5 else int(rng.integers(self.vocab_size))
+            tree.add(int(rng.integers(-1, len(tree))), token, -float(rng.exponential()))
+        return tree.tree()

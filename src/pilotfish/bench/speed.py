@@ -15,12 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from pilotfish.bench.contestants import LoadedPair, Run, Timed, over, run_jobs, speed_of, take_turns
+from pilotfish.bench.contestants import LoadedPair, Run, Timed, over, speed_of, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, distinct_ngrams
 from pilotfish.bench.workload import TEMPERATURES, Job, jobs_at
 from pilotfish.config import EngineConfig
-from pilotfish.core.drafter import Drafter
 from pilotfish.model.loader import DTYPES
 from pilotfish.model.quantize import quantize
 
@@ -28,21 +27,14 @@ OURS = {"off": "off", "sync lm": "lm", "sync lm+ngram": "lm+ngram", "sync ngram"
 LOOKUP = "transformers prompt lookup"  # greedy only
 LOOKUP_TOKENS = 10
 BEST = "transformers, better of plain and assisted"
-#: Numerators and denominators, round by round, where both took part.
-RATIOS = (
-    ("sync lm", "off"),
-    ("sync lm+ngram", "off"),
-    ("sync ngram", "off"),
-    ("off", "transformers"),
-    ("sync lm", "transformers"),
-    ("sync lm+ngram", "transformers"),
-    ("sync lm", "transformers assisted"),
-    ("sync lm+ngram", "transformers assisted"),
-    ("sync lm", BEST),
-    ("sync lm+ngram", BEST),
-    ("sync ngram", LOOKUP),
-    ("sync lm+ngram", LOOKUP),
-)
+#: Numerators by their denominator, round by round, where both took part.
+RATIOS = {
+    "off": ("sync lm", "sync lm+ngram", "sync ngram"),
+    "transformers": ("off", "sync lm", "sync lm+ngram"),
+    "transformers assisted": ("sync lm", "sync lm+ngram"),
+    BEST: ("sync lm", "sync lm+ngram"),
+    LOOKUP: ("sync ngram", "sync lm+ngram"),
+}
 ACCEPTANCE_DRAFTERS = ("lm", "lm+ngram", "ngram")
 ACCEPTANCE_CONCURRENCY = 8
 
@@ -69,7 +61,7 @@ def load_contestants(config: EngineConfig) -> dict[str, Callable[[Job], Run]]:
     target, draft = _reference(config.target, config), _reference(config.draft, config)
     theirs = partial(_generate, target, pair.engine.tokenizer)
     return {
-        **{name: partial(_our_run, pair, pair.drafter(drafter)) for name, drafter in OURS.items()},
+        **{name: partial(_our_run, pair, drafter) for name, drafter in OURS.items()},
         "transformers": theirs,
         "transformers assisted": partial(theirs, assistant_model=draft),
         LOOKUP: partial(theirs, prompt_lookup_num_tokens=LOOKUP_TOKENS),
@@ -85,9 +77,9 @@ def _reference(directory: Path, config: EngineConfig) -> Any:
     return module
 
 
-def _our_run(pair: LoadedPair, drafter: Drafter, job: Job) -> Run:
-    pair.use(drafter)
-    return replace(run_jobs(pair.engine, [job], 1), steps=[])  # whose periods nobody compares here
+def _our_run(pair: LoadedPair, drafter: str, job: Job) -> Run:
+    run = pair.contestant(drafter).run(pair.engine, [job], 1)
+    return replace(run, steps=[])  # nobody compares their periods here
 
 
 def _generate(model: Any, tokenizer: Any, job: Job, **options: Any) -> Run:
@@ -110,7 +102,7 @@ def ratios_of(rounds: Mapping[str, Sequence[Timed]]) -> list[Row]:
 
     best = list(map(faster, rounds["transformers"], rounds["transformers assisted"]))
     known = {**rounds, BEST: best}
-    pairs = [(above, below) for above, below in RATIOS if above in known and below in known]
+    pairs = [(above, below) for below, numerators in RATIOS.items() for above in numerators if below in known]
     return [{"numerator": above, "denominator": below, "ratio": over(above, below, known)} for above, below in pairs]
 
 
@@ -122,7 +114,8 @@ def run_acceptance(options: BenchOptions, progress: ProgressBar) -> Report:
     progress.total = len(prompts) * len(TEMPERATURES) * len(ACCEPTANCE_DRAFTERS)
     for temperature, name in product(TEMPERATURES, ACCEPTANCE_DRAFTERS):
         jobs = jobs_at(prompts, temperature, options.max_tokens)
-        run = pair.run(name, jobs, ACCEPTANCE_CONCURRENCY, partial(progress, f"{name}, T={temperature:g}"))
+        done = partial(progress, f"{name}, T={temperature:g}")
+        run = pair.contestant(name).run(pair.engine, jobs, ACCEPTANCE_CONCURRENCY, done)
         results.append({"drafter": name, "temperature": temperature, **acceptance(run)})
     return Report({"results": results})
 

@@ -16,12 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pilotfish.bench.contestants import NO_BUDGET, OFF, Run, joined, rates, run_jobs, take_turns
+from pilotfish.bench.contestants import OFF, PLAIN, Run, contestant_of, joined, rates, take_turns
 from pilotfish.bench.workload import Job, Prompt
 from pilotfish.cli.show import DRAFTED, OWN, OriginStream, paced, print_json, shows_colour, status, warn_of_overruns
 from pilotfish.config import EngineConfig, Mode, available_cores
-from pilotfish.core.budget import Budget
-from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacing
@@ -77,46 +75,36 @@ def _run_scene(
     scene: Scene, params: SamplingParams, rounds: int, streamed: Console | None, *, quiet: bool
 ) -> tuple[dict[str, Any], list[Pacing]]:
     """Async first, whose text is shown; then, on all cores, off and sync."""
-    runs, cores = dict[str, list[Run]](), dict[str, int]()
-    pacing = list[Pacing]()
-    modes: tuple[Mode, ...] = ("async", "sync")
-    for mode in modes:
+    runs, cores, pacing = dict[str, list[Run]](), dict[str, int](), list[Pacing]()
+    for config in (scene.config, replace(scene.config, mode="sync")):
+        where = "a process of its own" if config.mode == "async" else "the target's process"
         with ExitStack() as stack:
-            engine = _warm_engine(stack, scene, replace(scene.config, mode=mode), params, quiet=quiet)
-            if mode == "async" and streamed is not None:
+            with status(f"{scene.pair}: loading, the draft in {where}", quiet=quiet):
+                engine = stack.enter_context(Engine(config))
+                plays = _warm_plays(engine, params)
+            if config.mode == "async" and streamed is not None:
                 _stream(engine, params, streamed)
-            plays = _plays(engine)
             with status(f"{scene.pair}: timing {' and '.join(plays)}", quiet=quiet):
                 seeds = seeds_within(rounds, MEASURE_SECONDS)
                 runs |= take_turns(plays, (jobs_of(replace(params, seed=seed)) for seed in seeds), warm_up=0)
             cores |= dict.fromkeys(plays, available_cores())
-            pacing += [replace(one, role=f"async {one.role}") if mode == "async" else one for one in engine.pacing()]
+            pacing += [_of_async(one) if config.mode == "async" else one for one in engine.pacing()]
     models = {"pair": scene.pair, "parameters": engine.model.num_parameters, "pace": scene.config.pace}
     return {**models, **record_of(runs, cores)}, pacing
 
 
-def _warm_engine(
-    stack: ExitStack, scene: Scene, config: EngineConfig, params: SamplingParams, *, quiet: bool
-) -> Engine:
-    """An engine, gone with the stack with its cores and processes, that has run everything once that is slow the first
-    time."""
-    where = "a process of its own" if config.mode == "async" else "the target's process"
-    with status(f"{scene.pair}: loading, the draft in {where}", quiet=quiet):
-        engine = stack.enter_context(Engine(config))
-        short = jobs_of(replace(params, max_tokens=min(params.max_tokens, WARM_UP_TOKENS)))
-        take_turns(_plays(engine), [short[:1]])
-    return engine
+def _of_async(pacing: Pacing) -> Pacing:
+    return replace(pacing, role=f"async {pacing.role}")
 
 
-def _plays(engine: Engine) -> dict[str, Play]:
-    """The modes of an engine: its own and, unless that is async, off."""
-
-    def play(drafter: Drafter, budget: Budget, jobs: Sequence[Job]) -> Run:
-        engine.use(drafter, budget)
-        return run_jobs(engine, jobs, 1)
-
-    mode, own = engine.config.mode, partial(play, engine.drafter, engine.worker.budget)
-    return {mode: own} if mode == "async" else {OFF: partial(play, NoDrafter(), NO_BUDGET), mode: own}
+def _warm_plays(engine: Engine, params: SamplingParams) -> dict[str, Play]:
+    """The modes of an engine, its own and, unless that is async, off. Each has run everything once that is slow the
+    first time."""
+    mode, short = engine.config.mode, replace(params, max_tokens=min(params.max_tokens, WARM_UP_TOKENS))
+    modes = {mode: contestant_of(engine)} if mode == "async" else {OFF: PLAIN, mode: contestant_of(engine)}
+    plays = {name: partial(one.run, engine, concurrency=1) for name, one in modes.items()}
+    take_turns(plays, [jobs_of(short)[:1]])
+    return plays
 
 
 def jobs_of(params: SamplingParams) -> list[Job]:
