@@ -10,13 +10,14 @@ from typing import cast
 import pytest
 from conftest import Invoke, Measure
 
-from pilotfish.bench.contestants import LoadedPair, Run, compete, speed_of
+from pilotfish.bench.contestants import Run, compete, speed_of
 from pilotfish.bench.report import ProgressBar, Spread
 from pilotfish.bench.speculation import AUTO, WatchedBudget, auto_result, contestants, run_budget
 from pilotfish.bench.workload import Prompt, Workload
 from pilotfish.config import DType, EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
 from pilotfish.core.drafter import DraftLimits
+from pilotfish.engine.engine import Engine
 from pilotfish.errors import InputError
 from pilotfish.model.native import load_kernels
 
@@ -38,13 +39,13 @@ def test_budget(measure: Measure, dtype: DType) -> None:
 
 def test_contestants_are_what_their_names_say(config: EngineConfig, prompts: list[Prompt]) -> None:
     """And their outputs differ where the jobs do."""
-    pair, workload = LoadedPair(config), Workload(prompts, 0.8, 12)
+    engine, workload = Engine(config), Workload(prompts, 0.8, 12)
     auto = cast(WatchedBudget, Unwatched())
-    players = contestants(pair, auto, [4, 2])
+    players = contestants(engine, auto, [4, 2])
     assert list(players) == ["off", "fixed 2", "fixed 4", AUTO]
     jobs = [workload.jobs(4, turn) for turn in (0, 1)]
     assert len({job.params.seed for turn in jobs for job in turn}) == 8
-    rounds = compete(pair.engine, players, jobs, 2, ProgressBar(), warm_up=0)
+    rounds = compete(engine, players, jobs, 2, ProgressBar(), warm_up=0)
     drafted, steps = (
         {name: runs[0].total(count) for name, runs in rounds.items()} for count in ("draft_tokens", "verify_steps")
     )

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from pilotfish.bench import app
-from pilotfish.bench.contestants import OFF, LoadedPair, take_turns
+from pilotfish.bench.contestants import OFF, drafting, take_turns
 from pilotfish.bench.forwards import (
     CHUNK,
     PARTS,
@@ -30,6 +30,7 @@ from pilotfish.bench.parity import RandomDrafter
 from pilotfish.bench.speed import BEST, LOOKUP, load_contestants, run_acceptance, run_speed
 from pilotfish.bench.workload import Prompt, jobs_at
 from pilotfish.config import EngineConfig, Quantization
+from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, InputError
 
 
@@ -113,7 +114,7 @@ def test_memory(measure: Measure) -> None:
 def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:
     """Chunks of a chain of nodes, against one forward of transformers."""
     tokens = list(range(1, 2 * CHUNK + 3))
-    runner = LoadedPair(config).engine.runner
+    runner = Engine(config).runner
     reference = AutoModelForCausalLM.from_pretrained(config.target, dtype=torch.float32)
     with torch.inference_mode():
         logits = reference(torch.tensor([tokens])).logits[0, :-1]
@@ -126,8 +127,8 @@ def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:
 
 def test_agreement_is_with_plain_weights(config: EngineConfig) -> None:
     """Shown on weights that differ more than int8 does: the draft in place of the quantized target."""
-    pair, texts = LoadedPair(config), [list(range(1, 60)), [7, 8, 9]]
-    target, draft = pair.engine.runner, pair.draft_runner
+    engine, texts = Engine(config), [list(range(1, 60)), [7, 8, 9]]
+    target, draft = engine.runner, engine.draft_runner
     plain, other = compare_models({"none": target, "int8": draft}, texts, 1)
     likeliest = [score(runner, texts)[1].tolist() for runner in (target, draft)]
     assert len(likeliest[0]) == 60
@@ -136,17 +137,17 @@ def test_agreement_is_with_plain_weights(config: EngineConfig) -> None:
 
 
 def test_drafters_are_swapped_only_when_idle(config: EngineConfig, prompts: list[Prompt]) -> None:
-    pair = LoadedPair(config)
+    engine = Engine(config)
     [job] = jobs_at(prompts[:1], 0.0, 4)
-    pair.engine.submit(job.prompt.text, job.params)
+    engine.submit(job.prompt.text, job.params)
     with pytest.raises(EngineError, match="swapped"):
-        pair.contestant("off").run(pair.engine, [job], 1)
+        drafting(engine, "off").run(engine, [job], 1)
 
 
 def test_random_trees_repeat_and_stay_in_the_vocabulary(config: EngineConfig, prompts: list[Prompt]) -> None:
-    pair = LoadedPair(config)
+    engine = Engine(config)
     [job] = jobs_at(prompts[:1], 0.8, 4)
-    [sample] = pair.engine.submit(job.prompt.text, job.params)
+    [sample] = engine.submit(job.prompt.text, job.params)
     trees = [RandomDrafter(9).propose([sample.request], limits())[0] for _ in range(2)]
     assert paths_of(trees[0]) == paths_of(trees[1])
     assert set(trees[0].tokens.tolist()) <= set(range(9)) | set(sample.request.tokens)

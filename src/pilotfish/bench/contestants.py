@@ -13,13 +13,10 @@ from typing import Protocol, TypeVar
 
 from pilotfish.bench.report import ProgressBar, Row, Spread, distinct_ngrams, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job
-from pilotfish.config import DrafterKind, EngineConfig, drafter_kinds
+from pilotfish.config import drafter_kinds
 from pilotfish.core.budget import Budget, FixedBudget
-from pilotfish.core.drafter import CombinedDrafter, Drafter, NoDrafter
+from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.request import RequestStats
-from pilotfish.draft.lm import LMDrafter
-from pilotfish.draft.ngram import NgramDrafter
-from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError
 from pilotfish.observe.records import StepRecord
@@ -229,6 +226,13 @@ def contestant_of(engine: Engine) -> Contestant:
     return Contestant(always(engine.drafter), engine.worker.budget)
 
 
+def drafting(engine: Engine, drafter: str, nodes: int = 0) -> Contestant:
+    """`off`, or what EngineConfig.drafter may name; trees of so many nodes, or as configured, are verified in full.
+    `engine` is of mode sync."""
+    config, kinds = engine.config, () if drafter == OFF else drafter_kinds(drafter)
+    return Contestant(partial(engine.make_drafter, kinds), FixedBudget(nodes or config.nodes, config.levels))
+
+
 def always(drafter: Drafter) -> Callable[[], Drafter]:
     """For a contestant that keeps its drafter."""
     return lambda: drafter
@@ -249,34 +253,3 @@ def compete(
         return contestants[name].run(engine, jobs, concurrency, partial(progress, f"{name}, {concurrency} at a time"))
 
     return take_turns({name: partial(run, name) for name in contestants}, rounds, warm_up)
-
-
-class LoadedPair:
-    """An engine over a loaded pair, and contestants for it."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        """`config` must be of mode sync with drafter lm."""
-        self.engine = Engine(config)
-        assert isinstance(self.engine.drafter, LMDrafter) and self.engine.draft_runner is not None
-        self.lm_drafter, self.draft_runner = self.engine.drafter, self.engine.draft_runner
-
-    def contestant(self, name: str, nodes: int = 0) -> Contestant:
-        """With a drafter of this name, whose trees, of so many nodes or as configured, are verified in full."""
-        config = self.engine.config
-        return Contestant(partial(self.drafter, name), FixedBudget(nodes or config.nodes, config.levels))
-
-    def lm(self) -> LMDrafter:
-        """A new LM drafter over the loaded draft."""
-        return LMDrafter(self.lm_drafter.executor, self.lm_drafter.shape, pacer=self.lm_drafter.pacer)
-
-    def drafter(self, name: str) -> Drafter:
-        """A new drafter: `off`, or what EngineConfig.drafter may name."""
-        if name == OFF:
-            return NoDrafter()
-        drafters = [self._drafter(kind) for kind in drafter_kinds(name)]
-        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
-
-    def _drafter(self, kind: DrafterKind) -> Drafter:
-        if kind == "lm":
-            return self.lm()
-        return NgramDrafter() if kind == "ngram" else SuffixDrafter(ResponseCache(self.engine.config.max_cached_tokens))

@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from pilotfish.bench.contestants import LoadedPair, Run, drain, every_round, take_turns
+from pilotfish.bench.contestants import Run, drafting, drain, every_round, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, timed
 from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
@@ -76,17 +76,17 @@ RUNTIME = ("schedule", "rows", "commit", "text")
 
 def run_profile(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs all prompts, one at a time, and each forward `repeats` times; the draft's has `width` rows."""
-    pair, prompts, steps = LoadedPair(options.engine_config()), options.rows(), list[Row]()
+    engine, prompts, steps = Engine(options.engine_config()), options.rows(), list[Row]()
     progress.total = len(prompts) * len(TEMPERATURES) * len(PROFILE_DRAFTERS)
     for temperature, drafter in product(TEMPERATURES, PROFILE_DRAFTERS):
         jobs = jobs_at(prompts, temperature, options.max_tokens)
-        contestant = pair.contestant(drafter)
-        contestant.run(pair.engine, jobs[:1], 1)  # to warm up
-        run = contestant.run(pair.engine, jobs, 1, partial(progress, f"{drafter}, T={temperature:g}"))
+        contestant = drafting(engine, drafter)
+        contestant.run(engine, jobs[:1], 1)  # to warm up
+        run = contestant.run(engine, jobs, 1, partial(progress, f"{drafter}, T={temperature:g}"))
         steps.append({"drafter": drafter, "temperature": temperature, **step_parts(run)})
-    target, draft = pair.engine.runner, pair.draft_runner
+    target, draft = engine.runner, engine.draft_runner
     forward_ms = {rows: interleaved_ms({"": target}, rows, options.repeats)[""] for rows in PROFILE_ROWS}
-    draft_ms = interleaved_ms({"": draft}, pair.engine.config.width, options.repeats)[""]
+    draft_ms = interleaved_ms({"": draft}, engine.config.width, options.repeats)[""]
     return Report({"steps": steps, "forward_ms": forward_ms, "draft_forward_ms": draft_ms})
 
 
@@ -111,12 +111,10 @@ def run_quantization(options: BenchOptions, progress: ProgressBar) -> Report:
     """Measures each forward `repeats` times."""
     prompts = options.rows()
     progress.total = len(prompts) * len(TEMPERATURES) * len(QUANTIZATIONS) ** 2
-    pairs: dict[str, LoadedPair] = {
-        name: LoadedPair(options.engine_config(quantization=name)) for name in QUANTIZATIONS
-    }
-    texts = [pairs["none"].engine.check_prompt(prompt.text) for prompt in prompts]
-    targets = {name: pair.engine.runner for name, pair in pairs.items()}
-    drafts = {name: pair.draft_runner for name, pair in pairs.items()}
+    engines = {name: Engine(options.engine_config(quantization=name)) for name in QUANTIZATIONS}
+    texts = [engines["none"].check_prompt(prompt.text) for prompt in prompts]
+    targets = {name: engine.runner for name, engine in engines.items()}
+    drafts = {name: engine.draft_runner for name, engine in engines.items()}
     models = [
         {"model": model, **row}
         for model, runners in (("target", targets), ("draft", drafts))
@@ -125,7 +123,7 @@ def run_quantization(options: BenchOptions, progress: ProgressBar) -> Report:
     results = list[Row]()
     for temperature in TEMPERATURES:
         jobs = jobs_at(prompts, temperature, options.max_tokens)
-        results += compare_pairs(pairs, jobs, temperature, progress)
+        results += compare_pairs(engines, jobs, temperature, progress)
     scored = sum(len(text) - 1 for text in texts)
     return Report({"models": models, "pairs": results, "scored_tokens": scored})
 
@@ -167,13 +165,13 @@ def _score_text(runner: Runner, tokens: Sequence[int]) -> Iterator[tuple[torch.T
 
 
 def compare_pairs(
-    pairs: Mapping[str, LoadedPair], jobs: Sequence[Job], temperature: float, progress: ProgressBar
+    engines: Mapping[str, Engine], jobs: Sequence[Job], temperature: float, progress: ProgressBar
 ) -> list[Row]:
     """Runs every target with every draft; the pair of plain weights comes first."""
     results, plain = list[Row](), list[list[int]]()
     for target, draft in product(QUANTIZATIONS, repeat=2):
         done = partial(progress, f"target {target}, draft {draft}, T={temperature:g}")
-        run = pairs[draft].contestant("lm").run(pairs[target].engine, jobs, ACCEPTANCE_CONCURRENCY, done)
+        run = drafting(engines[draft], "lm").run(engines[target], jobs, ACCEPTANCE_CONCURRENCY, done)
         plain = plain or run.outputs
         where = {"target": target, "draft": draft, "temperature": temperature}
         figures = {"tokens_per_verify_step": run.tokens / run.total("verify_steps")}

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from pilotfish.bench.contestants import OFF, Contestant, LoadedPair, Run, contestant_of
+from pilotfish.bench.contestants import OFF, Contestant, Run, contestant_of, drafting
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import PARITY_SETTINGS, Job, mixed_jobs, parse_numbers
@@ -113,9 +113,9 @@ def _runs(
     config: EngineConfig, compared: str, jobs: Sequence[Job], progress: ProgressBar
 ) -> Iterator[tuple[ParityCase, Run]]:
     """The reference, then what is compared with it."""
-    pair = LoadedPair(config)
+    sync = Engine(config)
     for case in (REFERENCE, *(CASES if compared == "sync" else ())):
-        yield case, _run(pair.engine, _contestant(pair, case), case, jobs, progress)
+        yield case, _run(sync, _contestant(sync, case), case, jobs, progress)
     for setup in SETUPS if compared == "async" else ():
         with Engine(setup.config(config)) as engine:
             for case in setup.cases:
@@ -128,10 +128,10 @@ def _run(engine: Engine, contestant: Contestant, case: ParityCase, jobs: Sequenc
         return contestant.run(engine, jobs, case.concurrency, done, SALT)
 
 
-def _contestant(pair: LoadedPair, case: ParityCase) -> Contestant:
+def _contestant(engine: Engine, case: ParityCase) -> Contestant:
     if case.drafter != RANDOM:
-        return pair.contestant(case.drafter, case.nodes)
-    return Contestant(partial(RandomDrafter, pair.engine.model.shape.vocab_size), FixedBudget(case.nodes, 1))
+        return drafting(engine, case.drafter, case.nodes)
+    return Contestant(partial(RandomDrafter, engine.model.shape.vocab_size), FixedBudget(case.nodes, 1))
 
 
 @contextmanager

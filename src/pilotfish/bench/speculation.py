@@ -13,7 +13,6 @@ from pilotfish.bench.contestants import (
     OFF,
     PLAIN,
     Contestant,
-    LoadedPair,
     Run,
     always,
     compete,
@@ -31,7 +30,6 @@ from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, S
 from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits
 from pilotfish.core.step import RequestCommit, Step
 from pilotfish.core.tree import Forest
-from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
@@ -86,10 +84,10 @@ def run_async(options: BenchOptions, progress: ProgressBar) -> Report:
 
 def _contestants(engine: Engine, settings: Sequence[SyncSetting]) -> dict[str, Contestant]:
     """Off and sync take their turns in the async engine."""
-    config, remote, own = engine.config, engine.drafter, engine.make_lm_drafter()
+    config, remote = engine.config, engine.drafter
 
     def sync(setting: SyncSetting) -> Drafter:
-        lm = LMDrafter(own.executor, TreeShape(setting.width))
+        lm = engine.make_lm_drafter(setting.width)
         return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in config.drafters else lm
 
     grid = {str(one): Contestant(partial(sync, one), FixedBudget(one.nodes, one.levels)) for one in settings}
@@ -188,38 +186,39 @@ class WatchedBudget:
 
 def run_budget(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs plain decoding, trees of `fixed` nodes and the adaptive budget, `repeats` rounds after a warm-up."""
-    pair = LoadedPair(options.engine_config(budget="auto"))
+    engine = Engine(options.engine_config(budget="auto"))
+    lm = engine.drafter
     concurrencies, fixed = parse_numbers("concurrency", options.concurrencies), parse_numbers("fixed", options.fixed)
     workload, turns = options.workload(), options.repeats + 1
     progress.total = (len(set(fixed)) + 2) * turns * options.batches * sum(concurrencies)
     speeds, auto = list[Row](), list[Row]()
     for concurrency in concurrencies:
-        watched = WatchedBudget(adaptive_budget(pair), concurrency)
-        players = contestants(pair, watched, fixed)
+        watched = WatchedBudget(adaptive_budget(engine, lm), concurrency)
+        players = contestants(engine, watched, fixed)
         jobs = [workload.jobs(options.batches * concurrency, turn) for turn in range(turns)]
-        compete(pair.engine, players, jobs[:1], concurrency, progress)
+        compete(engine, players, jobs[:1], concurrency, progress)
         watched.clear()
-        rounds = compete(pair.engine, players, jobs[1:], concurrency, progress, warm_up=0)
+        rounds = compete(engine, players, jobs[1:], concurrency, progress, warm_up=0)
         speeds += [{"concurrency": concurrency, **speed_of(name, rounds)} for name in rounds]
         auto.append({"concurrency": concurrency, **auto_result(rounds, watched)})
     return Report({"speeds": speeds, "auto": auto})
 
 
-def adaptive_budget(pair: LoadedPair) -> AdaptiveBudget:
+def adaptive_budget(engine: Engine, lm: Drafter) -> AdaptiveBudget:
     """A new budget, as the engine makes it."""
-    budget = make_budget(pair.engine.config, pair.engine.worker.executor, pair.lm_drafter)
+    budget = make_budget(engine.config, engine.worker.executor, lm)
     assert isinstance(budget, AdaptiveBudget)  # the configuration says so
     return budget
 
 
-def contestants(pair: LoadedPair, auto: WatchedBudget, fixed: Sequence[int]) -> dict[str, Contestant]:
+def contestants(engine: Engine, auto: WatchedBudget, fixed: Sequence[int]) -> dict[str, Contestant]:
     """The contestants `off`, `fixed <nodes>` and `auto`."""
-    levels = pair.engine.config.levels
+    levels = engine.config.levels
     trees = {
-        f"fixed {nodes}": Contestant(always(pair.lm()), FixedBudget(nodes, min(nodes, levels)))
+        f"fixed {nodes}": Contestant(always(engine.make_lm_drafter()), FixedBudget(nodes, min(nodes, levels)))
         for nodes in sorted(set(fixed))
     }
-    return {OFF: PLAIN, **trees, AUTO: Contestant(always(pair.lm()), auto, auto.begin_run)}
+    return {OFF: PLAIN, **trees, AUTO: Contestant(always(engine.make_lm_drafter()), auto, auto.begin_run)}
 
 
 def auto_result(rounds: Mapping[str, Sequence[Run]], watched: WatchedBudget) -> Row:

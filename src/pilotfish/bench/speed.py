@@ -15,11 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from pilotfish.bench.contestants import LoadedPair, Run, Timed, over, speed_of, take_turns
+from pilotfish.bench.contestants import Run, Timed, drafting, over, speed_of, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, distinct_ngrams
 from pilotfish.bench.workload import TEMPERATURES, Job, jobs_at
 from pilotfish.config import EngineConfig
+from pilotfish.engine.engine import Engine
 from pilotfish.model.loader import DTYPES
 from pilotfish.model.quantize import quantize
 
@@ -57,11 +58,11 @@ def run_speed(options: BenchOptions, progress: ProgressBar) -> Report:
 def load_contestants(config: EngineConfig) -> dict[str, Callable[[Job], Run]]:
     """The engine with each of its drafters, and transformers over the same directories, precision and threads."""
     assert config.draft is not None
-    pair = LoadedPair(config)
+    engine = Engine(config)
     target, draft = _reference(config.target, config), _reference(config.draft, config)
-    theirs = partial(_generate, target, pair.engine.tokenizer)
+    theirs = partial(_generate, target, engine.tokenizer)
     return {
-        **{name: partial(_our_run, pair, drafter) for name, drafter in OURS.items()},
+        **{name: partial(_our_run, engine, drafter) for name, drafter in OURS.items()},
         "transformers": theirs,
         "transformers assisted": partial(theirs, assistant_model=draft),
         LOOKUP: partial(theirs, prompt_lookup_num_tokens=LOOKUP_TOKENS),
@@ -77,8 +78,8 @@ def _reference(directory: Path, config: EngineConfig) -> Any:
     return module
 
 
-def _our_run(pair: LoadedPair, drafter: str, job: Job) -> Run:
-    run = pair.contestant(drafter).run(pair.engine, [job], 1)
+def _our_run(engine: Engine, drafter: str, job: Job) -> Run:
+    run = drafting(engine, drafter).run(engine, [job], 1)
     return replace(run, steps=[])  # nobody compares their periods here
 
 
@@ -110,12 +111,12 @@ def ratios_of(rounds: Mapping[str, Sequence[Timed]]) -> list[Row]:
 
 
 def run_acceptance(options: BenchOptions, progress: ProgressBar) -> Report:
-    pair, prompts, results = LoadedPair(options.engine_config()), options.rows(), list[Row]()
+    engine, prompts, results = Engine(options.engine_config()), options.rows(), list[Row]()
     progress.total = len(prompts) * len(TEMPERATURES) * len(ACCEPTANCE_DRAFTERS)
     for temperature, name in product(TEMPERATURES, ACCEPTANCE_DRAFTERS):
         jobs = jobs_at(prompts, temperature, options.max_tokens)
         done = partial(progress, f"{name}, T={temperature:g}")
-        run = pair.contestant(name).run(pair.engine, jobs, ACCEPTANCE_CONCURRENCY, done)
+        run = drafting(engine, name).run(engine, jobs, ACCEPTANCE_CONCURRENCY, done)
         results.append({"drafter": name, "temperature": temperature, **acceptance(run)})
     return Report({"results": results})
 

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,8 @@ Prompt = str | Sequence[int] | NDArray[np.integer]
 class Engine:
     """A target in this process, maybe with drafts. `submit`, then `step` while it is `busy`."""
 
+    draft_runner: Runner  # of a draft in this process, if there is one
+
     def __init__(
         self, config: EngineConfig, drafter: Drafter | None = None, workers: DraftWorkers | None = None
     ) -> None:
@@ -62,7 +65,6 @@ class Engine:
         engine ends them."""
         self.config = config
         self.remote: RemoteDrafts | None = None
-        self.draft_runner: Runner | None = None  # of a draft in this process
         self._workers = workers
         self._pacers: list[Pacer] = []
         self._timeline: Timeline | None = None
@@ -87,7 +89,7 @@ class Engine:
         self.model = load_configured(config, config.target, config.max_model_len)
         self.runner = Runner(self.model, self.memory.slots)
         executor = TorchExecutor(self.runner, self._pacer("target", config.paces.target))
-        self.drafter = drafter or self._make_drafter()
+        self.drafter = drafter or self.make_drafter(() if config.mode == "off" else config.drafters)
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
         budget = make_budget(config, executor, self.drafter)
         self.worker = TargetWorker(executor, scheduler, self.drafter, budget)
@@ -123,20 +125,26 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make_drafter(self) -> Drafter:
-        config = self.config
-        if config.mode == "off":
+    def make_drafter(self, kinds: Sequence[DrafterKind]) -> Drafter:
+        """A new drafter of these kinds, together."""
+        if not kinds:
             return NoDrafter()
+        config = self.config
         makers: dict[DrafterKind, Callable[[], Drafter]] = {
             "lm": self.make_lm_drafter if config.mode == "sync" else self._make_remote_drafter,
             "ngram": lambda: NgramDrafter(config.ngram_max, config.ngram_min),
             "suffix": lambda: SuffixDrafter(ResponseCache(config.max_cached_tokens)),
         }
-        drafters = [makers[kind]() for kind in config.drafters]
+        drafters = [makers[kind]() for kind in kinds]
         return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
-    def make_lm_drafter(self) -> LMDrafter:
-        """Over the draft of the configuration, loaded into this process."""
+    def make_lm_drafter(self, width: int = 0) -> LMDrafter:
+        """A new one over the draft in this process. Its levels have `width` rows; 0: as configured."""
+        return self._lm_drafter(TreeShape(width=width or self.config.width))
+
+    @cached_property
+    def _lm_drafter(self) -> Callable[[TreeShape], LMDrafter]:
+        """Over the draft, which is loaded into this process at the first call."""
         config = self.config
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
@@ -144,7 +152,7 @@ class Engine:
         self.draft_runner = Runner(load_configured(config, config.draft), self.memory.slots)
         executor = TorchExecutor(self.draft_runner, vocab_size=self.model.shape.vocab_size)
         pacer = self._pacer("draft", config.paces.draft)
-        return LMDrafter(executor, TreeShape(width=config.width), unshared=frozenset(unshared), pacer=pacer)
+        return partial(LMDrafter, executor, unshared=frozenset(unshared), pacer=pacer)
 
     def _make_remote_drafter(self) -> RemoteDrafter:
         config = self.config
