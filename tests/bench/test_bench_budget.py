@@ -12,7 +12,7 @@ from conftest import Invoke, Measure
 
 from pilotfish.bench.contestants import Run, compete, speed_of
 from pilotfish.bench.report import ProgressBar, Spread
-from pilotfish.bench.speculation import AUTO, WatchedBudget, auto_result, contestants, run_budget
+from pilotfish.bench.speculation import AUTO, WatchedBudget, auto_result, contestants, run_budget, steady_choices
 from pilotfish.bench.workload import Prompt, Workload
 from pilotfish.config import DType, EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
@@ -66,49 +66,49 @@ class Unwatched(FixedBudget):
         """Nobody watches."""
 
 
+DRAFT, PLAIN = Choice(Effort.DRAFT, 8), Choice(Effort.NONE, 0)
+
+
 @dataclass
 class Scripted:
     """Says what an adaptive budget would, step by step: what it has chosen, and whether it drafts."""
 
     script: Iterator[tuple[Choice, bool]]
-    choice: Choice = Choice(Effort.DRAFT, 8)  # noqa: RUF009  # frozen
-    changes: int = 0
+    choice: Choice = DRAFT
     times: list[float] = field(default_factory=list)
 
     def limits(self, load: StepLoad, now: float) -> DraftLimits:  # noqa: ARG002
         self.times.append(now)
-        before = self.choice
         self.choice, drafts = next(self.script)
-        self.changes += before != self.choice
         return DraftLimits(8, 8, int(drafts), 0.0)
 
 
 def test_only_steady_load_counts() -> None:
-    draft, off = Choice(Effort.DRAFT, 8), Choice(Effort.NONE, 0)
-    chosen = (draft, off, off, draft, draft, off)
+    chosen = (DRAFT, PLAIN, PLAIN, DRAFT, DRAFT, PLAIN)
     drafts = (True, False, True, False, True, False)
-    watched = WatchedBudget(cast(AdaptiveBudget, Scripted(zip(chosen, drafts, strict=True))), 2)
+    watched = WatchedBudget(cast(AdaptiveBudget, Scripted(zip(chosen, drafts, strict=True))))
     watched.begin_run()
     for now, sequences in enumerate((2, 2, 2, 2)):  # seconds 0 to 3: two changes, two probes
         watched.limits(StepLoad(sequences, sequences), float(now))
-    assert (watched.steps, watched.changes, watched.probes, watched.seconds) == (4, 2, 2, 3.0)
+    four = {"choices": {"draft 8": 1}, "steady_seconds": 3.0, "changes": 2, "changes_per_second": 2 / 3}
+    assert steady_choices(watched.runs, 2) == {**four, "probe_share": 0.5}
     watched.limits(StepLoad(1, 1), 4.0)
     watched.limits(StepLoad(2, 2), 7.0)  # what the new load has it choose is no change in steady load
-    assert (watched.steps, watched.changes, watched.probes, watched.seconds) == (5, 2, 2, 3.0)
-    assert watched.last_choices == [off]
-    watched.clear()
-    assert (watched.steps, watched.changes, watched.seconds, watched.last_choices) == (0, 0, 0.0, [])
+    assert steady_choices(watched.runs, 2) == {**four, "choices": {"none 0": 1}, "probe_share": 0.4}
+    nothing = {"choices": {}, "steady_seconds": 0, "changes": 0, "changes_per_second": 0.0, "probe_share": 0.0}
+    assert steady_choices(watched.runs[1:], 2) == nothing
 
 
 def test_its_clock_stands_still_while_others_run() -> None:
-    scripted = Scripted(cycle([(Choice(Effort.DRAFT, 8), True)]))
-    watched = WatchedBudget(cast(AdaptiveBudget, scripted), 1)
+    scripted = Scripted(cycle([(DRAFT, True)]))
+    watched = WatchedBudget(cast(AdaptiveBudget, scripted))
     for run in ((100.0, 101.0, 103.0), (200.0, 201.0), (300.0, 305.0)):
         watched.begin_run()
         for now in run:
             watched.limits(StepLoad(1, 1), now)
     assert scripted.times == [0.0, 1.0, 3.0, 3.0, 4.0, 4.0, 9.0]
-    assert (watched.steps, watched.seconds, len(watched.last_choices)) == (7, 9.0, 3)
+    assert [[one.at for one in run] for run in watched.runs] == [[0.0, 1.0, 3.0], [3.0, 4.0], [4.0, 9.0]]
+    assert steady_choices(watched.runs, 1)["steady_seconds"] == 9.0
 
 
 @pytest.mark.parametrize(("auto", "ratio", "within"), [((19, 42, 20), 1.05, True), ((19, 36, 9), 0.9, False)])
@@ -118,13 +118,10 @@ def test_auto_is_compared_with_the_best_median_round_by_round(
     def runs(*speeds: int) -> list[Run]:
         return [Run(1.0, [[0] * speed]) for speed in speeds]
 
-    watched = WatchedBudget(cast(AdaptiveBudget, Scripted(iter(()))), 4)
-    watched.begin_run()
     rounds = {"off": runs(10, 10, 90), "fixed 2": runs(20, 40, 10), AUTO: runs(*auto)}
-    result = auto_result(rounds, watched)
+    result = auto_result(rounds)
     assert result["best_fixed"] == "fixed 2" and result["ratio"].median == ratio and result["within_5%"] == within
     assert result["ratio"] == Spread.of([auto[0] / 20, auto[1] / 40, auto[2] / 10])
-    assert result["choices"] == {"draft 8": 1} and result["changes_per_second"] == 0
 
 
 def test_command(invoke: Invoke) -> None:

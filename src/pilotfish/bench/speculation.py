@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 from pilotfish.bench.contestants import (
     OFF,
@@ -134,48 +134,37 @@ AUTO = "auto"
 TOLERANCE = 0.05
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """What an adaptive budget chose in a step."""
+
+    at: float  # seconds, pauses left out
+    sequences: int  # that sampled
+    choice: Choice
+    drafts: bool
+
+
 class WatchedBudget:
-    """An adaptive budget, and its behaviour in steady load: while `concurrency` sequences sample. Its clock stands
-    still while other contestants run, or each of its runs would begin with the probes that fell due meanwhile."""
+    """An adaptive budget, and what it chose in each step of each run. Its clock stands still while other contestants
+    run, or each of its runs would begin with the probes that fell due meanwhile."""
 
-    def __init__(self, budget: AdaptiveBudget, concurrency: int) -> None:
-        self._budget, self._concurrency = budget, concurrency
-        self._resumes = True  # whether the next step is the first of a run
+    def __init__(self, budget: AdaptiveBudget) -> None:
+        self._budget = budget
+        self._now = 0.0  # seconds: the last step, pauses left out
         self._paused = 0.0  # seconds, up to this run
-        self._now = 0.0  # of the last step, pauses left out
-        self._steady = False  # whether the last step's load was
-        self.clear()
-
-    def clear(self) -> None:
-        """Reset the counts; the budget keeps all that it has learned."""
-        self.steps = self.probes = self.changes = 0
-        self.seconds = 0.0
-        self.last_choices: list[Choice] = []  # of each run
+        self.runs: list[list[Chosen]] = []
 
     def begin_run(self) -> None:
         """Announce another run, after a pause."""
-        self._resumes, self._steady = True, False
-        self.last_choices.append(self._budget.choice)
+        self.runs.append([])
 
     def limits(self, load: StepLoad, now: float) -> DraftLimits:
-        if self._resumes:
-            self._resumes, self._paused = False, now - self._now
-        before, last, self._now = self._budget.changes, self._now, now - self._paused
+        if not self.runs[-1]:
+            self._paused = now - self._now
+        self._now = now - self._paused
         limits = self._budget.limits(load, self._now)
-        steady = load.sequences == self._concurrency
-        if steady:
-            self._count(limits)
-        if steady and self._steady:  # a change on the first steady step is the load's doing
-            self.changes += self._budget.changes - before
-            self.seconds += self._now - last
-        self._steady = steady
+        self.runs[-1].append(Chosen(self._now, load.sequences, self._budget.choice, limits.levels > 0))
         return limits
-
-    def _count(self, limits: DraftLimits) -> None:
-        """Count a step in steady load."""
-        self.steps += 1
-        self.probes += (limits.levels > 0) != (self._budget.choice.effort is Effort.DRAFT)
-        self.last_choices[-1] = self._budget.choice
 
     def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
         return self._budget.nodes(load, offered, draft_seconds, levels)
@@ -193,22 +182,16 @@ def run_budget(options: BenchOptions, progress: ProgressBar) -> Report:
     progress.total = (len(set(fixed)) + 2) * turns * options.batches * sum(concurrencies)
     speeds, auto = list[Row](), list[Row]()
     for concurrency in concurrencies:
-        watched = WatchedBudget(adaptive_budget(engine, lm), concurrency)
-        players = contestants(engine, watched, fixed)
+        budget = make_budget(engine.config, engine.worker.executor, lm)
+        assert isinstance(budget, AdaptiveBudget)  # the configuration says so
+        watched = WatchedBudget(budget)
         jobs = [workload.jobs(options.batches * concurrency, turn) for turn in range(turns)]
-        compete(engine, players, jobs[:1], concurrency, progress)
-        watched.clear()
-        rounds = compete(engine, players, jobs[1:], concurrency, progress, warm_up=0)
+        rounds = compete(engine, contestants(engine, watched, fixed), jobs, concurrency, progress)
         speeds += [{"concurrency": concurrency, **speed_of(name, rounds)} for name in rounds]
-        auto.append({"concurrency": concurrency, **auto_result(rounds, watched)})
+        auto.append(
+            {"concurrency": concurrency, **auto_result(rounds), **steady_choices(watched.runs[1:], concurrency)}
+        )
     return Report({"speeds": speeds, "auto": auto})
-
-
-def adaptive_budget(engine: Engine, lm: Drafter) -> AdaptiveBudget:
-    """A new budget, as the engine makes it."""
-    budget = make_budget(engine.config, engine.worker.executor, lm)
-    assert isinstance(budget, AdaptiveBudget)  # the configuration says so
-    return budget
 
 
 def contestants(engine: Engine, auto: WatchedBudget, fixed: Sequence[int]) -> dict[str, Contestant]:
@@ -221,20 +204,26 @@ def contestants(engine: Engine, auto: WatchedBudget, fixed: Sequence[int]) -> di
     return {OFF: PLAIN, **trees, AUTO: Contestant(always(engine.make_lm_drafter()), auto, auto.begin_run)}
 
 
-def auto_result(rounds: Mapping[str, Sequence[Run]], watched: WatchedBudget) -> Row:
-    """The adaptive budget over the fixed choice with the best median, plain decoding included. Its last choices of each
-    round, its changes of choice and its probes count in steady load, the steps in which all sequences sample; a probe
-    drafts where the choice is not to, or the reverse."""
+def auto_result(rounds: Mapping[str, Sequence[Run]]) -> Row:
+    """The adaptive budget over the fixed choice with the best median, plain decoding included."""
     medians = {name: statistics.median(rates(runs)) for name, runs in rounds.items() if name != AUTO}
     best = max(medians, key=lambda name: medians[name])
     ratio = over(AUTO, best, rounds)
+    return {"best_fixed": best, "ratio": ratio, f"within_{TOLERANCE:.0%}": ratio.median >= 1 - TOLERANCE}
+
+
+def steady_choices(runs: Sequence[Sequence[Chosen]], concurrency: int) -> Row:
+    """Last choices of each run, changes of choice and probes in steady load, the steps in which all sequences sample. A
+    probe drafts where the choice is not to, or the reverse; a change on the first steady step is the load's doing."""
+    steady = [[one for one in run if one.sequences == concurrency] for run in runs]
+    pairs = [(a, b) for run in runs for a, b in pairwise(run) if a.sequences == b.sequences == concurrency]
+    seconds, changes = sum(b.at - a.at for a, b in pairs), sum(a.choice != b.choice for a, b in pairs)
+    probes = [one.drafts != (one.choice.effort is Effort.DRAFT) for run in steady for one in run]
+    last = [one.choice for run in steady for one in run[-1:]]
     return {
-        "best_fixed": best,
-        "ratio": ratio,
-        f"within_{TOLERANCE:.0%}": ratio.median >= 1 - TOLERANCE,
-        "choices": dict(Counter(f"{choice.effort.value} {choice.bucket}" for choice in watched.last_choices)),
-        "steady_seconds": watched.seconds,
-        "changes": watched.changes,
-        "changes_per_second": watched.changes / watched.seconds if watched.seconds else 0.0,
-        "probe_share": watched.probes / watched.steps if watched.steps else 0.0,
+        "choices": dict(Counter(f"{choice.effort.value} {choice.bucket}" for choice in last)),
+        "steady_seconds": seconds,
+        "changes": changes,
+        "changes_per_second": changes / seconds if seconds else 0.0,
+        "probe_share": statistics.mean(probes) if probes else 0.0,
     }

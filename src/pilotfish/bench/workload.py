@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice, pairwise
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError, PromptError
@@ -16,21 +17,9 @@ from pilotfish.pairs import PairDirs, resolve_pair
 from pilotfish.prompts import BadRow, Row, read_rows
 
 #: The settings of the parity promise.
-PARITY_SETTINGS: dict[str, dict[str, Any]] = {
-    "T=0": {"temperature": 0.0},
-    "T=0.8": {"temperature": 0.8},
-    "T=1 top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
-    "T=0.7 min-p 0.05 top-k 50": {"temperature": 0.7, "min_p": 0.05, "top_k": 50},
-    "T=0 penalties": {"temperature": 0.0, "repetition_penalty": 1.1, "frequency_penalty": 0.3},
-    "T=0.8 rules": {
-        "temperature": 0.8,
-        "presence_penalty": 0.5,
-        "logit_bias": {42: 3.0, 300: -5.0},
-        "bad_token_ids": (100, 200),
-        "bad_words": ("return", "import os"),
-        "min_tokens": 4,
-    },
-}
+PARITY_SETTINGS = msgspec.toml.decode(
+    Path(__file__).with_name("parity.toml").read_bytes(), type=dict[str, SamplingParams]
+)
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 #: The two temperatures of every figure on speed and acceptance.
 TEMPERATURES = (0.0, 0.8)
@@ -90,13 +79,13 @@ def _prompt(row: Row | BadRow) -> Prompt:
     return Prompt(str(row.id), text)
 
 
-def mixed_jobs(prompts: Sequence[Prompt], settings: dict[str, dict[str, Any]], max_tokens: int) -> list[Job]:
+def mixed_jobs(prompts: Sequence[Prompt], settings: dict[str, SamplingParams], max_tokens: int) -> list[Job]:
     """Every prompt under every setting, so ordered that any few neighbours mix prompts and settings."""
     names, jobs = list(settings), []
     for turn in range(len(names)):
         for index, prompt in enumerate(prompts):
             name = names[(index + turn) % len(names)]
-            params = SamplingParams(max_tokens=max_tokens, seed=prompt.seed, **settings[name])
+            params = replace(settings[name], max_tokens=max_tokens, seed=prompt.seed)
             jobs.append(Job(prompt, name, params))
     return jobs
 
