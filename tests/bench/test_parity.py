@@ -10,8 +10,7 @@ from conftest import Measure
 from inline_drafts import inline_drafts
 
 from pilotfish.bench import parity
-from pilotfish.bench.parity import ASYNC_NODES, CASES, PACE, SETUPS, AsyncSetup, ParityCase, run_parity
-from pilotfish.bench.workload import PARITY_SETTINGS
+from pilotfish.bench.parity import ASYNC_NODES, CASES, PACE, PARITY_SETTINGS, SETUPS, AsyncSetup, ParityCase, run_parity
 from pilotfish.config import EngineConfig
 from pilotfish.core import scheduler
 from pilotfish.core.drafter import DraftLimits, NoDrafter

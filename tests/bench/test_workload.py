@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.bench.parity import PARITY_SETTINGS, mixed_jobs
 from pilotfish.bench.workload import (
-    PARITY_SETTINGS,
     Prompt,
     choose_models,
     load_prompts,
-    mixed_jobs,
     parse_numbers,
     shard_of,
 )

@@ -8,21 +8,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from pilotfish.bench.contestants import OFF, Contestant, Run, contestant_of, drafting
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
-from pilotfish.bench.workload import PARITY_SETTINGS, Job, mixed_jobs, parse_numbers
+from pilotfish.bench.workload import Job, Prompt, parse_numbers
 from pilotfish.config import EngineConfig
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.drafter import DraftLimits, NoDrafter
 from pilotfish.core.request import Request
+from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import HEADROOM
 from pilotfish.core.tree import TokenTree, TreeBuilder
 from pilotfish.engine.engine import Engine
 
+#: The settings of the parity promise.
+PARITY_SETTINGS = msgspec.toml.decode(
+    Path(__file__).with_name("parity.toml").read_bytes(), type=dict[str, SamplingParams]
+)
 BATCH = 8
 #: The drafter of random trees, and the nodes of the largest.
 RANDOM, MOST_RANDOM = "random", 24
@@ -146,6 +153,17 @@ def scarce_slots(engine: Engine, jobs: Sequence[Job]) -> Iterator[None]:
     yield
     scheduler.headroom = HEADROOM
     scheduler.pool.release(held)
+
+
+def mixed_jobs(prompts: Sequence[Prompt], settings: dict[str, SamplingParams], max_tokens: int) -> list[Job]:
+    """Every prompt under every setting, so ordered that any few neighbours mix prompts and settings."""
+    names, jobs = list(settings), []
+    for turn in range(len(names)):
+        for index, prompt in enumerate(prompts):
+            name = names[(index + turn) % len(names)]
+            params = replace(settings[name], max_tokens=max_tokens, seed=prompt.seed)
+            jobs.append(Job(prompt, name, params))
+    return jobs
 
 
 def outcome_of(case: ParityCase, run: Run, reference: Run, threads: int) -> Row:

@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from pathlib import Path
-
-import msgspec
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError, PromptError
 from pilotfish.pairs import PairDirs, resolve_pair
 from pilotfish.prompts import BadRow, Row, read_rows
 
-#: The settings of the parity promise.
-PARITY_SETTINGS = msgspec.toml.decode(
-    Path(__file__).with_name("parity.toml").read_bytes(), type=dict[str, SamplingParams]
-)
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 #: The two temperatures of every figure on speed and acceptance.
 TEMPERATURES = (0.0, 0.8)
@@ -77,17 +71,6 @@ def _prompt(row: Row | BadRow) -> Prompt:
     if not (text := "".join(row.texts)):
         raise PromptError(f"{row.place}: the prompt is empty")
     return Prompt(str(row.id), text)
-
-
-def mixed_jobs(prompts: Sequence[Prompt], settings: dict[str, SamplingParams], max_tokens: int) -> list[Job]:
-    """Every prompt under every setting, so ordered that any few neighbours mix prompts and settings."""
-    names, jobs = list(settings), []
-    for turn in range(len(names)):
-        for index, prompt in enumerate(prompts):
-            name = names[(index + turn) % len(names)]
-            params = replace(settings[name], max_tokens=max_tokens, seed=prompt.seed)
-            jobs.append(Job(prompt, name, params))
-    return jobs
 
 
 def jobs_at(prompts: Sequence[Prompt], temperature: float, max_tokens: int) -> list[Job]:
