@@ -43,9 +43,9 @@ def test_contestants_are_what_their_names_say(config: EngineConfig, prompts: lis
     auto = cast(WatchedBudget, Unwatched())
     players = contestants(engine, auto, [4, 2])
     assert list(players) == ["off", "fixed 2", "fixed 4", AUTO]
-    jobs = [workload.jobs(4, turn) for turn in (0, 1)]
-    assert len({job.params.seed for turn in jobs for job in turn}) == 8
-    rounds = compete(engine, players, jobs, 2, ProgressBar(), warm_up=0)
+    jobs = [workload.jobs(4, turn) for turn in (0, 1, 2)]
+    assert len({job.params.seed for turn in jobs for job in turn}) == 12
+    rounds = compete(engine, players, jobs, 2, ProgressBar())
     drafted, steps = (
         {name: runs[0].total(count) for name, runs in rounds.items()} for count in ("draft_tokens", "verify_steps")
     )
@@ -62,8 +62,9 @@ class Unwatched(FixedBudget):
     def __init__(self) -> None:
         super().__init__(1, 1)
 
-    def begin_run(self) -> None:
+    def begin_run(self) -> FixedBudget:
         """Nobody watches."""
+        return self
 
 
 DRAFT, PLAIN = Choice(Effort.DRAFT, 8), Choice(Effort.NONE, 0)

@@ -102,13 +102,9 @@ def test_round_trips_ascend(text: str) -> None:
 # -- sharing
 
 
-def reading(at: float, rows: list[int], tokens: list[int]) -> Reading:
-    return Reading(at, np.array(rows), np.array(tokens), level_ms=2.0)
-
-
 def test_rows_are_those_between_two_readings() -> None:
-    readings = [reading(10, [1000, 700], [5, 1]), reading(12, [4000, 1700], [105, 41])]
-    readings.append(reading(13, [5500, 2200], [150, 61]))
+    readings = [Reading(10, [1000, 700], [5, 1], 2.0), Reading(12, [4000, 1700], [105, 41], 2.0)]
+    readings.append(Reading(13, [5500, 2200], [150, 61], level_ms=2.0))
     sharing = sharing_of(readings, [3, 1], leaves=4)
     heavy, light = sharing["tenants"]
     assert heavy["rows_per_second"] == Spread.of([1500, 1500]) and light["rows_per_second"] == Spread.of([500, 500])
@@ -120,7 +116,7 @@ def test_rows_are_those_between_two_readings() -> None:
 
 @pytest.mark.parametrize(("rows", "holds"), [(269, False), (271, True), (329, True), (331, False)])
 def test_shares_are_near_the_weights(rows: int, holds: bool) -> None:
-    readings = [reading(0, [0, 0], [0, 0]), reading(1, [rows, 100], [0, 0])]
+    readings = [Reading(0, [0, 0], [0, 0], 2.0), Reading(1, [rows, 100], [0, 0], 2.0)]
     assert sharing_of(readings, [3, 1], 4)["sharing_holds"] == holds
 
 

@@ -10,7 +10,16 @@ from conftest import Measure
 from inline_drafts import inline_drafts
 
 from pilotfish.bench import parity
-from pilotfish.bench.parity import ASYNC_NODES, CASES, PACE, PARITY_SETTINGS, SETUPS, AsyncSetup, ParityCase, run_parity
+from pilotfish.bench.parity import (
+    ASYNC_NODES,
+    CASES,
+    PACE,
+    PARITY_SETTINGS,
+    SETUPS,
+    ParityCase,
+    async_config,
+    run_parity,
+)
 from pilotfish.config import EngineConfig
 from pilotfish.core import scheduler
 from pilotfish.core.drafter import DraftLimits, NoDrafter
@@ -101,10 +110,10 @@ def test_no_differences_in_mode_async(measure: Measure, monkeypatch: pytest.Monk
 
 def test_what_each_side_runs_on(config: EngineConfig) -> None:
     every = sorted(os.sched_getaffinity(0))
-    assert {(setup.workers, setup.pace) for setup in SETUPS} == {(1, ""), (3, ""), (1, PACE), (3, PACE)}
+    assert set(SETUPS) == {(1, ""), (3, ""), (1, PACE), (3, PACE)}
     one, all_cores = (
-        AsyncSetup(workers, pace).config(replace(config, threads=threads))
-        for workers, pace, threads in ((3, PACE, 1), (1, "", len(every)))
+        async_config(replace(config, threads=threads), *setup)
+        for threads, setup in ((1, (3, PACE)), (len(every), (1, "")))
     )
     assert (one.mode, one.nodes, one.draft_workers, one.threads) == ("async", ASYNC_NODES, 3, 1)
     assert one.budget == "fixed"  # an adaptive one may rest, and shows nothing then

@@ -11,7 +11,7 @@ from support import SNIPPETS
 from typer.testing import CliRunner
 
 from pilotfish.bench import app
-from pilotfish.bench.parity import CASES, SETUPS
+from pilotfish.bench.parity import CASES, SETUPS, async_cases
 from pilotfish.bench.sharing import GROUPS, KILL_PHASES
 
 
@@ -46,7 +46,7 @@ def test_thread_counts_agree(prompts: Path) -> None:
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_every_async_engine_is_lossless(prompts: Path, threads: str) -> None:
     report = invoke("parity", prompts, "--mode", "async", "--threads", threads, "--max-tokens", "32", "--limit", "3")
-    assert report["differing"] == 0 and len(report["outcomes"]) == sum(len(setup.cases) for setup in SETUPS)
+    assert report["differing"] == 0 and len(report["outcomes"]) == sum(len(async_cases(*setup)) for setup in SETUPS)
 
 
 def test_async_with_draft_workers(prompts: Path) -> None:

@@ -22,8 +22,6 @@ from pilotfish.errors import EngineError
 from pilotfish.observe.records import StepRecord
 
 OFF = "off"
-#: Of which nothing is drafted.
-NO_BUDGET = FixedBudget(1, 1)
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
@@ -198,11 +196,10 @@ def overruns(engine: Engine) -> float:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A drafter, made for each run, and a budget."""
+    """A drafter and a budget, made for each run."""
 
     drafter: Callable[[], Drafter]
-    budget: Budget = NO_BUDGET
-    begin: Callable[[], None] = _ignore  # called before each run
+    budget: Callable[[], Budget]
 
     def run(
         self,
@@ -213,29 +210,28 @@ class Contestant:
         cache_salt: str | None = None,
     ) -> Run:
         """Run jobs in an idle engine; EngineError while requests run."""
-        engine.use(self.drafter(), self.budget)
-        self.begin()
+        engine.use(self.drafter(), self.budget())
         return run_jobs(engine, jobs, concurrency, done, cache_salt)
 
 
-PLAIN = Contestant(NoDrafter)
+PLAIN = Contestant(NoDrafter, partial(FixedBudget, 1, 1))
 
 
 def contestant_of(engine: Engine) -> Contestant:
     """The drafter and the budget that the engine has now."""
-    return Contestant(always(engine.drafter), engine.worker.budget)
+    return Contestant(always(engine.drafter), always(engine.worker.budget))
 
 
 def drafting(engine: Engine, drafter: str, nodes: int = 0) -> Contestant:
     """`off`, or what EngineConfig.drafter may name; trees of so many nodes, or as configured, are verified in full.
     `engine` is of mode sync."""
     config, kinds = engine.config, () if drafter == OFF else drafter_kinds(drafter)
-    return Contestant(partial(engine.make_drafter, kinds), FixedBudget(nodes or config.nodes, config.levels))
+    return Contestant(partial(engine.make_drafter, kinds), partial(FixedBudget, nodes or config.nodes, config.levels))
 
 
-def always(drafter: Drafter) -> Callable[[], Drafter]:
-    """For a contestant that keeps its drafter."""
-    return lambda: drafter
+def always(one: Result) -> Callable[[], Result]:
+    """For a contestant that keeps its drafter, or its budget."""
+    return lambda: one
 
 
 def compete(
@@ -244,12 +240,11 @@ def compete(
     rounds: Sequence[Sequence[Job]],
     concurrency: int,
     progress: ProgressBar,
-    warm_up: int = 1,
 ) -> dict[str, list[Run]]:
-    """Contestants take turns in one engine: same target, same pace."""
+    """Contestants take turns in one engine: same target, same pace. The first round is to warm up."""
 
     def run(name: str, jobs: Sequence[Job]) -> Run:
         engine.reset_pacing()
         return contestants[name].run(engine, jobs, concurrency, partial(progress, f"{name}, {concurrency} at a time"))
 
-    return take_turns({name: partial(run, name) for name in contestants}, rounds, warm_up)
+    return take_turns({name: partial(run, name) for name in contestants}, rounds)

@@ -68,27 +68,22 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class AsyncSetup:
-    """An engine of mode async: how many draft workers it starts, and whether they and the target are paced."""
-
-    workers: int
-    pace: str
-
-    @property
-    def cases(self) -> list[ParityCase]:
-        name = f"async, {self.workers} draft{'s' if self.workers > 1 else ''}" + (", paced" if self.pace else "")
-        return [ParityCase(name, BATCH), ParityCase(name, BATCH, preempted=True), ParityCase(name, 1)]
-
-    def config(self, sync: EngineConfig) -> EngineConfig:
-        """The target has as many of the first cores as threads, the drafts some of the others. Where it has them all
-        they share them, and one draft has as many threads as the target, each of three fewer."""
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: sync.threads]))
-        placed = replace(sync, cores=cores, draft_workers=self.workers)
-        return replace(placed, mode="async", nodes=ASYNC_NODES, pace=self.pace, budget="fixed")
+def async_cases(workers: int, pace: str) -> list[ParityCase]:
+    """Those of an engine of mode async that starts so many draft workers; they and the target may be paced."""
+    name = f"async, {workers} draft{'s' if workers > 1 else ''}" + (", paced" if pace else "")
+    return [ParityCase(name, BATCH), ParityCase(name, BATCH, preempted=True), ParityCase(name, 1)]
 
 
-SETUPS = tuple(AsyncSetup(workers, pace) for pace in ("", PACE) for workers in (1, 3))
+def async_config(sync: EngineConfig, workers: int, pace: str) -> EngineConfig:
+    """The target has as many of the first cores as threads, the drafts some of the others. Where it has them all they
+    share them, and one draft has as many threads as the target, each of three fewer."""
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: sync.threads]))
+    placed = replace(sync, cores=cores, draft_workers=workers)
+    return replace(placed, mode="async", nodes=ASYNC_NODES, pace=pace, budget="fixed")
+
+
+#: Engines of mode async: numbers of draft workers, and paces.
+SETUPS = tuple((workers, pace) for pace in ("", PACE) for workers in (1, 3))
 
 
 def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
@@ -98,7 +93,7 @@ def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     thread_counts, prompts = parse_numbers("threads", options.thread_counts), options.rows()
     config = options.engine_config(threads=thread_counts[0])
     jobs = mixed_jobs(prompts, PARITY_SETTINGS, options.max_tokens)
-    num_cases = len(CASES) if options.compared == "sync" else sum(len(setup.cases) for setup in SETUPS)
+    num_cases = len(CASES) if options.compared == "sync" else sum(len(async_cases(*setup)) for setup in SETUPS)
     progress.total = len(thread_counts) * (1 + num_cases) * len(jobs)
     began, references = time.perf_counter(), list[Run]()
     outcomes, across, differences = list[Row](), list[Row](), list[Row]()
@@ -124,8 +119,8 @@ def _runs(
     for case in (REFERENCE, *(CASES if compared == "sync" else ())):
         yield case, _run(sync, _contestant(sync, case), case, jobs, progress)
     for setup in SETUPS if compared == "async" else ():
-        with Engine(setup.config(config)) as engine:
-            for case in setup.cases:
+        with Engine(async_config(config, *setup)) as engine:
+            for case in async_cases(*setup):
                 yield case, _run(engine, contestant_of(engine), case, jobs, progress)
 
 
@@ -138,7 +133,7 @@ def _run(engine: Engine, contestant: Contestant, case: ParityCase, jobs: Sequenc
 def _contestant(engine: Engine, case: ParityCase) -> Contestant:
     if case.drafter != RANDOM:
         return drafting(engine, case.drafter, case.nodes)
-    return Contestant(partial(RandomDrafter, engine.model.shape.vocab_size), FixedBudget(case.nodes, 1))
+    return Contestant(partial(RandomDrafter, engine.model.shape.vocab_size), partial(FixedBudget, case.nodes, 1))
 
 
 @contextmanager

@@ -71,10 +71,8 @@ def run_network(options: BenchOptions, progress: ProgressBar) -> Report:
 def _contestant(engine: Engine, drafter: RemoteDrafter) -> Contestant:
     """Async with the engine's own budget; the clock of an adaptive one stands still while others run."""
     budget = make_budget(engine.config, engine.worker.executor, drafter)
-    if not isinstance(budget, AdaptiveBudget):
-        return Contestant(always(drafter), budget)
-    watched = WatchedBudget(budget)
-    return Contestant(always(drafter), watched, watched.begin_run)
+    budgets = WatchedBudget(budget).begin_run if isinstance(budget, AdaptiveBudget) else always(budget)
+    return Contestant(always(drafter), budgets)
 
 
 def distances_of(rounds: Mapping[str, Sequence[Run]]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from pilotfish.bench.programs import Program, pools_beside
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread
 from pilotfish.bench.workload import parse_numbers
 from pilotfish.core.messages import Load
-from pilotfish.core.tree import Ints
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
@@ -104,8 +102,8 @@ class Reading:
     """What a pool has reported of all targets, and what these were given."""
 
     at: float  # seconds
-    rows: Ints  # grown for each so far
-    tokens: Ints  # given to each so far
+    rows: list[int]  # grown for each so far
+    tokens: list[int]  # given to each so far
     level_ms: float
 
 
@@ -115,8 +113,8 @@ def _read(targets: Sequence[EndlessStreams]) -> Reading:
     while time.perf_counter() < end:
         loads = [load for load, old in zip(map(_load, targets), before, strict=True) if load and load is not old]
         if len(loads) == len(targets):
-            tokens = np.array([target.tokens.sum() for target in targets])
-            return Reading(time.perf_counter(), np.array([load.own_rows for load in loads]), tokens, loads[0].step_ms)
+            tokens = [int(target.tokens.sum()) for target in targets]
+            return Reading(time.perf_counter(), [load.own_rows for load in loads], tokens, loads[0].step_ms)
         time.sleep(0.001)
     raise EngineError(f"a target has not heard of its pool for {LOAD_PATIENCE:g} s")
 
@@ -130,20 +128,18 @@ def _load(target: EndlessStreams) -> Load | None:
 def sharing_of(readings: Sequence[Reading], weights: Sequence[int], leaves: int) -> dict[str, Any]:
     """`readings` at the ends of windows. The rows of the last tenant are what others are compared with, window by
     window. Prompts' rows count among the leaves taken too."""
-    pairs = list(pairwise(readings))
-    rows = [Window(after.at - before.at, after.rows - before.rows) for before, after in pairs]
-    tokens = [Window(after.at - before.at, after.tokens - before.tokens) for before, after in pairs]
-    every = range(len(weights))
+    seconds = np.diff([one.at for one in readings])[:, None]
+    rows, tokens = (np.diff([getattr(one, name) for one in readings], axis=0) / seconds for name in ("rows", "tokens"))
     tenants: list[Row] = [
         {
-            "weight": weights[i],
-            "rows_per_second": Spread.of([window.rate([i]) for window in rows]),
-            "rows_to_last": Spread.of([float(window.counts[i] / window.counts[-1]) for window in rows]),
-            "tokens_per_second": Spread.of([window.rate([i]) for window in tokens]),
+            "weight": weight,
+            "rows_per_second": Spread.of(rows[:, i].tolist()),
+            "rows_to_last": Spread.of((rows[:, i] / rows[:, -1]).tolist()),
+            "tokens_per_second": Spread.of(tokens[:, i].tolist()),
         }
-        for i in every
+        for i, weight in enumerate(weights)
     ]
-    taken = [window.rate(every) * end.level_ms / 1000 / leaves for window, end in zip(rows, readings[1:], strict=True)]
+    taken = [sum(own) * end.level_ms / 1000 / leaves for own, end in zip(rows.tolist(), readings[1:], strict=True)]
     near = [abs(row["rows_to_last"].median * weights[-1] / row["weight"] - 1) <= TOLERANCE for row in tenants]
     return {"tenants": tenants, "leaves_taken": Spread.of(taken), "tolerance": TOLERANCE, "sharing_holds": all(near)}
 

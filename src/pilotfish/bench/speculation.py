@@ -16,6 +16,7 @@ from pilotfish.bench.contestants import (
     Run,
     always,
     compete,
+    contestant_of,
     over,
     rates,
     run_jobs,
@@ -84,14 +85,13 @@ def run_async(options: BenchOptions, progress: ProgressBar) -> Report:
 
 def _contestants(engine: Engine, settings: Sequence[SyncSetting]) -> dict[str, Contestant]:
     """Off and sync take their turns in the async engine."""
-    config, remote = engine.config, engine.drafter
 
     def sync(setting: SyncSetting) -> Drafter:
         lm = engine.make_lm_drafter(setting.width)
-        return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in config.drafters else lm
+        return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in engine.config.drafters else lm
 
-    grid = {str(one): Contestant(partial(sync, one), FixedBudget(one.nodes, one.levels)) for one in settings}
-    return {OFF: PLAIN, **grid, ASYNC: Contestant(always(remote), FixedBudget(config.nodes, config.levels))}
+    grid = {str(one): Contestant(partial(sync, one), partial(FixedBudget, one.nodes, one.levels)) for one in settings}
+    return {OFF: PLAIN, **grid, ASYNC: contestant_of(engine)}
 
 
 def _against_best_sync(config: EngineConfig, concurrency: int, rounds: Mapping[str, Sequence[Run]]) -> Row:
@@ -154,9 +154,10 @@ class WatchedBudget:
         self._paused = 0.0  # seconds, up to this run
         self.runs: list[list[Chosen]] = []
 
-    def begin_run(self) -> None:
-        """Announce another run, after a pause."""
+    def begin_run(self) -> WatchedBudget:
+        """Itself, for another run after a pause."""
         self.runs.append([])
+        return self
 
     def limits(self, load: StepLoad, now: float) -> DraftLimits:
         if not self.runs[-1]:
@@ -198,10 +199,10 @@ def contestants(engine: Engine, auto: WatchedBudget, fixed: Sequence[int]) -> di
     """The contestants `off`, `fixed <nodes>` and `auto`."""
     levels = engine.config.levels
     trees = {
-        f"fixed {nodes}": Contestant(always(engine.make_lm_drafter()), FixedBudget(nodes, min(nodes, levels)))
+        f"fixed {nodes}": Contestant(engine.make_lm_drafter, partial(FixedBudget, nodes, min(nodes, levels)))
         for nodes in sorted(set(fixed))
     }
-    return {OFF: PLAIN, **trees, AUTO: Contestant(always(engine.make_lm_drafter()), auto, auto.begin_run)}
+    return {OFF: PLAIN, **trees, AUTO: Contestant(always(engine.make_lm_drafter()), auto.begin_run)}
 
 
 def auto_result(rounds: Mapping[str, Sequence[Run]]) -> Row:
