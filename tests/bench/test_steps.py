@@ -20,21 +20,24 @@ from pilotfish.bench.steps import (
     PROBE,
     PROFILED,
     SHAPES,
+    SLOTS,
     TIMED,
     VOCAB,
     WIDTH,
     Case,
-    DraftLevels,
     bytes_read,
     forward_time,
     kernel_seconds,
     kernel_times,
+    level_seconds,
     llama,
     random_model,
     run_steps,
 )
 from pilotfish.core.executor import Outcome, Sampling, SequenceRows
+from pilotfish.draft.lm import LMDrafter, TreeShape
 from pilotfish.errors import InputError
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.native import load_kernels
 from pilotfish.model.runner import Runner
 
@@ -146,17 +149,18 @@ def test_clocks_change_nothing_and_go_away() -> None:
 
 @needs_kernels
 def test_every_level_of_the_draft_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    levels = DraftLevels(random_model(TINY, torch.float32, CPU))
+    executor = TorchExecutor(Runner(random_model(TINY, torch.float32, CPU), SLOTS), vocab_size=VOCAB)
+    drafter = LMDrafter(executor, TreeShape(WIDTH))
     rows: list[int] = []
-    execute = levels.drafter.executor.execute
+    execute = executor.execute
 
     def counted(sequences: list[SequenceRows], sampling: Sampling) -> Outcome:
         rows.append(sum(one.num_rows for one in sequences))
         return execute(sequences, sampling)
 
-    monkeypatch.setattr(levels.drafter.executor, "execute", counted)
-    levels.seconds()
+    monkeypatch.setattr(executor, "execute", counted)
+    level_seconds(drafter)
     assert rows == [CONTEXT - 1, 1, 1, *[WIDTH] * (LEVELS - 1)]
-    levels.drafter.table.check()
-    assert levels.drafter.table.pool.num_free == levels.drafter.table.pool.capacity
-    assert dataclasses.asdict(levels.drafter.shape)["width"] == WIDTH
+    drafter.table.check()
+    assert drafter.table.pool.num_free == drafter.table.pool.capacity
+    assert dataclasses.asdict(drafter.shape)["width"] == WIDTH

@@ -154,39 +154,10 @@ def has_prompt_rows(step: StepRecord) -> bool:
 # -- engines
 
 
-def drain(engine: Engine, done: Callable[[], None] = _ignore) -> None:
-    """Step until nothing is left; `done` is called for each sequence. EngineError if the drafter failed."""
-    while engine.busy:
-        for delta in engine.step():
-            if delta.finish is not None:
-                done()
-    check_drafter(engine)
-
-
 def check_drafter(engine: Engine) -> None:
     """EngineError if the drafter failed: a service goes on without it, a measurement of it must not."""
     if engine.worker.drafter.drafter is not engine.drafter:
         raise EngineError("the drafter failed and was dropped; the log says why")
-
-
-def run_jobs(
-    engine: Engine,
-    jobs: Sequence[Job],
-    concurrency: int,
-    done: Callable[[], None] = _ignore,
-    cache_salt: str | None = None,
-) -> Run:
-    """Generate all jobs, `concurrency` at a time, in order of arrival. With a `cache_salt` a suffix drafter guesses
-    from outputs of jobs that ended before."""
-    engine.worker.scheduler.max_requests = concurrency
-    steps: list[StepRecord] = []
-    engine.worker.observe = steps.append
-    began = time.perf_counter()
-    samples = [engine.submit(job.prompt.text, job.params, cache_salt)[0] for job in jobs]
-    drain(engine, done)
-    seconds = time.perf_counter() - began
-    outputs, stats = [one.token_ids for one in samples], [one.request.stats for one in samples]
-    return Run(seconds, outputs, stats, steps, overruns(engine), [one.text for one in samples])
 
 
 def overruns(engine: Engine) -> float:
@@ -209,9 +180,23 @@ class Contestant:
         done: Callable[[], None] = _ignore,
         cache_salt: str | None = None,
     ) -> Run:
-        """Run jobs in an idle engine; EngineError while requests run."""
+        """Generate all jobs in an idle engine, `concurrency` at a time, in order of arrival; `done` is called for each.
+        With a `cache_salt` a suffix drafter guesses from outputs of jobs that ended before. EngineError if the drafter
+        failed, or while requests run."""
         engine.use(self.drafter(), self.budget())
-        return run_jobs(engine, jobs, concurrency, done, cache_salt)
+        engine.worker.scheduler.max_requests = concurrency
+        steps: list[StepRecord] = []
+        engine.worker.observe = steps.append
+        began = time.perf_counter()
+        samples = [engine.submit(job.prompt.text, job.params, cache_salt)[0] for job in jobs]
+        while engine.busy:
+            for delta in engine.step():
+                if delta.finish is not None:
+                    done()
+        check_drafter(engine)
+        seconds = time.perf_counter() - began
+        outputs, stats = [one.token_ids for one in samples], [one.request.stats for one in samples]
+        return Run(seconds, outputs, stats, steps, overruns(engine), [one.text for one in samples])
 
 
 PLAIN = Contestant(NoDrafter, partial(FixedBudget, 1, 1))

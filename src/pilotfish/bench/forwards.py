@@ -13,18 +13,17 @@ from itertools import product
 import numpy as np
 import torch
 
-from pilotfish.bench.contestants import Run, drafting, drain, every_round, take_turns
+from pilotfish.bench.contestants import Contestant, Run, always, drafting, every_round, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, timed
 from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
-from pilotfish.bench.workload import TEMPERATURES, Job, jobs_at
+from pilotfish.bench.workload import TEMPERATURES, Job, Prompt, jobs_at
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import OTHER, TokenTree, TreeBuilder
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import anonymous_memory, gib
-from pilotfish.engine.sample import Sample
 from pilotfish.model.runner import Runner
 
 CONTEXT = 256
@@ -211,9 +210,8 @@ def run_memory(options: BenchOptions, progress: ProgressBar) -> Report:
         engine = Engine(config)
         gc.collect()
         loaded = anonymous_memory()
-        engine.use(engine.drafter, FixedBudget(config.nodes, config.levels))
-        samples = fill(engine)
-        drain(engine, partial(progress, "filling"))
+        contestant = Contestant(always(engine.drafter), partial(FixedBudget, config.nodes, config.levels))
+        run = contestant.run(engine, filling(engine), config.max_requests, partial(progress, "filling"))
     plan = engine.memory
     planned = {
         "runtime": plan.runtime,
@@ -230,17 +228,18 @@ def run_memory(options: BenchOptions, progress: ProgressBar) -> Report:
         "peak": peak[0],
         "deviation": peak[0] / plan.total - 1,
         "draft_in_slots": plan.draft_in_slots,
-        "requests": len(samples),
-        "preemptions": sum(sample.request.stats.preemptions for sample in samples),
+        "requests": len(run.outputs),
+        "preemptions": run.total("preemptions"),
     }
     return Report(results)
 
 
-def fill(engine: Engine) -> list[Sample]:
+def filling(engine: Engine) -> list[Job]:
     """Requests that together need all slots, and every buffer that sampling may need."""
     slots, count = engine.memory.slots, engine.config.max_requests
     length = min(slots // count, engine.model.shape.context) - NEW_TOKENS
     rng, vocab_size = np.random.default_rng(0), engine.model.shape.vocab_size
     filters = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "frequency_penalty": 0.1}
     params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **filters)  # type: ignore[arg-type]
-    return [s for _ in range(count) for s in engine.submit(rng.integers(0, vocab_size, length).tolist(), params)]
+    prompts = [Prompt(str(i), rng.integers(0, vocab_size, length).tolist()) for i in range(count)]
+    return [Job(prompt, "all filters", params) for prompt in prompts]

@@ -21,7 +21,7 @@ import httptools
 import msgspec
 import uvloop
 
-from pilotfish.bench.contestants import Run, rates, run_jobs, take_turns
+from pilotfish.bench.contestants import Run, contestant_of, rates, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import Program, cpu_seconds, memory_bytes, start_server
 from pilotfish.bench.report import MEBIBYTE, ProgressBar, Report, Row, Spread, equal_share, percentile, ratios
@@ -43,9 +43,8 @@ def run_http(options: BenchOptions, progress: ProgressBar) -> Report:
     config = options.engine_config()
     config = replace(config, max_requests=max(*concurrencies, config.max_requests))
     paces = options.paces.split()
-    workload, turns = options.workload(), options.repeats + 1
-    work = {c: [workload.jobs(options.batches * c, turn) for turn in range(turns)] for c in concurrencies}
-    progress.total = len(paces) * len(concurrencies) * (2 * turns + 1)
+    work = {c: options.rounds(options.batches * c) for c in concurrencies}
+    progress.total = len(paces) * len(concurrencies) * (2 * (options.repeats + 1) + 1)
     rows = [row for pace in paces for row in _at_pace(pace, config, work, progress)]
     speeds, delays = [speed for speed, _ in rows], [delay for _, delay in rows]
     holds = all(row["ratio"].median >= PROMISE for row in speeds if row["pace"] != "none")
@@ -118,7 +117,7 @@ def asked_of(job: Job) -> dict[str, Any]:
 def run_offline(engine: Engine, concurrency: int, jobs: Sequence[Job]) -> Run:
     """What a request does not ask for is as the model's generation_config.json says, here as in the server."""
     jobs = [replace(job, params=engine.sampling_params(**asked_of(job))) for job in jobs]
-    return run_jobs(engine, jobs, concurrency)
+    return contestant_of(engine).run(engine, jobs, concurrency)
 
 
 def serve_round(server: Program, concurrency: int, jobs: Sequence[Job]) -> Served:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from pilotfish.bench.workload import Prompt, Workload, choose_models, load_prompts, shard_of
+from pilotfish.bench.workload import Job, Prompt, Workload, choose_models, load_prompts, shard_of
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import MAX_TOKENS
 from pilotfish.options import REQUIRED, Option, option, options_of, pick
@@ -72,8 +72,12 @@ class BenchOptions:
     def rows(self) -> list[Prompt]:
         return shard_of(load_prompts(self.prompts, self.limit), self.shard)
 
-    def workload(self, temperature: float | None = None) -> Workload:
-        return Workload(self.rows(), self.temperature if temperature is None else temperature, self.max_tokens)
+    def workload(self) -> Workload:
+        return Workload(self.rows(), self.temperature, self.max_tokens)
+
+    def rounds(self, number: int) -> list[list[Job]]:
+        """A round of so many jobs to warm up, and `repeats`."""
+        return [self.workload().jobs(number, turn) for turn in range(self.repeats + 1)]
 
 
 class Bench(Struct, frozen=True):

@@ -51,9 +51,9 @@ ALLOWANCE_MS = 5.0
 
 def run_network(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs every prompt in `repeats` rounds after one to warm up."""
-    workload, round_trips = options.workload(), parse_milliseconds("round_trips", options.round_trips)
-    turns, number = options.repeats + 1, len(workload.prompts)
-    progress.total = (len(round_trips) + 1) * turns * number
+    round_trips = parse_milliseconds("round_trips", options.round_trips)
+    jobs = options.rounds(len(options.rows()))
+    progress.total = (len(round_trips) + 1) * len(jobs) * len(jobs[0])
     with ExitStack() as stack:
         (pool,), config = stack.enter_context(pools_beside(options.engine_config(mode="off")))
         engine = stack.enter_context(Engine(config))
@@ -62,7 +62,6 @@ def run_network(options: BenchOptions, progress: ProgressBar) -> Report:
             endpoint = stack.enter_context(start_proxy(pool, round_trip, options.mbit)).told["endpoint"]
             remote = stack.enter_context(closing(attach(engine, endpoint)))
             contestants[f"{round_trip:g} ms"] = _contestant(engine, remote.drafter)
-        jobs = [workload.jobs(number, turn) for turn in range(turns)]
         rounds = compete(engine, contestants, jobs, options.concurrency, progress)
         [load] = [one.load for one in remote.pools]
     return Report({**distances_of(rounds), "level_ms": 0.0 if load is None else load.step_ms})
@@ -92,10 +91,10 @@ def distances_of(rounds: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens, or rows, that came in a while."""
+    """Tokens that came in a while."""
 
     seconds: float
-    counts: Ints  # of each stream, or target
+    counts: Ints  # of each stream
 
     def rate(self, streams: Sequence[int]) -> float:
         """Sum of some streams, per second."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
 
@@ -19,7 +19,6 @@ from pilotfish.bench.contestants import (
     contestant_of,
     over,
     rates,
-    run_jobs,
     speed_of,
     take_turns,
 )
@@ -68,14 +67,12 @@ def run_async(options: BenchOptions, progress: ProgressBar) -> Report:
     settings = [SyncSetting.parse(text) for text in options.sync.split(",")]
     temperatures = [float(text) for text in options.temperatures.split(",")]
     numbers = {c: max(c, len(options.rows())) for c in parse_numbers("concurrency", options.concurrencies)}
-    turns = options.repeats + 1
-    progress.total = turns * (len(settings) + 2) * len(temperatures) * sum(numbers.values())
+    progress.total = (options.repeats + 1) * (len(settings) + 2) * len(temperatures) * sum(numbers.values())
     speeds, results = list[Row](), list[Row]()
     with Engine(config) as engine:
         contestants = _contestants(engine, settings)
         for temperature, (concurrency, number) in product(temperatures, numbers.items()):
-            workload = options.workload(temperature)
-            jobs = [workload.jobs(number, turn) for turn in range(turns)]
+            jobs = replace(options, temperature=temperature).rounds(number)
             rounds = compete(engine, contestants, jobs, concurrency, progress)
             where = {"temperature": temperature, "concurrency": concurrency}
             speeds += [{**where, **speed_of(name, rounds)} for name in rounds]
@@ -123,8 +120,9 @@ def run_cores(options: BenchOptions, progress: ProgressBar) -> Report:
 
 def _fresh_run(config: EngineConfig, done: Callable[[], None], jobs: Sequence[Job]) -> Run:
     with Engine(config) as engine:
-        run_jobs(engine, jobs[:CORES_WARM_UP], concurrency=1)
-        return run_jobs(engine, jobs, 1, done)
+        contestant = contestant_of(engine)
+        contestant.run(engine, jobs[:CORES_WARM_UP], concurrency=1)
+        return contestant.run(engine, jobs, 1, done)
 
 
 # -- budgets
@@ -179,15 +177,14 @@ def run_budget(options: BenchOptions, progress: ProgressBar) -> Report:
     engine = Engine(options.engine_config(budget="auto"))
     lm = engine.drafter
     concurrencies, fixed = parse_numbers("concurrency", options.concurrencies), parse_numbers("fixed", options.fixed)
-    workload, turns = options.workload(), options.repeats + 1
-    progress.total = (len(set(fixed)) + 2) * turns * options.batches * sum(concurrencies)
+    progress.total = (len(set(fixed)) + 2) * (options.repeats + 1) * options.batches * sum(concurrencies)
     speeds, auto = list[Row](), list[Row]()
     for concurrency in concurrencies:
         budget = make_budget(engine.config, engine.worker.executor, lm)
         assert isinstance(budget, AdaptiveBudget)  # the configuration says so
         watched = WatchedBudget(budget)
-        jobs = [workload.jobs(options.batches * concurrency, turn) for turn in range(turns)]
-        rounds = compete(engine, contestants(engine, watched, fixed), jobs, concurrency, progress)
+        players, jobs = contestants(engine, watched, fixed), options.rounds(options.batches * concurrency)
+        rounds = compete(engine, players, jobs, concurrency, progress)
         speeds += [{"concurrency": concurrency, **speed_of(name, rounds)} for name in rounds]
         auto.append(
             {"concurrency": concurrency, **auto_result(rounds), **steady_choices(watched.runs[1:], concurrency)}

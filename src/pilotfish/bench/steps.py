@@ -144,10 +144,11 @@ def calls_of(runners: Mapping[str, Runner]) -> dict[str, Callable[[object], Any]
     cache. A level is the draft's forward inside LMDrafter, with leaves chosen, noise, children hung."""
     steps = {case: step_rows(runners[case.shape], case.rows) for case in (*TIMED, *PROFILED)}
     forwards = {case: partial(runners[case.shape].forward, [step]) for case, step in steps.items()}
+    executor = TorchExecutor(Runner(runners[DRAFT.shape].model, SLOTS), vocab_size=VOCAB)
     calls: dict[str, Callable[[], Any]] = {
         PROBE: read_probe(),
         **{case.name: partial(timed, forwards[case]) for case in TIMED},
-        LEVEL: DraftLevels(runners[DRAFT.shape].model).seconds,
+        LEVEL: partial(level_seconds, LMDrafter(executor, TreeShape(WIDTH))),
         FORWARD: lambda: timed(lambda: [forwards[DRAFT]() for _ in range(LEVELS)]) / LEVELS,
         **{kernels_of(case): partial(kernel_seconds, runners[case.shape], steps[case]) for case in reversed(PROFILED)},
     }
@@ -158,27 +159,21 @@ def kernels_of(case: Case) -> str:
     return f"kernels of {case.name}"
 
 
-class DraftLevels:
-    """Times an LM drafter over one request."""
+def level_seconds(drafter: LMDrafter) -> float:
+    """Seconds of a level: those that `LEVELS` take beyond the first, which has only the last token's row."""
+    params = SamplingParams(temperature=TEMPERATURE, max_tokens=CONTEXT)
+    request = Request(0, range(1, CONTEXT), params, 0, frozenset(), CONTEXT)
+    _propose(drafter, request, 1)  # the prompt's KV
+    first, all_levels = (_propose(drafter, request, levels) for levels in (1, LEVELS))
+    drafter.close(request)
+    return (all_levels - first) / (LEVELS - 1)
 
-    def __init__(self, model: LoadedModel) -> None:
-        self.drafter = LMDrafter(TorchExecutor(Runner(model, SLOTS), vocab_size=VOCAB), TreeShape(WIDTH))
 
-    def seconds(self) -> float:
-        """Seconds of a level: those that `LEVELS` take beyond the first, which has only the last token's row."""
-        params = SamplingParams(temperature=TEMPERATURE, max_tokens=CONTEXT)
-        request = Request(0, range(1, CONTEXT), params, 0, frozenset(), CONTEXT)
-        self._propose(request, 1)  # the prompt's KV
-        first, all_levels = (self._propose(request, levels) for levels in (1, LEVELS))
-        self.drafter.close(request)
-        return (all_levels - first) / (LEVELS - 1)
-
-    def _propose(self, request: Request, levels: int) -> float:
-        """Seconds of a tree; then a token that the tree may lack is committed."""
-        limits = DraftLimits(NODES, NODES, levels, price=0.0)
-        spent = timed(lambda: self.drafter.propose([request], limits))
-        self.drafter.commit(request, request.extend([1]))
-        return spent
+def _propose(drafter: LMDrafter, request: Request, levels: int) -> float:
+    """Seconds of a tree; then a token that the tree may lack is committed."""
+    spent = timed(partial(drafter.propose, [request], DraftLimits(NODES, NODES, levels, price=0.0)))
+    drafter.commit(request, request.extend([1]))
+    return spent
 
 
 def forward_time(case: Case, read_bytes: int, times: Mapping[str, Sequence[Any]]) -> Row:

@@ -24,7 +24,7 @@ class Prompt:
     """A row of a prompt file; turns are joined as they are."""
 
     id: str
-    text: str
+    text: str | list[int]  # or its tokens
 
     @property
     def seed(self) -> int:

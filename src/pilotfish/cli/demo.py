@@ -53,7 +53,7 @@ def demo(
     note = ""
     if pace == AUTO:
         with status("measuring what pace this machine holds", quiet=json):
-            stretch = demo_pace.held_stretch(paced, params)
+            stretch = demo_pace.stretch_of(*demo_pace.measure(paced, params))
         paced, note = replace(paced, pace=demo_pace.stretched(stretch)), demo_pace.note_of(stretch)
     scenes = [
         demo_scenes.Scene("paced", f"{PACED_PAIR} at the pace of other devices: {paced.pace}{note}", PACED_PAIR, paced),

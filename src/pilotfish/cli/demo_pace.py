@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pilotfish.bench.contestants import Run, joined, run_jobs
+from pilotfish.bench.contestants import Run, contestant_of, joined
 from pilotfish.cli.demo_scenes import jobs_of
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
@@ -41,13 +41,9 @@ def note_of(stretch: float) -> str:
     return "" if stretch == 1 else f" ({stretch:g} times slower than they are: faster is too fast here)"
 
 
-def held_stretch(config: EngineConfig, params: SamplingParams) -> float:
-    """By how much TARGET_MS and DRAFT_MS must be stretched here, 1 at least, for `config`, of mode async."""
-    return stretch_of(*measure(config, params))
-
-
 def stretch_of(target: Sequence[float], draft: Sequence[float]) -> float:
-    """The least by which all but a few forwards, in milliseconds at TARGET_MS and DRAFT_MS, are in time."""
+    """By how much TARGET_MS and DRAFT_MS must be stretched, 1 at least, for all but a few of these forwards to be in
+    time."""
     ratio = max(_late(target) / TARGET_MS, _late(draft) / DRAFT_MS)
     return 1.0 if ratio <= WAKING else math.ceil(10 * MARGIN * ratio) / 10
 
@@ -57,17 +53,19 @@ def _late(times: Sequence[float]) -> float:
 
 
 def measure(config: EngineConfig, params: SamplingParams) -> tuple[list[float], list[float]]:
-    """Milliseconds of the target's forwards, sampling included, and of the draft's levels, prompts included, at
-    TARGET_MS and DRAFT_MS: the pace, or longer. With the pauses that cool caches, as the demo will have them."""
+    """Run `config`, of mode async, at TARGET_MS and DRAFT_MS: with the pauses that cool caches, as the demo will.
+    Milliseconds of the target's forwards, sampling included, and of the draft's levels, prompts included: the pace, or
+    longer."""
     jobs = jobs_of(params)
     with tempfile.TemporaryDirectory() as directory:
         trace = Path(directory, "timeline.json")
         engine = Engine(replace(config, trace=trace, pace=stretched(1.0)))
         try:
-            run_jobs(engine, jobs[:1], 1)  # to warm up
-            began, runs = time.perf_counter(), list[Run]()
+            contestant, runs = contestant_of(engine), list[Run]()
+            contestant.run(engine, jobs[:1], 1)  # to warm up
+            began = time.perf_counter()
             while time.perf_counter() < began + SECONDS:
-                runs.append(run_jobs(engine, jobs, 1))
+                runs.append(contestant.run(engine, jobs, 1))
         finally:
             with redirect_stderr(io.StringIO()):  # a draft worker warns that it did not keep its pace
                 engine.close()
