@@ -66,8 +66,8 @@ def step_time(runner: Runner, rows: int, repeats: int) -> Row:
     logits, Python included. GB/s count weights and KV once each."""
     step, model = step_rows(runner, rows), runner.model
     spent = milliseconds(lambda: runner.forward([step]), repeats)
-    unread = model.module.get_input_embeddings().weight.nbytes
-    read = sum(weight.nbytes for weight in model.module.parameters()) - unread + kv_bytes(model, CONTEXT + rows)
+    weights = sum(one.nbytes for name, one in model.module.named_parameters() if "embed_tokens" not in name)
+    read = weights + kv_bytes(model, CONTEXT + rows)
     return {"rows": rows, "milliseconds": spent, "gb_per_s": read / (spent * 1e6)}
 
 

@@ -110,7 +110,7 @@ class EndlessStreams:
         engine.worker.scheduler.max_requests = number
         self._jobs = chain.from_iterable(workload.jobs(len(workload.prompts), lap) for lap in count())
         self._samples = [self._next() for _ in range(number)]
-        self.tokens = np.zeros(number, dtype=np.int64)  # that each stream was given so far
+        self.tokens: Ints = np.zeros(number, dtype=np.int64)  # that each stream was given so far
 
     def _next(self) -> Sample:
         job = next(self._jobs)
@@ -124,7 +124,7 @@ class EndlessStreams:
     def step(self) -> None:
         given = {delta.id: len(delta.tokens) for delta in self.engine.step()}
         check_drafter(self.engine)
-        self.tokens = self.tokens + [given.get(sample.request_id, 0) for sample in self._samples]
+        self.tokens = self.tokens + np.array([given.get(sample.request_id, 0) for sample in self._samples])
         self._samples = [sample if sample.finish_reason is None else self._next() for sample in self._samples]
 
     def run(self, until: Callable[[], bool]) -> Window:

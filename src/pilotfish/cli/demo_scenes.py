@@ -102,7 +102,7 @@ def _warm_plays(engine: Engine, params: SamplingParams) -> dict[str, Play]:
     first time."""
     mode, short = engine.config.mode, replace(params, max_tokens=min(params.max_tokens, WARM_UP_TOKENS))
     modes = {mode: contestant_of(engine)} if mode == "async" else {OFF: PLAIN, mode: contestant_of(engine)}
-    plays = {name: partial(one.run, engine, concurrency=1) for name, one in modes.items()}
+    plays: dict[str, Play] = {name: partial(one.run, engine, concurrency=1) for name, one in modes.items()}
     take_turns(plays, [jobs_of(short)[:1]])
     return plays
 
