@@ -60,6 +60,16 @@ def checked_tag(value: object, field: str = "metadata.tag") -> str:
     raise ParameterError(field, shown, "1 to 64 letters, digits and _ . : / -, a letter or digit first")
 
 
+def _between(begin: str, end: str) -> property:
+    """Seconds from one moment of a RequestRecord to another."""
+
+    def seconds(record: RequestRecord) -> float | None:
+        first, last = getattr(record, begin), getattr(record, end)
+        return None if first is None or last is None else max(last - first, 0.0)
+
+    return property(seconds)
+
+
 class RequestRecord:
     """Follows one request, and tells the metrics. `finish` must be called once, however the request ends."""
 
@@ -139,37 +149,17 @@ class RequestRecord:
         return self.accepted / self.verify_steps if self.verify_steps else None
 
     @property
-    def latency(self) -> float:
-        return self.ended - self.arrived
+    def scheduled(self) -> float:
+        """The moment of the first row in a step."""
+        return self.arrived + (self.queued or 0.0)
 
-    @property
-    def time_to_first_token(self) -> float | None:
-        return None if self.first_token is None else self.first_token - self.arrived
-
-    @property
-    def prefill(self) -> float | None:
-        """From the first row in a step to the first token."""
-        return None if self.first_token is None else max(self.first_token - self._scheduled, 0.0)
-
-    @property
-    def decode(self) -> float | None:
-        """From the first token to the last."""
-        if self.first_token is None or self.last_token is None:
-            return None
-        return self.last_token - self.first_token
-
-    @property
-    def inference(self) -> float | None:
-        """From the first row in a step to the last token."""
-        return None if self.last_token is None else max(self.last_token - self._scheduled, 0.0)
+    latency = _between("arrived", "ended")
+    time_to_first_token = _between("arrived", "first_token")
+    prefill = _between("scheduled", "first_token")
+    decode = _between("first_token", "last_token")
+    inference = _between("scheduled", "last_token")
 
     @property
     def time_per_output_token(self) -> float | None:
         """For each token of an output after its first; None if no output has a second one."""
-        if self.decode is None or self.longest < 2:
-            return None
-        return self.decode / (self.longest - 1)
-
-    @property
-    def _scheduled(self) -> float:
-        return self.arrived + (self.queued or 0.0)
+        return None if self.decode is None or self.longest < 2 else self.decode / (self.longest - 1)
