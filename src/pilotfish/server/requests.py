@@ -18,7 +18,6 @@ from pilotfish.server.http_errors import bad
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text())
 #: Fields that are not supported, by the values that change nothing.
 UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].items()}
-HARMLESS: list[str] = _FIELDS["harmless"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
 Nothing = Annotated[list[Any], Meta(max_length=0, description="an empty list or null")]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 else:
     _sampling = [(name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items()]
-    _harmless = [(name, Any, None) for name in HARMLESS]
+    _harmless = [(name, Any, None) for name in _FIELDS["harmless"]]
     DerivedFields = msgspec.defstruct("DerivedFields", [*_sampling, *_harmless], bases=(RequestBody,), kw_only=True)
 
 

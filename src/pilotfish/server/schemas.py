@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from pilotfish.config import ServerConfig
 from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request, short
-from pilotfish.server.requests import HARMLESS, UNSUPPORTED, RequestBody
+from pilotfish.server.requests import UNSUPPORTED, RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
@@ -91,9 +91,7 @@ def _supported(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
         if name in UNSUPPORTED:
             raise bad_request(name, f"{short(value)} is not supported; leave it out")
         raise bad_request(name, "there is no such parameter")
-    return {
-        name: value for name, value in fields.items() if name in names and name not in HARMLESS and value is not None
-    }
+    return {name: value for name, value in fields.items() if name in names and value is not None}
 
 
 def _blame(fields: Any, kind: Any, sentence: str) -> HttpError:
