@@ -68,6 +68,9 @@ class ForkedWorker:
     def terminate(self) -> None:
         self._process.terminate()
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def end(self) -> Ending:
         self._process.kill()
         self._process.join()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import shutil
@@ -12,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -63,38 +63,45 @@ class WorkerState:
 
 class Supervisor:
     """Starts workers and keeps them running until `close`, which also runs at the end of a `with`, when the supervisor
-    is forgotten, and when the process exits. Where the process is killed, workers that called `die_with_parent` go too.
+    is forgotten, and when the process exits; but not in a fork of it. Where the process is killed, workers that called
+    `die_with_parent` go too.
 
     >>> with Supervisor() as supervisor:
     ...     supervisor.start([WorkerSpec("draft 0", [sys.executable, "-m", "pilotfish", "draft", ...])])
     """
 
     def __init__(self, delays: Delays | None = None, changed: Callable[[WorkerState], None] = lambda _: None) -> None:
-        """`changed` is called with each new state of a worker, on a thread of the supervisor's."""
-        self._thread = _SupervisorThread(delays or Delays(), changed)
-        weakref.finalize(self, self._thread.close)
-
-    @property
-    def directory(self) -> Path:
-        """For sockets: this user's alone, short, and removed on close."""
-        return self._thread.directory
+        """`changed` is called with each new state of a worker, on the worker's thread."""
+        self.directory = _socket_directory()  # for sockets: this user's alone, short, and removed on close
+        self._delays, self._changed = delays or Delays(), changed
+        self._workers: list[_Worker] = []
+        own = (self._workers, self.directory, self._delays.grace, os.getpid())
+        self._shut_down = weakref.finalize(self, _shut_down, *own)
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Returns at once. EngineError after `close`."""
-        self._thread.start(specs)
+        if not self._shut_down.alive:
+            raise EngineError("the supervisor is closed")
+        for spec in specs:
+            where = {**spec.environment, DIRECTORY: str(self.directory)}
+            worker = _Worker(replace(spec, environment=where), self._delays, self._changed)
+            self._workers.append(worker)  # before it starts: an interrupt may come in between
+            worker.start()
 
     def poll(self) -> tuple[WorkerState, ...]:
         """All workers, in the order of their start."""
-        return tuple(worker.state for worker in self._thread.workers)
+        return tuple(worker.state for worker in self._workers)
 
     def kill(self, name: str, reason: str) -> None:
         """Kill a worker, to be started again like one that has crashed, for that reason. From any thread; returns at
         once."""
-        self._thread.kill(name, reason)
+        for worker in self._workers:
+            if worker.name == name:
+                worker.kill(reason)
 
     def close(self) -> None:
         """End all workers: ask, wait, then kill. Closing twice is fine."""
-        self._thread.close()
+        self._shut_down()
 
     def __enter__(self) -> Supervisor:
         return self
@@ -103,138 +110,89 @@ class Supervisor:
         self.close()
 
 
-class _SupervisorThread:
-    """Starts and ends processes, in one thread that lives as long as they may (see WorkerProcess). It does not keep the
-    Supervisor alive. In a fork of this process there is no such thread."""
-
-    def __init__(self, delays: Delays, changed: Callable[[WorkerState], None]) -> None:
-        self.directory = _socket_directory()
-        self.workers: tuple[_Worker, ...] = ()
-        self._delays = delays
-        self._changed = changed
-        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: end; put is safe in a finalizer
-        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-        self._thread.start()
-
-    def start(self, specs: Sequence[WorkerSpec]) -> None:
-        if not self._thread.is_alive():
-            raise EngineError("the supervisor is closed")
-        where = {DIRECTORY: str(self.directory)}
-        known = [replace(spec, environment={**spec.environment, **where}) for spec in specs]
-        self.workers += tuple(_Worker(spec, self._delays, self._look, self._changed) for spec in known)
-        self._look()
-
-    def kill(self, name: str, reason: str) -> None:
-        for worker in self.workers:
-            if worker.state.name == name:
-                worker.kill_reason = reason
-        self._look()
-
-    def _look(self) -> None:
-        self._orders.put(True)
-
-    def close(self) -> None:
-        self._orders.put(False)
-        if threading.current_thread() is not self._thread:  # where a finalizer may run
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while self._wait():
-                for worker in self.workers:
-                    worker.check(time.monotonic())
-        finally:
-            self._shut_down()
-
-    def _wait(self) -> bool:
-        """Until there is something to do for a worker; False to end."""
-        due = min((worker.due for worker in self.workers), default=math.inf)
-        try:
-            return self._orders.get(timeout=None if due == math.inf else max(0.0, due - time.monotonic()))
-        except queue.Empty:
-            return True
-
-    def _shut_down(self) -> None:
-        for worker in self.workers:
-            worker.terminate()
-        deadline = time.monotonic() + self._delays.grace
-        while any(worker.running for worker in self.workers) and time.monotonic() < deadline:
-            time.sleep(POLL)
-        for worker in self.workers:
-            worker.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
+def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: int) -> None:
+    """Of the supervisor that process `pid` made."""
+    if os.getpid() != pid:  # a fork, which has none of the threads
+        return
+    if threading.current_thread() in workers:  # where a finalizer may run
+        threading.Thread(target=_shut_down, args=(workers, directory, grace, pid)).start()
+        return
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + grace
+    alive = [worker for worker in workers if worker.is_alive()]
+    for worker in alive:
+        worker.join(max(0.0, deadline - time.monotonic()))
+    for worker in alive:
+        worker.kill("")
+        worker.join()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
-class _Worker:
-    """A worker over all its runs. Other threads than the supervisor's may read `state` and write `kill_reason`."""
+class _Worker(threading.Thread):
+    """A worker over all its runs. The thread lives as long as they may (see WorkerProcess). Other threads read `state`,
+    `kill` and `terminate`."""
 
-    def __init__(
-        self, spec: WorkerSpec, delays: Delays, look: Callable[[], None], changed: Callable[[WorkerState], None]
-    ) -> None:
-        """`look` has the supervisor call `check`."""
+    def __init__(self, spec: WorkerSpec, delays: Delays, changed: Callable[[WorkerState], None]) -> None:
+        super().__init__(name=spec.name, daemon=True)
         self.state = WorkerState(spec.name)
-        self.kill_reason = ""  # why it is to be killed
-        self._spec = spec
-        self._delays = delays
-        self._look = look
-        self._changed = changed
+        self._spec, self._delays, self._changed = spec, delays, changed
         self._process: WorkerProcess | None = None
-        self._crashes = 0  # since it last was healthy
-        self._started = 0.0
-        self.due = -math.inf  # when to start it; inf: not at all, or it runs
+        self._kill_reason = ""  # why it was killed
+        self._closing = False
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # put is safe in a finalizer
 
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.running
+    def kill(self, reason: str) -> None:
+        self._kill_reason = reason
+        if (process := self._process) is not None:
+            process.kill()
 
-    def check(self, now: float) -> None:
-        """Start it when it is due, notice that it ended, kill it on request."""
-        if self._process is None and now >= self.due:
-            self._start(now)
-        elif self._process is not None and self.kill_reason:
-            self._process.end()
-            self._process = None
-            self._ended(self.kill_reason, now, again=True)
-        elif self._process is not None and not self._process.running:
-            ending, self._process = self._process.end(), None
-            self._ended(str(ending), now, again=ending.code != BAD_INPUT)
+    def terminate(self) -> None:
+        """Ask it to end, for good."""
+        self._closing = True
+        self._wakes.put(None)
+        if (process := self._process) is not None:
+            process.terminate()
 
-    def _start(self, now: float) -> None:
+    def run(self) -> None:
+        crashes = 0  # since it last was healthy
+        while not self._closing:
+            began = time.monotonic()
+            reason, again = self._run_once()
+            crashes = 1 if time.monotonic() - began >= self._delays.healthy else crashes + 1
+            if self._closing:
+                break
+            self._change(status="restarting" if again else "failed", reason=reason, pid=None)
+            logger.warning("%s: %s; %s", self.name, reason, "it is started again" if again else "it stays down")
+            if not again:
+                return
+            self._pause(self._delays.restart(crashes))
+        self._change(status="stopped", pid=None)
+
+    def _run_once(self) -> tuple[str, bool]:
+        """Why it has ended, or could not be started, and whether to start it again."""
         restarts = self.state.restarts + (self.state.status == "restarting")
-        self._started, self.kill_reason, self.due = now, "", math.inf
+        self._kill_reason = ""
         try:
             process = self._process = WorkerProcess(self._spec)
         except OSError as error:
             self.state = replace(self.state, restarts=restarts)
-            self._ended(f"cannot be started: {error}", now, again=True)
-        else:
-            self._change(status="running", restarts=restarts, pid=process.pid)
-            threading.Thread(target=self._await_end, args=(process,), name=self._spec.name, daemon=True).start()
-
-    def _await_end(self, process: WorkerProcess) -> None:
+            return f"cannot be started: {error}", True
+        self._change(status="running", restarts=restarts, pid=process.pid)
+        if self._closing:  # `terminate` may have come before there was a process
+            process.kill()
         process.wait()
-        self._look()
+        ending, self._process = process.end(), None
+        return self._kill_reason or str(ending), bool(self._kill_reason) or ending.code != BAD_INPUT
+
+    def _pause(self, seconds: float) -> None:
+        """Or until `terminate`."""
+        with suppress(queue.Empty):
+            self._wakes.get(timeout=seconds)
 
     def _change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
         self._changed(self.state)
-
-    def _ended(self, reason: str, now: float, again: bool) -> None:
-        self._crashes = 1 if now - self._started >= self._delays.healthy else self._crashes + 1
-        self.due = now + self._delays.restart(self._crashes) if again else math.inf
-        self._change(status="restarting" if again else "failed", reason=reason, pid=None)
-        logger.warning("%s: %s; %s", self._spec.name, reason, "it is started again" if again else "it stays down")
-
-    def terminate(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
-        if self.state.status != "failed":  # whose reason stays
-            self._change(status="stopped", pid=None)
 
 
 def _socket_directory() -> Path:

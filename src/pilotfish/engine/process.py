@@ -70,7 +70,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(
                 list(spec.command),
                 env=environment,
-                stdin=subprocess.PIPE,  # never written to: without prctl its end tells the worker of the parent's end
+                stdin=subprocess.DEVNULL,
                 stdout=2,  # the parent's stdout is for its own results
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -98,25 +98,23 @@ class WorkerProcess:
         sys.stderr.write(_shown(line))
         sys.stderr.flush()
 
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
     def wait(self) -> None:
-        """Until it has ended; any thread may wait."""
-        with suppress(ChildProcessError):  # `end` was first
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # leaves its code to `end`
+        """Until it has ended. Its id stays its own until `end`, which kills what it has started."""
+        with suppress(ChildProcessError):  # a signal to it came later, and took note of its end
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
     def terminate(self) -> None:
+        """As `kill`, from any thread."""
         self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def end(self) -> Ending:
         """Kill the worker and its own children, if they still run."""
         with suppress(ProcessLookupError, PermissionError):  # none runs
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
         self._reader.join(LAST_WORDS)
         return Ending(code, self._last_line)
 
@@ -155,30 +153,20 @@ def supervised() -> bool:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """If a Supervisor started this process, have it end when its parent ends in any way: by signal `number`, if the
-    system has prctl(2)."""
+    """If a Supervisor started this process, have it end when its parent ends in any way: by signal `number`."""
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
-        if os.getppid() != int(parent):  # the parent has ended before this call
-            remove_directory()
-            os._exit(1)
-    else:
-        threading.Thread(target=_exit_after_stdin, name="parent watch", daemon=True).start()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
+    if os.getppid() != int(parent):  # the parent has ended before this call
+        remove_directory()
+        os._exit(1)
 
 
 def remove_directory() -> None:
     """Remove the directory of the Supervisor that started this process, in its place once it is gone."""
     if directory := os.environ.get(DIRECTORY):
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _exit_after_stdin() -> None:
-    while os.read(0, 1024):
-        pass
-    os._exit(1)
 
 
 def name_process(role: str) -> None:
