@@ -13,11 +13,11 @@ from pilotfish.config import DraftConfig, EngineConfig
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.tree import TokenTree
-from pilotfish.engine import draft_workers
+from pilotfish.engine import remote_drafts
 from pilotfish.engine.draft_pool import make_worker
-from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.launch import Supervisor
 from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.sockets import ListeningChannel
 
@@ -30,15 +30,15 @@ def inline_drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Engines have their draft workers here, until the end. Their targets wait for trees, so that no guess depends on
     the speed of a machine."""
     with ExitStack() as workers:
-        make = DraftWorkers.__init__
+        make = RemoteDrafts.__init__
 
-        def start(drafts: DraftWorkers, config: EngineConfig) -> None:
+        def start(drafts: RemoteDrafts, config: EngineConfig) -> None:
             make(drafts, config)
-            for endpoint in drafts.endpoints:
+            for endpoint in () if config.draft_pool else drafts.endpoints:
                 workers.enter_context(_worker(config, endpoint))
 
-        monkeypatch.setattr(draft_workers, "Supervisor", _NoProcesses)
-        monkeypatch.setattr(DraftWorkers, "__init__", start)
+        monkeypatch.setattr(remote_drafts, "Supervisor", _NoProcesses)
+        monkeypatch.setattr(RemoteDrafts, "__init__", start)
         monkeypatch.setattr(RemoteDrafter, "propose", _patient(RemoteDrafter.propose))
         yield
 

@@ -57,16 +57,16 @@ def step_until_accepted(engine: Engine, samples: list[Sample]) -> None:
 def test_a_worker_is_killed_twenty_times(llama: Path, draft: Path, expected: list[list[int]]) -> None:
     with make_engine(llama, draft=draft, mode="async", drafter="lm", nodes=1) as engine:
         remote = engine.remote
-        assert remote is not None and engine._workers is not None
+        assert remote is not None
         samples = submit_all(engine)
         for kills in range(1, 21):
             step_until_drafted(engine, remote.drafter)
-            pid = engine._workers.states()[0].pid
+            pid = remote.workers()[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             engine.step()
             eventually(lambda: not remote.pools[0].ready)
-            eventually(lambda n=kills: engine._workers.states()[0].restarts == n)  # type: ignore[misc]
+            eventually(lambda n=kills: remote.workers()[0].restarts == n)  # type: ignore[misc]
         step_until_drafted(engine, remote.drafter)
         step_until_accepted(engine, samples)
         assert finish(engine, samples) == expected

@@ -20,8 +20,8 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.request import RequestStats
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.remote_drafts import RemoteDrafts
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=6, seed=0)
 Demo = Callable[[bool], bool]
@@ -115,13 +115,13 @@ def test_a_draft_in_a_process_of_its_own(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pids: list[int | None] = []
-    close = DraftWorkers.close
+    close = RemoteDrafts.close
 
-    def closed(workers: DraftWorkers) -> None:
-        pids.extend(state.pid for state in workers.states() if state.status == "running")
-        close(workers)
+    def closed(drafts: RemoteDrafts) -> None:
+        pids.extend(state.pid for state in drafts.workers() if state.status == "running")
+        close(drafts)
 
-    monkeypatch.setattr(DraftWorkers, "close", closed)
+    monkeypatch.setattr(RemoteDrafts, "close", closed)
     assert run_demo([Scene("unpaced", "tiny", "tiny", config)], PARAMS, rounds=1, json=True)
     assert json.loads(capfd.readouterr().out)["unpaced"]["matched"] == {"sync": 3, "async": 3}
     assert len(pids) == 1 and pids[0] not in (None, os.getpid())

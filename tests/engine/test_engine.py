@@ -451,7 +451,7 @@ def test_a_drafter_in_place_of_the_configured_one_needs_no_workers(
 ) -> None:
     expected = run(make_engine(llama), SNIPPETS[:1], [params()])
     started: list[EngineConfig] = []
-    monkeypatch.setattr(engines, "start_draft_workers", started.append)
+    monkeypatch.setattr(engines, "RemoteDrafts", started.append)
     with make_engine(llama, RandomDrafter(VOCAB), mode="async", draft=draft) as engine:
         assert run(engine, SNIPPETS[:1], [params()]) == expected
     assert started == []

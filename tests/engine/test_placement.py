@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pilotfish.config import EngineConfig, config_of
-from pilotfish.engine.draft_workers import split_cores, worker_command
 from pilotfish.engine.process import on_cores
+from pilotfish.engine.remote_drafts import split_cores, worker_command
 from pilotfish.errors import ParameterError
 
 

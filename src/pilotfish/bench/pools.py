@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
@@ -26,7 +26,7 @@ from pilotfish.bench.contestants import (
     speed_of,
 )
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.programs import Program, attach, pools_beside, start_proxy
+from pilotfish.bench.programs import Program, attached, pools_beside, start_proxy
 from pilotfish.bench.report import ProgressBar, Report, Row, bar_of
 from pilotfish.bench.speculation import WatchedBudget
 from pilotfish.bench.workload import Workload, parse_milliseconds
@@ -60,7 +60,7 @@ def run_network(options: BenchOptions, progress: ProgressBar) -> Report:
         contestants = {OFF: PLAIN}
         for round_trip in round_trips:
             endpoint = stack.enter_context(start_proxy(pool, round_trip, options.mbit)).told["endpoint"]
-            remote = stack.enter_context(closing(attach(engine, endpoint)))
+            remote = stack.enter_context(attached(engine, endpoint))
             contestants[f"{round_trip:g} ms"] = _contestant(engine, remote.drafter)
         rounds = compete(engine, contestants, jobs, options.concurrency, progress)
         [load] = [one.load for one in remote.pools]

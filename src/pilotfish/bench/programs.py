@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,9 @@ from typing import Any
 
 from pilotfish.bench.proxy import HOST
 from pilotfish.config import EngineConfig
-from pilotfish.engine.draft_workers import split_cores, worker_command
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
-from pilotfish.engine.remote_drafts import RemoteDrafts, hello_of
+from pilotfish.engine.remote_drafts import RemoteDrafts, split_cores, worker_command
 from pilotfish.errors import EngineError
 
 #: Seconds that a program may take to end before it is killed.
@@ -127,10 +126,13 @@ def start_proxy(pool: Program, round_trip: float, mbit: float) -> Program:
     return Program(WorkerSpec("proxy", command, frozenset(os.sched_getaffinity(pool.pid))))
 
 
-def attach(engine: Engine, endpoint: str) -> RemoteDrafts:
+@contextmanager
+def attached(engine: Engine, endpoint: str) -> Iterator[RemoteDrafts]:
     """An idle engine's connection to a pool; its drafter is for `engine.use`."""
     config = replace(engine.config, mode="async", draft_pool=(endpoint,))
-    return RemoteDrafts(config, hello_of(config, engine.tokenizer, engine.model.shape.vocab_size))
+    with closing(RemoteDrafts(config)) as remote:
+        remote.connect(engine.tokenizer, engine.model.shape.vocab_size)
+        yield remote
 
 
 # -- processes

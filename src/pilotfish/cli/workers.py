@@ -87,13 +87,13 @@ def target(
 
 def _run_target(config: EngineConfig, endpoint: str, signals: Signals) -> None:
     """Draft workers load while this process imports torch."""
-    from pilotfish.engine.draft_workers import start_draft_workers
+    from pilotfish.engine.remote_drafts import RemoteDrafts
 
-    workers = start_draft_workers(config)
+    remote = RemoteDrafts(config) if config.mode == "async" else None
     _import_transformers()
     from pilotfish.engine.target_process import run_target
 
-    run_target(config, endpoint, signals, workers)
+    run_target(config, endpoint, signals, remote)
 
 
 def _import_transformers() -> None:

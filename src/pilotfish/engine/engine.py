@@ -31,9 +31,8 @@ from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.check import refuse_unequal_tokenizers
 from pilotfish.engine.costs import make_budget
-from pilotfish.engine.draft_workers import DraftWorkers, start_draft_workers
 from pilotfish.engine.memory import load_configured, plan_memory
-from pilotfish.engine.remote_drafts import RemoteDrafts, hello_of
+from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.executor import TorchExecutor
@@ -59,21 +58,20 @@ class Engine:
     draft_runner: Runner  # of a draft in this process, if there is one
 
     def __init__(
-        self, config: EngineConfig, drafter: Drafter | None = None, workers: DraftWorkers | None = None
+        self, config: EngineConfig, drafter: Drafter | None = None, remote: RemoteDrafts | None = None
     ) -> None:
-        """`drafter` replaces the one that `config` describes. `workers` are those of `config`, already started; the
-        engine ends them."""
+        """`drafter` replaces the one that `config` describes. `remote` are the drafts of `config`, if their workers
+        were started already; the engine closes them."""
         self.config = config
-        self.remote: RemoteDrafts | None = None
-        self._workers = workers
+        self.remote = remote
         self._pacers: list[Pacer] = []
         self._timeline: Timeline | None = None
         self._samples: dict[int, Sample] = {}
         self._next_id = 0
         self._cores_before = os.sched_getaffinity(0)
         try:
-            if drafter is None:
-                self._workers = workers or start_draft_workers(config)
+            if remote is None and drafter is None and config.mode == "async":
+                self.remote = RemoteDrafts(config)
             self._load(self._place(), drafter)
         except BaseException:
             self.close()
@@ -100,7 +98,7 @@ class Engine:
 
     def _place(self) -> frozenset[int]:
         """Pin this process until `close`, if the configuration or the draft workers ask for that; return the cores."""
-        cores = self.config.core_set if self._workers is None else self._workers.placement.target
+        cores = self.config.core_set if self.remote is None else self.remote.cores
         if cores:
             os.sched_setaffinity(0, cores)
         return cores
@@ -110,8 +108,6 @@ class Engine:
         self.abort_all()
         if self.remote is not None:
             self.remote.close()
-        if self._workers is not None:
-            self._workers.close()
         if self._timeline is not None and self.config.trace is not None:
             self._timeline.close()
             workers = [part_of(self.config.trace, f"draft {i}") for i in range(self.config.draft_workers)]
@@ -158,9 +154,8 @@ class Engine:
         config = self.config
         if config.draft is not None and not config.draft_pool:
             refuse_unequal_tokenizers(config.target, config.draft)
-        hello = hello_of(config, self.tokenizer, self.model.shape.vocab_size)
-        self.remote = RemoteDrafts(config, hello, self._workers)
-        return self.remote.drafter
+        assert self.remote is not None  # as in every mode async
+        return self.remote.connect(self.tokenizer, self.model.shape.vocab_size)
 
     def _pacer(self, role: str, pace: Pace | None) -> Pacer | None:
         if pace is None:

@@ -1,21 +1,26 @@
-"""Drafts elsewhere, as an engine has them: its workers, or pools that it is told of."""
+"""Drafts elsewhere, as an engine has them: draft workers, which it starts, or pools that it is told of. Imports no
+torch, which a target imports while its workers load."""
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from pilotfish.config import EngineConfig, model_name
+from pilotfish.config import EngineConfig, config_text, model_name, parse_cores
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
-from pilotfish.engine.draft_workers import DraftWorkers
-from pilotfish.engine.launch import WorkerState, wait_until
-from pilotfish.errors import EngineError, ModelError
+from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
+from pilotfish.engine.process import WorkerSpec
+from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import ChannelThread
 from pilotfish.wire.curve_keys import load_target_keys
@@ -23,6 +28,8 @@ from pilotfish.wire.dialing import DialingChannel
 
 logger = logging.getLogger(__name__)
 
+#: By default a draft worker has one core of so many, and at least one.
+CORES_PER_DRAFT_CORE = 8
 #: Seconds that a worker may take to load, and a pool to answer.
 LOADING, ANSWER = 600.0, 5.0
 #: Starts again after which a worker that never served is given up.
@@ -32,71 +39,131 @@ MAX_RESTARTS = 3
 SWITCH_INTERVAL = 0.0002
 
 
-def hello_of(config: EngineConfig, tokenizer: Any, vocab_size: int) -> Hello:
-    """The target that `config` names, as pools compare and show it."""
-    digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
-    return Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added)
-
-
 class RemoteDrafts:
-    """Connects, waits until every pool serves (or, where drafts are optional, until it is clear that one does not), and
-    keeps what has to be closed."""
+    """The pools that `config` names or, where it names none, draft workers, which start when this is made and run until
+    `close`."""
 
-    def __init__(self, config: EngineConfig, hello: Hello, workers: DraftWorkers | None = None) -> None:
-        """Of `workers`, or of the pools that `config` names. ModelError for a pool that cannot be used, EngineError for
-        a worker that does not start."""
-        self._workers = workers
-        self._optional = config.draft_optional
-        endpoints = config.draft_pool if workers is None else workers.endpoints
-        keys = load_target_keys(config.draft_key, config.draft_pool_key, len(endpoints))
-        self._channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
-        names = config.draft_pool if workers is None else workers.names
+    drafter: RemoteDrafter  # once `connect` has made it
+
+    def __init__(self, config: EngineConfig) -> None:
+        """ParameterError for cores that cannot be used."""
+        self.cores = config.core_set  # of the target; empty: wherever the system likes
+        self._config = config
+        self._open = ExitStack()
+        self._supervisor: Supervisor | None = None
+        self.endpoints = names = config.draft_pool
+        if not config.draft_pool:
+            names = tuple(f"draft {i}" for i in range(config.draft_workers))
+            self._start_workers(names)
         self.pools = [DraftPool(name, str(i).encode()) for i, name in enumerate(names)]
-        self._channel_thread = ChannelThread(self._channel)
+
+    def _start_workers(self, names: Sequence[str]) -> None:
+        config, own = self._config, frozenset(os.sched_getaffinity(0))
+        placement = split_cores(own, config.cores, config.draft_cores, len(names))
+        self.cores = placement.target
+        self._supervisor = supervisor = Supervisor()
+        self._open.callback(supervisor.close)
+        self.endpoints = tuple(f"ipc://{supervisor.directory}/draft-{i}" for i in range(len(names)))
+        workers = zip(names, self.endpoints, placement.drafts, strict=True)
+        supervisor.start(
+            [WorkerSpec(name, worker_command(config, endpoint, name), cores) for name, endpoint, cores in workers]
+        )
+
+    def connect(self, tokenizer: Any, vocab_size: int) -> RemoteDrafter:
+        """The drafter of a target with this tokenizer, once every pool serves or, where drafts are optional, it is
+        clear that one does not. ModelError for a pool that cannot be used, EngineError for a worker that does not
+        start."""
+        config, endpoints = self._config, self.endpoints
+        keys = load_target_keys(config.draft_key, config.draft_pool_key, len(endpoints))
+        channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
+        thread = ChannelThread(channel)
+        digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
+        hello = Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added)
         options = RemoteOptions(config.wanted)
-        self.drafter = RemoteDrafter(hello, self.pools, self._channel_thread.post, options, self._channel.problem)
-        self._interval = sys.getswitchinterval()
+        drafter = self.drafter = RemoteDrafter(hello, self.pools, thread.post, options, channel.problem)
+        self._open.callback(sys.setswitchinterval, sys.getswitchinterval())
+        self._open.callback(thread.close)
         sys.setswitchinterval(SWITCH_INTERVAL)
-        self._channel_thread.start(self.drafter.receive, self.drafter.tick)
-        try:
-            self._wait_for_pools()
-        except BaseException:
-            self.close()
-            raise
+        thread.start(drafter.receive, drafter.tick)
+        for pool in self.pools:
+            self._wait_for(pool, channel)
+        return drafter
 
     def close(self) -> None:
-        """Leave the pools. Idempotent."""
-        self._channel_thread.close()
-        sys.setswitchinterval(self._interval)
+        """Leave the pools; end the workers. Idempotent."""
+        self._open.close()
 
-    def _wait_for_pools(self) -> None:
-        for pool in self.pools:
-            reason = self._wait_for(pool)
-            if reason is None:
-                continue
-            if not self._optional:
-                raise EngineError(reason) if self._crashing() else ModelError(reason)
-            logger.warning("%s; the target serves without it", reason)
+    def workers(self) -> Sequence[WorkerState]:
+        """Of this engine."""
+        return () if self._supervisor is None else self._supervisor.poll()
 
-    def _wait_for(self, pool: DraftPool) -> str | None:
-        """Why it does not serve; None once it does."""
-        timeout = ANSWER if self._workers is None else LOADING
+    def _wait_for(self, pool: DraftPool, channel: DialingChannel) -> None:
+        timeout = ANSWER if self._supervisor is None else LOADING
         try:
             wait_until(lambda: pool.ready, lambda: self._in_vain(pool), timeout, f"draft_pool: {pool.name}")
         except EngineError as error:
-            return self._in_vain(pool) or self._channel.problem(pool.peer) or str(error)
-        return None
+            reason = self._in_vain(pool) or channel.problem(pool.peer) or str(error)
+            if not self._config.draft_optional:
+                raise (EngineError if self._crashing() else ModelError)(reason) from None
+            logger.warning("%s; the target serves without it", reason)
 
     def _in_vain(self, pool: DraftPool) -> str | None:
         """Why waiting for it would help nothing."""
         if pool.refusal is not None:
             return f"draft_pool: {pool.name} refused: {pool.refusal}"
-        down = (state for state in self._states() if state.status == "failed" or state.restarts >= MAX_RESTARTS)
+        down = (state for state in self.workers() if state.status == "failed" or state.restarts >= MAX_RESTARTS)
         return next((state.problem for state in down if state.problem), None)
-
-    def _states(self) -> Sequence[WorkerState]:
-        return () if self._workers is None else self._workers.states()
 
     def _crashing(self) -> bool:
         """Whether it is the workers, not what they were given, that are to blame."""
-        return self._workers is not None and all(state.status != "failed" for state in self._states())
+        return self._supervisor is not None and all(state.status != "failed" for state in self.workers())
+
+
+def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:
+    """The command line of one, which starts from the configuration of its engine, less the target's cores: a worker may
+    not use them."""
+    own = {"config": config_text(replace(config, cores="")), "listen": endpoint, "name": name}
+    return [sys.executable, "-m", "pilotfish", "draft", *(f"--{option}={value}" for option, value in own.items())]
+
+
+# -- cores
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Sets of core numbers; an empty one: wherever the system likes."""
+
+    target: frozenset[int]
+    drafts: tuple[frozenset[int], ...]  # by worker
+
+
+def split_cores(available: frozenset[int], target: str, draft: str, workers: int) -> Placement:
+    """Cores of the target and of `workers` draft workers, 1 or more. `target` and `draft`, as in "0,2-3", say which; ""
+    leaves it to the rule: each draft worker has an eighth of the `available` cores, at least one, together at most
+    half, the last ones; the target has all others. Where no core is left for one of the two, it shares the other's,
+    with a warning. ParameterError for sets that overlap or that this process may not use.
+    """
+    own, drafts = parse_cores(target, "cores"), parse_cores(draft, "draft_cores")
+    if own & drafts:
+        raise ParameterError("draft_cores", draft, f"other cores than the target's, {target}")
+    drafts = drafts or _last(available - own, _draft_cores(len(available), workers))
+    own = own or available - drafts
+    if available and not (own and drafts):
+        own = drafts = own or drafts
+        logger.warning("target and draft share cores %s: they will slow each other down", sorted(own))
+    return Placement(own, _divided(drafts, workers))
+
+
+def _draft_cores(available: int, workers: int) -> int:
+    return min(workers * max(1, available // CORES_PER_DRAFT_CORE), available // 2)
+
+
+def _last(cores: frozenset[int], count: int) -> frozenset[int]:
+    return frozenset(sorted(cores)[max(0, len(cores) - count) :])
+
+
+def _divided(cores: frozenset[int], workers: int) -> tuple[frozenset[int], ...]:
+    """Equal parts of neighbours; of fewer cores than workers, one each that several share."""
+    ordered = sorted(cores)
+    starts = [i * len(ordered) // workers for i in range(workers + 1)]
+    return tuple(frozenset(ordered[start : max(start + 1, end)]) for start, end in pairwise(starts))

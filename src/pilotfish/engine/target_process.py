@@ -16,9 +16,9 @@ from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.messages import Load
 from pilotfish.core.request import FinishReason
 from pilotfish.core.target_machine import Arrival
-from pilotfish.engine.draft_workers import DraftWorkers
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import Signals
+from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
@@ -55,11 +55,11 @@ LONGEST_TEXT = 1000
 NO_LOAD = Load("", 0, 0, 0, 0, 0.0, 0.0)  # of a pool that has not answered yet
 
 
-def run_target(config: EngineConfig, endpoint: str, signals: Signals, workers: DraftWorkers | None = None) -> None:
-    """Serve the server that listens at `endpoint` until one of `signals` comes. `workers` are the configuration's draft
-    workers, if they were started already. InputError for a model that cannot be served."""
+def run_target(config: EngineConfig, endpoint: str, signals: Signals, remote: RemoteDrafts | None = None) -> None:
+    """Serve the server that listens at `endpoint` until one of `signals` comes. `remote` are the configuration's drafts
+    elsewhere, if their workers were started already. InputError for a model that cannot be served."""
     channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
-    with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, workers=workers) as engine:
+    with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, remote=remote) as engine:
         service = TargetService(engine, channel)
         heartbeat.step = service.step_seconds
         signals.call(service.stop)
