@@ -35,7 +35,7 @@ from pilotfish.bench.steps import (
     run_steps,
 )
 from pilotfish.core.executor import Outcome, Sampling, SequenceRows
-from pilotfish.draft.lm import LMDrafter, TreeShape
+from pilotfish.draft.lm import LMDrafter
 from pilotfish.errors import InputError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.native import load_kernels
@@ -150,7 +150,7 @@ def test_clocks_change_nothing_and_go_away() -> None:
 @needs_kernels
 def test_every_level_of_the_draft_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = TorchExecutor(Runner(random_model(TINY, torch.float32, CPU), SLOTS), vocab_size=VOCAB)
-    drafter = LMDrafter(executor, TreeShape(WIDTH))
+    drafter = LMDrafter(executor, WIDTH)
     rows: list[int] = []
     execute = executor.execute
 

@@ -15,17 +15,17 @@ from pilotfish.core.lookahead import NO_SLOT, Lookahead
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import ROOT
-from pilotfish.draft.lm import CHUNK, LMDrafter, TreeShape
+from pilotfish.draft.lm import CHUNK, LMDrafter
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
 from pilotfish.model.sampling import sample
 
-SHAPE = TreeShape(width=3, children=4)
+WIDTH, CHILDREN = 3, 4
 LIMITS = limits(nodes=12, levels=3)
 
 
-def make_drafter(directory: Path, shape: TreeShape = SHAPE, slots: int = 600) -> LMDrafter:
-    return LMDrafter(TorchExecutor(Runner(native_model(directory), slots), vocab_size=VOCAB), shape)
+def make_drafter(directory: Path, width: int = WIDTH, children: int = CHILDREN, slots: int = 600) -> LMDrafter:
+    return LMDrafter(TorchExecutor(Runner(native_model(directory), slots), vocab_size=VOCAB), width, children)
 
 
 def make_request(number: int = 0, prompt: int = 10, max_tokens: int = 50, **params: float) -> Request:
@@ -48,7 +48,7 @@ def test_a_draft_equal_to_the_target_is_always_right(
 ) -> None:
     """A chain is what the model samples: noise, positions and filters are mirrored."""
     monkeypatch.setattr(Lookahead, "FLOOR", -100.0)
-    drafter, request = make_drafter(llama, TreeShape(1, 1)), make_request(temperature=temperature, top_k=20)
+    drafter, request = make_drafter(llama, 1, 1), make_request(temperature=temperature, top_k=20)
     for _ in range(3):
         (tree,) = drafter.propose([request], LIMITS)
         expected = []
@@ -102,7 +102,7 @@ def test_a_level_that_does_not_pay_is_not_run(llama: Path) -> None:
     """Roots are expanded whatever they cost; a kept tree is proposed as it is."""
     ticks = itertools.count()
     executor = TorchExecutor(Runner(native_model(llama), 600), vocab_size=VOCAB)
-    drafter, request = LMDrafter(executor, SHAPE, clock=lambda: float(next(ticks))), make_request(temperature=0.8)
+    drafter, request = LMDrafter(executor, WIDTH, clock=lambda: float(next(ticks))), make_request(temperature=0.8)
     drafter.propose([request], LIMITS)
     assert drafter.levels == LIMITS.levels
     dear = replace(LIMITS, price=1e6)
@@ -147,7 +147,7 @@ def test_trees_keep_their_shape(llama: Path) -> None:
     (tree,) = make_drafter(llama).propose([make_request(temperature=1.0)], LIMITS)
     assert 0 < len(tree) <= LIMITS.nodes
     assert max(tree.depths) <= LIMITS.levels
-    assert all(len(children_of(tree, node)) <= SHAPE.children for node in (ROOT, *range(len(tree))))
+    assert all(len(children_of(tree, node)) <= CHILDREN for node in (ROOT, *range(len(tree))))
     assert (tree.scores <= np.append(tree.scores, 0.0)[tree.parents]).all()
 
 

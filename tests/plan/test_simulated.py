@@ -19,7 +19,7 @@ from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
-from pilotfish.draft.lm import LMDrafter, TreeShape
+from pilotfish.draft.lm import LMDrafter
 from pilotfish.errors import EngineError
 from pilotfish.target.worker import TargetWorker
 
@@ -64,8 +64,8 @@ def run(worker: TargetWorker, requests: list[Request]) -> list[list[int]]:
 def test_no_drafter_changes_an_output(temperature: float, slots: int, seed: int) -> None:
     plain = run(make_worker(NoDrafter(), VirtualClock()), make_requests(5, temperature=temperature))
     clock = VirtualClock()
-    same = LMDrafter(executor(clock, seconds=0.1), TreeShape(2, 3), clock)
-    other = LMDrafter(executor(clock, seed=1, seconds=0.1), TreeShape(2, 3), clock)
+    same = LMDrafter(executor(clock, seconds=0.1), 2, 3, clock)
+    other = LMDrafter(executor(clock, seed=1, seconds=0.1), 2, 3, clock)
     for drafter in (RandomDrafter(VOCAB, seed=seed), same, other):
         requests = make_requests(5, temperature=temperature)
         assert run(make_worker(drafter, clock, slots), requests) == plain
@@ -75,7 +75,7 @@ def test_no_drafter_changes_an_output(temperature: float, slots: int, seed: int)
 def test_a_draft_that_is_the_target_is_always_right_and_saves_virtual_time() -> None:
     """T = 0: with chains of three every step brings four tokens."""
     clock, alone = VirtualClock(), VirtualClock()
-    drafter = LMDrafter(executor(clock, seconds=0.1), TreeShape(1, 1), clock)
+    drafter = LMDrafter(executor(clock, seconds=0.1), 1, 1, clock)
     (request,) = make_requests(1, temperature=0.0)
     outputs = run(make_worker(drafter, clock), [request])
     assert outputs == run(make_worker(NoDrafter(), alone), make_requests(1, temperature=0.0))

@@ -27,7 +27,7 @@ from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import SequenceRows
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.draft.lm import LMDrafter, TreeShape
+from pilotfish.draft.lm import LMDrafter
 from pilotfish.errors import InputError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import DTYPES, LoadedModel, load_model
@@ -148,7 +148,7 @@ def calls_of(runners: Mapping[str, Runner]) -> dict[str, Callable[[object], Any]
     calls: dict[str, Callable[[], Any]] = {
         PROBE: read_probe(),
         **{case.name: partial(timed, forwards[case]) for case in TIMED},
-        LEVEL: partial(level_seconds, LMDrafter(executor, TreeShape(WIDTH))),
+        LEVEL: partial(level_seconds, LMDrafter(executor, WIDTH)),
         FORWARD: lambda: timed(lambda: [forwards[DRAFT]() for _ in range(LEVELS)]) / LEVELS,
         **{kernels_of(case): partial(kernel_seconds, runners[case.shape], steps[case]) for case in reversed(PROFILED)},
     }

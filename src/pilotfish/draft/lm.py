@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,15 +95,6 @@ def _added(level: Sequence[LevelPart], outcome: Outcome) -> list[GrownTree]:
     return added
 
 
-@dataclass(frozen=True)
-class TreeShape:
-    """How a tree is grown: each level is a forward over the best `width` leaves of a request, each of which gets
-    `children`."""
-
-    width: int
-    children: int = 4
-
-
 class LMDrafter:
     """Trees of a target in the same process. They are re-rooted when it commits, and grow when it asks: what survives
     keeps its KV.
@@ -115,21 +105,22 @@ class LMDrafter:
     def __init__(
         self,
         executor: Executor,
-        shape: TreeShape,
+        width: int,
+        children: int = 4,
         clock: Callable[[], float] = time.perf_counter,
         unshared: frozenset[int] = frozenset(),
         pacer: Pacer | None = None,
     ) -> None:
-        """`unshared` are ids of tokens that the target lacks; `pacer` holds back each level."""
+        """Each level is a forward over the best `width` leaves of a request, each of which gets `children`. `unshared`
+        are ids of tokens that the target lacks; `pacer` holds back each level."""
         self.executor = executor
-        self.shape = shape
         self.table = SessionTable(SlotPool(executor.num_slots))
         self.levels = 0
         self.pacer = pacer
-        self._grower = Grower(executor, self.table, shape.children, pacer)
+        self._grower = Grower(executor, self.table, children, pacer)
         self._unshared = Unshared(np.array(sorted(unshared), np.int64))
         self._level_seconds = SecondsBySize(0.0)  # by sequences
-        self._clock = clock
+        self._width, self._clock = width, clock
 
     # -- the protocol
 
@@ -182,7 +173,7 @@ class LMDrafter:
         return served
 
     def _need(self, session: DraftSession, levels: int) -> int:
-        return session.num_pending + levels * self.shape.width
+        return session.num_pending + levels * self._width
 
     def _catch_up(self, session: DraftSession) -> None:
         """Compute KV of committed tokens up to the last chunk, which the first level takes for its logits."""
@@ -217,7 +208,7 @@ class LMDrafter:
         if session.num_pending:
             return LevelPart(session, session.num_pending, ROOT_LEAF)
         scores = session.tree.nodes.scores
-        leaves = session.tree.leaves(self.shape.width, session.max_depth)
+        leaves = session.tree.leaves(self._width, session.max_depth)
         return LevelPart(session, 0, leaves[scores[leaves] > max(floor, _nth_largest(scores, max_nodes))])
 
 

@@ -7,8 +7,8 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
+from typing import NamedTuple, TypeAlias
 
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.noise import gumbel_of
@@ -101,18 +101,18 @@ class ResponseCache:
             self._tenants.popitem(last=False)
 
 
-@dataclass(frozen=True)
-class Cursor:
-    """Where a path stands in one automaton."""
+#: Where a path stands: in its tenant's automata and, last, in its request's own.
+Cursors: TypeAlias = Sequence[tuple[SuffixAutomaton, Match]]
 
-    automaton: SuffixAutomaton
-    match: Match
 
-    def follow(self, token: int) -> Cursor:
-        return Cursor(self.automaton, self.automaton.follow(self.match, token))
+class _Leaf(NamedTuple):
+    """A child that may join the tree. The likeliest is the least; ties to the older. `cursors` are its parent's."""
 
-    def contexts(self) -> list[Context]:
-        return list(islice(self.automaton.contexts(self.match), MAX_CONTEXTS))
+    cost: float  # less its score
+    parent: int
+    rank: int  # among its siblings
+    token: int
+    cursors: Cursors
 
 
 def next_token_chances(contexts: Sequence[Context]) -> dict[int, float]:
@@ -171,56 +171,34 @@ class SuffixDrafter:
 
     def _tree(self, request: Request, nodes: int) -> TokenTree:
         """The `nodes` likeliest paths."""
-        tree, frontier = TreeBuilder(), _Frontier()
+        tree, leaves = TreeBuilder(), list[_Leaf]()
         node, cursors = ROOT, self._cursors(request)
         while len(tree) < nodes:
-            frontier.add_children(request, tree, node, cursors)
-            leaf = frontier.pop()
-            if leaf is None:
+            for rank, (token, score) in enumerate(_children(request, tree, node, cursors)):
+                heapq.heappush(leaves, _Leaf(-score, node, rank, token, cursors))
+            if not leaves:
                 break
-            node = tree.add(leaf.parent, leaf.token, leaf.score, SUFFIX)
-            cursors = [cursor.follow(leaf.token) for cursor in leaf.cursors]
+            leaf = heapq.heappop(leaves)
+            node = tree.add(leaf.parent, leaf.token, -leaf.cost, SUFFIX)
+            cursors = [(automaton, automaton.follow(match, leaf.token)) for automaton, match in leaf.cursors]
         return tree.tree()
 
-    def _cursors(self, request: Request) -> list[Cursor]:
-        """Where the sequence ends in its tenant's automata and, last, in its own."""
+    def _cursors(self, request: Request) -> Cursors:
         own = self._own.setdefault(request.id, SuffixAutomaton())
         own.extend(request.tokens[own.num_tokens :])
         recent = request.tokens[-MAX_MATCH:]
         shared = self.responses.automata(request.cache_salt)
-        return [*(Cursor(each, each.match(recent)) for each in shared), Cursor(own, own.seen_before())]
+        return [*((each, each.match(recent)) for each in shared), (own, own.seen_before())]
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    """A child that may join the tree. `cursors` are its parent's."""
-
-    parent: int
-    token: int
-    score: float
-    cursors: list[Cursor]
-
-
-class _Frontier:
-    """Leaves, the best first; ties to the older."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, _Leaf]] = []
-        self._added = 0
-
-    def add_children(self, request: Request, tree: TreeBuilder, node: int, cursors: list[Cursor]) -> None:
-        """The likeliest children of `node`, at which the cursors stand."""
-        chances = next_token_chances([context for cursor in cursors for context in cursor.contexts()])
-        likeliest = heapq.nlargest(CHILDREN, chances, key=chances.__getitem__)
-        chances = {token: chances[token] for token in likeliest}
-        depth, above = (0, 0.0) if node == ROOT else (tree.depths[node], tree.scores[node])
-        if not request.params.greedy:
-            chances = perturbed(chances, request, len(request.tokens) + depth)
-        for token, chance in chances.items():
-            score = above + math.log(chance)
-            if score >= MIN_SCORE:
-                heapq.heappush(self._heap, (-score, self._added, _Leaf(node, token, score, cursors)))
-                self._added += 1
-
-    def pop(self) -> _Leaf | None:
-        return heapq.heappop(self._heap)[2] if self._heap else None
+def _children(request: Request, tree: TreeBuilder, node: int, cursors: Cursors) -> list[tuple[int, float]]:
+    """The likeliest children of `node`, at which the cursors stand: tokens and scores."""
+    found = (islice(automaton.contexts(match), MAX_CONTEXTS) for automaton, match in cursors)
+    chances = next_token_chances(list(chain.from_iterable(found)))
+    likeliest = heapq.nlargest(CHILDREN, chances, key=chances.__getitem__)
+    chances = {token: chances[token] for token in likeliest}
+    depth, above = (0, 0.0) if node == ROOT else (tree.depths[node], tree.scores[node])
+    if not request.params.greedy:
+        chances = perturbed(chances, request, len(request.tokens) + depth)
+    scores = ((token, above + math.log(chance)) for token, chance in chances.items())
+    return [(token, score) for token, score in scores if score >= MIN_SCORE]

@@ -26,7 +26,7 @@ from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.step import RequestCommit
 from pilotfish.core.vocabulary import added_tokens
-from pilotfish.draft.lm import LMDrafter, TreeShape
+from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.check import refuse_unequal_tokenizers
@@ -136,10 +136,10 @@ class Engine:
 
     def make_lm_drafter(self, width: int = 0) -> LMDrafter:
         """A new one over the draft in this process. Its levels have `width` rows; 0: as configured."""
-        return self._lm_drafter(TreeShape(width=width or self.config.width))
+        return self._lm_drafter(width or self.config.width)
 
     @cached_property
-    def _lm_drafter(self) -> Callable[[TreeShape], LMDrafter]:
+    def _lm_drafter(self) -> Callable[[int], LMDrafter]:
         """Over the draft, which is loaded into this process at the first call."""
         config = self.config
         assert config.draft is not None  # EngineConfig checks it
