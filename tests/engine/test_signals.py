@@ -66,7 +66,7 @@ HANDLERS = """
 import signal, sys
 from types import FrameType
 from pilotfish.engine.process import Signals
-from pilotfish.wire.dialing import DialingChannel
+from pilotfish.wire.sockets import DialingChannel
 
 def another(frame: FrameType, event: str, argument: object) -> object:
     signal.raise_signal(signal.SIGHUP)

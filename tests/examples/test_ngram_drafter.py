@@ -37,7 +37,7 @@ from pilotfish.core.messages import (
 )
 from pilotfish.core.noise import gumbel_of
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
-from pilotfish.wire.dialing import DialingChannel
+from pilotfish.wire.sockets import DialingChannel
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ngram_drafter.py"

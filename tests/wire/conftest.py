@@ -11,8 +11,7 @@ import pytest
 import zmq
 
 from pilotfish.wire.curve_keys import KeyPair, PoolClient, PoolKeys, TargetKeys, new_key_pair
-from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.sockets import ListeningChannel
+from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 
 
 @pytest.fixture(scope="session")

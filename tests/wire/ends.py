@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from pilotfish.core.messages import Peer
 from pilotfish.wire.channel import Channel, Received
-from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.sockets import ListeningChannel
+from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 
 LONG = 20.0
 

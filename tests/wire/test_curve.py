@@ -9,10 +9,9 @@ import pytest
 import zmq
 from ends import connect, exactly, introduce, silent, until
 
-from pilotfish.wire import dialing as dialing_module
+from pilotfish.wire import sockets
 from pilotfish.wire.curve_keys import KeyPair, PoolClient, PoolKeys, TargetKeys
-from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.sockets import ListeningChannel
+from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 
 Listen = Callable[..., ListeningChannel]
 Dial = Callable[..., DialingChannel]
@@ -86,7 +85,7 @@ def test_the_refused_disturb_nobody(pool: ListeningChannel, dial: Dial, target_k
 def test_a_key_that_is_allowed_later(
     listen: Listen, dial: Dial, target_keys: AllTargets, pool_keys: PoolKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialing_module, "REDIAL_REFUSED", 0.05)
+    monkeypatch.setattr(sockets, "REDIAL_REFUSED", 0.05)
     own = target_keys["stranger"].own
     strict = listen(ANY_PORT, pool_keys)
     dialing = dial(strict.endpoint, b"run", [target_keys["stranger"]])

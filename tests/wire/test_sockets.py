@@ -14,11 +14,9 @@ import zmq
 from ends import LONG, connect, exactly, introduce, silent, until
 
 from pilotfish.core.messages import MAX_FRAME
-from pilotfish.wire import dialing as dialing_module
 from pilotfish.wire import sockets as sockets_module
 from pilotfish.wire.channel import HIGH_WATER, Channel
-from pilotfish.wire.dialing import DialingChannel
-from pilotfish.wire.sockets import ListeningChannel
+from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 
 Both = tuple[ListeningChannel, DialingChannel]
 Listen = Callable[..., ListeningChannel]
@@ -282,7 +280,7 @@ def test_ipv6(listen: Listen, dial: Dial) -> None:
 
 
 def test_a_broken_handshake_is_tried_again_later(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialing_module, "REDIAL_REFUSED", 0.01)
+    monkeypatch.setattr(sockets_module, "REDIAL_REFUSED", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)
         dialing = dial(f"tcp://127.0.0.1:{server.getsockname()[1]}")

@@ -24,7 +24,7 @@ from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import ChannelThread
 from pilotfish.wire.curve_keys import load_target_keys
-from pilotfish.wire.dialing import DialingChannel
+from pilotfish.wire.sockets import DialingChannel
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
 from pilotfish.wire.channel import Channel, Received, decoded
-from pilotfish.wire.dialing import DialingChannel
 from pilotfish.wire.serving import (
     SERVER,
     TARGET_DECODER,
@@ -39,6 +38,7 @@ from pilotfish.wire.serving import (
     Submit,
     ToServer,
 )
+from pilotfish.wire.sockets import DialingChannel
 
 logger = logging.getLogger(__name__)
 

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
+import zmq
 
 from pilotfish.core.messages import MAX_FRAME, Peer, ToDraft, ToTarget, Tree
 from pilotfish.errors import WireError
+from pilotfish.wire.endpoints import Endpoint
 
 logger = logging.getLogger(__name__)
 
 #: Frames that wait for a peer which does not take them. More are lost, which both sides notice and mend.
 HIGH_WATER = 1024
+#: Messages that one socket hands over at a time.
+MAX_MESSAGES = 256
+LINGER_MS = 100
+_OPTIONS = {
+    zmq.LINGER: LINGER_MS,
+    zmq.MAXMSGSIZE: MAX_FRAME + 64,  # encryption adds 33
+    zmq.HANDSHAKE_IVL: 10_000,
+    zmq.TCP_KEEPALIVE: 1,
+}
+#: Within a host the system tells of a process that has ended. One that is stopped goes on where it was: a heartbeat
+#: would take its connection, and what is on the way.
+_BETWEEN_HOSTS = {
+    zmq.HEARTBEAT_IVL: 2_000,  # ms; answered by ZeroMQ's own thread, also while a forward runs
+    zmq.HEARTBEAT_TIMEOUT: 10_000,
+}
 
 Message = TypeVar("Message")
 _to_draft: msgspec.msgpack.Decoder[ToDraft] = msgspec.msgpack.Decoder(ToDraft)
@@ -61,20 +81,83 @@ class Received:
     weight: float = 1.0  # which share of a saturated draft the tenant has
 
 
-class Channel(Protocol):
-    """Used by one thread at a time; only `wake` may be called from any."""
+Socket: TypeAlias = "zmq.Socket[bytes]"
+#: Takes a message's parts; returns the frame if the message holds one for the channel's user.
+Handler: TypeAlias = Callable[[Sequence[zmq.Frame]], Received | None]
+
+
+class Channel:
+    """Sockets of one ZeroMQ context, waited for together. Used by one thread at a time; only `wake` may be called from
+    any."""
+
+    def __init__(self, high_water: int = HIGH_WATER) -> None:
+        """`high_water`: frames that may wait for a peer, and from one; more are lost. 0: no limit, none is."""
+        self._high_water = high_water
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._handlers: dict[Socket, Handler] = {}
+        self._woken = False
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # A number that `close` has freed may name another file. Signal handlers wake, in the midst of anything.
+        self._waker_lock = threading.RLock()
+        self._poller.register(self._waker, zmq.POLLIN)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
         """Never blocks; False where the frame is lost: nobody is there, or too many are waiting."""
+        raise NotImplementedError
 
     def receive(self, timeout: float) -> list[Received]:
-        """Frames that have come; waits for them up to `timeout` seconds, or until `wake`."""
+        """Frames that have come, up to MAX_MESSAGES of each socket; waits for them up to `timeout` seconds, in whole
+        milliseconds, or until `wake`."""
+        deadline = time.monotonic() + timeout
+        self._woken = False
+        while True:
+            frames = self._poll(deadline - time.monotonic())
+            if frames or self._woken or time.monotonic() >= deadline:
+                return frames
 
     def wake(self) -> None:
         """Have the thread that waits in `receive` return."""
+        with self._waker_lock:
+            if self._waker >= 0:
+                os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
         """Free sockets and files. What was sent just before may still go out, for 100 ms at most."""
+        with self._waker_lock:
+            waker, self._waker = self._waker, -1
+        if waker >= 0:
+            self._context.destroy(LINGER_MS)
+            os.close(waker)
+
+    def _open(self, kind: int, where: Endpoint, options: Mapping[zmq.SocketOption, int]) -> Socket:
+        socket = self._context.socket(kind)
+        between = _BETWEEN_HOSTS if where.path is None else {}
+        for option, value in {**_OPTIONS, zmq.IPV6: where.ipv6, **between, **options}.items():
+            socket.setsockopt(option, value)
+        socket.set_hwm(self._high_water)
+        return socket
+
+    def _watch(self, socket: Socket, handler: Handler) -> None:
+        self._poller.register(socket, zmq.POLLIN)
+        self._handlers[socket] = handler
+
+    def _poll(self, seconds: float) -> list[Received]:
+        """Wait once, and handle whatever is ready."""
+        frames: list[Received] = []
+        for source, _ in self._poller.poll(max(0, math.ceil(seconds * 1000))):
+            if source == self._waker:
+                os.eventfd_read(self._waker)
+                self._woken = True
+            else:
+                frames.extend(filter(None, map(self._handlers[source], _messages(source))))
+        return frames
+
+
+def _messages(socket: Socket) -> Iterator[Sequence[zmq.Frame]]:
+    with suppress(zmq.Again):
+        for _ in range(MAX_MESSAGES):
+            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
 
 
 class ChannelThread:

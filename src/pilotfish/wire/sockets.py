@@ -1,4 +1,4 @@
-"""Channels over ZeroMQ: a pool listens with a ROUTER; a target dials each pool with a DEALER (`dialing`).
+"""Channels between pools and targets over ZeroMQ: a pool listens with a ROUTER; a target dials each pool with a DEALER.
 
 A message from a target has two parts: the target's incarnation, and the frame. One from a pool is the frame alone.
 """
@@ -7,115 +7,45 @@ from __future__ import annotations
 
 import math
 import os
-import threading
+import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
 
 import zmq
 from zmq.utils import z85
 
 from pilotfish.core.messages import MAX_FRAME, Peer
 from pilotfish.errors import ParameterError
-from pilotfish.wire.channel import HIGH_WATER, Received
-from pilotfish.wire.curve_keys import KEY_LENGTH, PoolKeys
-from pilotfish.wire.endpoints import Endpoint, check_private, listening_endpoint
+from pilotfish.wire.channel import HIGH_WATER, Channel, Received, Socket
+from pilotfish.wire.curve_keys import KEY_LENGTH, PoolKeys, TargetKeys
+from pilotfish.wire.endpoints import Endpoint, check_private, dialled_endpoint, listening_endpoint
 
-#: Messages that one socket hands over at a time.
-MAX_MESSAGES = 256
 #: Bytes of an incarnation.
 MAX_INCARNATION = 64
 #: Peers of one key that a pool can answer. Beyond them the one longest silent is forgotten.
 MAX_PEERS = 1024
-LINGER_MS = 100
-_OPTIONS = {
-    zmq.LINGER: LINGER_MS,
-    zmq.MAXMSGSIZE: MAX_FRAME + 64,  # encryption adds 33
-    zmq.HANDSHAKE_IVL: 10_000,
-    zmq.TCP_KEEPALIVE: 1,
-}
-#: Within a host the system tells of a process that has ended. One that is stopped goes on where it was: a heartbeat
-#: would take its connection, and what is on the way.
-_BETWEEN_HOSTS = {
-    zmq.HEARTBEAT_IVL: 2_000,  # ms; answered by ZeroMQ's own thread, also while a forward runs
-    zmq.HEARTBEAT_TIMEOUT: 10_000,
-}
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may connect
-
-Socket: TypeAlias = "zmq.Socket[bytes]"
-#: Takes a message's parts; returns the frame if the message holds one for the channel's user.
-Handler: TypeAlias = Callable[[Sequence[zmq.Frame]], Received | None]
-
-
-class SocketChannel:
-    """Sockets of one ZeroMQ context, waited for together, and `wake`."""
-
-    def __init__(self, high_water: int = HIGH_WATER) -> None:
-        """`high_water`: frames that may wait for a peer, and from one; more are lost. 0: no limit, none is."""
-        self._high_water = high_water
-        self._context = zmq.Context()
-        self._poller = zmq.Poller()
-        self._handlers: dict[Socket, Handler] = {}
-        self._woken = False
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # A number that `close` has freed may name another file. Signal handlers wake, in the midst of anything.
-        self._waker_lock = threading.RLock()
-        self._poller.register(self._waker, zmq.POLLIN)
-
-    def receive(self, timeout: float) -> list[Received]:
-        """As `Channel.receive`, in whole milliseconds; up to MAX_MESSAGES frames of each socket."""
-        deadline = time.monotonic() + timeout
-        self._woken = False
-        while True:
-            frames = self._poll(deadline - time.monotonic())
-            if frames or self._woken or time.monotonic() >= deadline:
-                return frames
-
-    def wake(self) -> None:
-        with self._waker_lock:
-            if self._waker >= 0:
-                os.eventfd_write(self._waker, 1)
-
-    def close(self) -> None:
-        with self._waker_lock:
-            waker, self._waker = self._waker, -1
-        if waker >= 0:
-            self._context.destroy(LINGER_MS)
-            os.close(waker)
-
-    def _open(self, kind: int, where: Endpoint, options: Mapping[zmq.SocketOption, int]) -> Socket:
-        socket = self._context.socket(kind)
-        between = _BETWEEN_HOSTS if where.path is None else {}
-        for option, value in {**_OPTIONS, zmq.IPV6: where.ipv6, **between, **options}.items():
-            socket.setsockopt(option, value)
-        socket.set_hwm(self._high_water)
-        return socket
-
-    def _watch(self, socket: Socket, handler: Handler) -> None:
-        self._poller.register(socket, zmq.POLLIN)
-        self._handlers[socket] = handler
-
-    def _poll(self, seconds: float) -> list[Received]:
-        """Wait once, and handle whatever is ready."""
-        frames: list[Received] = []
-        for source, _ in self._poller.poll(max(0, math.ceil(seconds * 1000))):
-            if source == self._waker:
-                os.eventfd_read(self._waker)
-                self._woken = True
-            else:
-                frames.extend(filter(None, map(self._handlers[source], _messages(source))))
-        return frames
+#: Seconds until a pool is dialled again that hung up, and one that refused.
+REDIAL_LOST, REDIAL_REFUSED = 0.05, 2.0
+_DIALING = {
+    zmq.IMMEDIATE: 1,  # while nobody is connected a frame is lost; later it would mean nothing
+    zmq.RECONNECT_IVL: 50,
+    zmq.RECONNECT_IVL_MAX: 2_000,
+    zmq.CONNECT_TIMEOUT: 2_000,
+}
+_WATCHED = (
+    zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_SUCCEEDED
+    | zmq.Event.DISCONNECTED
+    | zmq.Event.CLOSED
+)
 
 
-def _messages(socket: Socket) -> Iterator[Sequence[zmq.Frame]]:
-    with suppress(zmq.Again):
-        for _ in range(MAX_MESSAGES):
-            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
-
-
-class ListeningChannel(SocketChannel):
+class ListeningChannel(Channel):
     """Where targets find a pool: `endpoint`, with the port that was free.
 
     A peer is the key that its connection proved, and the incarnation that its messages name. The way to it is the
@@ -219,3 +149,114 @@ def _bind(router: Socket, endpoint: str, where: Endpoint) -> None:
         raise ParameterError("listen", endpoint, allowed) from error
     finally:
         os.umask(mask)
+
+
+class DialingChannel(Channel):
+    """Dials all `endpoints`, again and again. Peer of the pool with number i is str(i).encode().
+
+    `incarnation`, random bytes, is by which pools know this target when it reconnects. `keys` are those for each pool.
+    ParameterError, field `draft_pool`, for an address that cannot be used, and for one on another host without keys,
+    unless `insecure`.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        incarnation: bytes,
+        keys: Sequence[TargetKeys | None] = (),
+        insecure: bool = False,
+        high_water: int = HIGH_WATER,
+    ) -> None:
+        if not 1 <= len(incarnation) <= MAX_INCARNATION:
+            raise ParameterError("incarnation", incarnation, f"1 to {MAX_INCARNATION} bytes")
+        where = [dialled_endpoint("draft_pool", endpoint) for endpoint in endpoints]
+        pools = list(zip(where, keys or [None] * len(where), strict=True))
+        for endpoint, own in pools:
+            check_private("draft_pool", endpoint.url, endpoint, own is not None or insecure)
+        super().__init__(high_water)
+        self._incarnation = incarnation
+        self._connections: dict[Peer, _Connection] = {}
+        for i, (endpoint, own) in enumerate(pools):
+            peer, socket = str(i).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
+            connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, own)
+            self._watch(socket, connection.received)  # before its events: none is lost
+            self._watch(connection.events, connection.observe)
+
+    def send(self, peer: Peer, frame: bytes) -> bool:
+        connection = self._connections.get(peer)
+        if connection is None or len(frame) > MAX_FRAME:
+            return False
+        try:
+            connection.socket.send_multipart((self._incarnation, frame), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def problem(self, peer: Peer) -> str | None:
+        """Why a pool is not connected, in one line; None while it is. Any thread may ask."""
+        return self._connections[peer].problem
+
+    def _poll(self, seconds: float) -> list[Received]:
+        due = min((connection.redial_at for connection in self._connections.values()), default=math.inf)
+        frames = super()._poll(min(seconds, due - time.monotonic()))
+        if due <= time.monotonic():
+            for connection in self._connections.values():
+                connection.redial_if_due()
+        return frames
+
+
+class _Connection:
+    """A pool that is dialled, and what becomes of that.
+
+    ZeroMQ dials on while nobody answers. It gives up for good after a refused key or a frame that is none, and does not
+    wait at all after a handshake that broke off: there this hangs up, and dials again itself.
+    """
+
+    def __init__(self, peer: Peer, socket: Socket, endpoint: str, keys: TargetKeys | None) -> None:
+        self.socket = socket
+        self._peer, self._endpoint, self._keys = peer, endpoint, keys
+        self.problem: str | None = f"draft_pool: {endpoint} has not answered yet"
+        self.redial_at = math.inf
+        if keys is not None:
+            socket.curve_serverkey = keys.pool.encode()
+            socket.curve_publickey = keys.own.public.encode()
+            socket.curve_secretkey = keys.own.secret.encode()
+        self.events = socket.get_monitor_socket(_WATCHED)
+        socket.connect(endpoint)
+
+    def received(self, parts: Sequence[zmq.Frame]) -> Received | None:
+        return Received(self._peer, parts[0].bytes) if len(parts) == 1 else None
+
+    def observe(self, parts: Sequence[zmq.Frame]) -> None:
+        """Take in what has happened; while hung up, nothing that matters."""
+        event, _value = struct.unpack("=Hi", parts[0].bytes)
+        if self.redial_at == math.inf:
+            self._on(zmq.Event(event))
+
+    def redial_if_due(self) -> None:
+        if self.redial_at <= time.monotonic():
+            self.redial_at = math.inf
+            self.socket.connect(self._endpoint)
+
+    def _on(self, event: zmq.Event) -> None:
+        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self.problem = None
+        elif event == zmq.Event.CLOSED:
+            self.problem = f"draft_pool: nobody answers at {self._endpoint}"
+        elif event == zmq.Event.DISCONNECTED:
+            self._hang_up(f"draft_pool: {self._endpoint} hung up", REDIAL_LOST)
+        else:
+            self._hang_up(f"draft_pool: {self._endpoint} {self._refusal(event)}", REDIAL_REFUSED)
+
+    def _hang_up(self, problem: str, seconds: float) -> None:
+        self.problem, self.redial_at = problem, time.monotonic() + seconds
+        with suppress(zmq.ZMQError):  # ZeroMQ may have given up first
+            self.socket.disconnect(self._endpoint)
+
+    def _refusal(self, event: zmq.Event) -> str:
+        """ZeroMQ tells a key that is not allowed; what else failed depends on who was first to break off."""
+        if self._keys is None:
+            return "broke off: it wants a key, or is no draft pool"
+        if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            return f"refused the key {self._keys.own.public}; expected one on its allowlist"
+        return f"broke off: its public key is not {self._keys.pool}, or it has none, or is no draft pool"
