@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from pilotfish.config import EngineConfig, config_text, model_name
 from pilotfish.core.messages import Peer
 from pilotfish.core.sampling_params import SamplingParams
@@ -21,7 +19,7 @@ from pilotfish.engine.launch import Delays, Supervisor, WorkerState
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable, WireError
-from pilotfish.wire.channel import ChannelThread, Received, decoded
+from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.serving import (
     SERVER_DECODER,
     Abort,
@@ -142,7 +140,7 @@ class AsyncEngine:
 
     def _post(self, message: ToTarget) -> None:
         if self._peer is not None:
-            self._channel_thread.post(self._peer, msgspec.msgpack.encode(message))
+            self._channel_thread.post(self._peer, encode(message))
 
     def _absence(self) -> str:
         failed, problem = self._worker.status == "failed", self._worker.problem

@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-
-import msgspec
 
 from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.messages import Load
@@ -22,7 +19,7 @@ from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
-from pilotfish.wire.channel import Channel, Received, decoded
+from pilotfish.wire.channel import Channel, ChannelThread, Received, decoded, encode
 from pilotfish.wire.serving import (
     SERVER,
     TARGET_DECODER,
@@ -59,33 +56,21 @@ def run_target(config: EngineConfig, endpoint: str, signals: Signals, remote: Re
     """Serve the server that listens at `endpoint` until one of `signals` comes. `remote` are the configuration's drafts
     elsewhere, if their workers were started already. InputError for a model that cannot be served."""
     channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
-    with closing(channel), closing(Heartbeat(endpoint)) as heartbeat, Engine(config, remote=remote) as engine:
+    services: list[TargetService] = []  # one, once the engine is there
+    heartbeat = start_heartbeat(endpoint, lambda: services[0].step_seconds() if services else 0.0)
+    with closing(channel), closing(heartbeat), Engine(config, remote=remote) as engine:
         service = TargetService(engine, channel)
-        heartbeat.step = service.step_seconds
+        services.append(service)
         signals.call(service.stop)
         service.run()
 
 
-class Heartbeat:
-    """A thread that sends a Beat every BEAT seconds until `close`, over a connection of its own. A forward lets other
-    threads run, so silence means that the process stands still. A long step shows in the Beat itself."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.step: Callable[[], float] = lambda: 0.0  # seconds that the present step has lasted
-        self._endpoint = endpoint
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with closing(DialingChannel((self._endpoint,), secrets.token_bytes(8))) as channel:
-            while not self._closing.wait(BEAT):
-                channel.receive(0.0)  # keeps the connection alive
-                channel.send(SERVER, msgspec.msgpack.encode(Beat(os.getpid(), self.step())))
+def start_heartbeat(endpoint: str, step_seconds: Callable[[], float]) -> ChannelThread:
+    """Send a Beat every BEAT seconds until it is closed, over a connection of its own. A forward lets other threads
+    run, so silence means that the process stands still. A long step shows in the Beat itself."""
+    heartbeat = ChannelThread(DialingChannel((endpoint,), secrets.token_bytes(8)), BEAT)
+    heartbeat.start(lambda _: None, lambda: heartbeat.post(SERVER, encode(Beat(os.getpid(), step_seconds()))))
+    return heartbeat
 
 
 class TargetService:
@@ -96,7 +81,6 @@ class TargetService:
         self._engine = engine
         self._channel = channel
         self._clock = clock
-        self._encoder = msgspec.msgpack.Encoder()
         self._samples: dict[int, list[Sample]] = {}  # by the request's id
         self._stopping = False
         self._sequence = 0
@@ -232,7 +216,7 @@ class TargetService:
         )
 
     def _tell(self, message: ToServer) -> bool:
-        return self._channel.send(SERVER, self._encoder.encode(message))
+        return self._channel.send(SERVER, encode(message))
 
 
 def step_report(record: StepRecord, before: float | None, pushes: Sequence[Arrival] = ()) -> StepReport:
