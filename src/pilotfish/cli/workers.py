@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -17,15 +15,7 @@ from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directory
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config import DraftConfig, EngineConfig, config_of
-from pilotfish.engine.process import (
-    LOG_FORMAT,
-    Signals,
-    Stopped,
-    die_with_parent,
-    name_process,
-    remove_directory,
-    supervised,
-)
+from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.errors import InputError
 from pilotfish.logs import LogFormat, configure
 from pilotfish.options import pick
@@ -76,13 +66,7 @@ def target(
 ) -> None:
     """Run a target worker for a server. `pilotfish serve` does so itself."""
     configure("json" if os.environ.get(LOG_FORMAT) == "json" else "text", process="target")
-    name_process("target")
-    signals = Signals()
-    with suppress(Stopped), signals:  # from here on there are processes to end
-        die_with_parent(signal.SIGHUP)
-        _run_target(config_of(config, EngineConfig), connect, signals)
-    if signals.received == signal.SIGHUP:
-        remove_directory()
+    run_worker("target", lambda signals: _run_target(config_of(config, EngineConfig), connect, signals))
 
 
 def _run_target(config: EngineConfig, endpoint: str, signals: Signals) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 import torch
 
@@ -19,7 +18,7 @@ from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.draft.lm import Grower
 from pilotfish.draft.worker import DraftWorker
 from pilotfish.engine.memory import load_configured, plan_memory
-from pilotfish.engine.process import Signals, Stopped, die_with_parent, name_process, remove_directory
+from pilotfish.engine.process import Signals, run_worker
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer, Pacing
@@ -35,24 +34,23 @@ logger = logging.getLogger(__name__)
 def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None) -> None:
     """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
     InputError, before the model is loaded, for what cannot be used."""
-    name_process(config.name)
-    signals = Signals()
-    with suppress(Stopped), signals:
-        die_with_parent(signal.SIGHUP)
-        keys = load_pool_keys(config.key, config.allow)
-        with closing(ListeningChannel(config.listen, keys, insecure=config.insecure)) as channel:
-            pace = config.model.paces.draft
-            pacer = None if pace is None else Pacer("draft", pace)
-            worker = make_worker(config, channel, pacer)
-            logger.info("%s listens at %s", config.name, channel.endpoint)
-            ready(channel.endpoint)
-            with _traced(worker, config):
-                signals.call(worker.stop)
-                worker.run()
-            if pacer is not None:
-                _report_pacing(pacer.pacing())
-    if signals.received == signal.SIGHUP:
-        remove_directory()
+    run_worker(config.name, lambda signals: _serve(config, ready, signals))
+
+
+def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) -> None:
+    keys, name = load_pool_keys(config.key, config.allow), config.name
+    pace, trace = config.model.paces.draft, config.model.trace
+    with closing(ListeningChannel(config.listen, keys, insecure=config.insecure)) as channel, ExitStack() as stack:
+        pacer = None if pace is None else Pacer("draft", pace)
+        worker = make_worker(config, channel, pacer)
+        logger.info("%s listens at %s", name, channel.endpoint)
+        ready(channel.endpoint)
+        if trace is not None:
+            worker.observe = stack.enter_context(closing(Timeline(part_of(trace, name), name))).level
+        signals.call(worker.stop)
+        worker.run()
+    if pacer is not None:
+        _report_pacing(pacer.pacing())
 
 
 def _report_pacing(pacing: Pacing) -> None:
@@ -60,20 +58,6 @@ def _report_pacing(pacing: Pacing) -> None:
         logger.info("paced: %s", pacing)
     else:
         logger.warning("this run is invalid, its device is too slow: %s", pacing)
-
-
-@contextmanager
-def _traced(worker: DraftWorker, config: DraftConfig) -> Iterator[None]:
-    """Stream the levels into this process's part of the timeline, where one is asked for."""
-    if config.model.trace is None:
-        yield
-        return
-    timeline = Timeline(part_of(config.model.trace, config.name), config.name)
-    worker.observe = timeline.level
-    try:
-        yield
-    finally:
-        timeline.close()
 
 
 def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = None) -> DraftWorker:

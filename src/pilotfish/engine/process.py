@@ -217,3 +217,15 @@ class Signals:
             self._stop()
         elif first:
             raise Stopped
+
+
+def run_worker(role: str, work: Callable[[Signals], None]) -> None:
+    """Run `work` as this process, which ends with its Supervisor. A signal that comes before `Signals.call` ends it at
+    once."""
+    name_process(role)
+    signals = Signals()
+    with suppress(Stopped), signals:  # from here on there are processes to end
+        die_with_parent(signal.SIGHUP)
+        work(signals)
+    if signals.received == signal.SIGHUP:
+        remove_directory()

@@ -207,13 +207,8 @@ class TextStream:
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        longest = 0
-        for stop in () if self._shows_stop else self._params.stop:
-            for size in range(min(len(stop) - 1, len(self.text)), longest, -1):
-                if self.text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+        begun = (stop[:size] for stop in self._params.stop for size in range(1, len(stop)))
+        return 0 if self._shows_stop else max((len(part) for part in begun if self.text.endswith(part)), default=0)
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
         """The prompt's last tokens, from which a decoder can go on; none if they do not end on a character."""

@@ -19,10 +19,6 @@ class Update:
     delta: Delta
     steps: tuple[StepReport, ...]
 
-    def then(self, delta: Delta, step: StepReport) -> Update:
-        """Join with what a later step added to the same output."""
-        return Update(self.index, joined(self.delta, delta), (*self.steps, step))
-
 
 def joined(first: Delta, later: Delta) -> Delta:
     """Two deltas of one output as one. `seed` and `queued` come with its first one."""
@@ -47,10 +43,11 @@ class Stream:
     """
 
     def __init__(self, requests: range, n: int, abort: Callable[[], None]) -> None:
+        """`abort` ends the request; the target frees its slots before the next step. Idempotent, never waits."""
+        self.abort = abort
         self.requests = requests  # ids, one for each prompt
         self.open = len(requests) * n  # outputs that have not ended
         self._n = n
-        self._abort = abort
         self._updates: dict[int, Update] = {}  # by output, in the order of their arrival
         self._error: Exception | None = None
         self._changed = asyncio.Event()
@@ -68,17 +65,15 @@ class Stream:
             await self._changed.wait()
         return self._updates.pop(next(iter(self._updates)))
 
-    def abort(self) -> None:
-        """End the request; the target frees its slots before the next step. Idempotent, never waits."""
-        self._abort()
-
     # -- the engine's side
 
     def add(self, delta: Delta, step: StepReport) -> None:
         """To be called in the event loop's thread."""
         index = (delta.id - self.requests.start) * self._n + delta.index
-        before = self._updates.get(index)
-        self._updates[index] = Update(index, delta, (step,)) if before is None else before.then(delta, step)
+        if (before := self._updates.get(index)) is None:
+            self._updates[index] = Update(index, delta, (step,))
+        else:
+            self._updates[index] = Update(index, joined(before.delta, delta), (*before.steps, step))
         self.open -= delta.finish is not None
         self._changed.set()
 
