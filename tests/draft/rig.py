@@ -33,8 +33,7 @@ from pilotfish.core.messages import (
 )
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
-from pilotfish.draft.lm import Grower
-from pilotfish.draft.worker import DraftWorker
+from pilotfish.draft.worker import DraftWorker, Grower
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
 from pilotfish.model.sampling import likely_tokens

@@ -23,8 +23,7 @@ from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions
-from pilotfish.draft.lm import Grower
-from pilotfish.draft.worker import DraftWorker
+from pilotfish.draft.worker import DraftWorker, Grower
 from pilotfish.engine.engine import Engine
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner

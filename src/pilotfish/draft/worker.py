@@ -6,14 +6,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pilotfish.core.draft_machine import REPORT, DraftMachine
-from pilotfish.core.draft_sessions import LevelPart
+from pilotfish.core.draft_sessions import LevelPart, SessionTable
+from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Outcome, Sampling, SequenceRows
 from pilotfish.core.lookahead import GrownTree
-from pilotfish.draft.lm import Grower
 from pilotfish.errors import WireError
 from pilotfish.observe.records import LevelRecord, ObserveLevel
 from pilotfish.wire.channel import Channel, Received, decode_to_draft, encode
+
+if TYPE_CHECKING:  # imports transformers
+    from pilotfish.model.pacer import Pacer
 
 logger = logging.getLogger(__name__)
 
@@ -110,3 +117,64 @@ class DraftWorker:
             )
         )
         self._observed_used, self._observed_wasted = used, wasted
+
+
+class Grower:
+    """Runs levels over the sessions of a table."""
+
+    def __init__(self, executor: Executor, table: SessionTable, children: int, pacer: Pacer | None = None) -> None:
+        """Each leaf gets `children`; `pacer` holds back each level."""
+        self.executor = executor
+        self.table = table
+        self.children = children
+        self.pacer = pacer
+
+    def grow(self, level: Sequence[LevelPart]) -> list[GrownTree]:
+        """Run a forward; the nodes that it added to the tree of each part."""
+        pace = nullcontext() if self.pacer is None else self.pacer.held(sum(part.rows for part in level))
+        with pace:
+            for part in level:
+                self.table.allocate(part)
+            rows = [self._rows(part) for part in level]
+            return _added(level, self.executor.execute(rows, sampling_of(level, self.children)))
+
+    def _rows(self, part: LevelPart) -> SequenceRows:
+        session, slots = part.session, part.session.slots
+        if part.pending:
+            start = len(slots) - part.pending
+            tokens = _readable(session.tokens[start : len(slots)], self.executor.vocab_size)
+            return SequenceRows(start, tokens, slots, NO_NODES, [part.pending - 1] if len(part.leaves) else [])
+        nodes, leaves = session.tree.nodes, part.leaves
+        rows = NodeRows(nodes.tokens[leaves], nodes.depths[leaves], session.tree.paths(leaves))
+        return SequenceRows(len(slots), [], slots, rows, kept=())
+
+
+def _readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """A target's tokens as a draft with `vocab_size` embeddings reads them: 0 in place of those that it lacks."""
+    return [token if token < vocab_size else 0 for token in tokens]
+
+
+def sampling_of(level: Sequence[LevelPart], children: int) -> Sampling:
+    """The target's way to draw the tokens after the leaves of a level."""
+    sessions = [part.session for part in level]
+    sequences = np.repeat(np.arange(len(level)), [len(part.leaves) for part in level])
+    if not len(sequences):
+        return NO_SAMPLING
+    positions = np.concatenate([part.session.lengths_at(part.leaves) for part in level])
+    ruled = any(session.rules is not None for session in sessions)
+    edits = [part.session.edits_at(leaf) for part in level for leaf in part.leaves.tolist()] if ruled else ()
+    params, seeds = [session.params for session in sessions], [session.seed for session in sessions]
+    return Sampling(None, params, seeds, sequences, positions, edits, children)
+
+
+def _added(level: Sequence[LevelPart], outcome: Outcome) -> list[GrownTree]:
+    added, row = [], 0
+    for part in level:
+        rows = slice(row, row + len(part.leaves))
+        row = rows.stop
+        if len(part.leaves) and outcome.log_chances is not None:
+            children = part.session.add_children(part.leaves, outcome.tokens[rows], outcome.log_chances[rows])
+        else:
+            children = GrownTree.empty()
+        added.append(children)
+    return added

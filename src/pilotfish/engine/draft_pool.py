@@ -15,8 +15,7 @@ from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
-from pilotfish.draft.lm import Grower
-from pilotfish.draft.worker import DraftWorker
+from pilotfish.draft.worker import DraftWorker, Grower
 from pilotfish.engine.memory import load_configured, plan_memory
 from pilotfish.engine.process import Signals, run_worker
 from pilotfish.model.executor import TorchExecutor
