@@ -16,7 +16,7 @@ from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
 
 from pilotfish.core import pools
 from pilotfish.engine import launch, remote_drafts
-from pilotfish.engine.launch import Delays, Supervisor
+from pilotfish.engine.launch import Supervisor
 
 
 @pytest.fixture
@@ -37,9 +37,11 @@ def expected(llama: Path) -> list[list[int]]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start as forks of a process that has imported everything, and pools that fail are tried again soon."""
     monkeypatch.setattr(launch, "WorkerProcess", ForkedWorker)
-    monkeypatch.setattr(remote_drafts, "Supervisor", partial(Supervisor, Delays(first=0.02, longest=0.05, grace=5.0)))
+    monkeypatch.setattr(remote_drafts, "Supervisor", partial(Supervisor, grace=5.0))
     for name, seconds in (("GREETING", 0.1), ("SILENCE", 0.6), ("PAUSE", 0.2)):
         monkeypatch.setattr(pools, name, seconds)
+    for name, seconds in (("FIRST_DELAY", 0.02), ("LONGEST_DELAY", 0.05)):
+        monkeypatch.setattr(launch, name, seconds)
 
 
 @pytest.fixture

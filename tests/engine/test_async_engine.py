@@ -17,7 +17,7 @@ from support import SNIPPETS, make_engine, run
 
 from pilotfish.config import EngineConfig, config_of, config_text
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine, Silence, StartTime
+from pilotfish.engine.async_engine import AsyncEngine, Silence
 from pilotfish.engine.launch import WorkerState
 from pilotfish.engine.stream import Stream, joined
 from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
@@ -153,12 +153,21 @@ def test_only_a_process_that_sends_no_beats_is_silent() -> None:
     assert silence.look(99.0) == pytest.approx(0.6)  # this process did not look, so it cannot have heard either
 
 
-def test_a_restart_is_expected_to_take_as_long_as_the_last_start() -> None:
-    start = StartTime(100.0)
-    assert start.left(104.0) == 4.0  # as long again: nothing is known yet
-    start.end(110.0)
-    start.begin(200.0)
-    assert start.left(203.0) == 7.0 and start.left(220.0) == 0.0
+def test_a_restart_is_expected_to_take_as_long_as_the_last_start(llama: Path) -> None:
+    now = [100.0]
+    engine = AsyncEngine(configured(llama), clock=lambda: now[0])
+    engine._worker = WorkerState("target", "running", pid=42)
+
+    def left(at: float) -> float:
+        now[0] = at
+        return engine.health.retry_after
+
+    assert left(104.0) == 4.0  # as long again: nothing is known yet
+    now[0] = 110.0
+    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
+    now[0] = 200.0
+    engine._note_state(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
+    assert left(203.0) == 7.0 and left(220.0) == 0.0
 
 
 def test_requests_of_a_target_that_is_gone_are_told_when_to_come_again(llama: Path) -> None:

@@ -12,19 +12,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pilotfish.engine import launch
-from pilotfish.engine.launch import Delays, Supervisor, WorkerState, wait_until
+from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.process import LOG_FORMAT, PARENT, Ending, WorkerSpec
 from pilotfish.errors import EngineError
 
 #: Seconds after which a test gives up.
 LIMIT = 20.0
-QUICK = Delays(first=0.02, longest=0.05, grace=5.0)
+#: Seconds before a worker is started again, at most, and that it has to end.
+LONGEST, GRACE = 0.05, 5.0
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = f"""
 import signal, sys
@@ -79,8 +81,10 @@ def problems(supervisor: Supervisor) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def supervisor() -> Iterator[Supervisor]:
-    with Supervisor(QUICK) as made:
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    monkeypatch.setattr(launch, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(launch, "LONGEST_DELAY", LONGEST)
+    with closing(Supervisor(GRACE)) as made:
         yield made
 
 
@@ -115,7 +119,7 @@ def test_bad_input_is_not_tried_again(supervisor: Supervisor, capfd: pytest.Capt
     with pytest.raises(EngineError) as caught:
         wait_until(lambda: False, lambda: problems(supervisor)[0], LIMIT, "draft workers")
     assert str(caught.value) == reason
-    time.sleep(5 * QUICK.longest)
+    time.sleep(5 * LONGEST)
     assert supervisor.poll()[0].status == "failed" and supervisor.poll()[0].restarts == 0
     supervisor.close()
     assert problems(supervisor) == (reason,)
@@ -202,7 +206,7 @@ def test_a_command_that_does_not_exist_is_a_problem(supervisor: Supervisor) -> N
 
 
 def test_delays_double_up_to_the_longest() -> None:
-    delays = [Delays().restart(crashes) for crashes in (1, 2, 3, 4, 5, 6, 7, 100_000)]
+    delays = [launch.delay_after(crashes) for crashes in (1, 2, 3, 4, 5, 6, 7, 100_000)]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
@@ -232,7 +236,7 @@ def test_a_healthy_run_begins_the_delays_anew(monkeypatch: pytest.MonkeyPatch) -
         if not FakeProcess.runs:
             worker.terminate()
 
-    worker = launch._Worker(python(SLEEP), Delays(), states.append)
+    worker = launch._Worker(python(SLEEP), states.append)
     monkeypatch.setattr(worker, "_pause", pause)
     worker.run()
     assert waits == [0.1, 0.2, 0.4, 0.1, 0.2] and worker.state.restarts == 4
@@ -251,7 +255,7 @@ def test_closing_twice_is_fine_and_starting_afterwards_is_refused(supervisor: Su
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_worker_that_does_not_end_is_killed(tmp_path: Path, stopped: bool) -> None:
-    with Supervisor(Delays(grace=0.1)) as supervisor:
+    with closing(Supervisor(grace=0.1)) as supervisor:
         supervisor.start([python(STUBBORN, str(tmp_path / "up"))])
         pid = running_pid(supervisor)
         eventually((tmp_path / "up").exists)
@@ -271,14 +275,14 @@ signal.signal(signal.SIGTERM, end)
 pathlib.Path(sys.argv[1], "up").touch()
 time.sleep(600)
 """
-    with Supervisor(QUICK) as supervisor:
+    with closing(Supervisor(GRACE)) as supervisor:
         supervisor.start([python(code, str(tmp_path))])
         eventually((tmp_path / "up").exists)
     assert (tmp_path / "ended").exists() and supervisor.poll()[0].status == "stopped"
 
 
 def test_a_supervisor_that_is_forgotten_leaves_nothing() -> None:
-    supervisor = Supervisor(QUICK)
+    supervisor = Supervisor(GRACE)
     supervisor.start([python(SLEEP)])
     pid, directory = running_pid(supervisor), supervisor.directory
     del supervisor
@@ -424,7 +428,7 @@ def test_a_worker_has_a_title(supervisor: Supervisor, tmp_path: Path) -> None:
 def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, supervisor: Supervisor) -> None:
     assert supervisor.directory.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(launch.tempfile, "gettempdir", lambda: "/tmp/" + "long" * 30)
-    with Supervisor() as other:
+    with closing(Supervisor()) as other:
         assert len(os.fsencode(other.directory)) < launch.LONGEST_BASE + 24 and other.directory.is_dir()
         (other.directory / "socket").touch()
     assert not other.directory.exists()

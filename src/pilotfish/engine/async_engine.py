@@ -15,7 +15,7 @@ from typing import Any
 from pilotfish.config import EngineConfig, config_text, model_name
 from pilotfish.core.messages import Peer
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.launch import Delays, Supervisor, WorkerState
+from pilotfish.engine.launch import Supervisor, WorkerState
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.stream import Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable, WireError
@@ -96,7 +96,8 @@ class AsyncEngine:
         self._environment = environment
         self._sequence = 0  # of the next Progress
         self._worker = WorkerState(TARGET)
-        self._start = StartTime(clock())
+        self._began = clock()  # when its process was started
+        self._start_seconds: float | None = None  # that the last start took until the target was ready
         self._closed = False
 
     # -- requests
@@ -104,8 +105,14 @@ class AsyncEngine:
     @property
     def health(self) -> Health:
         reason, worker = self._obstacle(), self._worker
-        retry = RETRY if self._peer is not None else self._start.left(self._clock())
+        retry = RETRY if self._peer is not None else self._start_left()
         return Health(not reason, reason, retry, worker.restarts, worker.status == "failed", self._status)
+
+    def _start_left(self) -> float:
+        """Estimated seconds until the target is ready: as long as the last start; in the first, as long again as so
+        far."""
+        passed = self._clock() - self._began
+        return passed if self._start_seconds is None else max(self._start_seconds - passed, 0.0)
 
     def _obstacle(self) -> str:
         """Why requests cannot be served; "" if they can."""
@@ -154,7 +161,7 @@ class AsyncEngine:
         """Start the target, and load the tokenizer meanwhile. `health` tells when the target is ready. ModelError for a
         tokenizer or a generation_config.json that cannot be used; `health` tells of other problems with the model."""
         self._loop = asyncio.get_running_loop()
-        self._supervisor = Supervisor(Delays(grace=GRACE), lambda state: self._in_loop(lambda: self._note_state(state)))
+        self._supervisor = Supervisor(GRACE, lambda state: self._in_loop(lambda: self._note_state(state)))
         endpoint = f"ipc://{self._supervisor.directory}/server"
         channel = ListeningChannel(endpoint, high_water=0)
         self._channel_thread = ChannelThread(channel)
@@ -214,7 +221,7 @@ class AsyncEngine:
     def _note_state(self, state: WorkerState) -> None:
         gone = state.pid is None and self._worker.pid is not None
         if state.pid != self._worker.pid:
-            self._start.begin(self._clock())
+            self._began = self._clock()
             self._silence, self._step = Silence(), 0.0
         self._worker = state
         if gone:
@@ -239,7 +246,7 @@ class AsyncEngine:
             self._drop_target("target: it was started anew")
             self._silence.heard()
             self._peer, self._sequence = peer, 0
-            self._start.end(self._clock())
+            self._start_seconds = self._clock() - self._began
         if peer != self._peer:
             return
         if isinstance(message, Status):
@@ -283,25 +290,6 @@ class Silence:
             self.seconds += min(now - self._looked, LONGEST_LOOK)
         self._looked = now
         return self.seconds
-
-
-class StartTime:
-    """Seconds that a target takes from its process's start until it is ready."""
-
-    def __init__(self, now: float) -> None:
-        self._began = now
-        self._last: float | None = None  # duration of the last start
-
-    def begin(self, now: float) -> None:
-        self._began = now
-
-    def end(self, now: float) -> None:
-        self._last = now - self._began
-
-    def left(self, now: float) -> float:
-        """Estimated seconds until it is ready: as long as the last start; in the first, as long again as so far."""
-        passed = now - self._began
-        return passed if self._last is None else max(self._last - passed, 0.0)
 
 
 def refusal_error(message: Refusal) -> PromptError | ParameterError:

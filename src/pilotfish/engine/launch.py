@@ -24,25 +24,14 @@ logger = logging.getLogger(__name__)
 Status = Literal["starting", "running", "restarting", "failed", "stopped"]
 #: The exit code of a worker that cannot use what it was given: to start it again would not help.
 BAD_INPUT = 2
+#: Seconds until a worker that ended is started again; twice that the next time, and so on up to `LONGEST_DELAY`.
+FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
+#: Seconds of a run after which the delays begin anew.
+HEALTHY = 30.0
 #: Seconds between two looks at what nobody tells of.
 POLL = 0.01
 #: Bytes of a temporary directory's path that leave room for a socket's name below it (unix(7): 108, elsewhere 104).
 LONGEST_BASE = 64
-
-
-@dataclass(frozen=True)
-class Delays:
-    """Seconds. A worker that ended is started again after `first`, twice that the next time, and so on up to
-    `longest`; one that had run for `healthy` begins anew. On shutdown workers have `grace` to end by themselves."""
-
-    first: float = 0.1
-    longest: float = 5.0
-    healthy: float = 30.0
-    grace: float = 2.0
-
-    def restart(self, crashes: int) -> float:
-        """Before the next start after so many crashes, 1 or more, none of them after a healthy run."""
-        return min(self.longest, self.first * 2.0 ** min(crashes - 1, 64))
 
 
 @dataclass(frozen=True)
@@ -62,21 +51,21 @@ class WorkerState:
 
 
 class Supervisor:
-    """Starts workers and keeps them running until `close`, which also runs at the end of a `with`, when the supervisor
-    is forgotten, and when the process exits; but not in a fork of it. Where the process is killed, workers that called
-    `die_with_parent` go too.
+    """Starts workers and keeps them running until `close`, which also runs when the supervisor is forgotten, and when
+    the process exits; but not in a fork of it. Where the process is killed, workers that called `die_with_parent` go
+    too.
 
-    >>> with Supervisor() as supervisor:
+    >>> with closing(Supervisor()) as supervisor:
     ...     supervisor.start([WorkerSpec("draft 0", [sys.executable, "-m", "pilotfish", "draft", ...])])
     """
 
-    def __init__(self, delays: Delays | None = None, changed: Callable[[WorkerState], None] = lambda _: None) -> None:
-        """`changed` is called with each new state of a worker, on the worker's thread."""
+    def __init__(self, grace: float = 2.0, changed: Callable[[WorkerState], None] = lambda _: None) -> None:
+        """On `close` workers have `grace` seconds to end by themselves. `changed` is called with each new state of a
+        worker, on the worker's thread."""
         self.directory = _socket_directory()  # for sockets: this user's alone, short, and removed on close
-        self._delays, self._changed = delays or Delays(), changed
+        self._changed = changed
         self._workers: list[_Worker] = []
-        own = (self._workers, self.directory, self._delays.grace, os.getpid())
-        self._shut_down = weakref.finalize(self, _shut_down, *own)
+        self._shut_down = weakref.finalize(self, _shut_down, self._workers, self.directory, grace, os.getpid())
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Returns at once. EngineError after `close`."""
@@ -84,7 +73,7 @@ class Supervisor:
             raise EngineError("the supervisor is closed")
         for spec in specs:
             where = {**spec.environment, DIRECTORY: str(self.directory)}
-            worker = _Worker(replace(spec, environment=where), self._delays, self._changed)
+            worker = _Worker(replace(spec, environment=where), self._changed)
             self._workers.append(worker)  # before it starts: an interrupt may come in between
             worker.start()
 
@@ -102,12 +91,6 @@ class Supervisor:
     def close(self) -> None:
         """End all workers: ask, wait, then kill. Closing twice is fine."""
         self._shut_down()
-
-    def __enter__(self) -> Supervisor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: int) -> None:
@@ -133,10 +116,10 @@ class _Worker(threading.Thread):
     """A worker over all its runs. The thread lives as long as they may (see WorkerProcess). Other threads read `state`,
     `kill` and `terminate`."""
 
-    def __init__(self, spec: WorkerSpec, delays: Delays, changed: Callable[[WorkerState], None]) -> None:
+    def __init__(self, spec: WorkerSpec, changed: Callable[[WorkerState], None]) -> None:
         super().__init__(name=spec.name, daemon=True)
         self.state = WorkerState(spec.name)
-        self._spec, self._delays, self._changed = spec, delays, changed
+        self._spec, self._changed = spec, changed
         self._process: WorkerProcess | None = None
         self._kill_reason = ""  # why it was killed
         self._closing = False
@@ -159,14 +142,14 @@ class _Worker(threading.Thread):
         while not self._closing:
             began = time.monotonic()
             reason, again = self._run_once()
-            crashes = 1 if time.monotonic() - began >= self._delays.healthy else crashes + 1
+            crashes = 1 if time.monotonic() - began >= HEALTHY else crashes + 1
             if self._closing:
                 break
             self._change(status="restarting" if again else "failed", reason=reason, pid=None)
             logger.warning("%s: %s; %s", self.name, reason, "it is started again" if again else "it stays down")
             if not again:
                 return
-            self._pause(self._delays.restart(crashes))
+            self._pause(delay_after(crashes))
         self._change(status="stopped", pid=None)
 
     def _run_once(self) -> tuple[str, bool]:
@@ -193,6 +176,11 @@ class _Worker(threading.Thread):
     def _change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
         self._changed(self.state)
+
+
+def delay_after(crashes: int) -> float:
+    """Seconds before the next start after so many crashes, 1 or more, none of them after a healthy run."""
+    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(crashes - 1, 64))
 
 
 def _socket_directory() -> Path:
