@@ -17,8 +17,7 @@ from pilotfish.engine import remote_drafts
 from pilotfish.engine.draft_pool import make_worker
 from pilotfish.engine.launch import Supervisor
 from pilotfish.engine.process import WorkerSpec
-from pilotfish.engine.remote_drafts import RemoteDrafts
-from pilotfish.target.remote import RemoteDrafter
+from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.wire.sockets import ListeningChannel
 
 #: Seconds that a target waits for a tree, at most.

@@ -26,8 +26,8 @@ from pilotfish.core.drafter import DraftLimits, NoDrafter
 from pilotfish.core.request import Request
 from pilotfish.core.tree import Forest, Ints, TokenTree, Verdict, walk
 from pilotfish.draft.ngram import NgramDrafter
+from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.errors import EngineError
-from pilotfish.target.remote import RemoteDrafter
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from support import assert_idle, make_engine, write_model, write_tokenizer
 from workers import PARAMS, PROMPTS, Start, endpoint_in, eventually
 
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.engine.sample import Sample
-from pilotfish.target.remote import RemoteDrafter
 
 
 def submit_all(engine: Engine) -> list[Sample]:

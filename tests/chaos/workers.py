@@ -26,8 +26,8 @@ from pilotfish.engine.draft_pool import make_worker
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.launch import wait_until
 from pilotfish.engine.process import Ending, WorkerSpec
+from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.model.metadata import load_tokenizer
-from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, ChannelThread, encode
 
 #: Prompts and parameters of 100 streams, greedy and not.

@@ -20,8 +20,8 @@ from pilotfish.core.tree import TokenTree
 from pilotfish.core.vocabulary import MAX_ADDED, added_tokens, tokenizer_digest, why_unequal
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.engine.check import check_models
+from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.model.metadata import load_tokenizer
-from pilotfish.target.remote import RemoteDrafter
 
 #: Embeddings beyond the tokenizer, as most models have them.
 PADDED = VOCAB + 64

@@ -12,7 +12,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.core.tree import TokenTree
-from pilotfish.target.remote import RemoteDrafter
+from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.wire.channel import Received, decode_to_draft, encode
 
 VOCAB = 100

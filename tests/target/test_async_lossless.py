@@ -25,9 +25,9 @@ from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.draft.worker import DraftWorker, Grower
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.runner import Runner
-from pilotfish.target.remote import RemoteDrafter
 from pilotfish.wire.channel import Channel, ChannelThread, Received
 
 POOL, TARGET = b"0", b"target"

@@ -35,9 +35,9 @@ from pilotfish.core.request import Request
 from pilotfish.core.tree import Ints
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.engine.sample import Sample
 from pilotfish.observe.records import StepRecord
-from pilotfish.target.remote import RemoteDrafter
 
 #: The least share of plain decoding's speed that a draft may leave, at any distance.
 FLOOR = 0.98

@@ -8,7 +8,8 @@
                └── asked for a tree: Open again, one generation up ──► GROWING
 
 Commits of a growing session are sent at once. A resting one's are collected: its draft follows, but spends little.
-The machine has no socket, clock or lock: `target/remote.py` owns those, sends `outbox` and logs the pools' notices.
+The machine has no socket, clock or lock: `engine/remote_drafts.py` owns those, sends `outbox` and logs the pools'
+notices.
 """
 
 from __future__ import annotations

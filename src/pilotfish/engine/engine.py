@@ -32,7 +32,7 @@ from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.check import refuse_unequal_tokenizers
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.memory import load_configured, plan_memory
-from pilotfish.engine.remote_drafts import RemoteDrafts
+from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.executor import TorchExecutor
@@ -43,7 +43,6 @@ from pilotfish.observe.records import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
 from pilotfish.options import is_text
 from pilotfish.plan.pace import Pace
-from pilotfish.target.remote import RemoteDrafter
 from pilotfish.target.worker import GuardedDrafter, TargetWorker
 from pilotfish.wire.serving import Delta
 
