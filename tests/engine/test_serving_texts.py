@@ -19,7 +19,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.target_process import TargetService
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decoded
-from pilotfish.wire.serving import SERVER_DECODER, Refusal, ToServer, ToTarget
+from pilotfish.wire.serving import SERVER_DECODER, Failure, ToServer, ToTarget
 
 ANSWERS = [
     (f"{kind.__name__}.{place}", frame)
@@ -77,7 +77,7 @@ def engine(llama: Path) -> Engine:
 def test_what_a_server_says(
     engine: Engine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What a target cannot serve it answers with a Refusal."""
+    """What a target cannot serve it answers with a Failure."""
     channel, server = Loopback.pair(b"target")
     service = TargetService(engine, channel)
     with caplog.at_level(logging.DEBUG):
@@ -85,7 +85,7 @@ def test_what_a_server_says(
             service._take(Received(b"0", frame))
     for answer in server.receive(0.1):
         message = decoded(SERVER_DECODER, answer.frame)
-        assert not isinstance(message, Refusal) or message.message.isprintable()
+        assert not isinstance(message, Failure) or message.reason.isprintable()
     assert any("owned" in record.message for record in caplog.records)
     assert_nothing_raw(caplog.records, capfd.readouterr().err)
     engine.abort_all()

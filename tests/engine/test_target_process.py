@@ -29,7 +29,6 @@ from pilotfish.wire.serving import (
     Delta,
     Failure,
     Progress,
-    Refusal,
     Status,
     Submit,
     ToServer,
@@ -189,10 +188,10 @@ def test_what_cannot_be_served_is_refused_and_harms_nobody(target: Target) -> No
     target.tell(Submit(3, [5], params(logit_bias={100_000: 1.0})))
     target.tell(Submit(4, [5, 6], params()))
     heard = target.until(request=4)
-    refusals = {message.id: message for message in heard if isinstance(message, Refusal)}
+    refusals = {message.ids[0]: message for message in heard if isinstance(message, Failure) and message.refused}
     assert set(refusals) == {1, 2, 3}
     assert refusals[1].field == "prompt" and refusals[3].field == "logit_bias"
-    assert refusals[2].field is None and "the model's context allows" in refusals[2].message
+    assert refusals[2].field is None and "the model's context allows" in refusals[2].reason
 
 
 def test_frames_that_are_no_message_are_dropped(target: Target) -> None:
@@ -251,7 +250,7 @@ def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monke
     target.tell(Submit(1, [5, 6], params(n=2)))
     target.start()
     (failure,) = (m for m in target.until(Failure) if isinstance(m, Failure))
-    assert failure.ids == [1] and "the device is gone" in failure.reason
+    assert failure.ids == [1] and "the device is gone" in failure.reason and not failure.refused
     target.tell(Submit(2, [5, 6], params()))
     assert whole(deltas_of(target.until(request=2), 2)).finish is not None
     target.close()

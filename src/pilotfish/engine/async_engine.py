@@ -27,7 +27,6 @@ from pilotfish.wire.serving import (
     Delta,
     Failure,
     Progress,
-    Refusal,
     Status,
     StepReport,
     Submit,
@@ -253,11 +252,9 @@ class AsyncEngine:
             self._status = message
         elif isinstance(message, Progress):
             self._progress(message)
-        elif isinstance(message, Refusal):
-            self._fail([message.id], refusal_error(message))
         else:
             assert isinstance(message, Failure)
-            self._fail(message.ids, EngineError(message.reason))
+            self._fail(message.ids, error_of(message))
 
     def _progress(self, progress: Progress) -> None:
         if progress.sequence != self._sequence:  # messages were lost, with unknown tokens of any request
@@ -292,8 +289,8 @@ class Silence:
         return self.seconds
 
 
-def refusal_error(message: Refusal) -> PromptError | ParameterError:
+def error_of(message: Failure) -> Exception:
     """The error that the target's engine raised."""
-    if message.field is None:
-        return PromptError(message.message)
-    return ParameterError.described(message.field, message.message)
+    if message.field is not None:
+        return ParameterError.described(message.field, message.reason)
+    return PromptError(message.reason) if message.refused else EngineError(message.reason)

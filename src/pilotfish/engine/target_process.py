@@ -29,7 +29,6 @@ from pilotfish.wire.serving import (
     Identity,
     PoolLoad,
     Progress,
-    Refusal,
     Status,
     StepReport,
     Submit,
@@ -145,7 +144,7 @@ class TargetService:
         try:
             samples = self._engine.submit(message.tokens, message.params, message.cache_salt, message.max_nodes)
         except InputError as error:
-            self._tell(Refusal(message.id, str(error)[:LONGEST_TEXT], getattr(error, "field", None)))
+            self._fail([message.id], error)
             return
         for sample in samples:
             sample.request_id = message.id
@@ -161,7 +160,7 @@ class TargetService:
         try:
             deltas = self._engine.step()
         except EngineError as error:
-            self._fail(error)
+            self._break(error)
             return
         self._failures = 0
         record = self._engine.worker.last_step
@@ -178,19 +177,23 @@ class TargetService:
         errors = {sample.request_id: sample.error for sample in samples if sample.error is not None}
         for request, error in errors.items():
             logger.error("%s", error)
-            self._abort(Abort(request))
-            self._tell(Failure([request], str(error)[:LONGEST_TEXT]))
+            self._fail([request], error)
         for request in {sample.request_id for sample in samples} - errors.keys():
             if all(sample.finish_reason is not None for sample in self._samples[request]):
                 del self._samples[request]
 
-    def _fail(self, error: EngineError) -> None:
+    def _fail(self, requests: Sequence[int], error: InputError | EngineError) -> None:
+        """End requests as a whole."""
+        for request in requests:
+            self._abort(Abort(request))
+        reason, refused = str(error)[:LONGEST_TEXT], isinstance(error, InputError)
+        self._tell(Failure(list(requests), reason, refused, getattr(error, "field", None)))
+
+    def _break(self, error: EngineError) -> None:
         """The step broke. Requests with an output that ended in it end as a whole."""
         logger.error("%s", error, exc_info=True)
         broken = [i for i, samples in self._samples.items() if any(s.finish_reason == "abort" for s in samples)]
-        for request in broken:
-            self._abort(Abort(request))
-        self._tell(Failure(broken, str(error)[:LONGEST_TEXT]))
+        self._fail(broken, error)
         self._stepped = None
         self._failures += 1
         if self._failures >= MAX_FAILURES:

@@ -7,7 +7,7 @@
       ├─ Abort ──────────────────────────────► │   ends the request early
     │ ◄────────────────────────────── Beat ──┤   twice a second, over a connection of its own, also during a step
 
-A Refusal answers a request that cannot be served; a Failure ends requests whose step broke. Both hold one line.
+A Failure ends a request that cannot be served, or requests whose step broke.
 """
 
 from __future__ import annotations
@@ -138,19 +138,13 @@ class Progress(Struct, tag="progress", frozen=True):
     deltas: list[Delta]
 
 
-class Refusal(Readable, tag="refusal", frozen=True):
-    """The request cannot be served."""
-
-    id: Id
-    message: Text
-    field: Text | None = None  # the parameter to blame
-
-
 class Failure(Readable, tag="failure", frozen=True):
-    """A step broke and ended these requests."""
+    """Ends these requests."""
 
     ids: list[Id]
     reason: Text
+    refused: bool = False  # they cannot be served; otherwise their step broke
+    field: Text | None = None  # the parameter to blame
 
 
 class Beat(Struct, tag="beat", frozen=True):
@@ -159,7 +153,7 @@ class Beat(Struct, tag="beat", frozen=True):
 
 
 ToTarget: TypeAlias = Submit | Abort
-ToServer: TypeAlias = Status | Progress | Refusal | Failure | Beat
+ToServer: TypeAlias = Status | Progress | Failure | Beat
 
 #: For `wire.channel.decoded`.
 TARGET_DECODER: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
