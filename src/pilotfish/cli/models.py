@@ -17,7 +17,7 @@ from pilotfish.options import pick
 from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
-    from pilotfish.engine.check import CheckReport, ModelFacts
+    from pilotfish.engine.memory import CheckReport, ModelFacts
 
 app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True, callback=lambda: None)
 
@@ -36,7 +36,7 @@ def check(
     if (directory / "target").is_dir():
         directory, draft = directory / "target", draft or directory / "draft"
     config = EngineConfig(target=directory, draft=draft, mode="off" if draft is None else "sync", **engine)
-    from pilotfish.engine.check import check_models
+    from pilotfish.engine.memory import check_models
 
     report = check_models(config)
     print_json(_record(report)) if json else _print(report)

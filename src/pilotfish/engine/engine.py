@@ -29,9 +29,8 @@ from pilotfish.core.vocabulary import added_tokens
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
-from pilotfish.engine.check import refuse_unequal_tokenizers
 from pilotfish.engine.costs import make_budget
-from pilotfish.engine.memory import load_configured, plan_memory
+from pilotfish.engine.memory import load_configured, plan_memory, refuse_unequal_tokenizers
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
