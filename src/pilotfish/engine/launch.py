@@ -104,12 +104,14 @@ def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: i
         worker.terminate()
     deadline = time.monotonic() + grace
     alive = [worker for worker in workers if worker.is_alive()]
-    for worker in alive:
-        worker.join(max(0.0, deadline - time.monotonic()))
-    for worker in alive:
-        worker.kill("")
-        worker.join()
-    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        for worker in alive:
+            worker.join(max(0.0, deadline - time.monotonic()))
+    finally:  # after an interrupt too
+        for worker in alive:
+            worker.kill("")
+            worker.join()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 class _Worker(threading.Thread):
