@@ -24,7 +24,7 @@ from pilotfish.wire.serving import SERVER_DECODER, Failure, ToServer, ToTarget
 ANSWERS = [
     (f"{kind.__name__}.{place}", frame)
     for kind in kinds(ToServer)
-    for place, frame in (*hostile_messages(kind), *mistyped_messages(kind))
+    for place, frame in (*hostile_messages(kind), *hostile_messages(kind, ids=[1]), *mistyped_messages(kind))
 ]
 REQUESTS = [
     (f"{kind.__name__}.{place}", frame)
