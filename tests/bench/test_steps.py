@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -163,4 +162,4 @@ def test_every_level_of_the_draft_has_its_rows(monkeypatch: pytest.MonkeyPatch) 
     assert rows == [CONTEXT - 1, 1, 1, *[WIDTH] * (LEVELS - 1)]
     drafter.table.check()
     assert drafter.table.pool.num_free == drafter.table.pool.capacity
-    assert dataclasses.asdict(drafter.shape)["width"] == WIDTH
+    assert drafter.width == WIDTH

@@ -58,7 +58,7 @@ class LMDrafter:
         self._grower = Grower(executor, self.table, children, pacer)
         self._unshared = Unshared(np.array(sorted(unshared), np.int64))
         self._level_seconds = SecondsBySize(0.0)  # by sequences
-        self._width, self._clock = width, clock
+        self.width, self._clock = width, clock
 
     # -- the protocol
 
@@ -111,7 +111,7 @@ class LMDrafter:
         return served
 
     def _need(self, session: DraftSession, levels: int) -> int:
-        return session.num_pending + levels * self._width
+        return session.num_pending + levels * self.width
 
     def _catch_up(self, session: DraftSession) -> None:
         """Compute KV of committed tokens up to the last chunk, which the first level takes for its logits."""
@@ -146,7 +146,7 @@ class LMDrafter:
         if session.num_pending:
             return LevelPart(session, session.num_pending, ROOT_LEAF)
         scores = session.tree.nodes.scores
-        leaves = session.tree.leaves(self._width, session.max_depth)
+        leaves = session.tree.leaves(self.width, session.max_depth)
         return LevelPart(session, 0, leaves[scores[leaves] > max(floor, _nth_largest(scores, max_nodes))])
 
 
