@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import SimulatedExecutor, VirtualClock
 from support import RandomDrafter
 
 from pilotfish.core.budget import FixedBudget
@@ -21,6 +20,7 @@ from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.errors import EngineError
+from pilotfish.plan.simulated import SimulatedExecutor, VirtualClock
 from pilotfish.target.worker import TargetWorker
 
 VOCAB, SLOTS, CONTEXT = 7, 200, 120
