@@ -211,6 +211,7 @@ def test_a_pool_that_does_not_start_is_told(config: EngineConfig, tmp_path: Path
         pytest.raises(EngineError, match="draft pool: exited with code 2"),
     ):
         assert pool.told
+    pool.close()  # again: nothing
 
 
 @pytest.mark.parametrize("options", [["--round-trips", "5,1"], ["--pace", "target=1"], ["--budget", "some"]])

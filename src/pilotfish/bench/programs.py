@@ -69,8 +69,8 @@ class Program(subprocess.Popen[bytes]):
         with suppress(subprocess.TimeoutExpired):
             self.wait(END)
         self.kill()
-        with self._log:
-            super().__exit__(None, None, None)  # closes its pipes
+        super().__exit__(None, None, None)  # closes its pipes
+        self._log.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
