@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable
+from functools import partial
 
 import typer
 
@@ -16,14 +16,6 @@ app = typer.Typer(
     help="Parity, speed, acceptance, budgets, what steps cost and why, quantization, GPUs, draft pools, the server.",
     no_args_is_help=True,
 )
-
-
-def _command(bench: Bench) -> Callable[..., None]:
-    @taking(bench.declared())
-    def run(given: Given) -> None:
-        _run(bench, given)
-
-    return run
 
 
 def _run(bench: Bench, given: Given) -> None:
@@ -48,4 +40,4 @@ def _run(bench: Bench, given: Given) -> None:
 
 
 for name, bench in BENCHES.items():
-    app.command(name, help=bench.help)(_command(bench))
+    app.command(name, help=bench.help)(taking(bench.declared())(partial(_run, bench)))

@@ -68,13 +68,10 @@ class Proxy(socketserver.ThreadingTCPServer):
     def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Called in a thread of the connection `request`, which is closed afterwards."""
         with suppress(OSError), socket.create_connection(self._to) as far:
-            back = threading.Thread(target=carry, args=(far, request, self._link()), daemon=True)
+            back = threading.Thread(target=carry, args=(far, request, Link(self._half, self._mbit)), daemon=True)
             back.start()
-            carry(request, far, self._link())
+            carry(request, far, Link(self._half, self._mbit))
             back.join()
-
-    def _link(self) -> Link:
-        return Link(self._half, self._mbit)
 
 
 def carry(source: socket.socket, sink: socket.socket, link: Link) -> None:
@@ -83,21 +80,14 @@ def carry(source: socket.socket, sink: socket.socket, link: Link) -> None:
     sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     writer = threading.Thread(target=_write, args=(under_way, source, sink), daemon=True)
     writer.start()
-    while data := _received(source):
-        now = time.perf_counter()
-        under_way.put((link.due(now, len(data)), data))
-        if excess := link.excess(now):
-            time.sleep(excess)
+    with suppress(OSError):  # it has ended, however
+        while data := source.recv(CHUNK):
+            now = time.perf_counter()
+            under_way.put((link.due(now, len(data)), data))
+            if excess := link.excess(now):
+                time.sleep(excess)
     under_way.put((link.due(time.perf_counter(), 0), b""))
     writer.join()
-
-
-def _received(source: socket.socket) -> bytes:
-    """The next bytes; none once it has ended, however."""
-    try:
-        return source.recv(CHUNK)
-    except OSError:
-        return b""
 
 
 def _write(under_way: UnderWay, source: socket.socket, sink: socket.socket) -> None:
