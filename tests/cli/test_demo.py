@@ -130,7 +130,7 @@ def test_a_draft_in_a_process_of_its_own(
 @pytest.mark.parametrize("colour", [True, False])
 def test_the_streamed_text_is_the_output(config: EngineConfig, colour: bool) -> None:
     engine = Engine(replace(config, mode="sync"))
-    prompt = demo_scenes.PROMPTS[0]
+    prompt = str(demo_scenes.PROMPTS[0].text)
     pieces = "".join(piece.plain for piece in demo_scenes._pieces(engine, prompt, PARAMS, coloured=colour))
     (sample,) = engine.submit(prompt, PARAMS)
     while engine.busy:

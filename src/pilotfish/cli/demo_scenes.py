@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, zip_longest
 from operator import eq
+from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
@@ -17,24 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from pilotfish.bench.contestants import OFF, PLAIN, Run, contestant_of, joined, rates, take_turns
-from pilotfish.bench.workload import Job, Prompt
+from pilotfish.bench.workload import Job, load_prompts
 from pilotfish.cli.show import DRAFTED, OWN, OriginStream, paced, print_json, shows_colour, status, warn_of_overruns
 from pilotfish.config import EngineConfig, Mode, available_cores
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacing
 
-PROMPTS = (
-    'def mean(values: list[float]) -> float:\n    """Return the arithmetic mean of a non-empty list."""\n',
-    "class Stack:\n"
-    '    """A last-in, first-out collection."""\n\n'
-    "    def __init__(self):\n"
-    "        self._items = []\n\n"
-    "    def push(self, item):\n",
-    "import os\n\n\n"
-    "def find_files(directory, suffix):\n"
-    '    """Yield the paths below directory whose names end with suffix."""\n',
-)
+PROMPTS = load_prompts(Path(__file__).with_name("demo.jsonl"))
 WARM_UP_TOKENS = 4
 MEASURE_SECONDS = 16.0  # of each engine; rounds that would end later are left out
 OPENING, CLOSING = "«", "»"  # around drafted tokens where there are no colours
@@ -108,7 +99,7 @@ def _warm_plays(engine: Engine, params: SamplingParams) -> dict[str, Play]:
 
 
 def jobs_of(params: SamplingParams) -> list[Job]:
-    return [Job(Prompt(str(number), text), "", params) for number, text in enumerate(PROMPTS)]
+    return [Job(prompt, "", params) for prompt in PROMPTS]
 
 
 def seeds_within(rounds: int, seconds: float) -> Iterator[int]:
@@ -124,10 +115,10 @@ def seeds_within(rounds: int, seconds: float) -> Iterator[int]:
 
 
 def _stream(engine: Engine, params: SamplingParams, console: Console) -> None:
-    coloured = shows_colour(console)
+    coloured, prompt = shows_colour(console), str(PROMPTS[0].text)
     console.print(_legend(coloured))
-    console.print(Text(PROMPTS[0], style="dim"), end="", soft_wrap=True)
-    for piece in _pieces(engine, PROMPTS[0], params, coloured=coloured):
+    console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
+    for piece in _pieces(engine, prompt, params, coloured=coloured):
         console.print(piece, end="", soft_wrap=True)
     console.print("\n")
 
