@@ -8,7 +8,7 @@ from inline_drafts import inline_drafts
 from support import CONTEXT
 
 from pilotfish.bench.contestants import periods_of
-from pilotfish.bench.speculation import ASYNC, OFF, SyncSetting, run_async, run_cores
+from pilotfish.bench.speculation import ASYNC, OFF, parse_sync, run_async, run_cores
 from pilotfish.errors import InputError
 from pilotfish.observe.records import StepRecord
 
@@ -35,10 +35,10 @@ def test_periods_are_those_between_steps_without_prompt_rows() -> None:
 
 
 def test_a_sync_setting_is_levels_width_and_nodes() -> None:
-    assert SyncSetting.parse("4x8:16") == SyncSetting(4, 8, 16)
+    assert parse_sync("4x8:16") == (4, 8, 16)
     for text in ("", "4x8", "4:8:16", "0x1:1", "4x8:x", "4x8x2:1", "99x1:1"):
         with pytest.raises(InputError, match="sync"):
-            SyncSetting.parse(text)
+            parse_sync(text)
 
 
 @pytest.mark.usefixtures("_drafts")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.parity import PARITY_SETTINGS, mixed_jobs
 from pilotfish.bench.workload import (
     Prompt,
-    choose_models,
     load_prompts,
     parse_numbers,
     shard_of,
@@ -86,12 +86,12 @@ def test_numbers() -> None:
 
 
 def test_models_come_from_a_pair_or_from_two_directories(tmp_path: Path) -> None:
-    assert choose_models(None, tmp_path, tmp_path) == PairDirs(tmp_path, tmp_path)
+    assert BenchOptions(target=tmp_path, draft=tmp_path).models() == PairDirs(tmp_path, tmp_path)
     with pytest.raises(InputError, match="pair"):
-        choose_models("pycode", tmp_path, tmp_path)
+        BenchOptions(pair="pycode", target=tmp_path, draft=tmp_path).models()
     with pytest.raises(InputError, match="draft"):
-        choose_models(None, tmp_path, None)
+        BenchOptions(target=tmp_path).models()
     with pytest.raises(InputError, match="target"):
-        choose_models(None, None, tmp_path)
+        BenchOptions(draft=tmp_path).models()
     with pytest.raises(InputError, match="pair"):
-        choose_models("nothing", None, None)
+        BenchOptions(pair="nothing").models()

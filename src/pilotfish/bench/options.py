@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from pilotfish.bench.workload import Job, Prompt, Workload, choose_models, load_prompts, shard_of
+from pilotfish.bench.workload import Job, Prompt, Workload, load_prompts, shard_of
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import MAX_TOKENS
+from pilotfish.errors import ParameterError
 from pilotfish.options import REQUIRED, Option, option, options_of, pick
-from pilotfish.pairs import PairDirs
+from pilotfish.pairs import PairDirs, resolve_pair
 
 MANY = 1 << 20
 #: Settings among which the best sync one is sought.
@@ -61,7 +62,15 @@ class BenchOptions:
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:
-        return choose_models(self.pair, self.target, self.draft)
+        """A named pair, or the two directories of one."""
+        if self.target is None and self.draft is None:
+            return resolve_pair(self.pair or "pycode")
+        if self.pair is not None:
+            raise ParameterError("pair", self.pair, "either a pair or --target and --draft")
+        if self.target is None or self.draft is None:
+            missing = "target" if self.target is None else "draft"
+            raise ParameterError(missing, None, "--target and --draft together")
+        return PairDirs(self.target, self.draft)
 
     def engine_config(self, **changes: Any) -> EngineConfig:
         """A sync engine with an LM drafter, unless options or `changes` say otherwise."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,31 +41,20 @@ MODES = (OFF, "sync", ASYNC)
 CORES_WARM_UP = 2  # jobs
 
 
-@dataclass(frozen=True)
-class SyncSetting:
-    """A tree as sync grows and verifies it, in every step."""
-
-    levels: int
-    width: int
-    nodes: int
-
-    def __str__(self) -> str:
-        return f"sync {self.levels}x{self.width}, {self.nodes} nodes"
-
-    @classmethod
-    def parse(cls, text: str) -> SyncSetting:
-        """`LEVELSxWIDTH:NODES`; ParameterError otherwise."""
-        shape, _, nodes = text.partition(":")
-        numbers = [*shape.split("x"), nodes]
-        if len(numbers) != 3 or not all(number.isdecimal() and 0 < int(number) <= 64 for number in numbers):
-            raise ParameterError("sync", text, "LEVELSxWIDTH:NODES, each 1 to 64, as in 4x8:16")
-        return cls(*map(int, numbers))
+def parse_sync(text: str) -> tuple[int, int, int]:
+    """Levels, width and nodes of a tree as sync grows and verifies it in every step: `LEVELSxWIDTH:NODES`.
+    ParameterError otherwise."""
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9}):(\d{1,9})", text, re.ASCII)
+    levels, width, nodes = map(int, match.groups()) if match else (0, 0, 0)
+    if not all(0 < number <= 64 for number in (levels, width, nodes)):
+        raise ParameterError("sync", text, "LEVELSxWIDTH:NODES, each 1 to 64, as in 4x8:16")
+    return levels, width, nodes
 
 
 def run_async(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs all contestants in turn, `repeats` rounds after one to warm up."""
     config = options.engine_config(mode="async", budget="fixed")
-    settings = [SyncSetting.parse(text) for text in options.sync.split(",")]
+    settings = [parse_sync(text) for text in options.sync.split(",")]
     temperatures = [float(text) for text in options.temperatures.split(",")]
     numbers = {c: max(c, len(options.rows())) for c in parse_numbers("concurrency", options.concurrencies)}
     progress.total = (options.repeats + 1) * (len(settings) + 2) * len(temperatures) * sum(numbers.values())
@@ -80,14 +70,19 @@ def run_async(options: BenchOptions, progress: ProgressBar) -> Report:
     return Report({"speeds": speeds, "results": results})
 
 
-def _contestants(engine: Engine, settings: Sequence[SyncSetting]) -> dict[str, Contestant]:
+def _contestants(engine: Engine, settings: Sequence[tuple[int, int, int]]) -> dict[str, Contestant]:
     """Off and sync take their turns in the async engine."""
 
-    def sync(setting: SyncSetting) -> Drafter:
-        lm = engine.make_lm_drafter(setting.width)
+    def drafter(width: int) -> Drafter:
+        lm = engine.make_lm_drafter(width)
         return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in engine.config.drafters else lm
 
-    grid = {str(one): Contestant(partial(sync, one), partial(FixedBudget, one.nodes, one.levels)) for one in settings}
+    grid = {
+        f"sync {levels}x{width}, {nodes} nodes": Contestant(
+            partial(drafter, width), partial(FixedBudget, nodes, levels)
+        )
+        for levels, width, nodes in settings
+    }
     return {OFF: PLAIN, **grid, ASYNC: contestant_of(engine)}
 
 

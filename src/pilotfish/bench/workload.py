@@ -1,4 +1,4 @@
-"""Work that contestants are given: prompts, sampling settings, seeds; and the models that do it."""
+"""Work that contestants are given: prompts, sampling settings, seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError, PromptError
-from pilotfish.pairs import PairDirs, resolve_pair
 from pilotfish.prompts import BadRow, Row, read_rows
 
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
@@ -76,17 +75,6 @@ def _prompt(row: Row | BadRow) -> Prompt:
 def jobs_at(prompts: Sequence[Prompt], temperature: float, max_tokens: int) -> list[Job]:
     """Every prompt at one temperature."""
     return [prompt.job(temperature, max_tokens, offset=0) for prompt in prompts]
-
-
-def choose_models(pair: str | None, target: Path | None, draft: Path | None) -> PairDirs:
-    """A named pair, or the two directories of one."""
-    if target is None and draft is None:
-        return resolve_pair(pair or "pycode")
-    if pair is not None:
-        raise ParameterError("pair", pair, "either a pair or --target and --draft")
-    if target is None or draft is None:
-        raise ParameterError("target" if target is None else "draft", None, "--target and --draft together")
-    return PairDirs(target, draft)
 
 
 def shard_of(prompts: list[Prompt], text: str) -> list[Prompt]:
