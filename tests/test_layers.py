@@ -100,14 +100,14 @@ def test_core_has_no_device_no_clock_no_io(module: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("pilotfish.core.tree", "from pilotfish.model.runner import Runner"),
+        ("pilotfish.core.tree", "from pilotfish.model.executor import TorchExecutor"),
         ("pilotfish.core.tree", "from ..model import runner"),
         ("pilotfish.core.tree", "from pilotfish import engine"),
-        ("pilotfish.model.runner", "def f():\n    import pilotfish.engine.engine"),
+        ("pilotfish.model.executor", "def f():\n    import pilotfish.engine.engine"),
         ("pilotfish.target.worker", "from pilotfish.draft.lm import LMDrafter"),
         ("pilotfish.draft.lm", "from pilotfish.target import worker"),
         ("pilotfish.draft.lm", "from pilotfish.prefill import worker"),
-        ("pilotfish.model.runner", "from pilotfish import LLM"),
+        ("pilotfish.model.executor", "from pilotfish import LLM"),
         ("pilotfish.core.tree", "import pilotfish.newcomer"),
     ],
 )

@@ -49,4 +49,4 @@ def test_keys_and_values_of_every_layer_are_read() -> None:
 
 def test_a_random_model_runs_as_any_other() -> None:
     model = random_model(TINY, torch.bfloat16, CPU)
-    assert model.dtype == torch.bfloat16 and model.shape.vocab_size == 8192 and not model.generation.eos_ids
+    assert model.dtype == torch.bfloat16 and model.config.vocab_size == 8192 and not model.generation.eos_ids

@@ -114,13 +114,13 @@ def test_memory(measure: Measure) -> None:
 def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:
     """Chunks of a chain of nodes, against one forward of transformers."""
     tokens = list(range(1, 2 * CHUNK + 3))
-    runner = Engine(config).runner
+    executor = Engine(config).executor
     reference = AutoModelForCausalLM.from_pretrained(config.target, dtype=torch.float32)
     with torch.inference_mode():
         logits = reference(torch.tensor([tokens])).logits[0, :-1]
     exact = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="none")
     for length in (2, CHUNK, CHUNK + 1, CHUNK + 2, len(tokens)):
-        losses, likeliest = score(runner, [tokens[:length]])
+        losses, likeliest = score(executor, [tokens[:length]])
         torch.testing.assert_close(losses, exact[: length - 1], rtol=0, atol=1e-4)
         assert torch.equal(likeliest, logits[: length - 1].argmax(dim=-1))
 
@@ -128,9 +128,9 @@ def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:
 def test_agreement_is_with_plain_weights(config: EngineConfig) -> None:
     """Shown on weights that differ more than int8 does: the draft in place of the quantized target."""
     engine, texts = Engine(config), [list(range(1, 60)), [7, 8, 9]]
-    target, draft = engine.runner, engine.draft_runner
+    target, draft = engine.executor, engine.draft_executor
     plain, other = compare_models({"none": target, "int8": draft}, texts, 1)
-    likeliest = [score(runner, texts)[1].tolist() for runner in (target, draft)]
+    likeliest = [score(executor, texts)[1].tolist() for executor in (target, draft)]
     assert len(likeliest[0]) == 60
     assert plain["agreement"] == 1 > other["agreement"]
     assert other["agreement"] == pytest.approx(sum(map(eq, *likeliest)) / 60)

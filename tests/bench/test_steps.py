@@ -38,7 +38,6 @@ from pilotfish.draft.lm import LMDrafter
 from pilotfish.errors import InputError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.native import load_kernels
-from pilotfish.model.runner import Runner
 
 CPU = torch.device("cpu")
 TINY = llama(layers=2, hidden=64, heads=2, kv_heads=1, ffn=96)
@@ -132,14 +131,14 @@ def test_what_is_read(dtype: torch.dtype) -> None:
 
 @needs_kernels
 def test_clocks_change_nothing_and_go_away() -> None:
-    runner = Runner(random_model(TINY, torch.float32, CPU), 300)
-    step = step_rows(runner, 5)
+    executor = TorchExecutor(random_model(TINY, torch.float32, CPU), 300)
+    step = step_rows(executor, 5)
     before = [getattr(torch.ops.pilotfish, name) for name in ("linear", "gated_mlp", "rotate")]
     embedding = torch.nn.functional.embedding
-    logits, kept = runner.forward([step]), []
-    run = runner.run
-    runner.run = lambda batches: kept.append(run(batches))  # type: ignore[method-assign,assign,func-returns-value]
-    seconds = kernel_seconds(runner, step)
+    logits, kept = executor.forward([step]), []
+    run = executor.run
+    executor.run = lambda batches: kept.append(run(batches))  # type: ignore[method-assign,assign,func-returns-value]
+    seconds = kernel_seconds(executor, step)
     assert torch.equal(kept[0], logits)
     assert all(spent > 0 for spent in seconds.values()) and tuple(seconds) == KINDS
     assert [getattr(torch.ops.pilotfish, name) for name in ("linear", "gated_mlp", "rotate")] == before
@@ -148,7 +147,7 @@ def test_clocks_change_nothing_and_go_away() -> None:
 
 @needs_kernels
 def test_every_level_of_the_draft_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = TorchExecutor(Runner(random_model(TINY, torch.float32, CPU), SLOTS), vocab_size=VOCAB)
+    executor = TorchExecutor(random_model(TINY, torch.float32, CPU), SLOTS, vocab_size=VOCAB)
     drafter = LMDrafter(executor, WIDTH)
     rows: list[int] = []
     execute = executor.execute

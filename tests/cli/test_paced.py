@@ -10,7 +10,7 @@ from inline_drafts import inline_drafts
 from pilotfish import pairs
 from pilotfish.core.budget import FixedBudget
 from pilotfish.engine.engine import Engine
-from pilotfish.model.pacer import Pacing
+from pilotfish.model.pacer import Pacer
 from pilotfish.plan.pace import Pace
 
 BOTH = "target=1.5ms,draft=500us"
@@ -21,7 +21,7 @@ def overruns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What every engine reports: overruns of the target and of the draft in 200 forwards each."""
     counts = [0, 0]
     paces = {"target": Pace.parse("1.5ms"), "draft": Pace.parse("500us")}
-    report = lambda _: [Pacing(role, paces[role], 200, n) for role, n in zip(paces, counts, strict=True)]  # noqa: E731
+    report = lambda _: [Pacer(role, paces[role], 200, n) for role, n in zip(paces, counts, strict=True)]  # noqa: E731
     monkeypatch.setattr(Engine, "pacing", report)
     return counts
 

@@ -35,7 +35,6 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.worker import DraftWorker, Grower
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.runner import Runner
 from pilotfish.model.sampling import likely_tokens
 from pilotfish.wire.channel import Received, decode_to_target, encode
 
@@ -68,9 +67,9 @@ class Box:
 
 
 @cache
-def loaded(directory: Path) -> Runner:
+def loaded(directory: Path) -> TorchExecutor:
     """One for all that need no slots of their own."""
-    return Runner(native_model(directory), CONTEXT)
+    return TorchExecutor(native_model(directory), CONTEXT)
 
 
 class Rig:
@@ -83,11 +82,11 @@ class Rig:
         self.directory = directory
         self.channel = Box()
         self.table = SessionTable(SlotPool(slots))
-        runner = Runner(loaded(directory).model, slots)
-        executor = TorchExecutor(runner, vocab_size=VOCAB + len(added_tokens or {}))
+        model, vocab_size = loaded(directory).model, VOCAB + len(added_tokens or {})
+        executor = TorchExecutor(model, slots, vocab_size=vocab_size)
         grower = Grower(executor, self.table, shape.children)
         identity = replace(IDENTITY, added_tokens=added_tokens or {})
-        machine = DraftMachine(identity, self.table, shape, runner.model.shape.context)
+        machine = DraftMachine(identity, self.table, shape, executor.context)
         self.worker = DraftWorker(machine, grower, self.channel, lambda: self.now)
 
     def say(self, peer: Peer, *messages: ToDraft, tenant: str = "", weight: float = 1.0) -> None:

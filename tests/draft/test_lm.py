@@ -17,7 +17,6 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import ROOT
 from pilotfish.draft.lm import CHUNK, LMDrafter
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.runner import Runner
 from pilotfish.model.sampling import sample
 
 WIDTH, CHILDREN = 3, 4
@@ -25,7 +24,7 @@ LIMITS = limits(nodes=12, levels=3)
 
 
 def make_drafter(directory: Path, width: int = WIDTH, children: int = CHILDREN, slots: int = 600) -> LMDrafter:
-    return LMDrafter(TorchExecutor(Runner(native_model(directory), slots), vocab_size=VOCAB), width, children)
+    return LMDrafter(TorchExecutor(native_model(directory), slots, vocab_size=VOCAB), width, children)
 
 
 def make_request(number: int = 0, prompt: int = 10, max_tokens: int = 50, **params: float) -> Request:
@@ -38,7 +37,7 @@ def next_token(directory: Path, request: Request) -> int:
     """What the model itself would give next."""
     count = len(request.tokens)
     rows = SequenceRows(0, request.tokens, np.arange(count, dtype=np.int32), NO_NODES, kept=[count - 1])
-    logits = Runner(native_model(directory), count).forward([rows])
+    logits = TorchExecutor(native_model(directory), count).forward([rows])
     return sample(logits, sampling_of([RowSampling(request.params, request.seed, count)]))[0]
 
 
@@ -101,7 +100,7 @@ def test_a_surviving_subtree_keeps_its_kv(llama: Path) -> None:
 def test_a_level_that_does_not_pay_is_not_run(llama: Path) -> None:
     """Roots are expanded whatever they cost; a kept tree is proposed as it is."""
     ticks = itertools.count()
-    executor = TorchExecutor(Runner(native_model(llama), 600), vocab_size=VOCAB)
+    executor = TorchExecutor(native_model(llama), 600, vocab_size=VOCAB)
     drafter, request = LMDrafter(executor, WIDTH, clock=lambda: float(next(ticks))), make_request(temperature=0.8)
     drafter.propose([request], LIMITS)
     assert drafter.levels == LIMITS.levels

@@ -419,7 +419,7 @@ def test_a_forward_that_fails_frees_what_it_held(llama: Path, draft: Path, monke
     samples = [engine.submit(snippet, params())[0] for snippet in SNIPPETS[:3]]
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "run", lambda *_: 1 / 0)
+        patch.setattr(engine.executor, "run", lambda *_: 1 / 0)
         with pytest.raises(EngineError, match="step failed: ZeroDivisionError"):
             engine.step()
     assert [s.finish_reason for s in samples] == [FinishReason.ABORT, FinishReason.ABORT, None]

@@ -138,9 +138,9 @@ def test_unknown_options_are_refused(llama: Path) -> None:
 
 
 def test_an_interrupt_while_drafting_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, left = llm.engine.draft_runner, iter(range(4))
-    assert runner is not None
-    run = runner.run
+    executor, left = llm.engine.draft_executor, iter(range(4))
+    assert executor is not None
+    run = executor.run
 
     def interrupted(batch: Any) -> Any:
         if next(left, None) is None:
@@ -148,7 +148,7 @@ def test_an_interrupt_while_drafting_leaves_nothing_behind(llm: LLM, monkeypatch
         return run(batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "run", interrupted)
+        patch.setattr(executor, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(list(SNIPPETS[:4]), P)
     assert_idle(llm.engine)
@@ -160,8 +160,8 @@ def test_a_step_that_fails_leaves_nothing_behind(
     llm: LLM, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither requests that were running nor those that waited for their turn."""
-    runner, left = llm.engine.runner, iter(range(3))
-    run = runner.run
+    executor, left = llm.engine.executor, iter(range(3))
+    run = executor.run
 
     def fail(batch: Any) -> Any:
         if next(left, None) is None:
@@ -169,7 +169,7 @@ def test_a_step_that_fails_leaves_nothing_behind(
         return run(batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "run", fail)
+        patch.setattr(executor, "run", fail)
         patch.setattr(llm.engine.worker.scheduler, "max_requests", 2)
         with pytest.raises(EngineError if isinstance(error, RuntimeError) else KeyboardInterrupt):
             llm.generate(list(SNIPPETS[:4]), P)

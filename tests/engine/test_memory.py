@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from support import DENSE, KINDS, VOCAB, make_engine
+from transformers import AutoModelForCausalLM
 
 from pilotfish.config import EngineConfig
 from pilotfish.engine import memory
 from pilotfish.engine.memory import GIB, MIN_SLOTS, plan_memory
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.footprint import footprint
-from pilotfish.model.loader import load_model
+from pilotfish.model.loader import footprint, load_model
 from pilotfish.model.native_modules import PackedWeight
 
 CPU = torch.device("cpu")
@@ -55,9 +55,8 @@ def test_weights_are_those_of_the_loaded_model(
     planned = footprint(directory, dtype, CPU, eager=eager)
     loaded = load_model(directory, dtype, CPU, eager=eager)
     assert planned.weights == pytest.approx(kept_bytes(loaded.module), rel=0.02)
-    shape = loaded.shape
-    assert planned.slot == 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
-    assert planned.parameters == loaded.num_parameters
+    assert planned.slot == loaded.config.num_hidden_layers * 2 * 2 * 32 * dtype.itemsize  # 2 heads of 32
+    assert planned.parameters == AutoModelForCausalLM.from_pretrained(directory).num_parameters()
 
 
 @pytest.mark.parametrize("kind", DENSE[:2])
@@ -100,7 +99,7 @@ def test_what_does_not_fit_is_refused_with_what_would(llama: Path, draft: Path) 
 
 def test_the_pool_has_what_was_planned(llama: Path) -> None:
     engine = make_engine(llama, kv_slots=0, max_requests=1)
-    assert engine.memory.slots == engine.worker.scheduler.pool.capacity == engine.runner.num_slots == 2048
+    assert engine.memory.slots == engine.worker.scheduler.pool.capacity == engine.executor.num_slots == 2048
 
 
 def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:

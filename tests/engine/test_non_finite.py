@@ -19,6 +19,7 @@ from support import (
     assert_idle,
     edit_tensors,
     make_engine,
+    native_model,
     run,
     sampling_of,
 )
@@ -209,7 +210,7 @@ def test_a_draft_whose_logits_are_not_finite_costs_speed_only(llama: Path, draft
     expected = run(make_engine(llama, **way), SNIPPETS[:3], [params()] * 3)
     engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", **way)
     lm = engine.drafter
-    poison_module(lm.executor.runner.model.module, expected[0][5])  # type: ignore[attr-defined]
+    poison_module(lm.executor.model.module, expected[0][5])  # type: ignore[attr-defined]
     samples = [engine.submit(snippet, params())[0] for snippet in SNIPPETS[:3]]
     finish(engine, samples)
     assert [sample.token_ids for sample in samples] == expected
@@ -226,9 +227,11 @@ def test_a_draft_with_such_weights_is_refused(llama: Path, draft: Path, tmp_path
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_nothing_is_likely_after_such_a_row(temperature: float) -> None:
+def test_nothing_is_likely_after_such_a_row(llama: Path, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(3, 50)
-    executor = TorchExecutor(Mock(prepare=Mock(), run=lambda _: logits))
+    executor = TorchExecutor(native_model(llama), 10)
+    monkeypatch.setattr(executor, "prepare", Mock())
+    monkeypatch.setattr(executor, "run", lambda _: logits)
     sampling = sampling_of([RowSampling(params(temperature=temperature), 1, position) for position in range(3)], 4)
     plain = executor.execute([], sampling)
     logits[1, 3], logits[1, 4] = float("inf"), float("nan")

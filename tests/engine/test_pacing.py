@@ -12,14 +12,14 @@ from pilotfish.draft.lm import LMDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.llm import LLM
 from pilotfish.errors import ParameterError
-from pilotfish.model.pacer import Pacing
+from pilotfish.model.pacer import Pacer
 from pilotfish.observe.records import StepRecord
 
 BOTH = "target=1.5ms,draft=500us"
 PARAMS = SamplingParams(max_tokens=12, seed=3)
 
 
-def paced(engine: Engine) -> dict[str, Pacing]:
+def paced(engine: Engine) -> dict[str, Pacer]:
     return {pacing.role: pacing for pacing in engine.pacing()}
 
 
@@ -38,9 +38,9 @@ def test_pace_changes_no_token_and_every_forward_counts(llama: Path, draft: Path
 
 
 def test_start_measures_the_emulated_devices(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner that is paced is paced there too; only its count starts anew."""
+    """An executor that is paced is paced there too; only its count starts anew."""
     held: list[tuple[str, int]] = []
-    monkeypatch.setattr("pilotfish.model.pacer.Pacer.hold", lambda self, _, rows: held.append((self._role, rows)))
+    monkeypatch.setattr("pilotfish.model.pacer.Pacer.hold", lambda self, _, rows: held.append((self.role, rows)))
     make_engine(llama, mode="sync", draft=draft, drafter="lm", budget="auto", max_rows=16, width=3, pace=BOTH)
     assert {rows for role, rows in held if role == "target"} >= {1, 2, 4}
     assert {rows for role, rows in held if role == "draft"} == {3}

@@ -238,15 +238,15 @@ def test_leaked_slots_are_told_once_it_is_idle(
 
 def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(engines["off"])
-    runner = target.engine.runner
-    forward, broken = runner.run, [True]
+    executor = target.engine.executor
+    forward, broken = executor.run, [True]
 
     def break_once(batch: Any) -> Any:
         if broken.pop() if broken else False:
             raise RuntimeError("the device is gone")
         return forward(batch)
 
-    monkeypatch.setattr(runner, "run", break_once)
+    monkeypatch.setattr(executor, "run", break_once)
     target.tell(Submit(1, [5, 6], params(n=2)))
     target.start()
     (failure,) = (m for m in target.until(Failure) if isinstance(m, Failure))
@@ -305,7 +305,7 @@ def test_a_device_that_stays_broken_ends_the_process(
     def broken(_: Any) -> Any:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(target.engine.runner, "run", broken)
+    monkeypatch.setattr(target.engine.executor, "run", broken)
     for request in range(target_process.MAX_FAILURES):
         target.tell(Submit(request + 1, [5, 6], params()))
         target.service._take(target.channel.receive(1.0)[0])

@@ -6,6 +6,7 @@ None of this asserts a time. Float32 is compared with ==; bfloat16 has a measure
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import GraphCache
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import Runner
 
 DEVICE = torch.device("cuda")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -91,7 +92,8 @@ class Bench:
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         model = load_model(directory, dtype, DEVICE, eager=False)
-        self.replaying, self.plain = (Runner(model, SLOTS, graphs=graphs) for graphs in (True, False))
+        models = (model, replace(model, recordable=False))
+        self.replaying, self.plain = (TorchExecutor(one, SLOTS) for one in models)
         self._slots = iter(range(SLOTS))
 
     def rows(self, tokens: int, nodes: int, seed: int) -> SequenceRows:
@@ -121,14 +123,14 @@ def test_a_replay_has_the_bits_of_the_forward(directory: Path, dtype: torch.dtyp
 def test_logits_are_those_of_the_cpu(directory: Path) -> None:
     bench = Bench(directory, torch.float32)
     rows = [bench.rows(70, 15, seed=0)]
-    reference = Runner(load_model(directory, torch.float32, torch.device("cpu"), eager=True), SLOTS)
+    reference = TorchExecutor(load_model(directory, torch.float32, torch.device("cpu"), eager=True), SLOTS)
     torch.testing.assert_close(bench.plain.forward(rows).cpu(), reference.forward(rows), rtol=0, atol=1e-3)
 
 
 def test_the_reference_runs_on_the_device(directory: Path) -> None:
     bench = Bench(directory, torch.float32)
     rows = [bench.rows(70, 15, seed=0)]
-    reference = Runner(load_model(directory, torch.float32, DEVICE, eager=True), SLOTS)
+    reference = TorchExecutor(load_model(directory, torch.float32, DEVICE, eager=True), SLOTS)
     assert not isinstance(reference._forward, GraphCache)
     torch.testing.assert_close(bench.plain.forward(rows), reference.forward(rows), rtol=0, atol=1e-3)
 

@@ -119,7 +119,7 @@ def test_one_expert_too_many_is_named(tiny_models: dict[str, Path], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("dtype", "name"),
-    [(torch.float64, "float64"), (torch.int8, "int8"), (torch.uint8, "uint8"), (torch.float8_e4m3fn, "F8_E4M3")],
+    [(torch.float64, "float64"), (torch.int8, "int8"), (torch.uint8, "uint8"), (torch.float8_e4m3fn, "float8_e4m3fn")],
 )
 def test_other_dtypes_are_refused(copy: Path, dtype: torch.dtype, name: str, refusal: Refusal) -> None:
     tensor = "model.layers.0.mlp.up_proj.weight"
@@ -144,7 +144,7 @@ def test_buffers_of_old_checkpoints_are_ignored(copy: Path) -> None:
 def test_a_head_beside_the_embedding_that_it_is_tied_to(tmp_path: Path, foreign_lines: list[str]) -> None:
     copy = write_model(tmp_path, "llama", tie_word_embeddings=True)
     head = load_file(weights(copy))["model.embed_tokens.weight"].clone()
-    assert load(edit_tensors(copy, having("lm_head.weight", head))).num_parameters > 0
+    load(edit_tensors(copy, having("lm_head.weight", head)))
     head[3, 5] += 1.0
     edit_tensors(copy, having("lm_head.weight", head))
     with pytest.raises(ModelError, match=r"lm_head.weight is not the embedding, .* \(tie_word_embeddings\)"):
@@ -167,7 +167,7 @@ def test_weights_that_are_not_finite_are_refused(
 
 def test_weights_too_large_for_their_dtype_are_refused(copy: Path) -> None:
     edit_tensors(copy, lambda tensors: tensors["model.norm.weight"][3].fill_(3.4e38))
-    assert load(copy).num_parameters > 0
+    load(copy)
     with pytest.raises(ModelError, match=r"model.norm.weight in .* holds values too large for bfloat16"):
         load(copy, torch.bfloat16)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from support import VOCAB, random_tree
 from transformers import LlamaConfig, MixtralConfig
 
 from pilotfish.core.executor import NodeRows, SequenceRows
+from pilotfish.model.batch import CUDA, EXACT, bucket
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import GraphCache, recordable
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import CUDA, EXACT, Runner, bucket
 
 CPU = torch.device("cpu")
 ROWS = CUDA[torch.float32].rows[-1]
@@ -45,8 +46,8 @@ def sequence(tokens: int, nodes: int, seed: int, start: int = 0) -> SequenceRows
 
 
 @pytest.fixture
-def plain(llama: Path) -> Runner:
-    return Runner(load_model(llama, torch.float32, CPU, eager=True), 1000)
+def plain(llama: Path) -> TorchExecutor:
+    return TorchExecutor(load_model(llama, torch.float32, CPU, eager=True), 1000)
 
 
 @pytest.fixture
@@ -55,36 +56,38 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-def recorded(llama: Path, recorder: Recorder) -> Runner:
+def recorded(llama: Path, recorder: Recorder) -> TorchExecutor:
     """As on CUDA in float32, but on the CPU."""
-    runner = Runner(load_model(llama, torch.float32, CPU, eager=True), 1000)
-    runner.buckets = CUDA[torch.float32]
-    runner._forward = GraphCache(runner._run_model, recorder, CPU)
-    return runner
+    executor = TorchExecutor(load_model(llama, torch.float32, CPU, eager=True), 1000)
+    executor.buckets = CUDA[torch.float32]
+    executor._forward = GraphCache(executor._run_model, recorder, CPU)
+    return executor
 
 
-def test_replays_give_the_results_of_the_forward(plain: Runner, recorded: Runner, recorder: Recorder) -> None:
+def test_replays_give_the_results_of_the_forward(
+    plain: TorchExecutor, recorded: TorchExecutor, recorder: Recorder
+) -> None:
     for tokens, nodes in ((9, 0), (1, 5), (33, 8), (40, 20), (9, 1)):
         rows = [sequence(tokens, nodes, 0)]
         assert torch.equal(recorded.forward(rows), plain.forward(rows)), f"{tokens} tokens, {nodes} nodes"
     assert recorder.recordings == 1
 
 
-def test_other_shapes_are_recorded_anew(plain: Runner, recorded: Runner, recorder: Recorder) -> None:
+def test_other_shapes_are_recorded_anew(plain: TorchExecutor, recorded: TorchExecutor, recorder: Recorder) -> None:
     one, two = [sequence(9, 2, 0)], [sequence(9, 2, 0), sequence(12, 3, 1)]
     for rows in (one, two, one, two):
         assert torch.equal(recorded.forward(rows), plain.forward(rows))
     assert recorder.recordings == 2
 
 
-def test_logits_outlive_the_next_replay(recorded: Runner) -> None:
+def test_logits_outlive_the_next_replay(recorded: TorchExecutor) -> None:
     first = recorded.forward([sequence(9, 2, 0)])
     kept = first.clone()
     recorded.forward([sequence(9, 2, 1)])
     assert torch.equal(first, kept)
 
 
-def test_a_recorded_batch_is_not_the_callers(recorded: Runner) -> None:
+def test_a_recorded_batch_is_not_the_callers(recorded: TorchExecutor) -> None:
     mine, other = recorded.prepare([sequence(9, 2, 0)]), recorded.prepare([sequence(9, 2, 1)])
     before = [tensor.clone() for tensor in mine[0].tensors()]
     recorded.run(mine)
@@ -92,7 +95,9 @@ def test_a_recorded_batch_is_not_the_callers(recorded: Runner) -> None:
     assert all(map(torch.equal, mine[0].tensors(), before))
 
 
-def test_more_rows_than_a_forward_takes_run_as_several(plain: Runner, recorded: Runner, recorder: Recorder) -> None:
+def test_more_rows_than_a_forward_takes_run_as_several(
+    plain: TorchExecutor, recorded: TorchExecutor, recorder: Recorder
+) -> None:
     """A prompt, then the rest of another and both their trees: cut within a prompt and within a tree."""
     for rows in ([sequence(150, 0, 0)], [sequence(150, 30, 0, start=149), sequence(50, 40, 1)]):
         batches = recorded.prepare(rows)
@@ -101,7 +106,7 @@ def test_more_rows_than_a_forward_takes_run_as_several(plain: Runner, recorded: 
     assert recorder.recordings == 2
 
 
-def test_rows_that_give_no_logits(recorded: Runner) -> None:
+def test_rows_that_give_no_logits(recorded: TorchExecutor) -> None:
     rows = [replace(sequence(70, 0, 0), kept=())]
     assert recorded.forward(rows).shape == (0, VOCAB)
 

@@ -12,8 +12,8 @@ import torch
 from support import CONTEXT, VOCAB, WINDOW, edit_config, native_model, tiny_model, weights
 
 from pilotfish.errors import ModelError
-from pilotfish.model.features import LayerGroup
-from pilotfish.model.loader import load_model
+from pilotfish.model.features import layer_windows
+from pilotfish.model.loader import load_config, load_model
 from pilotfish.model.metadata import load_tokenizer, read_generation_config
 
 
@@ -33,8 +33,8 @@ def refusal(directory: Path) -> str:
 
 def test_the_shape_of_a_model(llama: Path) -> None:
     model = native_model(llama)
-    shape = model.shape
-    assert (shape.vocab_size, shape.context, shape.layers, shape.kv_heads, shape.head_dim) == (VOCAB, CONTEXT, 2, 2, 32)
+    assert (model.config.vocab_size, model.context, model.config.num_hidden_layers) == (VOCAB, CONTEXT, 2)
+    assert (model.config.num_key_value_heads, model.config.head_dim) == (2, 32)
     assert model.generation.eos_ids == frozenset()
 
 
@@ -134,17 +134,17 @@ def test_other_architectures_are_named(copy: Path, model_type: str, name: str) -
 @pytest.mark.parametrize(("window", "seen"), [(None, 0), (CONTEXT, 0), (CONTEXT - 1, CONTEXT - 1), (WINDOW, WINDOW)])
 def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path, window: int | None, seen: int) -> None:
     tiny_model("mistral", sliding_window=window).save_pretrained(tmp_path)
-    assert native_model(tmp_path).shape.groups == (LayerGroup(seen, (0, 1)),)
+    assert layer_windows(load_config(tmp_path)) == (seen, seen)
 
 
-def test_layers_are_grouped_by_window(tiny_models: dict[str, Path]) -> None:
-    groups = {kind: native_model(path).shape.groups for kind, path in tiny_models.items()}
+def test_layers_have_their_windows(tiny_models: dict[str, Path]) -> None:
+    windows = {kind: layer_windows(load_config(path)) for kind, path in tiny_models.items()}
     for kind in ("llama", "qwen2", "qwen3_moe", "olmo2"):
-        assert groups[kind] == (LayerGroup(0, (0, 1)),)
+        assert windows[kind] == (0, 0)
     for kind in ("mistral", "mixtral", "phi3"):
-        assert groups[kind] == (LayerGroup(WINDOW, (0, 1)),)
+        assert windows[kind] == (WINDOW, WINDOW)
     for kind in ("qwen3", "gemma2", "gemma3_text", "gpt_oss"):
-        assert groups[kind] == (LayerGroup(0, (1,)), LayerGroup(WINDOW, (0,)))
+        assert windows[kind] == (WINDOW, 0)
 
 
 LONGROPE = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 64}

@@ -124,11 +124,11 @@ def test_edits_are_those_of_transformers(params: Any, bad: Any, processor: Any, 
 
 def test_logprobs_are_log_softmax_with_ranks_and_the_likeliest() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [5.0, -1.0, 0.0, 1.0]])
-    first, second = token_logprobs(logits, [2, 0], 3)
+    first, second = token_logprobs(logits, [0, 1], [2, 0], 3)
     want = logits.double().log_softmax(-1)
     assert (first.token, first.rank, second.rank) == (2, 3, 1)
     assert [token for token, _ in first.top] == [1, 3, 2]  # ties by id
     assert [token for token, _ in second.top] == [0, 3, 2]
     assert first.logprob == pytest.approx(want[0, 2].item(), abs=1e-12)
     assert dict(second.top)[3] == pytest.approx(want[1, 3].item(), abs=1e-12)
-    assert token_logprobs(logits, [1, 1], 0)[0].top == ()
+    assert token_logprobs(logits, [0, 1], [1, 1], 0)[0].top == ()

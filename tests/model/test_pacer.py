@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 
 from pilotfish.core.executor import NO_NODES, NO_SAMPLING, SequenceRows
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.pacer import Pacer, Pacing
+from pilotfish.model.loader import LoadedModel
+from pilotfish.model.metadata import GenerationConfig
+from pilotfish.model.pacer import Pacer
 from pilotfish.plan.pace import Pace
 
 #: A millisecond a row.
@@ -36,13 +39,16 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    monkeypatch.setattr("pilotfish.model.pacer._sleep", clock.sleep)
+    return clock
 
 
 @pytest.fixture
-def pacer(clock: Clock) -> Pacer:
-    return Pacer("target", PACE, clock, clock.sleep)
+def pacer(clock: Clock) -> Pacer:  # noqa: ARG001
+    return Pacer("target", PACE)
 
 
 def test_a_forward_returns_on_time_though_sleeps_end_late(clock: Clock, pacer: Pacer) -> None:
@@ -66,21 +72,21 @@ def test_a_forward_that_took_longer_is_counted_and_not_held(clock: Clock, pacer:
         clock.time += seconds
         pacer.hold(began, 10)
         assert clock.time - began == pytest.approx(max(seconds, 0.010), abs=1.5e-6)
-    assert pacer.pacing() == Pacing("target", PACE, forwards=4, overruns=2)
+    assert pacer == Pacer("target", PACE, forwards=4, overruns=2)
     pacer.reset()
-    assert pacer.pacing() == Pacing("target", PACE, forwards=0, overruns=0)
+    assert pacer == Pacer("target", PACE, forwards=0, overruns=0)
 
 
 @pytest.mark.parametrize(
     ("forwards", "overruns", "valid"), [(0, 0, True), (100, 1, True), (100, 2, False), (99, 1, False)]
 )
 def test_more_than_one_overrun_in_a_hundred_is_too_many(forwards: int, overruns: int, valid: bool) -> None:
-    assert Pacing("draft", PACE, forwards, overruns).valid is valid
+    assert Pacer("draft", PACE, forwards, overruns).valid is valid
 
 
 def test_what_people_read() -> None:
-    assert str(Pacing("target", Pace.parse("10.4ms"), 123, 0)) == "target 10.4ms, overruns 0 of 123"
-    named = Pacing("draft", Pace.parse("llama-3.2-1b@h200"), 9, 2)
+    assert str(Pacer("target", Pace.parse("10.4ms"), 123, 0)) == "target 10.4ms, overruns 0 of 123"
+    named = Pacer("draft", Pace.parse("llama-3.2-1b@h200"), 9, 2)
     assert str(named) == "draft llama-3.2-1b@h200 (1.06 ms a row), overruns 2 of 9"
 
 
@@ -89,8 +95,14 @@ def test_what_people_read() -> None:
 ROWS = SequenceRows(0, list(range(7)), np.arange(7, dtype=np.int32), NO_NODES, [])
 
 
-def executor_of(clock: Clock, pacer: Pacer | None, run: Callable[[object], torch.Tensor]) -> TorchExecutor:
-    return TorchExecutor(Mock(run=run), pacer, clock=clock)
+def executor_of(pacer: Pacer | None, run: Callable[[object], torch.Tensor]) -> TorchExecutor:
+    fields = {"vocab_size": 9, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 1}
+    config, cpu = SimpleNamespace(**fields), torch.device("cpu")
+    generation = GenerationConfig(frozenset(), {})
+    model = LoadedModel(Mock(), config, 16, generation, torch.float32, cpu, native=True, recordable=False)
+    executor = TorchExecutor(model, 16, pacer)
+    executor.run = run  # type: ignore[method-assign, assign]
+    return executor
 
 
 def test_a_forward_is_held_from_its_beginning(clock: Clock, pacer: Pacer) -> None:
@@ -100,18 +112,18 @@ def test_a_forward_is_held_from_its_beginning(clock: Clock, pacer: Pacer) -> Non
         clock.time += 0.002
         return torch.zeros(0, 9)
 
-    outcome = executor_of(clock, pacer, run).execute([ROWS], NO_SAMPLING)
+    outcome = executor_of(pacer, run).execute([ROWS], NO_SAMPLING)
     assert clock.time - began == pytest.approx(0.007, abs=1.5e-6)
-    assert pacer.pacing() == Pacing("target", PACE, forwards=1, overruns=0)
+    assert pacer == Pacer("target", PACE, forwards=1, overruns=0)
     assert outcome.seconds.model == pytest.approx(0.007, abs=1.5e-6)
 
 
 def test_without_a_pacer_nothing_is_held(clock: Clock) -> None:
-    executor_of(clock, None, lambda _: torch.zeros(0, 9)).execute([ROWS], NO_SAMPLING)
+    executor_of(None, lambda _: torch.zeros(0, 9)).execute([ROWS], NO_SAMPLING)
     assert clock.sleeps == [] and clock.time == 100.0
 
 
 def test_what_fails_is_neither_held_nor_counted(clock: Clock, pacer: Pacer) -> None:
     with pytest.raises(RuntimeError, match="no memory"):
-        executor_of(clock, pacer, Mock(side_effect=RuntimeError("no memory"))).execute([ROWS], NO_SAMPLING)
-    assert clock.sleeps == [] and pacer.pacing().forwards == 0
+        executor_of(pacer, Mock(side_effect=RuntimeError("no memory"))).execute([ROWS], NO_SAMPLING)
+    assert clock.sleeps == [] and pacer.forwards == 0

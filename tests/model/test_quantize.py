@@ -8,6 +8,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,11 @@ from transformers import AutoModelForCausalLM
 from pilotfish.core.executor import NodeRows, SequenceRows
 from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
-from pilotfish.model.experts import replace_modules
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import load_model
 from pilotfish.model.native import pack_weight
-from pilotfish.model.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, fused
-from pilotfish.model.quantize import concatenated, int8_of, quantize
-from pilotfish.model.runner import Runner
+from pilotfish.model.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, fused, replace_modules
+from pilotfish.model.quantize import quantize
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (513, 600), (40, 5001)]  # outputs, inputs
@@ -45,11 +45,15 @@ def quantized_linear(outputs: int, inputs: int, dtype: torch.dtype, *, bias: boo
     return linear
 
 
+def int8_of(weight: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values and scales of a weight that torchao has quantized."""
+    return weight.qdata, weight.scale.flatten()
+
+
 def dequantized(linear: torch.nn.Linear) -> torch.Tensor:
     """float64 [outputs, inputs]."""
-    weight = int8_of(linear.weight)
-    assert weight is not None
-    return weight.values.double() * weight.scales.double()[:, None]
+    values, scales = int8_of(linear.weight)
+    return values.double() * scales.double()[:, None]
 
 
 # -- what torchao makes
@@ -60,16 +64,15 @@ def test_an_int8_weight_is_near_the_weight(dtype: torch.dtype) -> None:
     linear = torch.nn.Linear(257, 33).to(dtype)
     before = linear.weight.detach().double()
     quantize(linear, "int8")
-    weight = int8_of(linear.weight)
-    assert weight is not None
-    assert weight.values.dtype == torch.int8 and weight.values.shape == (33, 257)
-    assert weight.scales.dtype == torch.float32 and weight.scales.shape == (33,)
-    error = (dequantized(linear) - before).abs() / weight.scales.double()[:, None]
-    assert error.max() < 0.6 and weight.values.abs().amax() > 100  # rounded, and all of the range is used
+    values, scales = int8_of(linear.weight)
+    assert values.dtype == torch.int8 and values.shape == (33, 257)
+    assert scales.dtype == torch.float32 and scales.shape == (33,)
+    error = (dequantized(linear) - before).abs() / scales.double()[:, None]
+    assert error.max() < 0.6 and values.abs().amax() > 100  # rounded, and all of the range is used
 
 
-def test_a_plain_weight_is_none() -> None:
-    assert int8_of(torch.zeros(2, 2)) is None
+def test_a_plain_weight_has_no_scales() -> None:
+    assert PackedWeight.of(torch.zeros(2, 2)).scales is None
 
 
 def test_a_tied_head_is_quantized_and_the_embedding_is_not() -> None:
@@ -77,8 +80,7 @@ def test_a_tied_head_is_quantized_and_the_embedding_is_not() -> None:
     before = model.get_input_embeddings().weight.detach().clone()
     quantize(model, "int8")
     assert torch.equal(model.get_input_embeddings().weight, before)
-    head = int8_of(model.lm_head.weight)
-    assert head is not None and head.values.shape == before.shape
+    assert int8_of(model.lm_head.weight)[0].shape == before.shape
 
 
 # -- the kernels
@@ -152,11 +154,9 @@ def test_gated_mlp_multiplies_dequantized_weights(inner: int, width: int, dtype:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_concatenated_weights_multiply_as_each(dtype: torch.dtype) -> None:
     linears = [quantized_linear(outputs, 60, dtype) for outputs in (40, 7, 33)]
-    together = torch.nn.Linear(60, 80, bias=False, device="meta")
-    together.weight = torch.nn.Parameter(concatenated([x.weight for x in linears]), requires_grad=False)
     x = torch.randn(2, 3, 60).to(dtype)
     each = torch.cat([PackedLinear(linear)(x) for linear in linears], dim=-1)
-    assert torch.equal(PackedLinear(together)(x), each)
+    assert torch.equal(PackedLinear(*linears)(x), each)
 
 
 def test_linear_refuses_what_does_not_fit() -> None:
@@ -194,7 +194,7 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
             module.weight = torch.nn.Parameter(dequantized(copy).float(), requires_grad=False)
     model = load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8")
     tokens = np.random.default_rng(0).integers(0, VOCAB, 70).tolist()
-    got = Runner(model, 100).forward([rows_of(tokens, TokenTree.empty(), np.arange(70))])[0]
+    got = TorchExecutor(model, 100).forward([rows_of(tokens, TokenTree.empty(), np.arange(70))])[0]
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens])).logits[0, -1]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
@@ -207,13 +207,13 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
 @pytest.mark.parametrize("kind", DENSE)
 def test_a_node_has_the_bits_that_it_has_alone(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
     """With the kernels, and padded to the row counts of the reference path."""
-    runner = Runner(load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8"), 400)
+    executor = TorchExecutor(load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8"), 400)
     rng = np.random.default_rng(1)
     tokens, tree = rng.integers(0, VOCAB, 30).tolist(), random_tree(rng, VOCAB, 20)
-    together = runner.forward([rows_of(tokens, tree, rng.permutation(400))])
+    together = executor.forward([rows_of(tokens, tree, rng.permutation(400))])
     for node in range(len(tree)):
         whole = tokens + tree.path_tokens(node)
-        alone = runner.forward([rows_of(whole, TokenTree.empty(), rng.permutation(400))])
+        alone = executor.forward([rows_of(whole, TokenTree.empty(), rng.permutation(400))])
         assert torch.equal(alone[0], together[1 + node]), f"node {node}"
 
 

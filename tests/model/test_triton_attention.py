@@ -21,11 +21,10 @@ pytest.importorskip("triton")
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model import attention, native, triton_attention
 from pilotfish.model.attention import Scoring, dense_tree_attention
-from pilotfish.model.experts import library_mixture, replace_modules
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import recordable
-from pilotfish.model.loader import LoadedModel, ModelShape, load_model
+from pilotfish.model.loader import LoadedModel, load_model
 from pilotfish.model.metadata import GenerationConfig
-from pilotfish.model.runner import Runner
 from pilotfish.model.triton_attention import triton_tree_attention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -158,12 +157,14 @@ def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch
     tree = random_tree(np.random.default_rng(0), VOCAB, 4)
     slots = np.arange(20, 20 + len(tree), dtype=np.int32)
     rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), NodeRows.of(tree, slots), [19])
-    expected = Runner(load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=True), 30).forward([rows])
+    expected = TorchExecutor(load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=True), 30).forward(
+        [rows]
+    )
     calls = []
     monkeypatch.setattr(attention, "_attention_on", lambda _: lambda *a: calls.append(1) or triton_tree_attention(*a))
     model = load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=False)
-    got = Runner(model, 30).forward([rows])
-    assert len(calls) == model.shape.layers
+    got = TorchExecutor(model, 30).forward([rows])
+    assert len(calls) == model.config.num_hidden_layers
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -179,17 +180,16 @@ def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torc
     for kernel in ("attend_split", "combine_splits"):
         monkeypatch.setattr(triton_attention, kernel, NoLaunch())
     monkeypatch.setattr(attention, "_attention_on", lambda _: triton_tree_attention)
-    config._attn_implementation = "pilotfish"
+    config._attn_implementation = config._experts_implementation = "pilotfish"
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config).eval()
-    replace_modules(module, library_mixture)
-    shape = ModelShape(VOCAB, 64, config.num_hidden_layers, 2, 32, ())
+    config.num_key_value_heads, config.head_dim = 2, 32
     meta = torch.device("meta")
     model = LoadedModel(
-        module, shape, GenerationConfig(frozenset(), {}), 0, torch.float32, meta, native=False, recordable=False
+        module, config, 64, GenerationConfig(frozenset(), {}), torch.float32, meta, native=False, recordable=False
     )
     rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), NO_NODES, kept=[2])
-    return Runner(model, 10).forward([rows])
+    return TorchExecutor(model, 10).forward([rows])
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "dynamic"])

@@ -27,7 +27,6 @@ from pilotfish.draft.worker import DraftWorker, Grower
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.runner import Runner
 from pilotfish.wire.channel import Channel, ChannelThread, Received
 
 POOL, TARGET = b"0", b"target"
@@ -103,9 +102,10 @@ def drafting(
     if seed is not None:
         here, there = Loopback.pair(TARGET)
         ends = BadLine(here, seed), BadLine(there, seed + 1)
-    table, runner, shape = SessionTable(SlotPool(slots)), Runner(native_model(draft), slots), LevelShape(8, 4)
-    machine = DraftMachine(DraftIdentity("draft", "digest", {}), table, shape, runner.model.shape.context)
-    grower = Grower(TorchExecutor(runner, vocab_size=VOCAB), table, shape.children)
+    table, shape = SessionTable(SlotPool(slots)), LevelShape(8, 4)
+    executor = TorchExecutor(native_model(draft), slots, vocab_size=VOCAB)
+    machine = DraftMachine(DraftIdentity("draft", "digest", {}), table, shape, executor.context)
+    grower = Grower(executor, table, shape.children)
     worker = DraftWorker(machine, grower, ends[1])
     hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
     pool = DraftPool("loopback", POOL)

@@ -58,7 +58,7 @@ def sure_tokens(reference: Any, prompt: list[int]) -> list[int]:
 
 def test_greedy_tokens_of_a_batch_are_those_of_generate(directory: Path) -> None:
     reference, engine = both(directory)
-    prompts = [prompt_of(length, engine.model.shape.vocab_size) for length in LENGTHS]
+    prompts = [prompt_of(length, engine.model.config.vocab_size) for length in LENGTHS]
     greedy = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
     for prompt, tokens in zip(prompts, run(engine, prompts, [greedy] * len(prompts)), strict=True):
         expected = sure_tokens(reference, prompt)
@@ -69,18 +69,18 @@ def test_greedy_tokens_of_a_batch_are_those_of_generate(directory: Path) -> None
 def test_logits_are_those_of_transformers(directory: Path) -> None:
     reference, engine = both(directory)
     for length in LENGTHS:
-        prompt = prompt_of(length, engine.model.shape.vocab_size)
+        prompt = prompt_of(length, engine.model.config.vocab_size)
         rows = SequenceRows(0, prompt, np.arange(length, dtype=np.int32), NO_NODES, kept=[len(prompt) - 1])
         with torch.inference_mode():
             expected = reference(torch.tensor([prompt])).logits[0, -1]
-        torch.testing.assert_close(engine.runner.forward([rows])[0], expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(engine.executor.forward([rows])[0], expected, rtol=0, atol=1e-4)
 
 
 def test_logprobs_are_those_of_transformers(directory: Path) -> None:
     """Of prompt and output, reported by an engine whose prompts come in chunks and whose batch mixes lengths."""
     reference, _ = both(directory)
     engine = make_engine(directory, max_rows=48)
-    prompts = [prompt_of(length, engine.model.shape.vocab_size) for length in (1, 2, 65, 130)]
+    prompts = [prompt_of(length, engine.model.config.vocab_size) for length in (1, 2, 65, 130)]
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=3, prompt_logprobs=2)
     samples = [engine.submit(prompt, params)[0] for prompt in prompts]
     while engine.busy:

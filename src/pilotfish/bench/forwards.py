@@ -24,25 +24,25 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import OTHER, TokenTree, TreeBuilder
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import anonymous_memory, gib
-from pilotfish.model.runner import Runner
+from pilotfish.model.executor import TorchExecutor
 
 CONTEXT = 256
 WARM_UP = 3  # forwards
 
 
-def interleaved_ms(runners: Mapping[str, Runner], rows: int, repeats: int) -> dict[str, float]:
-    """Median of each runner's forward of `context_and_tree`. Runners take turns: what else the machine does meanwhile
+def interleaved_ms(executors: Mapping[str, TorchExecutor], rows: int, repeats: int) -> dict[str, float]:
+    """Median of each executor's forward of `context_and_tree`. They take turns: what else the machine does meanwhile
     slows them alike."""
-    forwards = {name: partial(runner.forward, [step_rows(runner, rows)]) for name, runner in runners.items()}
+    forwards = {name: partial(executor.forward, [step_rows(executor, rows)]) for name, executor in executors.items()}
     calls = {name: every_round(partial(timed, forward)) for name, forward in forwards.items()}
     times = take_turns(calls, range(WARM_UP + repeats), WARM_UP)
     return {name: 1000 * statistics.median(seconds) for name, seconds in times.items()}
 
 
-def step_rows(runner: Runner, rows: int) -> SequenceRows:
+def step_rows(executor: TorchExecutor, rows: int) -> SequenceRows:
     """The step of `context_and_tree`, whose context this computes."""
-    before, step = context_and_tree(rows, runner.model.shape.vocab_size)
-    runner.forward([before])
+    before, step = context_and_tree(rows, executor.model.config.vocab_size)
+    executor.forward([before])
     return step
 
 
@@ -83,7 +83,7 @@ def run_profile(options: BenchOptions, progress: ProgressBar) -> Report:
         contestant.run(engine, jobs[:1], 1)  # to warm up
         run = contestant.run(engine, jobs, 1, partial(progress, f"{drafter}, T={temperature:g}"))
         steps.append({"drafter": drafter, "temperature": temperature, **step_parts(run)})
-    target, draft = engine.runner, engine.draft_runner
+    target, draft = engine.executor, engine.draft_executor
     forward_ms = {rows: interleaved_ms({"": target}, rows, options.repeats)[""] for rows in PROFILE_ROWS}
     draft_ms = interleaved_ms({"": draft}, engine.config.width, options.repeats)[""]
     return Report({"steps": steps, "forward_ms": forward_ms, "draft_forward_ms": draft_ms})
@@ -112,12 +112,12 @@ def run_quantization(options: BenchOptions, progress: ProgressBar) -> Report:
     progress.total = len(prompts) * len(TEMPERATURES) * len(QUANTIZATIONS) ** 2
     engines = {name: Engine(options.engine_config(quantization=name)) for name in QUANTIZATIONS}
     texts = [engines["none"].check_prompt(prompt.text) for prompt in prompts]
-    targets = {name: engine.runner for name, engine in engines.items()}
-    drafts = {name: engine.draft_runner for name, engine in engines.items()}
+    targets = {name: engine.executor for name, engine in engines.items()}
+    drafts = {name: engine.draft_executor for name, engine in engines.items()}
     models = [
         {"model": model, **row}
-        for model, runners in (("target", targets), ("draft", drafts))
-        for row in compare_models(runners, texts, options.repeats)
+        for model, executors in (("target", targets), ("draft", drafts))
+        for row in compare_models(executors, texts, options.repeats)
     ]
     results = list[Row]()
     for temperature in TEMPERATURES:
@@ -127,14 +127,14 @@ def run_quantization(options: BenchOptions, progress: ProgressBar) -> Report:
     return Report({"models": models, "pairs": results, "scored_tokens": scored})
 
 
-def compare_models(runners: Mapping[str, Runner], texts: Sequence[Sequence[int]], repeats: int) -> list[Row]:
+def compare_models(executors: Mapping[str, TorchExecutor], texts: Sequence[Sequence[int]], repeats: int) -> list[Row]:
     """A model in every quantization, scored on the texts' own tokens: nats a token, and the share of positions whose
     likeliest token is that of plain weights."""
-    times = {rows: interleaved_ms(runners, rows, repeats) for rows in QUANTIZATION_ROWS}
-    _, plain = score(runners["none"], texts)
+    times = {rows: interleaved_ms(executors, rows, repeats) for rows in QUANTIZATION_ROWS}
+    _, plain = score(executors["none"], texts)
     results = list[Row]()
-    for name, runner in runners.items():
-        losses, likeliest = score(runner, texts)
+    for name, executor in executors.items():
+        losses, likeliest = score(executor, texts)
         agreement = (likeliest == plain).float().mean().item()
         forward_ms = {rows: times[rows][name] for rows in QUANTIZATION_ROWS}
         scores = {"loss": losses.mean().item(), "agreement": agreement}
@@ -142,13 +142,13 @@ def compare_models(runners: Mapping[str, Runner], texts: Sequence[Sequence[int]]
     return results
 
 
-def score(runner: Runner, texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def score(executor: TorchExecutor, texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of every token after the first of each text, and the likeliest token there. float32, int64 [positions]."""
-    losses, likeliest = zip(*(part for text in texts for part in _score_text(runner, text)), strict=True)
+    losses, likeliest = zip(*(part for text in texts for part in _score_text(executor, text)), strict=True)
     return torch.cat(losses), torch.cat(likeliest)
 
 
-def _score_text(runner: Runner, tokens: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _score_text(executor: TorchExecutor, tokens: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Scores chunks: a committed token and a chain of nodes below it, since nodes give their logits."""
     slots = np.arange(len(tokens), dtype=np.int32)
     for first in range(0, len(tokens) - 1, CHUNK):
@@ -156,7 +156,7 @@ def _score_text(runner: Runner, tokens: Sequence[int]) -> Iterator[tuple[torch.T
         chain = TokenTree.chain(chunk[1:], [0.0] * (len(chunk) - 1), OTHER)
         nodes = NodeRows.of(chain, slots[first + 1 : first + len(chunk)])
         rows = SequenceRows(first, chunk[:1], slots[: first + 1], nodes, kept=[0])
-        logits = runner.forward([rows])[: len(following)]
+        logits = executor.forward([rows])[: len(following)]
         yield (
             torch.nn.functional.cross_entropy(logits, following.to(logits.device), reduction="none"),
             logits.argmax(dim=-1),
@@ -237,8 +237,8 @@ def run_memory(options: BenchOptions, progress: ProgressBar) -> Report:
 def filling(engine: Engine) -> list[Job]:
     """Requests that together need all slots, and every buffer that sampling may need."""
     slots, count = engine.memory.slots, engine.config.max_requests
-    length = min(slots // count, engine.model.shape.context) - NEW_TOKENS
-    rng, vocab_size = np.random.default_rng(0), engine.model.shape.vocab_size
+    length = min(slots // count, engine.model.context) - NEW_TOKENS
+    rng, vocab_size = np.random.default_rng(0), engine.model.config.vocab_size
     filters = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "frequency_penalty": 0.1}
     params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **filters)  # type: ignore[arg-type]
     prompts = [Prompt(str(i), rng.integers(0, vocab_size, length).tolist()) for i in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,9 +17,10 @@ from pilotfish.bench.report import ProgressBar, Report, Row, timed
 from pilotfish.bench.steps import HEAD_DIM, SHAPES, TARGETS, VOCAB, kv_bytes, random_model
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention
+from pilotfish.model.batch import EXACT, Batch
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import CudaRecorder
 from pilotfish.model.loader import DTYPES, LoadedModel
-from pilotfish.model.runner import EXACT, Batch, Runner
 
 ROWS = (1, 8, 16, 64)
 SLOTS = CONTEXT + max(ROWS)
@@ -37,8 +39,8 @@ def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
     for name in TARGETS:
         model = random_model(SHAPES[name], DTYPES[dtype], device)
         for graphs in (False, True):
-            runner = Runner(model, SLOTS, graphs=graphs)
-            steps += [{"shape": name, "graphs": graphs, **step_time(runner, rows, repeats)} for rows in ROWS]
+            executor = TorchExecutor(replace(model, recordable=graphs and model.recordable), SLOTS)
+            steps += [{"shape": name, "graphs": graphs, **step_time(executor, rows, repeats)} for rows in ROWS]
         attention += [{"shape": name, "rows": rows, **attention_us(name, rows, model, repeats)} for rows in ROWS]
         progress(name)
     copied = 2 * COPY_BYTES / (milliseconds(_copy(device), repeats) * 1e6)
@@ -61,11 +63,11 @@ def _copy(device: torch.device) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-def step_time(runner: Runner, rows: int, repeats: int) -> Row:
+def step_time(executor: TorchExecutor, rows: int, repeats: int) -> Row:
     """A step of one token and a tree below it, `rows` together, after `CONTEXT` tokens: a forward from its rows to its
     logits, Python included. GB/s count weights and KV once each."""
-    step, model = step_rows(runner, rows), runner.model
-    spent = milliseconds(lambda: runner.forward([step]), repeats)
+    step, model = step_rows(executor, rows), executor.model
+    spent = milliseconds(lambda: executor.forward([step]), repeats)
     weights = sum(one.nbytes for name, one in model.module.named_parameters() if "embed_tokens" not in name)
     read = weights + kv_bytes(model, CONTEXT + rows)
     return {"rows": rows, "milliseconds": spent, "gb_per_s": read / (spent * 1e6)}

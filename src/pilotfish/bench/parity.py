@@ -133,7 +133,7 @@ def _run(engine: Engine, contestant: Contestant, case: ParityCase, jobs: Sequenc
 def _contestant(engine: Engine, case: ParityCase) -> Contestant:
     if case.drafter != RANDOM:
         return drafting(engine, case.drafter, case.nodes)
-    return Contestant(partial(RandomDrafter, engine.model.shape.vocab_size), partial(FixedBudget, case.nodes, 1))
+    return Contestant(partial(RandomDrafter, engine.model.config.vocab_size), partial(FixedBudget, case.nodes, 1))
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def attached(engine: Engine, endpoint: str) -> Iterator[RemoteDrafts]:
     """An idle engine's connection to a pool; its drafter is for `engine.use`."""
     config = replace(engine.config, mode="async", draft_pool=(endpoint,))
     with closing(RemoteDrafts(config)) as remote:
-        remote.connect(engine.tokenizer, engine.model.shape.vocab_size)
+        remote.connect(engine.tokenizer, engine.model.config.vocab_size)
         yield remote
 
 

@@ -34,7 +34,6 @@ from pilotfish.model.loader import DTYPES, LoadedModel, load_model
 from pilotfish.model.native import load_kernels
 from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight
 from pilotfish.model.quantize import check_quantization
-from pilotfish.model.runner import Runner
 
 # -- shapes: the cost of a forward does not depend on its weights
 
@@ -125,7 +124,7 @@ def run_steps(options: BenchOptions, progress: ProgressBar) -> Report:
         raise InputError("bench steps: the C++ kernels are needed, and no compiler here builds them")
     torch.set_num_threads(options.engine["threads"] or available_cores())
     models = {name: random_model(shape, DTYPES[dtype], DEVICE, quantization) for name, shape in SHAPES.items()}
-    calls = calls_of({name: Runner(model, SLOTS) for name, model in models.items()})
+    calls = calls_of({name: TorchExecutor(model, SLOTS) for name, model in models.items()})
     progress.total = (WARM_UP + options.repeats) * len(calls)
     times = take_turns(calls, range(WARM_UP + options.repeats), WARM_UP, progress)
     reads = {case: bytes_read(models[case.shape], CONTEXT + case.rows) for case in (*TIMED, *PROFILED)}
@@ -139,18 +138,20 @@ def run_steps(options: BenchOptions, progress: ProgressBar) -> Report:
     return Report(results)
 
 
-def calls_of(runners: Mapping[str, Runner]) -> dict[str, Callable[[object], Any]]:
+def calls_of(executors: Mapping[str, TorchExecutor]) -> dict[str, Callable[[object], Any]]:
     """What is measured. The draft's calls follow one another, as its levels do in service: its weights stay in the
     cache. A level is the draft's forward inside LMDrafter, with leaves chosen, noise, children hung."""
-    steps = {case: step_rows(runners[case.shape], case.rows) for case in (*TIMED, *PROFILED)}
-    forwards = {case: partial(runners[case.shape].forward, [step]) for case, step in steps.items()}
-    executor = TorchExecutor(Runner(runners[DRAFT.shape].model, SLOTS), vocab_size=VOCAB)
+    steps = {case: step_rows(executors[case.shape], case.rows) for case in (*TIMED, *PROFILED)}
+    forwards = {case: partial(executors[case.shape].forward, [step]) for case, step in steps.items()}
+    executor = TorchExecutor(executors[DRAFT.shape].model, SLOTS, vocab_size=VOCAB)
     calls: dict[str, Callable[[], Any]] = {
         PROBE: read_probe(),
         **{case.name: partial(timed, forwards[case]) for case in TIMED},
         LEVEL: partial(level_seconds, LMDrafter(executor, WIDTH)),
         FORWARD: lambda: timed(lambda: [forwards[DRAFT]() for _ in range(LEVELS)]) / LEVELS,
-        **{kernels_of(case): partial(kernel_seconds, runners[case.shape], steps[case]) for case in reversed(PROFILED)},
+        **{
+            kernels_of(case): partial(kernel_seconds, executors[case.shape], steps[case]) for case in reversed(PROFILED)
+        },
     }
     return {name: every_round(call) for name, call in calls.items()}
 
@@ -229,13 +230,13 @@ OPS = {
 KINDS = ("linear", "gated_mlp", "lm_head", "attention", "norms", "rotate", "embedding", "rows", "other")
 
 
-def kernel_seconds(runner: Runner, step: SequenceRows) -> dict[str, float]:
+def kernel_seconds(executor: TorchExecutor, step: SequenceRows) -> dict[str, float]:
     """Seconds of one forward of a Llama by `KINDS`. The clocks around its kernels count as `other`."""
-    with _clocked_kernels(runner.model.shape.vocab_size) as seconds:
+    with _clocked_kernels(executor.model.config.vocab_size) as seconds:
         began = time.perf_counter()
-        batches = runner.prepare([step])
+        batches = executor.prepare([step])
         prepared = time.perf_counter()
-        runner.run(batches)
+        executor.run(batches)
         ended = time.perf_counter()
     seconds["rows"] = prepared - began
     seconds["other"] = ended - began - sum(seconds.values())
@@ -279,8 +280,8 @@ def bytes_read(model: LoadedModel, positions: int) -> dict[str, int]:
 
 
 def kv_bytes(model: LoadedModel, positions: int) -> int:
-    shape = model.shape
-    return shape.layers * positions * 2 * shape.kv_heads * shape.head_dim * model.dtype.itemsize
+    slot = 2 * model.config.num_key_value_heads * model.config.head_dim * model.dtype.itemsize
+    return int(model.config.num_hidden_layers * positions * slot)
 
 
 def _num_bytes(weight: PackedWeight) -> int:

@@ -23,7 +23,7 @@ from pilotfish.cli.show import DRAFTED, OWN, OriginStream, paced, print_json, sh
 from pilotfish.config import EngineConfig, Mode, available_cores
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.model.pacer import Pacing
+from pilotfish.model.pacer import Pacer
 
 PROMPTS = load_prompts(Path(__file__).with_name("demo.jsonl"))
 WARM_UP_TOKENS = 4
@@ -64,9 +64,9 @@ def run_demo(scenes: Sequence[Scene], params: SamplingParams, *, rounds: int, js
 
 def _run_scene(
     scene: Scene, params: SamplingParams, rounds: int, streamed: Console | None, *, quiet: bool
-) -> tuple[dict[str, Any], list[Pacing]]:
+) -> tuple[dict[str, Any], list[Pacer]]:
     """Async first, whose text is shown; then, on all cores, off and sync."""
-    runs, cores, pacing = dict[str, list[Run]](), dict[str, int](), list[Pacing]()
+    runs, cores, pacing = dict[str, list[Run]](), dict[str, int](), list[Pacer]()
     for config in (scene.config, replace(scene.config, mode="sync")):
         where = "a process of its own" if config.mode == "async" else "the target's process"
         with ExitStack() as stack:
@@ -80,11 +80,11 @@ def _run_scene(
                 runs |= take_turns(plays, (jobs_of(replace(params, seed=seed)) for seed in seeds), warm_up=0)
             cores |= dict.fromkeys(plays, available_cores())
             pacing += [_of_async(one) if config.mode == "async" else one for one in engine.pacing()]
-    models = {"pair": scene.pair, "parameters": engine.model.num_parameters, "pace": scene.config.pace}
+    models = {"pair": scene.pair, "parameters": engine.memory.target.parameters, "pace": scene.config.pace}
     return {**models, **record_of(runs, cores)}, pacing
 
 
-def _of_async(pacing: Pacing) -> Pacing:
+def _of_async(pacing: Pacer) -> Pacer:
     return replace(pacing, role=f"async {pacing.role}")
 
 
@@ -183,7 +183,7 @@ def all_equal(record: Mapping[str, Any]) -> bool:
     return all(count == record["sequences"] for count in record["matched"].values())
 
 
-def _show(scene: Scene, record: Mapping[str, Any], pacing: Sequence[Pacing], console: Console) -> None:
+def _show(scene: Scene, record: Mapping[str, Any], pacing: Sequence[Pacer], console: Console) -> None:
     table = Table("", title=scene.title, title_justify="left", box=None, pad_edge=False)
     for mode in get_args(Mode):
         table.add_column(mode, justify="right")

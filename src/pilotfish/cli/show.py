@@ -24,7 +24,7 @@ from pilotfish.prompts import BadRow
 
 if TYPE_CHECKING:
     from pilotfish.engine.engine import Engine
-    from pilotfish.model.pacer import Pacing
+    from pilotfish.model.pacer import Pacer
     from pilotfish.wire.serving import Delta
 
 DRAFTED, OWN = "bold green", "magenta"  # text that the draft guessed, text that the target added
@@ -60,12 +60,12 @@ def report(row: BadRow) -> None:
     sys.stderr.write(one_line(f"{row.place}: {row.reason}") + "\n")
 
 
-def paced(pacing: Sequence[Pacing]) -> Text:
+def paced(pacing: Sequence[Pacer]) -> Text:
     """Models that were paced, and how well they kept their pace."""
     return Text(f"paced: {'; '.join(map(str, pacing))}", style="dim")
 
 
-def warn_of_overruns(pacing: Sequence[Pacing]) -> None:
+def warn_of_overruns(pacing: Sequence[Pacer]) -> None:
     """Warn of each model that was too often too slow for its pace."""
     for one in pacing:
         if not one.valid:
@@ -83,7 +83,7 @@ class JsonPrinter:
 
     output = staticmethod(print_json)
 
-    def end(self, pacing: Sequence[Pacing]) -> None:
+    def end(self, pacing: Sequence[Pacer]) -> None:
         """Print outputs only."""
 
 
@@ -110,7 +110,7 @@ class TextPrinter:
         else:  # rich would drop and expand control characters
             self._console.file.write(f"{text}\n")
 
-    def end(self, pacing: Sequence[Pacing]) -> None:
+    def end(self, pacing: Sequence[Pacer]) -> None:
         if self._records:
             self._console.print(_table(self._records))
         if guessers := _guessers(self._records):

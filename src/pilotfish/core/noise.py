@@ -9,12 +9,13 @@ Target and draft evaluate the same function, so a draft can guess what the targe
     g     = -log(-log(u))                          so -3.2 < g < 22.9
 
 Philox is Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-This is the numpy reference; `model/sampling.py` and `model/kernels.cpp` are pinned to it by tests.
+This is the reference; `model/sampling.py` and `model/kernels.cpp` are pinned to it by tests.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,35 +28,30 @@ MAX_NOISE = 22.9
 #: The smallest g, likewise.
 MIN_NOISE = -3.2
 
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_LOW = 0xFFFFFFFF
 _WEYL = (0x9E3779B9, 0xBB67AE85)
-_LOW = np.uint64(0xFFFFFFFF)
-_SHIFT = np.uint64(32)
-
-Words = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
 
 
-def philox(seed: int, counter: Words) -> Words:
-    """Philox4x32-10 of 32-bit counter words (held in uint64 arrays of one shape) under a 64-bit key."""
-    c0, c1, c2, c3 = counter
-    key0, key1 = seed & 0xFFFFFFFF, seed >> 32
+def split(word: Any) -> tuple[Any, Any]:
+    """The low and the high half of 64 bits."""
+    return word & _LOW, (word >> 32) & _LOW
+
+
+def philox(key: tuple[Any, Any], counter: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    """Philox4x32-10 of 32-bit words: integers, uint64 arrays or int64 tensors, whose products wrap at 64 bits."""
+    (key0, key1), (c0, c1, c2, c3) = key, counter
     for _ in range(10):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            (product1 >> _SHIFT) ^ c1 ^ np.uint64(key0),
-            product1 & _LOW,
-            (product0 >> _SHIFT) ^ c3 ^ np.uint64(key1),
-            product0 & _LOW,
-        )
-        key0, key1 = (key0 + _WEYL[0]) & 0xFFFFFFFF, (key1 + _WEYL[1]) & 0xFFFFFFFF
+        low0, high0 = split(c0 * 0xD2511F53)
+        low1, high1 = split(c2 * 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
+        key0, key1 = (key0 + _WEYL[0]) & _LOW, (key1 + _WEYL[1]) & _LOW
     return c0, c1, c2, c3
 
 
 def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
     """g(seed, position, v) for v in 0 .. vocab_size - 1. float64 [vocab_size]."""
     block = np.arange((vocab_size + 3) // 4, dtype=np.uint64)
-    low, high = np.uint64(position & 0xFFFFFFFF), np.uint64(position >> 32)
-    words = philox(seed, (np.full_like(block, low), np.full_like(block, high), block, np.zeros_like(block)))
+    words = philox(split(seed), (*split(position), block, 0))
     k = np.stack(words, axis=1).reshape(-1)[:vocab_size]
     return np.asarray(-np.log(-np.log((k + 0.5) / 2.0**32)), dtype=np.float64)
 
@@ -83,6 +79,5 @@ def sample_seed(seed: int, index: int) -> int:
     """
     if index == 0:
         return seed
-    counter = tuple(np.array([word], dtype=np.uint64) for word in (index & 0xFFFFFFFF, index >> 32, 0, 1))
-    words = philox(seed, counter)  # type: ignore[arg-type]
-    return (int(words[0][0]) | int(words[1][0]) << 32) & ((1 << DRAWN_SEED_BITS) - 1)
+    low, high, _, _ = philox(split(seed), (*split(index), 0, 1))
+    return int(low | high << 32) & ((1 << DRAWN_SEED_BITS) - 1)

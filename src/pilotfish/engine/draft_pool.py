@@ -20,8 +20,7 @@ from pilotfish.engine.memory import load_configured, plan_memory
 from pilotfish.engine.process import Signals, run_worker
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.metadata import load_tokenizer
-from pilotfish.model.pacer import Pacer, Pacing
-from pilotfish.model.runner import Runner
+from pilotfish.model.pacer import Pacer
 from pilotfish.observe.records import Timeline, part_of
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.curve_keys import load_pool_keys
@@ -49,14 +48,14 @@ def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) 
         signals.call(worker.stop)
         worker.run()
     if pacer is not None:
-        _report_pacing(pacer.pacing())
+        _report(pacer)
 
 
-def _report_pacing(pacing: Pacing) -> None:
-    if pacing.valid:
-        logger.info("paced: %s", pacing)
+def _report(pacer: Pacer) -> None:
+    if pacer.valid:
+        logger.info("paced: %s", pacer)
     else:
-        logger.warning("this run is invalid, its device is too slow: %s", pacing)
+        logger.warning("this run is invalid, its device is too slow: %s", pacer)
 
 
 def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = None) -> DraftWorker:
@@ -68,8 +67,8 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
     tokenizer = load_tokenizer(model.target)
     memory = plan_memory(model)
     loaded = load_configured(model, model.target)
-    executor = TorchExecutor(Runner(loaded, memory.slots), vocab_size=len(tokenizer))
+    executor = TorchExecutor(loaded, memory.slots, vocab_size=len(tokenizer))
     table = SessionTable(SlotPool(memory.slots))
     identity = DraftIdentity(model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer))
-    machine = DraftMachine(identity, table, LevelShape(config.leaves, config.children), loaded.shape.context)
+    machine = DraftMachine(identity, table, LevelShape(config.leaves, config.children), loaded.context)
     return DraftWorker(machine, Grower(executor, table, config.children, pacer), channel)

@@ -36,8 +36,7 @@ from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.metadata import load_tokenizer
-from pilotfish.model.pacer import Pacer, Pacing
-from pilotfish.model.runner import Runner
+from pilotfish.model.pacer import Pacer
 from pilotfish.observe.records import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
 from pilotfish.options import is_text
@@ -53,7 +52,7 @@ Prompt = str | Sequence[int] | NDArray[np.integer]
 class Engine:
     """A target in this process, maybe with drafts. `submit`, then `step` while it is `busy`."""
 
-    draft_runner: Runner  # of a draft in this process, if there is one
+    draft_executor: TorchExecutor  # of a draft in this process, if there is one
 
     def __init__(
         self, config: EngineConfig, drafter: Drafter | None = None, remote: RemoteDrafts | None = None
@@ -83,12 +82,12 @@ class Engine:
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.model = load_configured(config, config.target, config.max_model_len)
-        self.runner = Runner(self.model, self.memory.slots)
-        executor = TorchExecutor(self.runner, self._pacer("target", config.paces.target))
+        target_pacer = self._pacer("target", config.paces.target)
+        self.executor = TorchExecutor(self.model, self.memory.slots, target_pacer)
         self.drafter = drafter or self.make_drafter(() if config.mode == "off" else config.drafters)
         scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
-        budget = make_budget(config, executor, self.drafter)
-        self.worker = TargetWorker(executor, scheduler, self.drafter, budget)
+        budget = make_budget(config, self.executor, self.drafter)
+        self.worker = TargetWorker(self.executor, scheduler, self.drafter, budget)
         self.reset_pacing()  # what was measured at start is no part of a run
         if config.trace is not None:
             self._timeline = Timeline(part_of(config.trace, "target"), "target")
@@ -143,17 +142,16 @@ class Engine:
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
         unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self.tokenizer).keys()
-        self.draft_runner = Runner(load_configured(config, config.draft), self.memory.slots)
-        executor = TorchExecutor(self.draft_runner, vocab_size=self.model.shape.vocab_size)
-        pacer = self._pacer("draft", config.paces.draft)
-        return partial(LMDrafter, executor, unshared=frozenset(unshared), pacer=pacer)
+        loaded, pacer = load_configured(config, config.draft), self._pacer("draft", config.paces.draft)
+        self.draft_executor = TorchExecutor(loaded, self.memory.slots, vocab_size=self.model.config.vocab_size)
+        return partial(LMDrafter, self.draft_executor, unshared=frozenset(unshared), pacer=pacer)
 
     def _make_remote_drafter(self) -> RemoteDrafter:
         config = self.config
         if config.draft is not None and not config.draft_pool:
             refuse_unequal_tokenizers(config.target, config.draft)
         assert self.remote is not None  # as in every mode async
-        return self.remote.connect(self.tokenizer, self.model.shape.vocab_size)
+        return self.remote.connect(self.tokenizer, self.model.config.vocab_size)
 
     def _pacer(self, role: str, pace: Pace | None) -> Pacer | None:
         if pace is None:
@@ -165,9 +163,9 @@ class Engine:
         """Messages of each draft pool that were dropped so far, by reason."""
         return {} if self.remote is None else {pool.name: pool.drops.occurred for pool in self.remote.pools}
 
-    def pacing(self) -> list[Pacing]:
+    def pacing(self) -> list[Pacer]:
         """How well the paced models of this process kept their pace since `reset_pacing`; the target first."""
-        return [pacer.pacing() for pacer in self._pacers]
+        return self._pacers
 
     def reset_pacing(self) -> None:
         for pacer in self._pacers:
@@ -178,7 +176,7 @@ class Engine:
         if self.busy:
             raise EngineError("the drafter cannot be swapped while requests run")
         self.drafter = drafter
-        self.worker.drafter = GuardedDrafter(drafter, self.model.shape.vocab_size)
+        self.worker.drafter = GuardedDrafter(drafter, self.model.config.vocab_size)
         self.worker.budget = budget
 
     # -- requests
@@ -202,9 +200,9 @@ class Engine:
         eos_ids = frozenset[int]() if params.ignore_eos else self.model.generation.eos_ids
         stop_ids = eos_ids.union(params.stop_token_ids)
         bad_sequences = self._sequences_of(params.bad_words)
-        check_token_ids(params, stop_ids, bad_sequences, self.model.shape.vocab_size)
+        check_token_ids(params, stop_ids, bad_sequences, self.model.config.vocab_size)
         seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
-        room = self.model.shape.context - len(tokens)
+        room = self.model.context - len(tokens)
         samples, first = [], self._next_id
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
@@ -230,12 +228,12 @@ class Engine:
         tokens: list[Any] = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [plain(t) for t in prompt]
         if not tokens:
             raise PromptError("prompt: it is empty; at least one token is needed")
-        context = self.model.shape.context
+        context, vocab_size = self.model.context, self.model.config.vocab_size
         if len(tokens) >= context:
             raise PromptError(f"prompt: {len(tokens)} tokens; the model's context allows {context - 1} and one to come")
         for token in tokens:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.model.shape.vocab_size:
-                raise ParameterError("prompt", token, f"token ids 0 to {self.model.shape.vocab_size - 1}")
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+                raise ParameterError("prompt", token, f"token ids 0 to {vocab_size - 1}")
         return tokens
 
     def abort(self, sample: Sample) -> None:

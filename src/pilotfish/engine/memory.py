@@ -4,6 +4,7 @@ loading."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,17 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.vocabulary import why_unequal
 from pilotfish.errors import InputError, ModelError, ParameterError
 from pilotfish.model.checkpoint import check_weights, weight_files
-from pilotfish.model.footprint import Footprint, footprint
-from pilotfish.model.loader import DTYPES, LoadedModel, load_config, load_model, runs_native, shape_of
+from pilotfish.model.features import layer_windows
+from pilotfish.model.loader import (
+    DTYPES,
+    Footprint,
+    LoadedModel,
+    context_of,
+    footprint,
+    load_config,
+    load_model,
+    runs_native,
+)
 from pilotfish.model.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.quantize import check_quantization, load_torchao
 
@@ -113,7 +123,7 @@ def plan_memory(config: EngineConfig) -> MemoryPlan:
 
 def _useful_slots(config: EngineConfig) -> int:
     """Slots that the longest sequences need together."""
-    context = shape_of(load_config(config.target), config.target, config.max_model_len).context
+    context = context_of(load_config(config.target), config.max_model_len)
     shared = config.memory == 0 and device_of(config).type == "cpu"
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
 
@@ -269,17 +279,16 @@ def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
     device = device_of(config)
     check_quantization(config.quantization, DTYPES[config.dtype], device)
     fields = load_config(directory)
-    shape = shape_of(fields, directory)
     check_weights(directory, fields)
     files = weight_files(directory)
-    generation = read_generation_config(directory, fields.eos_token_id, shape.vocab_size)
-    native = runs_native(shape, device, eager=config.eager)
+    generation = read_generation_config(directory, fields.eos_token_id, fields.vocab_size)
+    native, windows = runs_native(fields, device, eager=config.eager), Counter(layer_windows(fields))
     return ModelFacts(
         directory=str(directory),
         architecture=fields.architectures[0],
-        layers=", ".join(f"{len(g.layers)} {f'of window {g.window}' if g.window else 'full'}" for g in shape.groups),
-        context=shape.context,
-        vocab_size=shape.vocab_size,
+        layers=", ".join(f"{n} {f'of window {window}' if window else 'full'}" for window, n in sorted(windows.items())),
+        context=fields.max_position_embeddings,
+        vocab_size=fields.vocab_size,
         runs_on="C++ kernels" if native else "Triton" if device.type == "cuda" else "reference operations",
         files=len(files),
         file_bytes=sum(file.stat().st_size for file in files),

@@ -45,16 +45,8 @@ class KVPool:
     keys: list[Tensor]  # layers x [slots + 1, kv_heads, head_dim]
     values: list[Tensor]  # layers x [slots + 1, kv_heads, head_dim]
 
-    @classmethod
-    def zeros(
-        cls, layers: int, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-    ) -> KVPool:
-        shape = (slots + 1, kv_heads, head_dim)
-        keys, values = ([_zeros(shape, dtype, device) for _ in range(layers)] for _ in range(2))
-        return cls(keys, values)
 
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On a CPU from numpy, whose zeros take no memory before they are written; torch writes them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -5,33 +5,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.initialization import no_init_weights
-from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo
+from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo, load_state_dict
 
 from pilotfish.errors import ModelError
 from pilotfish.model.metadata import one_line, quiet, read_object
-from pilotfish.model.serving_imports import without_decompositions
 
-#: Dtypes of weights that can be served, and of others, by safetensors' names.
-FLOATS = ("F32", "F16", "BF16")
-_INTEGERS = {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
-_OTHERS = {"F64": "float64", "BOOL": "bool", **_INTEGERS}
-
-
-@dataclass(frozen=True)
-class TensorHeader:
-    file: Path
-    dtype: str  # safetensors' name
-    shape: tuple[int, ...]
+#: Dtypes of weights that can be served.
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+#: Of each tensor by its name: its file, and its shape and dtype as a tensor on the device `meta`.
+Headers = Mapping[str, tuple[Path, Tensor]]
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -50,17 +44,15 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(set(names.values()))]
 
 
-def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
-    """By the tensors' names; ModelError for a file that is missing or cut off."""
-    headers: dict[str, TensorHeader] = {}
+def read_headers(files: Sequence[Path]) -> Headers:
+    """ModelError for a file that is missing or cut off."""
+    headers: dict[str, tuple[Path, Tensor]] = {}
     for file in files:
         try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  # it is no mapping
-                    part = opened.get_slice(name)
-                    headers[name] = TensorHeader(file, part.get_dtype(), tuple(part.get_shape()))
-        except (OSError, SafetensorError) as error:
+            tensors = load_state_dict(file, map_location="meta")
+        except (OSError, SafetensorError, ValueError) as error:  # ValueError: a dtype that torch lacks
             raise ModelError(f"model: weights in {file} cannot be read: {one_line(error)}") from error
+        headers |= {name: (file, tensor) for name, tensor in tensors.items()}
     return headers
 
 
@@ -72,12 +64,10 @@ def check_weights(directory: Path, config: Any) -> None:
     headers = read_headers(weight_files(directory))
     _refuse_expert_gaps(directory, headers, config)
     info, ignored = _load_without_values(headers, config)
-    for name, header in headers.items():
-        if header.dtype not in FLOATS and name not in ignored:
-            dtype = _OTHERS.get(header.dtype, header.dtype)
-            raise ModelError(
-                f"model: tensor {name} in {header.file} is {dtype}; float32, float16 or bfloat16 is needed"
-            )
+    for name, (file, tensor) in headers.items():
+        if tensor.dtype not in FLOATS and name not in ignored:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(f"model: tensor {name} in {file} is {dtype}; float32, float16 or bfloat16 is needed")
     wrong = [f"{name} has shape {list(has)}; {list(needs)} is needed" for name, has, needs in info.mismatched_keys]
     unjoined = [f"{name} cannot be joined of the tensors that are there" for name in info.conversion_errors]
     for problems, sentence in (
@@ -90,11 +80,11 @@ def check_weights(directory: Path, config: Any) -> None:
             raise ModelError(f"model: {directory}{sentence.format(problems[0])}{more}")
 
 
-def _load_without_values(headers: Mapping[str, TensorHeader], config: Any) -> tuple[LoadStateDictInfo, set[str]]:
+def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictInfo, set[str]]:
     """transformers' account of differences, by the names that tensors have in the model, and the names of tensors that
     are surplus and harmless."""
     module = meta_module(config)
-    tensors = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
+    tensors = {name: tensor for name, (_, tensor) in headers.items()}
     mapping = get_model_conversion_mapping(module)
     with quiet():
         options = LoadStateDictConfig(device_map={"": "meta"}, dtype=module.dtype, weight_mapping=mapping)
@@ -105,15 +95,28 @@ def _load_without_values(headers: Mapping[str, TensorHeader], config: Any) -> tu
     return info, found - info.unexpected_keys
 
 
+@contextmanager
+def without_decompositions() -> Iterator[None]:
+    """While transformers builds modules on the device `meta`: no random numbers are drawn, and `torch.arange` makes its
+    small tensors on the CPU. For both torch would import its compiler and sympy, over a second of work."""
+    arange = torch.arange
+    torch.arange = partial(arange, device="cpu")
+    try:
+        with no_init_weights():
+            yield
+    finally:
+        torch.arange = arange
+
+
 def meta_module(config: Any, dtype: torch.dtype | None = None) -> Any:
     """The module of a configuration, its parameters on the device `meta`: shapes without memory."""
-    with torch.device("meta"), no_init_weights(), without_decompositions():
+    with torch.device("meta"), without_decompositions():
         module = AutoModelForCausalLM.from_config(config, dtype=dtype)
     module.tie_weights()  # part of the initialization that is left out
     return module
 
 
-def _refuse_expert_gaps(directory: Path, headers: Mapping[str, TensorHeader], config: Any) -> None:
+def _refuse_expert_gaps(directory: Path, headers: Headers, config: Any) -> None:
     """ModelError unless every expert of a layer has the same tensors: transformers joins those that are there, and
     names neither a missing one nor one too many."""
     count = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0

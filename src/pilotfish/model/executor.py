@@ -1,69 +1,77 @@
-"""The executor of a model that torch runs in this process."""
+"""The executor of a model that torch runs in this process. Anything that runs on a device runs from here."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows, TokenLogprobs
+from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.tree import NO_TOKEN
+from pilotfish.model.attention import KVPool, zeros
+from pilotfish.model.batch import EXACT, Batch, library_buckets
+from pilotfish.model.graphs import CudaRecorder, GraphCache
+from pilotfish.model.loader import LoadedModel
 from pilotfish.model.pacer import Pacer
-from pilotfish.model.runner import Runner
-from pilotfish.model.sampling import likely_tokens, non_finite_rows, sample, token_logprobs, without_rows
+from pilotfish.model.sampling import likely_tokens, non_finite_rows, sample, token_logprobs
 
 
 class TorchExecutor:
-    """Implements `core.executor.Executor` over a runner."""
+    """Implements `core.executor.Executor`: runs a loaded model over a pool of KV slots, and samples.
+
+    A row's logits do not depend on the rows that share its forward: with the C++ kernels by how they
+    reduce, otherwise because rows are padded to a few fixed counts (`Buckets`; bfloat16 on CUDA excepted).
+    """
 
     def __init__(
-        self,
-        runner: Runner,
-        pacer: Pacer | None = None,
-        vocab_size: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        self, model: LoadedModel, num_slots: int, pacer: Pacer | None = None, vocab_size: int | None = None
     ) -> None:
         """`pacer` holds back the forward and sampling, as a target's pace does. Tokens from `vocab_size` on are never
         given: models of one tokenizer may pad their vocabularies differently."""
-        self.runner = runner
-        self.num_slots = runner.num_slots
-        self.context = runner.model.shape.context
-        self.vocab_size = runner.model.shape.vocab_size
+        config = model.config
+        self.model = model
+        self.num_slots = num_slots
+        self.context = model.context
+        self.vocab_size = config.vocab_size
         self.pacer = pacer
+        slots, layers = (num_slots + 1, config.num_key_value_heads, config.head_dim), range(config.num_hidden_layers)
+        self.kv = KVPool(*([zeros(slots, model.dtype, model.device) for _ in layers] for _ in range(2)))
+        self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
         self._given = vocab_size
-        self._clock = clock
+        self._forward: Callable[[Batch], Tensor] = self._run_model
+        if model.recordable:
+            self._forward = GraphCache(self._run_model, CudaRecorder(), model.device)
 
     def padded(self, rows: int) -> int:
-        return self.runner.buckets.pad_rows(rows)
+        return self.buckets.pad_rows(rows)
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
-        began = self._clock()
-        batches = self.runner.prepare(rows)
-        prepared = self._clock()
-        logits = self.runner.run(batches)
-        computed = self._clock()
+        began = time.perf_counter()
+        batches = self.prepare(rows)
+        prepared = time.perf_counter()
+        logits = self.run(batches)
+        computed = time.perf_counter()
         broken = non_finite_rows(logits)
         tokens, log_chances = self._sampled(logits, broken, sampling)
-        sampled = self._clock() - computed
+        sampled = time.perf_counter() - computed
         if self.pacer is not None:
             self.pacer.hold(prepared, sum(sequence.num_rows for sequence in rows))
-        model = self._clock() - prepared - sampled  # the forward is what is paced, as far as the times tell
-
-        def logprobs(kept: Sequence[int], tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
-            return token_logprobs(logits[kept], tokens, top)
-
+        model = time.perf_counter() - prepared - sampled  # the forward is what is paced, as far as the times tell
+        logprobs = partial(token_logprobs, logits)
         return Outcome(tokens, log_chances, broken, logprobs, ForwardSeconds(prepared - began, model, sampled))
 
     def _sampled(
-        self, logits: torch.Tensor, broken: Sequence[int], sampling: Sampling
+        self, logits: Tensor, broken: Sequence[int], sampling: Sampling
     ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """Tokens and chances as `Outcome` has them. logits [kept rows, vocab], raw."""
         if not len(sampling):
             return np.zeros(0, np.int64), None
-        usable = without_rows(logits, broken) if broken else logits
+        usable = logits.index_fill(0, torch.tensor(broken, device=logits.device), 0.0) if broken else logits
         if sampling.rows is not None:
             usable = usable[torch.from_numpy(sampling.rows).to(logits.device)]
         if sampling.children:
@@ -75,6 +83,35 @@ class TorchExecutor:
         if broken:
             drawn[_among(broken, sampling)] = NO_TOKEN
         return drawn, None
+
+    def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
+        """Write KV and return logits, float32 [kept rows, vocab]: of each sequence in order the committed rows
+        in `kept`, then its nodes."""
+        return self.run(self.prepare(sequences))
+
+    def prepare(self, sequences: Sequence[SequenceRows]) -> list[Batch]:
+        """The tensors of a forward, in host memory; of several forwards, where there are more rows than the
+        largest bucket takes."""
+        return Batch.build(sequences, self.buckets, self.num_slots)
+
+    @torch.inference_mode()
+    def run(self, batches: Sequence[Batch]) -> Tensor:
+        """The forward itself; see `forward`."""
+        logits = [self._forward(batch)[: batch.num_kept].float() for batch in batches]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _run_model(self, batch: Batch) -> Tensor:
+        """Logits of the kept rows, padding included. [kept rows, vocab]."""
+        batch = batch.map(lambda tensor: tensor.to(self.model.device))
+        output = self.model.module(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.metadata.row_positions.clamp(min=0)[None],
+            logits_to_keep=batch.keep,
+            use_cache=False,
+            metadata=batch.metadata,
+            kv=self.kv,
+        )
+        return output.logits[0]  # type: ignore[no-any-return]
 
 
 def _among(broken: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:

@@ -7,35 +7,59 @@ their row count: they are the C++ kernels' (`native_modules.py`), or library pro
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from transformers.integrations.moe import ExpertsInterface
 
 from pilotfish.errors import ParameterError
-from pilotfish.model.runner import library_buckets
+from pilotfish.model.batch import library_buckets
 
 
-class Mixture(torch.nn.Module):
-    """Takes the place of transformers' stacked experts: each chosen expert runs once, over its rows. A row sums the
-    results of its experts in the order of its own choices."""
+class Affine(NamedTuple):
+    """The tensors of a linear layer, by torch's names."""
 
-    def __init__(self, experts: Iterable[torch.nn.Module]) -> None:
-        super().__init__()
-        self.experts = torch.nn.ModuleList(experts)
+    weight: Tensor  # [outputs, inputs]
+    bias: Tensor | None  # [outputs]
 
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states [rows, size], chosen experts and their weights [rows, k] -> [rows, size]."""
-        rows, k = top_k_index.shape
-        choices = top_k_index.flatten()
-        counts = choices.bincount(minlength=len(self.experts)).tolist()
-        outputs = hidden_states.new_empty(rows * k, hidden_states.shape[1])
-        for expert, chosen in zip(self.experts, torch.split(choices.argsort(), counts), strict=True):
-            if len(chosen):
-                outputs[chosen] = expert(hidden_states[chosen // k])
-        weighted = outputs.view(rows, k, -1) * top_k_weights[..., None]
-        return functools.reduce(torch.add, weighted.unbind(1)).to(hidden_states.dtype)
+
+def mixed(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Runs each chosen one of a sequence of experts (modules or functions) once, over its rows. A row sums the results
+    of its experts in the order of its own choices. hidden_states [rows, size], chosen experts and their weights
+    [rows, k] -> [rows, size]."""
+    rows, k = top_k_index.shape
+    choices = top_k_index.flatten()
+    counts = choices.bincount(minlength=len(experts)).tolist()
+    outputs = hidden_states.new_empty(rows * k, hidden_states.shape[1])
+    for expert, chosen in zip(experts, torch.split(choices.argsort(), counts), strict=True):
+        if len(chosen):
+            outputs[chosen] = expert(hidden_states[chosen // k])
+    weighted = outputs.view(rows, k, -1) * top_k_weights[..., None]
+    return functools.reduce(torch.add, weighted.unbind(1)).to(hidden_states.dtype)
+
+
+def library_mixture(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """The reference: transformers' operations on its stacked experts, which call it in models without kernels."""
+
+    def run(index: int, x: Tensor) -> Tensor:
+        padding = library_buckets(x.device, x.dtype).pad_rows(len(x)) - len(x)
+        gate_up, down = expert_parts(experts, index)
+        gated = experts._apply_gate(F.linear(F.pad(x, (0, 0, 0, padding)), *gate_up))
+        return F.linear(gated, *down)[: len(x)]
+
+    each = [functools.partial(run, index) for index in range(experts.num_experts)]
+    return mixed(each, hidden_states, top_k_index, top_k_weights)
+
+
+ExpertsInterface.register("pilotfish", library_mixture)
+
+
+class Mixture(torch.nn.ModuleList):
+    """Takes the place of transformers' stacked experts."""
+
+    forward = mixed
 
 
 class Router(torch.nn.Module):
@@ -57,65 +81,25 @@ class Router(torch.nn.Module):
         return logits, weights, chosen
 
 
-class LibraryExpert(torch.nn.Module):
-    """The reference: transformers' operations on one of its stacked experts."""
+def expert_parts(experts: Any, index: int) -> tuple[Affine, Affine]:
+    """Gate and up in one, and down, of one of transformers' stacked experts: views, no copies."""
 
-    def __init__(self, experts: Any, index: int) -> None:
-        super().__init__()
-        self.gate_up, self.down = (expert_linear(experts, name, index) for name in ("gate_up_proj", "down_proj"))
-        self.gate = experts._apply_gate
+    def part(name: str) -> Affine:
+        weight = getattr(experts, name)[index]
+        bias = getattr(experts, f"{name}_bias")[index] if experts.has_bias else None
+        return Affine(weight.T if experts.is_transposed else weight, bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [rows, size] -> [rows, size]."""
-        padding = library_buckets(x.device, x.dtype).pad_rows(len(x)) - len(x)
-        padded = torch.nn.functional.pad(x, (0, 0, 0, padding))
-        y: Tensor = self.down(self.gate(self.gate_up(padded)))
-        return y[: len(x)]
+    return part("gate_up_proj"), part("down_proj")
 
 
-def linear_of(weight: Tensor, bias: Tensor | None) -> torch.nn.Linear:
-    """A linear of these very tensors: weight [outputs, inputs], bias [outputs]."""
-    outputs, inputs = weight.shape
-    linear = torch.nn.Linear(inputs, outputs, bias is not None, device="meta")
-    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = torch.nn.Parameter(bias, requires_grad=False)
-    return linear
-
-
-def split_gate_up(linear: torch.nn.Linear, *, interleaved: bool = False) -> tuple[torch.nn.Linear, torch.nn.Linear]:
-    """Gate and up of a linear that computes both: gates before ups, or in turns."""
-    half = linear.out_features // 2
+def halves(both: torch.nn.Linear | Affine, *, interleaved: bool = False) -> list[Affine]:
+    """Gate and up of a linear layer that computes both: gates before ups, or in turns."""
+    half = len(both.weight) // 2
     parts = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(half), slice(half, None))
-    gate, up = (linear_of(linear.weight[p], None if linear.bias is None else linear.bias[p]) for p in parts)
-    return gate, up
-
-
-def expert_linear(experts: Any, name: str, index: int) -> torch.nn.Linear:
-    """The projection of a stacked expert: views, no copies."""
-    weight = getattr(experts, name)[index]
-    bias = getattr(experts, f"{name}_bias")[index] if experts.has_bias else None
-    return linear_of(weight.T if experts.is_transposed else weight, bias)
+    return [Affine(both.weight[part], None if both.bias is None else both.bias[part]) for part in parts]
 
 
 def refuse_quantized(module: torch.nn.Module, quantization: str) -> None:
     """ParameterError for stacked experts: `quantize` changes linear layers only."""
     if any(type(child).__name__.endswith("Experts") for child in module.modules()):
         raise ParameterError("quantization", quantization, "none for a mixture of experts")
-
-
-def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
-    """Replace descendants of `module`, in place; where `replacement` has none the children's are looked for."""
-    for name, child in list(module.named_children()):
-        replaced = replacement(child)
-        if replaced is None:
-            replace_modules(child, replacement)
-        else:
-            setattr(module, name, replaced)
-
-
-def library_mixture(module: Any) -> Mixture | None:
-    """The mixture that takes the place of transformers' stacked experts in models without kernels; None for others."""
-    if not type(module).__name__.endswith("Experts"):
-        return None
-    return Mixture(LibraryExpert(module, i) for i in range(len(module.gate_up_proj)))

@@ -5,8 +5,8 @@ A field that we do not know how to honour is an error here, so that no model is 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +14,18 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pilotfish.errors import ModelError
 
-#: The windows of layers: as `layer_types` says, the same everywhere, or none whatever other fields say.
-_BY_LAYER, _EVERYWHERE, _NONE = "by layer", "everywhere", "none"
-ARCHITECTURES = {
-    "LlamaForCausalLM": _NONE,
-    "MistralForCausalLM": _EVERYWHERE,
-    "Qwen2ForCausalLM": _BY_LAYER,
-    "Qwen3ForCausalLM": _BY_LAYER,
-    "Qwen3MoeForCausalLM": _EVERYWHERE,
-    "MixtralForCausalLM": _EVERYWHERE,
-    "Phi3ForCausalLM": _EVERYWHERE,
-    "Olmo2ForCausalLM": _NONE,
-    "Gemma2ForCausalLM": _BY_LAYER,
-    "Gemma3ForCausalLM": _BY_LAYER,
-    "GptOssForCausalLM": _BY_LAYER,
-}
+#: What sets apart the architectures that are served; the file explains its fields.
+ARCHITECTURES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text())
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
-@dataclass(frozen=True)
-class LayerGroup:
-    window: int  # positions that its layers see, the row's own included; 0: all
-    layers: tuple[int, ...]
-
-
-def layer_groups(config: Any) -> tuple[LayerGroup, ...]:
-    """The layers grouped by window, ascending."""
-    windows = layer_windows(config)
-    members = {w: tuple(i for i, window in enumerate(windows) if window == w) for w in sorted(set(windows))}
-    return tuple(LayerGroup(window, layers) for window, layers in members.items())
-
-
 def layer_windows(config: Any) -> tuple[int, ...]:
-    """Each layer's window; 0 where no sequence can outgrow it."""
-    rule = ARCHITECTURES[config.architectures[0]]
+    """Positions that each layer sees, the row's own included; 0: all, also where no sequence can outgrow a window."""
+    rule = ARCHITECTURES[config.architectures[0]]["windows"]
     window: int = getattr(config, "sliding_window", None) or 0
-    if rule == _NONE or window >= config.max_position_embeddings:
+    if rule == "none" or window >= config.max_position_embeddings:
         window = 0
-    if rule != _BY_LAYER:
+    if rule != "by layer":
         return tuple([window] * config.num_hidden_layers)
     return tuple(window if kind == "sliding_attention" else 0 for kind in config.layer_types)
 

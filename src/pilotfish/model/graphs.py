@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from pilotfish.model.runner import Batch
+from pilotfish.model.batch import Batch
 
 #: Runs and records a call; returns a function that replays it, and the tensor that it writes.
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A recorded forward: it reads `batch` and writes `output`, in the memory that they had when it was recorded."""
-
-    batch: Batch
-    replay: Callable[[], None]
-    output: Tensor
 
 
 class GraphCache:
@@ -31,23 +20,21 @@ class GraphCache:
 
     def __init__(self, forward: Callable[[Batch], Tensor], record: Record, device: torch.device) -> None:
         self._forward, self._record, self._device = forward, record, device
-        self._graphs: dict[tuple[torch.Size, ...], Graph] = {}
+        #: The batch that a recorded forward reads, how to replay it, and the tensor that it writes, all in the memory
+        #: that they had when it was recorded.
+        self._graphs: dict[tuple[torch.Size, ...], tuple[Batch, Callable[[], None], Tensor]] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
         """The forward's result for this batch, in memory of its own."""
         shapes = tuple(tensor.shape for tensor in batch.tensors())
         if shapes not in self._graphs:
-            self._graphs[shapes] = self._new_graph(batch)
-        graph = self._graphs[shapes]
-        for static, tensor in zip(graph.batch.tensors(), batch.tensors(), strict=True):
-            static.copy_(tensor)
-        graph.replay()
-        return graph.output.clone()
-
-    def _new_graph(self, batch: Batch) -> Graph:
-        static = batch.map(lambda tensor: tensor.to(self._device, copy=True))
-        replay, output = self._record(lambda: self._forward(static))
-        return Graph(static, replay, output)
+            own = batch.map(lambda tensor: tensor.to(self._device, copy=True))
+            self._graphs[shapes] = (own, *self._record(lambda: self._forward(own)))
+        static, replay, output = self._graphs[shapes]
+        for mine, given in zip(static.tensors(), batch.tensors(), strict=True):
+            mine.copy_(given)
+        replay()
+        return output.clone()
 
 
 class CudaRecorder:

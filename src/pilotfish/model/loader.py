@@ -1,44 +1,39 @@
-"""Loads a model directory in Hugging Face format for inference, or says in one line why it cannot."""
+"""Loads a model directory in Hugging Face format for inference, or says in one line why it cannot; and says what memory
+that would take."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pilotfish.config import Quantization
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model import attention, experts, graphs, native  # noqa: F401  # attention registers itself
-from pilotfish.model.checkpoint import check_weights, refuse_non_finite
-from pilotfish.model.features import LayerGroup, layer_groups, refuse_nonsense, refuse_unsupported
+from pilotfish.model import attention, graphs, native  # noqa: F401  # attention registers itself
+from pilotfish.model.checkpoint import check_weights, meta_module, refuse_non_finite, without_decompositions
+from pilotfish.model.experts import refuse_quantized
+from pilotfish.model.features import ARCHITECTURES, refuse_nonsense, refuse_unsupported
 from pilotfish.model.metadata import GenerationConfig, eos_ids, one_line, quiet, read_generation_config, read_object
 from pilotfish.model.native_modules import with_kernels
 from pilotfish.model.quantize import check_quantization, quantize
-from pilotfish.model.serving_imports import without_decompositions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    vocab_size: int
-    context: int  # positions
-    layers: int
-    kv_heads: int  # of every layer
-    head_dim: int  # of every layer
-    groups: tuple[LayerGroup, ...]  # which layers see how far back
+#: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
+_QUANTIZING = 14
+#: Bytes per logit in sampling: its float32, and float64 scores before and after the filters.
+_SAMPLING = 4 + 8 + 8
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     module: torch.nn.Module
-    shape: ModelShape
+    config: Any  # transformers', as `load_config` gives it
+    context: int  # positions
     generation: GenerationConfig
-    num_parameters: int
     dtype: torch.dtype
     device: torch.device
     native: bool  # whether the C++ kernels run it
@@ -58,31 +53,31 @@ def load_model(
     device lacks, or a `max_model_len` above the model's context."""
     check_quantization(quantization, dtype, device)
     config = load_config(directory)
-    shape = shape_of(config, directory, max_model_len)
-    generation = read_generation_config(directory, config.eos_token_id, shape.vocab_size)
+    context = context_of(config, max_model_len)
+    generation = read_generation_config(directory, config.eos_token_id, config.vocab_size)
     if device.type == "cuda":
         graphs.use_reproducible_products()
     config._attn_implementation = "pilotfish_reference" if eager else "pilotfish"
+    config._experts_implementation = "pilotfish"  # `experts.library_mixture`
     config.output_router_logits = False  # for training only
     module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
     refuse_non_finite(module, directory)
     _refuse_untied(module, config, directory)
-    parameters = sum(p.numel() for p in module.parameters())
-    use_native = runs_native(shape, device, eager=eager)
+    use_native = runs_native(config, device, eager=eager)
     if quantization != "none":
-        experts.refuse_quantized(module, quantization)
+        refuse_quantized(module, quantization)
         quantize(module, quantization)
     if use_native:
-        module = with_kernels(module, shape.context)
-    else:
-        experts.replace_modules(module, experts.library_mixture)
-    _own_memory(module)
+        module = with_kernels(module, context)
+    if device.type == "cpu":
+        for tensor in chain(module.parameters(), module.buffers()):
+            tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
     recordable = not eager and device.type == "cuda" and graphs.recordable(config)
-    return LoadedModel(module, shape, generation, parameters, dtype, device, use_native, recordable)
+    return LoadedModel(module, config, context, generation, dtype, device, use_native, recordable)
 
 
 def load_config(directory: Path) -> Any:
-    """The model's configuration; ModelError unless its architecture is served."""
+    """The model's configuration, with its `num_key_value_heads` and `head_dim`; ModelError unless it is served."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
@@ -95,32 +90,26 @@ def load_config(directory: Path) -> Any:
     except Exception as error:  # errors in files and fields have no common base
         raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
     refuse_unsupported(config, directory)
+    heads = config.num_attention_heads
+    config.num_key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+    config.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if heads % config.num_key_value_heads:
+        divided = f"{heads} attention heads do not divide into {config.num_key_value_heads} KV heads"
+        raise ModelError(f"model: {directory}: {divided}")
     return config
 
 
-def runs_native(shape: ModelShape, device: torch.device, *, eager: bool) -> bool:
+def runs_native(config: Any, device: torch.device, *, eager: bool) -> bool:
     """Whether the C++ kernels run such a model. Builds them if they are not built yet."""
-    return not eager and device.type == "cpu" and shape.head_dim % native.PANEL == 0 and native.load_kernels()
+    return not eager and device.type == "cpu" and config.head_dim % native.PANEL == 0 and native.load_kernels()
 
 
-def shape_of(config: Any, directory: Path, max_model_len: int = 0) -> ModelShape:
-    """Its context is `max_model_len` unless that is 0; ParameterError for more than the model's. ModelError for heads
-    that do not divide."""
+def context_of(config: Any, max_model_len: int) -> int:
+    """The model's positions, or `max_model_len` unless that is 0; ParameterError for more than the model's."""
     if max_model_len > config.max_position_embeddings:
         allowed = f"at most {config.max_position_embeddings}, the model's context"
         raise ParameterError("max_model_len", max_model_len, allowed)
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    if heads % kv_heads:
-        raise ModelError(f"model: {directory}: {heads} attention heads do not divide into {kv_heads} KV heads")
-    return ModelShape(
-        vocab_size=config.vocab_size,
-        context=max_model_len or config.max_position_embeddings,
-        layers=config.num_hidden_layers,
-        kv_heads=kv_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        groups=layer_groups(config),
-    )
+    return max_model_len or config.max_position_embeddings
 
 
 def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
@@ -145,18 +134,52 @@ def _refuse_untied(module: Any, config: Any, directory: Path) -> None:
         )
 
 
-def _own_memory(module: torch.nn.Module) -> None:
-    """Copy tensors out of the mapped weight files, so that their pages can go. Tied tensors stay tied."""
-    copies: dict[int, Any] = {}
-    for part in module.modules():
-        for tensors in (vars(part), part._parameters, part._buffers):
-            for name, value in tensors.items():
-                if isinstance(value, Tensor) and value.device.type == "cpu":
-                    if id(value) not in copies:
-                        copies[id(value)] = _copied(value)
-                    tensors[name] = copies[id(value)]
+@dataclass(frozen=True)
+class Footprint:
+    parameters: int  # a number; all others are bytes
+    weights: int
+    slot: int  # a token's keys and values
+    row: int  # of a forward, while it runs: activations, logits, sampling
+    loading: int  # at most, beside the weights, while they are quantized
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    copy = tensor.detach().clone()
-    return torch.nn.Parameter(copy, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else copy
+def footprint(
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    eager: bool,
+    quantization: Quantization = "none",
+    max_model_len: int = 0,
+) -> Footprint:
+    """Of the model as `load_model` would keep it, with the same errors. Reads no weights."""
+    config = load_config(directory)
+    context = context_of(config, max_model_len)
+    module = meta_module(config, dtype)
+    size, packed = dtype.itemsize, runs_native(config, device, eager=eager)
+    linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
+    inner = max(m.out_features for m in linears if m is not module.lm_head)
+    plain = packed and ARCHITECTURES[type(module).__name__].get("plain", False)
+    angles = 2 * context * config.head_dim * size * plain
+    return Footprint(
+        parameters=sum(p.numel() for p in module.parameters()),
+        weights=_weight_bytes(module, packed=packed, quantized=quantization != "none") + angles,
+        slot=2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size,
+        row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
+        + _SAMPLING * config.vocab_size,
+        loading=0 if quantization == "none" else _QUANTIZING * max(m.weight.numel() for m in linears),
+    )
+
+
+def _weight_bytes(module: Any, *, packed: bool, quantized: bool) -> int:
+    """Of all weights. Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an
+    output a float32 scale. Packed ones are padded to whole panels, which counts for small experts only."""
+    size, hidden = module.dtype.itemsize, module.config.hidden_size
+    weights = [*module.parameters()]
+    if (packed or quantized) and module.config.tie_word_embeddings:
+        weights.append(module.lm_head.weight)
+    linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear) and quantized]
+    saved = sum((size - 1) * m.weight.numel() - 4 * m.out_features for m in linears)
+    downs = [m.down_proj for m in module.modules() if type(m).__name__.endswith("Experts") and packed]
+    padding = sum(2 * len(down) * hidden * (-(down[0].numel() // hidden) % native.PANEL) for down in downs)
+    return int(size * (sum(p.numel() for p in weights) + padding) - saved)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,23 +26,8 @@ logger = logging.getLogger(__name__)
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 #: The tokenizer's own limit would be a warning on stderr. The engine holds prompts against the model's context.
 NO_LIMIT = 1 << 62
-#: Fields of generation_config.json that are defaults of a request, with their names in SamplingParams.
-_DEFAULTS = {
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
-    "max_new_tokens": "max_tokens",
-}
-#: Fields that change what transformers would generate and that have no counterpart here, with their idle values.
-_UNSUPPORTED: dict[str, Any] = {
-    **dict.fromkeys(("min_new_tokens", "min_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("max_length", "max_time", "stop_strings", "top_h", "exponential_decay_length_penalty"), None),
-    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), 1),
-    **dict.fromkeys(("typical_p", "encoder_repetition_penalty"), 1.0),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), 0.0),
-    **dict.fromkeys(("penalty_alpha", "dola_layers", "guidance_scale", "watermarking_config"), None),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"), None),
-    **dict.fromkeys(("constraints", "sequence_bias", "forced_bos_token_id", "forced_eos_token_id"), None),
-    **dict.fromkeys(("remove_invalid_values", "token_healing"), False),
-}
+#: Fields of generation_config.json; the file explains them.
+_FIELDS = tomllib.loads(Path(__file__).with_name("generation_config.toml").read_text())
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -91,10 +77,11 @@ def read_generation_config(directory: Path, config_eos: Any = None, vocab_size: 
     not count: a request asks for `temperature` 0."""
     path = directory / "generation_config.json"
     fields = read_object(path) if path.is_file() else {}
-    for name, idle in _UNSUPPORTED.items():
+    for name, idle in _FIELDS["unsupported"].items():
         if fields.get(name) not in (None, idle, [], {}):
             logger.warning("%s: %s %r is not supported and has no effect", path, name, fields[name])
-    defaults = {ours: _number(fields[name]) for name, ours in _DEFAULTS.items() if fields.get(name) is not None}
+    given = {ours: fields.get(name) for name, ours in _FIELDS["defaults"].items()}
+    defaults = {ours: _number(value) for ours, value in given.items() if value is not None}
     try:
         SamplingParams(**defaults)
     except ParameterError as error:

@@ -5,31 +5,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pilotfish.model.attention import AttentionMetadata, KVPool, Scoring, native_tree_attention
-from pilotfish.model.experts import Mixture, Router, expert_linear, linear_of, replace_modules, split_gate_up
-from pilotfish.model.features import activation, layer_windows
+from pilotfish.model.experts import Affine, Mixture, Router, expert_parts, halves
+from pilotfish.model.features import ARCHITECTURES, activation, layer_windows
 from pilotfish.model.native import PANEL, pack_weight
-from pilotfish.model.quantize import concatenated, int8_of
 
-#: transformers' names of the architectures, before `Attention`, `MLP` and so on.
-FAMILIES = (
-    "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral", "Phi3", "Olmo2", "Gemma2", "Gemma3", "GptOss",
-)  # fmt: skip
+#: transformers' names of modules that kernels replace, and what they are.
 _PARTS = {
-    f"{family}{part}": part for family in FAMILIES for part in ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
+    f"{architecture.removesuffix('ForCausalLM')}{part}": part
+    for architecture in ARCHITECTURES
+    for part in ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
 }
-#: Decoders that are nothing but: embed; per layer x += attention(norm(x)), x += mlp(norm(x)); norm; head.
-PLAIN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-#: Families whose norms multiply by their weight before they round.
-_ROUND_ONCE = ("Olmo2", "Gemma2", "Gemma3", "GptOss")
-
 #: activation(gate) * up: rows [rows, 2 n] of gates, then ups -> [rows, n].
 GateOp = Callable[[Tensor], Tensor]
+Linear = torch.nn.Linear | Affine
 
 
 @dataclass(frozen=True)
@@ -40,50 +35,45 @@ class PackedWeight:
     scales: Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
 
     @classmethod
-    def of(cls, weight: Tensor) -> PackedWeight:
-        """weight [N, K]."""
-        int8 = int8_of(weight)
-        if int8 is None:
-            return cls(pack_weight(weight.detach()), None)
-        scales = torch.nn.functional.pad(int8.scales, (0, -len(int8.scales) % PANEL))
-        return cls(pack_weight(int8.values, weight.dtype), scales)
+    def of(cls, *weights: Tensor) -> PackedWeight:
+        """weights [N, K] of one format, their outputs end to end."""
+        values = [getattr(weight, "qdata", weight).detach() for weight in weights]
+        panels = pack_weight(torch.cat(values) if len(values) > 1 else values[0], weights[0].dtype)
+        if panels.dtype != torch.int8:
+            return cls(panels, None)
+        scales = torch.cat([cast(Any, weight).scale.flatten() for weight in weights])
+        return cls(panels, torch.nn.functional.pad(scales, (0, -len(scales) % PANEL)))
 
 
 class PackedLinear(torch.nn.Module):
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    """One product for several linear layers, their outputs end to end."""
+
+    def __init__(self, *linears: Linear) -> None:
         super().__init__()
-        self.out_features = linear.out_features
-        self.weight = PackedWeight.of(linear.weight)
-        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.out_features = sum(linear.weight.shape[0] for linear in linears)
+        self.weight = PackedWeight.of(*(linear.weight for linear in linears))
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+        self.cap = 0.0  # of outputs (the head of Gemma 2): cap * tanh(output / cap); 0: none
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., N]."""
         w = self.weight
         rows = x.reshape(-1, x.shape[-1])
         y: Tensor = torch.ops.pilotfish.linear(rows, w.panels, self.out_features, w.scales)
-        y = y.view(*x.shape[:-1], self.out_features)
-        return y if self.bias is None else y + self.bias
-
-
-class CappedLinear(torch.nn.Module):
-    """A linear whose outputs are soft-capped: the head of Gemma 2."""
-
-    def __init__(self, linear: torch.nn.Module, cap: float) -> None:
-        super().__init__()
-        self.linear, self.cap = linear, cap
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., N]."""
-        y: Tensor = self.linear(x)
-        return torch.ops.pilotfish.softcap(y.view(-1, y.shape[-1]), self.cap).view_as(y)  # type: ignore[no-any-return]
+        if self.bias is not None:
+            y = y + self.bias
+        if self.cap:
+            y = torch.ops.pilotfish.softcap(y, self.cap)
+        return y.view(*x.shape[:-1], self.out_features)
 
 
 class PackedGatedMLP(torch.nn.Module):
     """The gated feed-forward of Llama and its kin: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear) -> None:
+    def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
         super().__init__()
-        self.inner_features, self.out_features = gate.out_features, down.out_features
+        self.out_features, self.inner_features = down.weight.shape
         self.gate, self.up, self.down = (PackedWeight.of(linear.weight) for linear in (gate, up, down))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,9 +88,9 @@ class PackedGatedMLP(torch.nn.Module):
 class ActivatedMLP(torch.nn.Module):
     """A feed-forward with biases or another gate: down(op(gate(x), up(x)))."""
 
-    def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, op: GateOp) -> None:
+    def __init__(self, gate: Linear, up: Linear, down: Linear, op: GateOp) -> None:
         super().__init__()
-        self.gate_up, self.down, self.op = PackedLinear(joined(gate, up)), PackedLinear(down), op
+        self.gate_up, self.down, self.op = PackedLinear(gate, up), PackedLinear(down), op
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., K]."""
@@ -113,11 +103,9 @@ class FusedRMSNorm(torch.nn.Module):
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
-        kind = type(norm).__name__.removesuffix("RMSNorm")
+        about = ARCHITECTURES[type(norm).__name__.replace("RMSNorm", "ForCausalLM")]
         weight = norm.weight.detach()
-        self.weight = weight.float() if kind in _ROUND_ONCE else weight
-        if kind.startswith("Gemma"):
-            self.weight = 1.0 + self.weight
+        self.weight = (weight.float() if about.get("rounds_once") else weight) + about.get("norm_offset", 0.0)
         self.eps = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,7 +123,7 @@ class FusedRMSNorm(torch.nn.Module):
 
 
 class PackedAttention(torch.nn.Module):
-    """The attention of the `FAMILIES` over slots: queries, keys and values come from one product."""
+    """The attention of all `ARCHITECTURES` over slots: queries, keys and values come from one product."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -146,11 +134,11 @@ class PackedAttention(torch.nn.Module):
             attention.scaling,
             layer_windows(config)[self.layer],
             getattr(attention, "attn_logit_softcapping", None) or 0.0,
-            getattr(attention, "sinks", None),
+            None if (sinks := getattr(attention, "sinks", None)) is None else sinks.detach().clone(),
         )
         self.rotated_per_angle = 2 if type(attention).__name__ == "GptOssAttention" else 1
         qkv = getattr(attention, "qkv_proj", None)
-        self.joined = PackedLinear(qkv or joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        self.joined = PackedLinear(*([qkv] if qkv else (attention.q_proj, attention.k_proj, attention.v_proj)))
         self.out = PackedLinear(attention.o_proj)
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         self.q_norm, self.k_norm = (None if norm is None else FusedRMSNorm(norm) for norm in norms)
@@ -183,13 +171,21 @@ class PackedAttention(torch.nn.Module):
 
 
 def with_kernels(model: Any, context: int) -> Any:
-    """Replace, in place, every part of a transformers causal LM that a kernel computes; a `PLAIN` model altogether."""
+    """Replace, in place, every part of a transformers causal LM that a kernel computes; a plain decoder altogether."""
     replace_modules(model, fused)
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    if cap:
-        model.lm_head = CappedLinear(model.lm_head, cap)
-        model.config.final_logit_softcapping = None
-    return PlainDecoder(model, context) if type(model).__name__ in PLAIN else model
+    model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
+    model.config.final_logit_softcapping = None
+    return PlainDecoder(model, context) if ARCHITECTURES[type(model).__name__].get("plain") else model
+
+
+def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
+    """Replace descendants of `module`, in place; where `replacement` has none the children's are looked for."""
+    for name, child in list(module.named_children()):
+        replaced = replacement(child)
+        if replaced is None:
+            replace_modules(child, replacement)
+        else:
+            setattr(module, name, replaced)
 
 
 def fused(module: Any) -> torch.nn.Module | None:
@@ -203,26 +199,26 @@ def fused(module: Any) -> torch.nn.Module | None:
             return FusedRMSNorm(module)
         case "MLP" if hasattr(module, "down_proj"):
             both = getattr(module, "gate_up_proj", None)
-            gate, up = (module.gate_proj, module.up_proj) if both is None else split_gate_up(both)
+            gate, up = (module.gate_proj, module.up_proj) if both is None else halves(both)
             return _gated(gate, up, module.down_proj, activation(module.config))
         case "Experts":
             return Mixture(_packed_expert(module, i) for i in range(module.num_experts))
         case "TopKRouter":
-            linear = PackedLinear(linear_of(module.weight, getattr(module, "bias", None)))
+            linear = PackedLinear(Affine(module.weight, getattr(module, "bias", None)))
             return Router(linear, module.top_k, over_all=not getattr(module, "norm_topk_prob", True))
     return None
 
 
 def _packed_expert(experts: Any, index: int) -> torch.nn.Module:
-    gate_up, down = (expert_linear(experts, name, index) for name in ("gate_up_proj", "down_proj"))
-    gate, up = split_gate_up(gate_up, interleaved=not experts.is_concatenated)
+    gate_up, down = expert_parts(experts, index)
+    gate, up = halves(gate_up, interleaved=not experts.is_concatenated)
     if type(experts).__name__ == "GptOssExperts":
         op = functools.partial(torch.ops.pilotfish.gate_clamped, alpha=experts.alpha, limit=experts.limit)
         return ActivatedMLP(gate, up, down, op)
     return _gated(gate, up, down, activation(experts.config))
 
 
-def _gated(gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, kind: str) -> torch.nn.Module:
+def _gated(gate: Linear, up: Linear, down: Linear, kind: str) -> torch.nn.Module:
     """`kind` is one of `features.ACTIVATIONS`."""
     if kind == "silu" and all(x.bias is None for x in (gate, up, down)):
         return PackedGatedMLP(gate, up, down)
@@ -230,41 +226,16 @@ def _gated(gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, ki
     return ActivatedMLP(gate, up, down, ops[kind])
 
 
-def joined(*linears: torch.nn.Linear) -> torch.nn.Linear:
-    """A linear that computes all of them, outputs end to end."""
-    biased = linears[0].bias is not None
-    bias = torch.cat([x.bias for x in linears]) if biased else None
-    return linear_of(concatenated([x.weight for x in linears]), bias)
-
-
-@dataclass(frozen=True)
-class DecoderOutput:
-    logits: Tensor  # [1, kept rows, vocab]
-
-
-@dataclass(frozen=True)
-class DecoderLayer:
-    before_attention: FusedRMSNorm
-    attention: PackedAttention
-    before_mlp: FusedRMSNorm
-    mlp: torch.nn.Module
-
-
 class PlainDecoder(torch.nn.Module):
-    """Runs a `PLAIN` model, its parts replaced already, without transformers' own Python between the kernels: for
-    small models that is most of a forward. The model's rotary embedding computes the angles of all positions, once."""
+    """Runs a plain decoder, its parts replaced already, without transformers' own Python between the kernels: for small
+    models that is most of a forward. The model's rotary embedding computes the angles of all positions, once."""
 
     def __init__(self, model: Any, context: int) -> None:
         super().__init__()
         inner = model.model
-        self.embed_tokens = inner.embed_tokens
+        self.embed_tokens, self.norm, self.lm_head = inner.embed_tokens, inner.norm, model.lm_head
         self.layers = inner.layers  # holds the parts for code that walks over modules
-        self._parts = [
-            DecoderLayer(layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm, layer.mlp)
-            for layer in inner.layers
-        ]
-        self.norm: FusedRMSNorm = inner.norm
-        self.lm_head: torch.nn.Module = model.lm_head
+        self._parts = [(x.input_layernorm, x.self_attn, x.post_attention_layernorm, x.mlp) for x in inner.layers]
         cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(context)[None])
         self.cos, self.sin = cos[0], sin[0]  # [context, rotated part of a head]
 
@@ -276,14 +247,13 @@ class PlainDecoder(torch.nn.Module):
         metadata: AttentionMetadata,
         kv: KVPool,
         **_: object,
-    ) -> DecoderOutput:
-        """Writes KV to the pool."""
+    ) -> SimpleNamespace:
+        """`logits` [1, kept rows, vocab]. Writes KV to the pool."""
         cos, sin = self.cos[position_ids[0]], self.sin[position_ids[0]]
         residual = torch.nn.functional.embedding(input_ids[0], self.embed_tokens.weight)
         update = torch.zeros_like(residual)
-        for layer in self._parts:
-            hidden = layer.before_attention.of_sum(residual, update)
-            update = layer.attention.attend(hidden, cos, sin, metadata, kv)
-            update = layer.mlp(layer.before_mlp.of_sum(residual, update))
+        for before_attention, attention, before_mlp, mlp in self._parts:
+            update = attention.attend(before_attention.of_sum(residual, update), cos, sin, metadata, kv)
+            update = mlp(before_mlp.of_sum(residual, update))
         hidden = self.norm.of_sum(residual, update)
-        return DecoderOutput(self.lm_head(hidden[logits_to_keep])[None])
+        return SimpleNamespace(logits=self.lm_head(hidden[logits_to_keep])[None])

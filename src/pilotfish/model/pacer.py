@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,20 +16,14 @@ MAX_OVERRUN_SHARE = 0.01
 SPIN = 200e-6
 
 
-def _sleep(seconds: float) -> None:
-    """Other threads get the interpreter either way; `time.sleep(0)` would take up to 100 us."""
-    if seconds > 0:
-        time.sleep(seconds)
-    else:
-        os.sched_yield()
+@dataclass
+class Pacer:
+    """Lets a forward return when that of the emulated device would, and counts those that took longer by themselves."""
 
-
-@dataclass(frozen=True)
-class Pacing:
     role: str
     pace: Pace
-    forwards: int
-    overruns: int  # forwards that took longer than their pace by themselves
+    forwards: int = 0
+    overruns: int = 0
 
     @property
     def share(self) -> float:
@@ -44,41 +38,30 @@ class Pacing:
         row = f" ({1000 * self.pace.seconds(1):.2f} ms a row)" if "@" in self.pace.text else ""
         return f"{self.role} {self.pace.text}{row}, overruns {self.overruns} of {self.forwards}"
 
-
-class Pacer:
-    """Lets a forward return when that of the emulated device would, and counts those that took longer."""
-
-    def __init__(
-        self,
-        role: str,
-        pace: Pace,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = _sleep,
-    ) -> None:
-        self._role = role
-        self._pace = pace
-        self._clock = clock
-        self._sleep = sleep
-        self.reset()
-
     def reset(self) -> None:
         """Count from here on."""
-        self._forwards = self._overruns = 0
-
-    def pacing(self) -> Pacing:
-        return Pacing(self._role, self._pace, self._forwards, self._overruns)
+        self.forwards = self.overruns = 0
 
     def hold(self, began: float, rows: int) -> None:
-        """After a forward of `rows` rows, and sampling: returns when its time is over. `began` is of the clock."""
-        deadline = began + self._pace.seconds(rows)
-        self._forwards += 1
-        self._overruns += self._clock() > deadline
-        while (left := deadline - self._clock()) > 0:
-            self._sleep(max(left - SPIN, 0.0))
+        """After a forward of `rows` rows, and sampling: returns when its time is over. `began` is of
+        `time.perf_counter`."""
+        deadline = began + self.pace.seconds(rows)
+        self.forwards += 1
+        self.overruns += time.perf_counter() > deadline
+        while (left := deadline - time.perf_counter()) > 0:
+            _sleep(max(left - SPIN, 0.0))
 
     @contextmanager
     def held(self, rows: int) -> Iterator[None]:
         """Hold back all that is done within."""
-        began = self._clock()
+        began = time.perf_counter()
         yield
         self.hold(began, rows)
+
+
+def _sleep(seconds: float) -> None:
+    """Other threads get the interpreter either way; `time.sleep(0)` would take up to 100 us."""
+    if seconds > 0:
+        time.sleep(seconds)
+    else:
+        os.sched_yield()

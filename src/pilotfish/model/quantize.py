@@ -1,19 +1,16 @@
 """Quantization by torchao: int8 for weights alone, fp8 for weights and activations.
 
 `quantize` replaces the weights of a module's linear layers by torchao's tensors, which know how to multiply; the C++
-kernels take their int8 values out of them (`int8_of`) and multiply by themselves.
+kernels take their int8 values out of them (`PackedWeight`) and multiply by themselves.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from pilotfish.config import Quantization
 from pilotfish.errors import ParameterError
@@ -21,30 +18,6 @@ from pilotfish.model.metadata import quiet
 
 #: The first with FP8 matrix units: Ada and Hopper.
 FP8_CAPABILITY = (8, 9)
-
-
-@dataclass(frozen=True)
-class Int8Weight:
-    """A linear layer's weight: `values` times their row's scale."""
-
-    values: Tensor  # int8 [N, K]
-    scales: Tensor  # float32 [N]
-
-
-def int8_of(weight: Tensor) -> Int8Weight | None:
-    """A weight that torchao has quantized; None for a plain one."""
-    values = getattr(weight, "qdata", None)
-    return None if values is None else Int8Weight(values, cast(Any, weight).scale.flatten())
-
-
-def concatenated(weights: Sequence[Tensor]) -> Tensor:
-    """Weights [N, K] of one format, concatenated along N; torch.cat does not know torchao's."""
-    first: Any = weights[0]
-    parts = [part for weight in weights if (part := int8_of(weight)) is not None]
-    if not parts:
-        return torch.cat(list(weights))
-    values, scales = torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts])
-    return cast(Tensor, type(first)(values, scales[:, None], first.block_size, first.dtype))
 
 
 def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pilotfish.core.executor import Sampling, TokenLogprobs
 from pilotfish.core.logit_rules import LogitEdits
+from pilotfish.core.noise import philox, split
 from pilotfish.core.sampling_params import SamplingParams
 
 #: Below it logits / T would swallow the noise, then overflow; the arg max has all the mass long before.
@@ -76,13 +77,6 @@ def non_finite_rows(logits: Tensor) -> list[int]:
         return []
     found: list[int] = (~logits.isfinite().all(dim=-1)).nonzero()[:, 0].tolist()
     return found
-
-
-def without_rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    """The logits with these rows all 0, so that sampling can pass over them."""
-    mask = torch.zeros(len(logits), dtype=torch.bool)
-    mask[list(rows)] = True
-    return logits.masked_fill(mask.to(logits.device)[:, None], 0.0)
 
 
 # -- bias, penalties and exclusions
@@ -220,33 +214,21 @@ def perturbed_topk_reference(scores: Tensor, seeds: Tensor, positions: Tensor, k
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """core.noise.gumbel for many (seed, position) at once. int64 [rows] each -> float64 [rows, vocab]."""
-    low = 0xFFFFFFFF
-    block = torch.arange((vocab_size + 3) // 4, device=seeds.device)[None, :]
-    zero = torch.zeros_like(block)
-    c0, c1, c2, c3 = (positions[:, None] & low) + zero, (positions[:, None] >> 32) + zero, block, zero
-    key0, key1 = seeds[:, None] & low, (seeds[:, None] >> 32) & low
-    for _ in range(10):
-        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps: the low 64 bits are right
-        c0, c1, c2, c3 = (
-            ((product1 >> 32) & low) ^ c1 ^ key0,
-            product1 & low,
-            ((product0 >> 32) & low) ^ c3 ^ key1,
-            product0 & low,
-        )
-        key0, key1 = (key0 + 0x9E3779B9) & low, (key1 + 0xBB67AE85) & low
-    words = torch.stack((c0, c1, c2, c3), dim=-1).flatten(1)[:, :vocab_size]
-    return -torch.log(-torch.log((words.double() + 0.5) / 2.0**32))
+    block = torch.arange((vocab_size + 3) // 4, device=seeds.device)
+    words = philox(split(seeds[:, None]), (*split(positions[:, None]), block, 0))
+    k = torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
+    return -torch.log(-torch.log((k.double() + 0.5) / 2.0**32))
 
 
 # -- log-probabilities
 
 
-def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """Log-probabilities of tokens[i] under row i, and of each row's `top` likeliest, in the model's own distribution.
+def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
+    """Log-probabilities of tokens[i] under rows[i], and of that row's `top` likeliest, in the model's own distribution.
     logits [rows, vocab], raw. The rank counts tokens that are strictly likelier; equal ones in `top` stand in order of
     their ids."""
     slices = (slice(at, at + LOGPROB_ROWS) for at in range(0, len(tokens), LOGPROB_ROWS))
-    return [logprobs for part in slices for logprobs in _slice_logprobs(logits[part], tokens[part], top)]
+    return [logprobs for part in slices for logprobs in _slice_logprobs(logits[rows[part]], tokens[part], top)]
 
 
 def _slice_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch.distributed
+
+import pilotfish.model  # noqa: F401  # hides torchao before transformers looks for it
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +48,6 @@ def import_for_serving() -> None:
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    import torch.distributed
-
-    import pilotfish.model  # noqa: F401  # hides torchao before transformers looks for it
-
     absent = {name: _StandIn(name) for name in _STAND_INS if name not in sys.modules}
     is_available = torch.distributed.is_available
     sys.modules.update(absent)
@@ -84,25 +81,3 @@ def _unchanged(decorated: Any = None, *_: Any, **__: Any) -> Any:
 def _real_indexing() -> Any:
     """An instance of the class that `_StandIn` stands for, imported when first needed."""
     return importlib.import_module(_INDEXING).TransformGetItemToIndex()
-
-
-@contextmanager
-def without_decompositions() -> Iterator[None]:
-    """While transformers builds modules on the device `meta`: replaces the two operations there that torch decomposes
-    in Python, for which it imports its compiler and sympy, over a second of work. `torch.arange` without a device makes
-    its small tensor on the CPU, and no random numbers are drawn for tensors without memory."""
-    import torch
-
-    arange, normal = torch.arange, torch.nn.init.normal_
-
-    def on_cpu(*arguments: Any, **options: Any) -> torch.Tensor:
-        return arange(*arguments, **{"device": "cpu", **options})
-
-    def drawn(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-        return tensor if tensor.is_meta else normal(tensor, *arguments, **options)
-
-    torch.arange, torch.nn.init.normal_ = on_cpu, drawn
-    try:
-        yield
-    finally:
-        torch.arange, torch.nn.init.normal_ = arange, normal

@@ -1,10 +1,9 @@
-"""One forward over the rows of many sequences. Anything that runs on a device runs from here."""
+"""The tensors of one forward over the rows of many sequences, padded to sizes that a device prefers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,59 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pilotfish.core.executor import SequenceRows
-from pilotfish.model.attention import AttentionMetadata, KVPool
-from pilotfish.model.graphs import CudaRecorder, GraphCache
-
-if TYPE_CHECKING:
-    from pilotfish.model.loader import LoadedModel
-
-
-class Runner:
-    """Runs a loaded model over a pool of KV slots.
-
-    A row's logits do not depend on the rows that share its forward: with the C++ kernels by how they
-    reduce, otherwise because rows are padded to a few fixed counts (`Buckets`; bfloat16 on CUDA excepted).
-    """
-
-    def __init__(self, model: LoadedModel, num_slots: int, *, graphs: bool = True) -> None:
-        """`graphs` False: a model that CUDA graphs can record is run without them."""
-        shape = model.shape
-        self.model = model
-        self.num_slots = num_slots
-        self.kv = KVPool.zeros(shape.layers, num_slots, shape.kv_heads, shape.head_dim, model.dtype, model.device)
-        self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
-        self._forward: Callable[[Batch], Tensor] = self._run_model
-        if graphs and model.recordable:
-            self._forward = GraphCache(self._run_model, CudaRecorder(), model.device)
-
-    def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        """Write KV and return logits, float32 [kept rows, vocab]: of each sequence in order the committed rows
-        in `kept`, then its nodes."""
-        return self.run(self.prepare(sequences))
-
-    def prepare(self, sequences: Sequence[SequenceRows]) -> list[Batch]:
-        """The tensors of a forward, in host memory; of several forwards, where there are more rows than the
-        largest bucket takes."""
-        return Batch.build(sequences, self.buckets, self.num_slots)
-
-    @torch.inference_mode()
-    def run(self, batches: Sequence[Batch]) -> Tensor:
-        """The forward itself; see `forward`."""
-        logits = [self._forward(batch)[: batch.num_kept].float() for batch in batches]
-        return logits[0] if len(logits) == 1 else torch.cat(logits)
-
-    def _run_model(self, batch: Batch) -> Tensor:
-        """Logits of the kept rows, padding included. [kept rows, vocab]."""
-        batch = batch.map(lambda tensor: tensor.to(self.model.device))
-        output = self.model.module(
-            input_ids=batch.input_ids[None],
-            position_ids=batch.position_ids[None],
-            logits_to_keep=batch.keep,
-            use_cache=False,
-            metadata=batch.metadata,
-            kv=self.kv,
-        )
-        return output.logits[0]  # type: ignore[no-any-return]
+from pilotfish.model.attention import AttentionMetadata
 
 
 @dataclass(frozen=True)
@@ -72,7 +19,6 @@ class Batch:
     """Sequences flattened into the tensors of one forward."""
 
     input_ids: Tensor  # int64 [rows]
-    position_ids: Tensor  # int64 [rows]
     keep: Tensor  # int64 [kept rows], padded like rows
     num_kept: int
     metadata: AttentionMetadata
@@ -105,7 +51,7 @@ class Batch:
                 path_slots[tree, : nodes.deepest] = nodes.paths
                 keep.extend(range(chunk.stop, end))
             row = end
-        rows = (ids, np.maximum(positions, 0).astype(np.int64), slots, owners, positions, prefixes, path_slots)
+        rows = (ids, slots, owners, positions, prefixes, path_slots)
         size = buckets.rows[-1] if buckets.rows else padded
         cuts = range(0, padded, size)
         return [cls._cut(rows, prefix_slots, keep, slice(cut, cut + size), buckets) for cut in cuts]
@@ -122,16 +68,16 @@ class Batch:
         """The batch of some of the rows."""
         kept = [row - cut.start for row in keep if cut.start <= row < cut.stop]
         padding = [0] * (bucket(len(kept), buckets.rows) - len(kept))
-        ids, position_ids, slots, owners, positions, prefixes, path_slots = (torch.from_numpy(x[cut]) for x in rows)
+        ids, slots, owners, positions, prefixes, path_slots = (torch.from_numpy(x[cut]) for x in rows)
         metadata = AttentionMetadata(slots, owners, positions, prefixes, torch.from_numpy(prefix_slots), path_slots)
-        return cls(ids, position_ids, torch.tensor(kept + padding, dtype=torch.int64), len(kept), metadata)
+        return cls(ids, torch.tensor(kept + padding, dtype=torch.int64), len(kept), metadata)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.input_ids, self.position_ids, self.keep, *vars(self.metadata).values())
+        return (self.input_ids, self.keep, *vars(self.metadata).values())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        input_ids, position_ids, keep, *metadata = map(change, self.tensors())
-        return Batch(input_ids, position_ids, keep, self.num_kept, AttentionMetadata(*metadata))
+        input_ids, keep, *metadata = map(change, self.tensors())
+        return Batch(input_ids, keep, self.num_kept, AttentionMetadata(*metadata))
 
 
 # -- padding

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import load_model
-from pilotfish.model.runner import Runner
 
 SLOTS = 3000
 OTHER_SHAPES: list[dict[str, Any]] = [
@@ -66,14 +66,14 @@ OTHER_FIELDS: list[tuple[str, dict[str, Any]]] = [
 
 
 class Bench:
-    """A runner, and slots handed out at random."""
+    """An executor, and slots handed out at random."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, *, eager: bool = False, seed: int = 0) -> None:
         model = (
             load_model(directory, dtype, torch.device("cpu"), eager=True) if eager else native_model(directory, dtype)
         )
         assert model.native is not eager
-        self.runner = Runner(model, SLOTS)
+        self.executor = TorchExecutor(model, SLOTS)
         self._slots = iter(np.random.default_rng(seed).permutation(SLOTS).tolist())
 
     def take(self, count: int) -> list[int]:
@@ -92,7 +92,7 @@ class Bench:
         )
 
     def logits(self, *sequences: SequenceRows) -> torch.Tensor:
-        return self.runner.forward(sequences)
+        return self.executor.forward(sequences)
 
 
 @pytest.fixture(params=KINDS)
@@ -109,7 +109,7 @@ def test_heads_that_no_kernel_takes_run_without_kernels(tmp_path: Path) -> None:
     rows = SequenceRows(0, tokens_of(40), np.arange(40, dtype=np.int32), NO_NODES, kept=[39])
     with torch.inference_mode():
         expected = reference.eval()(torch.tensor([tokens_of(40)])).logits[0, -1]
-    torch.testing.assert_close(Runner(model, SLOTS).forward([rows])[0], expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(TorchExecutor(model, SLOTS).forward([rows])[0], expected, rtol=0, atol=1e-4)
 
 
 def test_no_product_is_left_to_a_library(directory: Path) -> None:
