@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO, TypeAlias
+from typing import Any, TextIO
 
+from pilotfish.errors import ParameterError
 from pilotfish.printable import OneLineFormatter
-
-LogFormat: TypeAlias = Literal["json", "text"]
 
 #: Characters of one prompt in a line.
 MAX_PROMPT = 10_000
@@ -59,7 +58,7 @@ def log_prompt(text: str) -> None:
 
 
 def configure(
-    form: LogFormat | None,
+    form: str | None,
     prompts: bool = False,
     level: int = logging.INFO,
     stream: TextIO | None = None,
@@ -67,12 +66,15 @@ def configure(
 ) -> None:
     """Send all lines of this process to `stream` (stderr), in place of earlier configurations. A worker's lines carry
     its name, `process`; those without a form are `pilotfish NAME: message`. uvicorn needs log_config=None, and
-    access_log=False: pilotfish.access says more."""
+    access_log=False: pilotfish.access says more. ParameterError for another form."""
     global _process
+    plain = OneLineFormatter(f"pilotfish {(process or '').replace('%', '%%')}: %(message)s")
+    formatters = {"json": JsonFormatter(), "text": TextFormatter(), None: plain}
+    if form not in formatters:
+        raise ParameterError("log_format", form, "json or text")
     _process = {} if process is None else {"process": process}
     handler = logging.StreamHandler(stream or sys.stderr)
-    plain = OneLineFormatter(f"pilotfish {(process or '').replace('%', '%%')}: %(message)s")
-    handler.setFormatter({"text": TextFormatter(), "json": JsonFormatter(), None: plain}[form])
+    handler.setFormatter(formatters[form])
     logging.basicConfig(handlers=[handler], level=level, force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -15,13 +15,10 @@ from pilotfish.command import Given
 from pilotfish.config import DType, EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError, ParameterError
-from pilotfish.logs import LogFormat
 from pilotfish.options import Option, pick, unset
 
 DEFAULT_PAIR = "pycode"
 
-#: Log formats of `serve` and `draft`; None: the command decides.
-LOG_FORMAT = Option("log_format", Literal, None, optional=True, choices=get_args(LogFormat))
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 
 _OF_SERVE = ("max_requests", "max_rows")

@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pilotfish.cli.options import ENGINE, LOG_FORMAT, JsonOption, engine_config
+from pilotfish.cli.options import ENGINE, JsonOption, engine_config
 from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import with_speculative_config
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.errors import InputError, ParameterError
-from pilotfish.logs import LogFormat, configure
+from pilotfish.logs import configure
 from pilotfish.options import pick
 from pilotfish.prompts import read_chat_template
 
@@ -59,7 +59,6 @@ def serve(
     if "chat_template" in server:
         server["chat_template"] = read_chat_template(server["chat_template"])
     listening = ServerConfig(**server)
-    LOG_FORMAT.check(log_format)
     if enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
     keys = _keyring(api_key or (), api_keys, listening.host, anonymous=allow_anonymous)
@@ -67,7 +66,7 @@ def serve(
 
     if otlp_traces_endpoint is not None:
         traces_url(otlp_traces_endpoint)
-    form = cast(LogFormat, log_format or ("text" if sys.stderr.isatty() else "json"))
+    form = log_format or ("text" if sys.stderr.isatty() else "json")
     configure(form, prompts=log_prompts)
     setup = ServerSetup(config, listening, keys, form, otlp_traces_endpoint)
     run_server(setup, lambda url: print_json({"url": url}) if json else None)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
 from pilotfish import pairs
-from pilotfish.cli import options
 from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directory
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config import DraftConfig, EngineConfig, config_of
 from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.errors import InputError
-from pilotfish.logs import LogFormat, configure
+from pilotfish.logs import configure
 from pilotfish.options import pick
 
 MODEL = ("dtype", "quantization", "device", "threads", "cores", "kv_slots", "memory", "pace", "trace", "eager")
@@ -44,8 +43,7 @@ def draft(
         parent = config_of(config, EngineConfig)
         prepared = DraftConfig(**{**pool, "model": parent.of_draft, "leaves": parent.leaves})
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
-    options.LOG_FORMAT.check(log_format)
-    configure(cast(LogFormat | None, log_format), level=level, process=prepared.name)
+    configure(log_format, level=level, process=prepared.name)
     _import_transformers()
     from pilotfish.engine.draft_pool import run_pool
 

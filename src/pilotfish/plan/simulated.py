@@ -29,28 +29,22 @@ class VirtualClock:
         return self.now
 
 
+@dataclass
 class SimulatedExecutor:
-    """Implements `core.executor.Executor`. Its KV is the token and the position written to each slot: a row is given
-    its history from the slots alone, and EngineError shows a slot that holds another position than its place says."""
+    """Implements `core.executor.Executor`. A forward of n rows advances `clock` by `seconds(n)`. The KV is the token
+    and the position written to each slot: a row is given its history from the slots alone, and EngineError shows a slot
+    that holds another position than its place says."""
 
-    def __init__(
-        self,
-        model: ScriptedModel,
-        vocab_size: int,
-        num_slots: int,
-        context: int,
-        seconds: Callable[[int], float],
-        clock: VirtualClock,
-    ) -> None:
-        """A forward of n rows advances `clock` by `seconds(n)`."""
-        self.model = model
-        self.vocab_size = vocab_size
-        self.num_slots = num_slots
-        self.context = context
-        self.clock = clock
-        self._seconds = seconds
-        self._tokens = np.zeros(num_slots, np.int64)
-        self._positions = np.full(num_slots, -1)
+    model: ScriptedModel
+    vocab_size: int
+    num_slots: int
+    context: int
+    seconds: Callable[[int], float]
+    clock: VirtualClock
+
+    def __post_init__(self) -> None:
+        self._tokens = np.zeros(self.num_slots, np.int64)
+        self._positions = np.full(self.num_slots, -1)
 
     def padded(self, rows: int) -> int:
         return rows
@@ -59,7 +53,7 @@ class SimulatedExecutor:
         for sequence in rows:
             self._write(sequence)
         logits = np.array([self.model(history) for sequence in rows for history in self._histories(sequence)])
-        seconds = self._seconds(sum(sequence.num_rows for sequence in rows))
+        seconds = self.seconds(sum(sequence.num_rows for sequence in rows))
         self.clock.now += seconds
 
         def logprobs(kept: Sequence[int], tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
@@ -108,8 +102,7 @@ def _sampled(logits: Floats, sampling: Sampling) -> tuple[Ints, Floats | None]:
 
 def _log_softmax(values: Floats) -> Floats:
     """Over the last axis."""
-    shifted: Floats = values - values.max(axis=-1, keepdims=True)
-    result: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    result: Floats = values - np.logaddexp.reduce(values, axis=-1, keepdims=True)
     return result
 
 

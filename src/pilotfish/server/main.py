@@ -28,7 +28,6 @@ from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine, Health
 from pilotfish.engine.process import LOG_FORMAT, die_with_parent, heeded, name_process
 from pilotfish.errors import EngineError, ModelError, ParameterError
-from pilotfish.logs import LogFormat
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
 from pilotfish.server.http import ConnectionProtocol
@@ -53,7 +52,7 @@ class ServerSetup:
     engine: EngineConfig
     server: ServerConfig
     keys: Keyring
-    log_format: LogFormat
+    log_format: str  # json or text
     otlp_traces_endpoint: str | None = None
 
 
