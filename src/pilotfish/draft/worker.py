@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,15 +120,14 @@ class DraftWorker:
         self._observed_used, self._observed_wasted = used, wasted
 
 
+@dataclass
 class Grower:
     """Runs levels over the sessions of a table."""
 
-    def __init__(self, executor: Executor, table: SessionTable, children: int, pacer: Pacer | None = None) -> None:
-        """Each leaf gets `children`; `pacer` holds back each level."""
-        self.executor = executor
-        self.table = table
-        self.children = children
-        self.pacer = pacer
+    executor: Executor
+    table: SessionTable
+    children: int  # that each leaf gets
+    pacer: Pacer | None = None  # holds back each level
 
     def grow(self, level: Sequence[LevelPart]) -> list[GrownTree]:
         """Run a forward; the nodes that it added to the tree of each part."""

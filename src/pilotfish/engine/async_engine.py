@@ -272,12 +272,12 @@ class AsyncEngine:
                         self._streams.pop(request, None)
 
 
+@dataclass
 class Silence:
     """Seconds since a process was last heard, not counting time in which this process stood still."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._looked: float | None = None
+    seconds: float = 0.0
+    _looked: float | None = None  # when the last look was
 
     def heard(self) -> None:
         self.seconds = 0.0
