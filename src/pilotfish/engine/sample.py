@@ -29,22 +29,17 @@ class Sample:
         self.request = request
         self.stream = text
         self.started = time.perf_counter()
-        self.scheduled: float | None = None  # when the first step began that had rows of it
-        self.ended: float | None = None
+        self.queued: float | None = None  # seconds from submission to the first step that had rows of it
+        self.seconds = 0.0  # from submission to the last token
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []  # of every prompt token but the first
         self.finish_reason: FinishReason | None = None
 
-    @property
-    def queued(self) -> float:
-        """Seconds from submission to the first step that had rows of it."""
-        return (self.scheduled or self.started) - self.started
-
     def scheduled_at(self, now: float) -> None:
         """Note that a step which began at `now` had rows of it."""
-        if self.scheduled is None:
-            self.scheduled = now
+        if self.queued is None:
+            self.queued = now - self.started
 
     def add(self, commit: RequestCommit, at: float) -> Delta:
         """Add the commit of a step that began at `at`."""
@@ -69,7 +64,7 @@ class Sample:
     def finish(self, reason: FinishReason) -> None:
         self.stream.finish()
         self.finish_reason = reason
-        self.ended = time.perf_counter()
+        self.seconds = time.perf_counter() - self.started
 
     @property
     def text(self) -> str:
@@ -89,11 +84,6 @@ class Sample:
             return None
         length = len(self.request.tokens)
         return EngineError(f"logits: those after token {length} are not finite (NaN or infinity); none can be sampled")
-
-    @property
-    def seconds(self) -> float:
-        """From submission to the last token."""
-        return (self.ended or self.started) - self.started
 
     def stats(self) -> dict[str, Any]:
         """The counts that `generate --json` reports."""
