@@ -16,7 +16,7 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, timed
 from pilotfish.bench.steps import HEAD_DIM, SHAPES, TARGETS, VOCAB, kv_bytes, random_model
 from pilotfish.errors import InputError
-from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention
+from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention, key_slots
 from pilotfish.model.batch import EXACT, Batch
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import CudaRecorder
@@ -123,11 +123,9 @@ def attention_contest(shape: LlamaConfig, rows: int, dtype: torch.dtype, device:
 
 
 def tree_mask(place: AttentionMetadata) -> torch.Tensor:
-    """Tells which of the slots 0 to `CONTEXT` + rows - 1 each row sees, where the prefix lies in slots 0 to `CONTEXT`.
-    bool [rows, slots]."""
-    seen = torch.arange(CONTEXT + len(place.row_slots), device=place.row_slots.device) <= CONTEXT
-    seen = seen.repeat(len(place.row_slots), 1)
-    lengths = (place.row_positions + 1 - place.row_prefixes).clamp(min=0).tolist()
-    for row, length in enumerate(lengths):
-        seen[row, place.path_slots[row, :length].long()] = True
+    """Tells which of the slots 0 to `CONTEXT` + rows - 1 each row sees. bool [rows, slots]."""
+    rows = len(place.row_slots)
+    seen = torch.zeros(rows, CONTEXT + rows, dtype=torch.bool, device=place.row_slots.device)
+    for row, slots, position in zip(seen, key_slots(place), place.row_positions.tolist(), strict=True):
+        row[slots[: position + 1]] = True
     return seen

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
@@ -141,6 +141,17 @@ class EndlessStreams:
         return self.run(lambda: time.perf_counter() >= end)
 
 
+@contextmanager
+def streams_on_pools(options: BenchOptions, number: int) -> Iterator[tuple[EndlessStreams, list[Program]]]:
+    """Streams that so many pools draft for, after some seconds to warm up."""
+    with pools_beside(options.engine_config(mode="off"), number) as (pools, config):
+        endpoints = tuple(pool.told["endpoint"] for pool in pools)
+        with Engine(replace(config, mode="async", draft_pool=endpoints)) as engine:
+            streams = EndlessStreams(engine, options.workload(), options.streams)
+            streams.run_for(options.seconds)
+            yield streams, pools
+
+
 # -- a pool that stands still
 
 
@@ -148,15 +159,10 @@ def run_stall(options: BenchOptions, progress: ProgressBar) -> Report:
     """Stops the pool `repeats` times, after a warm-up. What is to be shown: no step during a stall is longer than the
     99th percentile of those before and ALLOWANCE_MS."""
     progress.total = 1 + len(PHASES) * options.repeats
-    with ExitStack() as stack:
-        (pool,), config = stack.enter_context(pools_beside(options.engine_config(mode="off")))
-        drafted = replace(config, mode="async", draft_pool=(pool.told["endpoint"],))
-        engine = stack.enter_context(Engine(drafted))
-        running = EndlessStreams(engine, options.workload(), options.streams)
-        running.run_for(options.seconds)
+    with streams_on_pools(options, 1) as (running, (pool,)):
         progress("warm-up")
         stalls = [_stall(running, pool, options, progress) for _ in range(options.repeats)]
-        late = overruns(engine)
+        late = overruns(running.engine)
     phases = [phase_of(name, [record for stall in stalls for record in stall[name]]) for name in PHASES]
     holds = phases[1]["max_ms"] <= phases[0]["p99_ms"] + ALLOWANCE_MS
     return Report({"phases": phases, "overruns": late, "allowance_ms": ALLOWANCE_MS, "holds": holds})

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.pools import EndlessStreams, Window
-from pilotfish.bench.programs import Program, pools_beside
+from pilotfish.bench.pools import EndlessStreams, Window, streams_on_pools
+from pilotfish.bench.programs import pools_beside
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread
 from pilotfish.bench.workload import parse_numbers
 from pilotfish.core.messages import Load
@@ -160,25 +160,16 @@ class Kill:
 
 def _kill(options: BenchOptions) -> Kill:
     """Starts two pools and kills the second."""
-    with pools_beside(options.engine_config(mode="off"), pools=2) as (pools, config):
-        endpoints = tuple(pool.told["endpoint"] for pool in pools)
-        with Engine(replace(config, mode="async", draft_pool=endpoints)) as engine:
-            streams = EndlessStreams(engine, options.workload(), options.streams)
-            streams.run_for(options.seconds)  # to warm up
-            return _measure_kill(streams, pools[1], options.seconds)
-
-
-def _measure_kill(streams: EndlessStreams, victim: Program, seconds: float) -> Kill:
-    before = streams.run_for(seconds)
-    streams.run(lambda: None not in pools_of(streams))
-    doomed = victim.told["endpoint"]
-    groups = groups_of(pools_of(streams), doomed)
-    victim.close()
-    end = time.perf_counter() + MOVE_PATIENCE
-    moving = streams.run(lambda: not {None, doomed} & set(pools_of(streams)) or time.perf_counter() > end)
-    if time.perf_counter() > end:
-        raise EngineError(f"the sessions of a dead pool have not moved within {MOVE_PATIENCE:g} s")
-    return Kill([before, moving, streams.run_for(seconds)], groups)
+    with streams_on_pools(options, 2) as (streams, (_, victim)):
+        doomed, before = victim.told["endpoint"], streams.run_for(options.seconds)
+        streams.run(lambda: None not in pools_of(streams))
+        groups = groups_of(pools_of(streams), doomed)
+        victim.close()
+        end = time.perf_counter() + MOVE_PATIENCE
+        moving = streams.run(lambda: not {None, doomed} & set(pools_of(streams)) or time.perf_counter() > end)
+        if time.perf_counter() > end:
+            raise EngineError(f"the sessions of a dead pool have not moved within {MOVE_PATIENCE:g} s")
+        return Kill([before, moving, streams.run_for(options.seconds)], groups)
 
 
 def groups_of(pools: Sequence[str | None], doomed: str) -> dict[str, list[int]]:
