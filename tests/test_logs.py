@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from typing import Any
 
 import pytest
@@ -36,6 +37,13 @@ def restore() -> Iterator[None]:
         other.handlers, other.propagate, other.disabled = handlers, propagate, disabled
 
 
+def configured(form: str, **options: Any) -> io.StringIO:
+    """What stderr is given once logs are configured so."""
+    with redirect_stderr(io.StringIO()) as out:
+        configure(form, **options)
+    return out
+
+
 def json_lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().split("\n")[:-1]]
 
@@ -47,7 +55,7 @@ def record(message: str, **fields: object) -> logging.LogRecord:
 
 
 def test_a_line_is_an_object_with_its_request() -> None:
-    configure("json", stream=(out := io.StringIO()))
+    out = configured("json")
     logger = logging.getLogger("pilotfish.test")
     with logs.request_context("req-1", client="search"):
         logger.warning("half of %d", 4)
@@ -61,7 +69,7 @@ def test_a_line_is_an_object_with_its_request() -> None:
 
 
 def test_requests_side_by_side_keep_their_ids() -> None:
-    configure("json", stream=(out := io.StringIO()))
+    out = configured("json")
 
     async def request(name: str) -> None:
         with logs.request_context(name):
@@ -80,16 +88,16 @@ def test_requests_side_by_side_keep_their_ids() -> None:
 
 def test_lines_of_a_worker_say_whose_they_are() -> None:
     for form in ("json", "text"):
-        configure(form, stream=(out := io.StringIO()), process="draft 0")  # type: ignore[arg-type]
+        out = configured(form, process="draft 0")
         logging.getLogger("pilotfish.test").info("hello")
         assert '"process": "draft 0"' in out.getvalue() or 'process="draft 0"' in out.getvalue()
-    configure("json", stream=(out := io.StringIO()))
+    out = configured("json")
     logging.getLogger("pilotfish.test").info("hello")
     assert "process" not in json_lines(out)[0]
 
 
 def test_the_access_line() -> None:
-    configure("json", stream=(out := io.StringIO()))
+    out = configured("json")
     log_access("POST", "/v1/completions", 200, 12.34567, prompt_tokens=7, generation_tokens=3, finish_reason="stop")
     log_access("GET", "/nowhere", 404, 0.5)
     first, second = json_lines(out)
@@ -104,14 +112,14 @@ def test_the_access_line() -> None:
 
 
 def test_prompts_are_logged_where_asked_for_and_cut() -> None:
-    configure("json", prompts=True, stream=(out := io.StringIO()))
+    out = configured("json", prompts=True)
     log_prompt("x" * (logs.MAX_PROMPT + 5))
     (line,) = json_lines(out)
     assert line["characters"] == logs.MAX_PROMPT + 5 and len(line["prompt"]) == logs.MAX_PROMPT
 
 
 def test_prompts_are_not_logged_unless_asked_for() -> None:
-    configure("json", level=logging.DEBUG, stream=(out := io.StringIO()))
+    out = configured("json", level=logging.DEBUG)
     log_prompt("secret")
     assert out.getvalue() == ""
 
@@ -119,7 +127,7 @@ def test_prompts_are_not_logged_unless_asked_for() -> None:
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_uvicorn_and_warnings_of_libraries_go_the_same_way(form: Any) -> None:
     uvicorn.Config("app", log_config=None, access_log=False)  # as the server has it
-    configure(form, stream=(out := io.StringIO()))
+    out = configured(form)
     logging.getLogger("uvicorn.error").info("Application startup complete.")
     logging.getLogger("uvicorn.access").info("not said twice")
     logging.getLogger("urllib3").info("chatter")
@@ -129,8 +137,8 @@ def test_uvicorn_and_warnings_of_libraries_go_the_same_way(form: Any) -> None:
 
 
 def test_configuring_again_replaces() -> None:
-    configure("json", stream=(first := io.StringIO()))
-    configure("text", stream=(second := io.StringIO()))
+    first = configured("json")
+    second = configured("text")
     logging.getLogger("pilotfish.test").info("once")
     assert first.getvalue() == "" and second.getvalue().count("once") == 1
 
@@ -150,7 +158,7 @@ def test_a_field_cannot_pose_as_another() -> None:
 
 
 def test_a_traceback_cannot_forge_lines() -> None:
-    configure("text", stream=(out := io.StringIO()))
+    out = configured("text")
     try:
         raise ValueError("bad\n2026-01-01T00:00:00Z INFO pilotfish.access: forged\x1b[2J")
     except ValueError:
@@ -161,7 +169,7 @@ def test_a_traceback_cannot_forge_lines() -> None:
 
 
 def test_a_traceback_is_a_field_of_a_json_line() -> None:
-    configure("json", stream=(out := io.StringIO()))
+    out = configured("json")
     try:
         raise ValueError("bad")
     except ValueError:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 from pilotfish.errors import ParameterError
 from pilotfish.printable import OneLineFormatter
@@ -61,19 +60,18 @@ def configure(
     form: str | None,
     prompts: bool = False,
     level: int = logging.INFO,
-    stream: TextIO | None = None,
     process: str | None = None,
 ) -> None:
-    """Send all lines of this process to `stream` (stderr), in place of earlier configurations. A worker's lines carry
-    its name, `process`; those without a form are `pilotfish NAME: message`. uvicorn needs log_config=None, and
-    access_log=False: pilotfish.access says more. ParameterError for another form."""
+    """Send all lines of this process to stderr, in place of earlier configurations. A worker's lines carry its name,
+    `process`; those without a form are `pilotfish NAME: message`. uvicorn needs log_config=None, and access_log=False:
+    pilotfish.access says more. ParameterError for another form."""
     global _process
     plain = OneLineFormatter(f"pilotfish {(process or '').replace('%', '%%')}: %(message)s")
     formatters = {"json": JsonFormatter(), "text": TextFormatter(), None: plain}
     if form not in formatters:
         raise ParameterError("log_format", form, "json or text")
     _process = {} if process is None else {"process": process}
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler()
     handler.setFormatter(formatters[form])
     logging.basicConfig(handlers=[handler], level=level, force=True)
     for name in QUIET:

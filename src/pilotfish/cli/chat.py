@@ -129,18 +129,19 @@ class Conversation:
         self.params = params
         self.seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
         self.turns: list[ChatTurn] = []
-        self._system = [] if system is None else [_message("system", system)]
+        self._system = [] if system is None else [("system", system)]
         self._raw = raw
         self._answers = 0
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        turns = ((_message("user", turn.question), _message("assistant", turn.sample.text)) for turn in self.turns)
-        return [*self._system, *chain.from_iterable(turns)]
+        turns = ((("user", turn.question), ("assistant", turn.sample.text)) for turn in self.turns)
+        said = [*self._system, *chain.from_iterable(turns)]
+        return [{"role": role, "content": text} for role, text in said]
 
     def ask(self, question: str) -> Sample:
         """Submit the next turn; PromptError leaves the conversation as it was."""
-        prompt = self._prompt([*self.messages, _message("user", question)])
+        prompt = self._prompt([*self.messages, {"role": "user", "content": question}])
         params = replace(self.params, seed=sample_seed(self.seed, self._answers))
         (sample,) = self.engine.submit(prompt, params)
         self.turns.append(ChatTurn(question, sample))
@@ -171,7 +172,3 @@ class Conversation:
     def undo(self) -> ChatTurn | None:
         """Forget the last turn, which is returned; None when there is none."""
         return self.turns.pop() if self.turns else None
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}

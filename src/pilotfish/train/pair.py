@@ -83,7 +83,7 @@ class PairTraining:
 
         batch_at = self._windows(corpus.training, recipe.batch_rows).batch
         trainer = Trainer(target.train(), recipe, recipe.target_tokens, recipe.learning_rate, self.run / "target")
-        trainer.run(batch_at, loss_of, self.progress, "target")
+        trainer.run(batch_at, loss_of, self.progress)
         return target
 
     def train_draft(self, corpus: Corpus, target: LlamaForCausalLM) -> LlamaForCausalLM:
@@ -115,7 +115,7 @@ class PairTraining:
             return F.kl_div(learnt.flatten(0, 1), taught.flatten(0, 1), reduction="batchmean", log_target=True)
 
         trainer = Trainer(draft.train(), recipe, recipe.draft_tokens, recipe.draft_learning_rate, self.run / "draft")
-        trainer.run(batch_at, loss_of, self.progress, "draft")
+        trainer.run(batch_at, loss_of, self.progress)
         return draft
 
     def _windows(self, tokens: Tokens, rows: int) -> Windows:

@@ -39,12 +39,13 @@ class Trainer:
         self.step = 0
         self._checkpoint = directory / "checkpoint.pt"
 
-    def run(self, batch_at: Callable[[int], TokenBatch], loss_of: LossFunction, progress: Progress, title: str) -> None:
+    def run(self, batch_at: Callable[[int], TokenBatch], loss_of: LossFunction, progress: Progress) -> None:
         """Train from the last checkpoint to the end of the schedule; the batch is a function of the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._checkpoint.exists():
             self._restore()
         loss_of = self._compiled(loss_of)
+        title = self.directory.name
         bar = progress.add_task(title, total=self.steps, completed=self.step)
         since, clock = self.step, time.monotonic()
         while self.step < self.steps:
