@@ -20,18 +20,14 @@ class Update:
     steps: tuple[StepReport, ...]
 
 
+#: What a delta adds to its output.
+ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs")
+
+
 def joined(first: Delta, later: Delta) -> Delta:
     """Two deltas of one output as one. `seed` and `queued` come with its first one."""
-    return replace(
-        first,
-        tokens=first.tokens + later.tokens,
-        text=first.text + later.text,
-        ends=first.ends + later.ends,
-        verified=first.verified + later.verified,
-        logprobs=first.logprobs + later.logprobs,
-        prompt_logprobs=first.prompt_logprobs + later.prompt_logprobs,
-        finish=later.finish,
-    )
+    sums = {name: getattr(first, name) + getattr(later, name) for name in ADDED}
+    return replace(first, **sums, finish=later.finish)
 
 
 class Stream:
