@@ -59,7 +59,7 @@ def measure(llama: Path, draft: Path, prompt_file: Path) -> Measure:
         tiny = {"target": llama, "draft": draft, "dtype": "float32", "prompts": prompt_file, "limit": 2}
         options = bench.options(**{**tiny, **given})
         report = replace(function(options, progress), conditions=bench.conditions(options))
-        assert progress.done == progress.total
+        assert progress.tasks[0].completed == progress.total
         report.show()
         return report
 

@@ -11,7 +11,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -142,7 +141,7 @@ def fetch(server: Program, concurrency: int, jobs: Sequence[Job], **fields: Any)
     bodies = [{"prompt": job.prompt.text, **asked_of(job), **fields} for job in jobs]
     with (
         on_cores(frozenset(os.sched_getaffinity(server.pid))),
-        closing(asyncio.Runner(loop_factory=uvloop.new_event_loop)) as runner,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         return runner.run(_all(server.told["url"], bodies, concurrency))
 

@@ -78,8 +78,7 @@ def async_config(sync: EngineConfig, workers: int, pace: str) -> EngineConfig:
     """The target has as many of the first cores as threads, the drafts some of the others. Where it has them all they
     share them, and one draft has as many threads as the target, each of three fewer."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: sync.threads]))
-    placed = replace(sync, cores=cores, draft_workers=workers)
-    return replace(placed, mode="async", nodes=ASYNC_NODES, pace=pace, budget="fixed")
+    return replace(sync, mode="async", cores=cores, draft_workers=workers, nodes=ASYNC_NODES, pace=pace, budget="fixed")
 
 
 #: Engines of mode async: numbers of draft workers, and paces.

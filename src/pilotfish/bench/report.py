@@ -160,12 +160,11 @@ class ProgressBar(Progress):
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
         super().__init__(TextColumn("{task.description}"), *columns, console=console, redirect_stdout=False)
-        self.total = self.done = 0
+        self.total = 0
         self.add_task("loading", total=None)
 
     def __call__(self, label: str) -> None:
-        self.done += 1
-        self.update(self.task_ids[0], completed=self.done, total=self.total, description=label)
+        self.update(self.task_ids[0], advance=1, total=self.total, description=label)
 
 
 # -- the machine

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,8 @@ def _generate(model: Any, tokenizer: Any, job: Job, **options: Any) -> Run:
 
 
 def ratios_of(rounds: Mapping[str, Sequence[Timed]]) -> list[Row]:
-    def faster(one: Timed, other: Timed) -> Timed:
-        return max(one, other, key=lambda run: run.tokens_per_second)
-
-    best = list(map(faster, rounds["transformers"], rounds["transformers assisted"]))
+    turns = zip(rounds["transformers"], rounds["transformers assisted"], strict=True)
+    best = [max(both, key=attrgetter("tokens_per_second")) for both in turns]
     known = {**rounds, BEST: best}
     pairs = [(above, below) for below, numerators in RATIOS.items() for above in numerators if below in known]
     return [{"numerator": above, "denominator": below, "ratio": over(above, below, known)} for above, below in pairs]

@@ -79,13 +79,11 @@ def _run_scene(
                 seeds = seeds_within(rounds, MEASURE_SECONDS)
                 runs |= take_turns(plays, (jobs_of(replace(params, seed=seed)) for seed in seeds), warm_up=0)
             cores |= dict.fromkeys(plays, available_cores())
-            pacing += [_of_async(one) if config.mode == "async" else one for one in engine.pacing()]
+            pacing += [
+                replace(one, role=f"async {one.role}") if config.mode == "async" else one for one in engine.pacing()
+            ]
     models = {"pair": scene.pair, "parameters": engine.memory.target.parameters, "pace": scene.config.pace}
     return {**models, **record_of(runs, cores)}, pacing
-
-
-def _of_async(pacing: Pacer) -> Pacer:
-    return replace(pacing, role=f"async {pacing.role}")
 
 
 def _warm_plays(engine: Engine, params: SamplingParams) -> dict[str, Play]:
