@@ -32,21 +32,14 @@ def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: Progress, dev
 
     `device` is one of PyTorch's, or `auto`: a CUDA device where there is one, else the CPU.
     """
-    training = PairTraining(recipe, run, _device(device), progress)
+    stages = PairTraining(recipe, run, _device(device), progress)
     _claim(run, recipe)
-    corpus = training.prepare_corpus()
-    target = training.train_target(corpus)
-    draft = training.train_draft(corpus, target)
-    result = evaluate(target, draft, corpus.held_out, recipe, progress)
-    export_pair(out, recipe, corpus.tokenizer, target, draft, result)
+    tokenizer, training, held_out = stages.prepare_corpus()
+    target = stages.train_target(training)
+    draft = stages.train_draft(training, target)
+    result = evaluate(target, draft, held_out, recipe, progress)
+    export_pair(out, recipe, tokenizer, target, draft, result)
     return result
-
-
-@dataclass(frozen=True)
-class Corpus:
-    tokenizer: PreTrainedTokenizerFast
-    training: Tokens
-    held_out: Tokens
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,8 @@ class PairTraining:
     device: torch.device
     progress: Progress
 
-    def prepare_corpus(self) -> Corpus:
+    def prepare_corpus(self) -> tuple[PreTrainedTokenizerFast, Tokens, Tokens]:
+        """The tokenizer, the tokens to train on, and those held out."""
         training, held_out = split(collect(self.recipe.sources), self.recipe.held_out)
         folder = self.run / "tokenizer"
         if not folder.exists():
@@ -67,13 +61,10 @@ class PairTraining:
             train_tokenizer(texts, self.recipe.vocab_size, self.recipe.context).save_pretrained(partial)
             partial.rename(folder)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        return Corpus(
-            tokenizer,
-            training=_cached(self.run / "training.npy", lambda: encode(training, tokenizer)),
-            held_out=_cached(self.run / "held_out.npy", lambda: encode(held_out, tokenizer)),
-        )
+        tokens = _cached(self.run / "training.npy", lambda: encode(training, tokenizer))
+        return tokenizer, tokens, _cached(self.run / "held_out.npy", lambda: encode(held_out, tokenizer))
 
-    def train_target(self, corpus: Corpus) -> LlamaForCausalLM:
+    def train_target(self, corpus: Tokens) -> LlamaForCausalLM:
         """The target, by next-token prediction on the corpus."""
         recipe = self.recipe
         target = build_model(recipe.target, recipe.vocab_size, recipe.context, recipe.seed).to(self.device)
@@ -81,12 +72,12 @@ class PairTraining:
         def loss_of(tokens: Tensor, positions: Tensor) -> Tensor:
             return F.cross_entropy(predict(target, tokens, positions).flatten(0, 1), tokens[:, 1:].flatten())
 
-        batch_at = self._windows(corpus.training, recipe.batch_rows).batch
+        batch_at = self._windows(corpus, recipe.batch_rows).batch
         trainer = Trainer(target.train(), recipe, recipe.target_tokens, recipe.learning_rate, self.run / "target")
         trainer.run(batch_at, loss_of, self.progress)
         return target
 
-    def train_draft(self, corpus: Corpus, target: LlamaForCausalLM) -> LlamaForCausalLM:
+    def train_draft(self, corpus: Tokens, target: LlamaForCausalLM) -> LlamaForCausalLM:
         """The draft, taught the target's whole distribution.
 
         A draft is asked to continue what the target wrote, so half of each batch is text sampled from the target; the
@@ -95,14 +86,14 @@ class PairTraining:
         recipe, length = self.recipe, self.recipe.sequence_length
         sampled = _cached(
             self.run / "sampled.npy",
-            lambda: sample_text(target, corpus.training, length, recipe.sampled_tokens, recipe.seed, self.progress),
+            lambda: sample_text(target, corpus, length, recipe.sampled_tokens, recipe.seed, self.progress),
         )
         draft = build_model(recipe.draft, recipe.vocab_size, recipe.context, recipe.seed + 1).to(self.device)
         if recipe.shares_width:
             start_from_target(draft, target)
         target.eval()
         own = recipe.batch_rows // 2
-        sources = self._windows(corpus.training, recipe.batch_rows - own), self._windows(sampled, own)
+        sources = self._windows(corpus, recipe.batch_rows - own), self._windows(sampled, own)
 
         def batch_at(step: int) -> TokenBatch:
             return TokenBatch(*map(torch.cat, zip(*(windows.batch(step) for windows in sources), strict=True)))
