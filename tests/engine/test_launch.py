@@ -264,6 +264,24 @@ def test_a_worker_that_does_not_end_is_killed(tmp_path: Path, stopped: bool) -> 
     assert not alive(pid)
 
 
+def test_an_interrupt_of_its_end_kills_a_worker_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    join = launch._Worker.join
+
+    def interrupted(worker: launch._Worker, timeout: float | None = None) -> None:
+        if timeout is not None:
+            raise KeyboardInterrupt
+        join(worker)
+
+    supervisor = Supervisor(grace=600.0)
+    supervisor.start([python(STUBBORN, str(tmp_path / "up"))])
+    pid = running_pid(supervisor)
+    eventually((tmp_path / "up").exists)
+    monkeypatch.setattr(launch._Worker, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.close()
+    assert not alive(pid) and not supervisor.directory.exists()
+
+
 def test_a_worker_has_time_to_end_in_order(tmp_path: Path) -> None:
     code = """
 import pathlib, signal, sys, time
