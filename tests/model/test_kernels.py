@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from tree_rows import TreeRows, shifted
 
 from pilotfish.model import native
-from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention, native_tree_attention
+from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention
 from pilotfish.model.native import pack_weight
 from pilotfish.model.native_modules import PackedLinear
 
@@ -39,6 +40,12 @@ SCORINGS = {
 
 
 pytestmark = pytest.mark.usefixtures("kernels")
+
+
+def native_tree_attention(*inputs: Any) -> torch.Tensor:
+    """As `TreeAttention` takes them."""
+    *tensors, metadata, scoring = inputs
+    return torch.ops.pilotfish.tree_attention(*tensors, *vars(metadata).values(), *vars(scoring).values())
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ device's kernel, and `pilotfish_reference`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -38,12 +38,9 @@ class AttentionMetadata:
         return replace(self, **{name: x[part] for name, x in vars(self).items() if name != "prefix_slots"})
 
 
-@dataclass(frozen=True)
-class KVPool:
-    """Keys and values of every layer, a token a slot; the last slot is scratch for padding rows."""
-
-    keys: list[Tensor]  # layers x [slots + 1, kv_heads, head_dim]
-    values: list[Tensor]  # layers x [slots + 1, kv_heads, head_dim]
+#: Keys and values of every layer, a token a slot; the last slot is scratch for padding rows. Each [slots + 1, kv_heads,
+#: head_dim].
+KVPool = Sequence[tuple[Tensor, Tensor]]
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -96,7 +93,7 @@ def slot_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     attend = attention or _attention_on(query.device)
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
-    return attend(q, k, v, kv.keys[layer], kv.values[layer], metadata, scoring).unsqueeze(0), None
+    return attend(q, k, v, *kv[layer], metadata, scoring).unsqueeze(0), None
 
 
 def _attention_on(device: torch.device) -> TreeAttention:
@@ -106,15 +103,6 @@ def _attention_on(device: torch.device) -> TreeAttention:
     from pilotfish.model.triton_attention import triton_tree_attention  # only CUDA builds of torch bring Triton
 
     return triton_tree_attention
-
-
-def native_tree_attention(
-    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, metadata: AttentionMetadata, scoring: Scoring
-) -> Tensor:
-    """The C++ kernel, which takes the fields of both records in their order."""
-    return torch.ops.pilotfish.tree_attention(  # type: ignore[no-any-return]
-        q, k, v, k_pool, v_pool, *vars(metadata).values(), *vars(scoring).values()
-    )
 
 
 def dense_tree_attention(

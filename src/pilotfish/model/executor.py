@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.tree import NO_TOKEN
-from pilotfish.model.attention import KVPool, zeros
+from pilotfish.model.attention import zeros
 from pilotfish.model.batch import EXACT, Batch, library_buckets
 from pilotfish.model.graphs import CudaRecorder, GraphCache
 from pilotfish.model.loader import LoadedModel
@@ -39,8 +39,8 @@ class TorchExecutor:
         self.context = model.context
         self.vocab_size = config.vocab_size
         self.pacer = pacer
-        slots, layers = (num_slots + 1, config.num_key_value_heads, config.head_dim), range(config.num_hidden_layers)
-        self.kv = KVPool(*([zeros(slots, model.dtype, model.device) for _ in layers] for _ in range(2)))
+        layer = partial(zeros, (num_slots + 1, config.num_key_value_heads, config.head_dim), model.dtype, model.device)
+        self.kv = [(layer(), layer()) for _ in range(config.num_hidden_layers)]
         self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
         self._given = vocab_size
         self._forward: Callable[[Batch], Tensor] = self._run_model
@@ -74,15 +74,13 @@ class TorchExecutor:
         usable = logits.index_fill(0, torch.tensor(broken, device=logits.device), 0.0) if broken else logits
         if sampling.rows is not None:
             usable = usable[torch.from_numpy(sampling.rows).to(logits.device)]
-        if sampling.children:
-            tokens, log_chances = likely_tokens(usable[:, : self._given], sampling)
-            if broken:
-                log_chances[_among(broken, sampling)] = -np.inf
-            return tokens, log_chances
-        drawn = np.array(sample(usable[:, : self._given], sampling), np.int64)
+        given = usable[:, : self._given]
+        drawn = likely_tokens(given, sampling) if sampling.children else (np.array(sample(given, sampling)), None)
         if broken:
-            drawn[_among(broken, sampling)] = NO_TOKEN
-        return drawn, None
+            rows = np.arange(len(sampling)) if sampling.rows is None else sampling.rows
+            told, none = (drawn[0], NO_TOKEN) if drawn[1] is None else (drawn[1], -np.inf)
+            told[np.isin(rows, broken)] = none
+        return drawn
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Write KV and return logits, float32 [kept rows, vocab]: of each sequence in order the committed rows
@@ -112,8 +110,3 @@ class TorchExecutor:
             kv=self.kv,
         )
         return output.logits[0]  # type: ignore[no-any-return]
-
-
-def _among(broken: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:
-    """Which samples' rows are broken. [samples]"""
-    return np.isin(np.arange(len(sampling)) if sampling.rows is None else sampling.rows, broken)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pilotfish.model.attention import AttentionMetadata, KVPool, Scoring, native_tree_attention
+from pilotfish.model.attention import AttentionMetadata, KVPool, Scoring
 from pilotfish.model.experts import Affine, Mixture, Router, expert_parts, halves
 from pilotfish.model.features import ARCHITECTURES, activation, layer_windows
 from pilotfish.model.native import PANEL, pack_weight
@@ -164,8 +164,8 @@ class PackedAttention(torch.nn.Module):
             q, k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
         for x in (q, k):
             torch.ops.pilotfish.rotate(x[..., : self.rotated_per_angle * cos.shape[1]], cos, sin)
-        keys, values = kv.keys[self.layer], kv.values[self.layer]
-        out = native_tree_attention(q, k, v, keys, values, metadata, self.scoring)
+        fields = *vars(metadata).values(), *vars(self.scoring).values()  # the kernel takes them in their order
+        out = torch.ops.pilotfish.tree_attention(q, k, v, *kv[self.layer], *fields)
         attended: Tensor = self.out(out.view(-1, self.heads * self.head_dim))
         return attended
 
