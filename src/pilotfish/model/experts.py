@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.integrations.moe import ExpertsInterface
 
-from pilotfish.errors import ParameterError
 from pilotfish.model.batch import library_buckets
 
 
@@ -97,9 +96,3 @@ def halves(both: torch.nn.Linear | Affine, *, interleaved: bool = False) -> list
     half = len(both.weight) // 2
     parts = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(half), slice(half, None))
     return [Affine(both.weight[part], None if both.bias is None else both.bias[part]) for part in parts]
-
-
-def refuse_quantized(module: torch.nn.Module, quantization: str) -> None:
-    """ParameterError for stacked experts: `quantize` changes linear layers only."""
-    if any(type(child).__name__.endswith("Experts") for child in module.modules()):
-        raise ParameterError("quantization", quantization, "none for a mixture of experts")

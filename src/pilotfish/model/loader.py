@@ -13,9 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pilotfish.config import Quantization
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model import attention, graphs, native  # noqa: F401  # attention registers itself
+from pilotfish.model import attention, experts, graphs, native  # noqa: F401  # attention and experts register themselves
 from pilotfish.model.checkpoint import check_weights, meta_module, refuse_non_finite, without_decompositions
-from pilotfish.model.experts import refuse_quantized
 from pilotfish.model.features import ARCHITECTURES, refuse_nonsense, refuse_unsupported
 from pilotfish.model.metadata import GenerationConfig, eos_ids, one_line, quiet, read_generation_config, read_object
 from pilotfish.model.native_modules import with_kernels
@@ -65,7 +64,6 @@ def load_model(
     _refuse_untied(module, config, directory)
     use_native = runs_native(config, device, eager=eager)
     if quantization != "none":
-        refuse_quantized(module, quantization)
         quantize(module, quantization)
     if use_native:
         module = with_kernels(module, context)

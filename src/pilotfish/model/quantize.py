@@ -33,10 +33,12 @@ def check_quantization(quantization: Quantization, dtype: torch.dtype, device: t
 
 def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> None:
     """Replace, in place and one at a time, the weights of all linear layers. A head tied to the embedding becomes a
-    weight of its own, and the embedding stays as it is.
+    weight of its own, and the embedding stays as it is. ParameterError for stacked experts, which are no such layers.
 
     int8: symmetric, one scale an output channel. fp8 (e4m3): one scale an output channel, and one a row of activations.
     """
+    if any(type(part).__name__.endswith("Experts") for part in module.modules()):
+        raise ParameterError("quantization", quantization, "none for a mixture of experts")
     ao = load_torchao()
     config = (
         ao.Int8WeightOnlyConfig(set_inductor_config=False)

@@ -63,9 +63,7 @@ def _stand_ins() -> Iterator[None]:
 class _StandIn(ModuleType):
     """A package of decorators, and of one class."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__ = []  # so that it is a package
+    __path__: list[str] = []  # noqa: RUF012  # so that it is a package
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
