@@ -11,7 +11,6 @@ from pilotfish.bench.workload import (
     Prompt,
     load_prompts,
     parse_numbers,
-    shard_of,
 )
 from pilotfish.errors import InputError
 from pilotfish.pairs import PairDirs
@@ -69,13 +68,19 @@ def test_mixed_jobs_hold_every_pair_once_and_mix_settings() -> None:
     assert len(seeds) == len(PROMPTS)  # one seed for each prompt, whatever the setting
 
 
-def test_shards_part_the_prompts() -> None:
-    parts = [shard_of(PROMPTS, f"{index}/4") for index in (1, 2, 3, 4)]
+def test_shards_part_the_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps({"id": prompt.id, "prompt": prompt.text}) + "\n" for prompt in PROMPTS))
+
+    def rows(shard: str) -> list[Prompt]:
+        return BenchOptions(prompts=path, shard=shard).rows()
+
+    parts = [rows(f"{index}/4") for index in (1, 2, 3, 4)]
     assert sorted((p for part in parts for p in part), key=lambda p: p.id) == PROMPTS
-    assert shard_of(PROMPTS, "1/1") == PROMPTS
+    assert rows("1/1") == PROMPTS
     for bad in ("0/2", "3/2", "2", "a/b", "1/", "-1/2", "1/7"):
         with pytest.raises(InputError, match="shard"):
-            shard_of(PROMPTS, bad)
+            rows(bad)
 
 
 def test_numbers() -> None:

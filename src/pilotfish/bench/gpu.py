@@ -87,10 +87,9 @@ def attention_us(name: str, rows: int, model: LoadedModel, repeats: int) -> Row:
     return {kind: microseconds(call) for kind, call in {**calls, **replayed}.items()}
 
 
-Attend = Callable[[], torch.Tensor]
-
-
-def attention_contest(shape: LlamaConfig, rows: int, dtype: torch.dtype, device: torch.device) -> dict[str, Attend]:
+def attention_contest(
+    shape: LlamaConfig, rows: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Callable[[], torch.Tensor]]:
     """Three ways to attend with a step's rows, over the same random keys; SDPA's are laid out in position order
     beforehand. Each gives [rows, heads, head_dim]."""
     from pilotfish.model.triton_attention import triton_tree_attention

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from pilotfish.bench.workload import Job, Prompt, Workload, load_prompts, shard_of
+from pilotfish.bench.workload import Job, Prompt, Workload, load_prompts
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import MAX_TOKENS
 from pilotfish.errors import ParameterError
@@ -79,7 +79,11 @@ class BenchOptions:
         return EngineConfig(**{**base, **self.engine, **changes})
 
     def rows(self) -> list[Prompt]:
-        return shard_of(load_prompts(self.prompts, self.limit), self.shard)
+        """Every n-th prompt of the file from the i-th on, for a shard i/n."""
+        prompts, (first, _, last) = load_prompts(self.prompts, self.limit), self.shard.partition("/")
+        if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last) <= len(prompts)):
+            raise ParameterError("shard", self.shard, f"i/n with 1 <= i <= n <= {len(prompts)}, the number of prompts")
+        return prompts[int(first) - 1 :: int(last)]
 
     def workload(self) -> Workload:
         return Workload(self.rows(), self.temperature, self.max_tokens)

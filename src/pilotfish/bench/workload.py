@@ -77,14 +77,6 @@ def jobs_at(prompts: Sequence[Prompt], temperature: float, max_tokens: int) -> l
     return [prompt.job(temperature, max_tokens, offset=0) for prompt in prompts]
 
 
-def shard_of(prompts: list[Prompt], text: str) -> list[Prompt]:
-    """Every n-th prompt from the i-th on, for a text i/n."""
-    first, _, last = text.partition("/")
-    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last) <= len(prompts)):
-        raise ParameterError("shard", text, f"i/n with 1 <= i <= n <= {len(prompts)}, the number of prompts")
-    return prompts[int(first) - 1 :: int(last)]
-
-
 def parse_numbers(field: str, text: str) -> list[int]:
     """Positive integers separated by commas."""
     parts = text.split(",")
