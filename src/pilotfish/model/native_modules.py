@@ -16,12 +16,8 @@ from pilotfish.model.experts import Affine, Mixture, Router, expert_parts, halve
 from pilotfish.model.features import ARCHITECTURES, activation, layer_windows
 from pilotfish.model.native import PANEL, pack_weight
 
-#: transformers' names of modules that kernels replace, and what they are.
-_PARTS = {
-    f"{architecture.removesuffix('ForCausalLM')}{part}": part
-    for architecture in ARCHITECTURES
-    for part in ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
-}
+#: What kernels replace, as transformers' names of such modules end.
+_PARTS = ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
 #: activation(gate) * up: rows [rows, 2 n] of gates, then ups -> [rows, n].
 GateOp = Callable[[Tensor], Tensor]
 Linear = torch.nn.Linear | Affine
@@ -192,7 +188,7 @@ def fused(module: Any) -> torch.nn.Module | None:
     """The module that takes the place of one of transformers'; None if its parts may have one."""
     if isinstance(module, torch.nn.Linear):
         return PackedLinear(module)
-    match _PARTS.get(type(module).__name__):
+    match next((part for part in _PARTS if type(module).__name__.endswith(part)), None):
         case "Attention":
             return PackedAttention(module)
         case "RMSNorm":

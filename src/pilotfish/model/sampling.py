@@ -53,18 +53,15 @@ def likely_tokens(logits: Tensor, sampling: Sampling) -> tuple[NDArray[np.int64]
     logits = edited(logits, sampling)
     k, greedy = min(sampling.children, logits.shape[1]), _greedy_rows(sampling)
     if greedy.all():
-        return _on_host(*logits.log_softmax(dim=-1).topk(k, dim=-1))
-    scores, best = perturbed_topk(filtered(logits, sampling), sampling, k)
-    chances = (scores / NOISE_SCALE).log_softmax(dim=-1)
-    if greedy.any():
-        plain, plain_best = logits.double().log_softmax(dim=-1).topk(k, dim=-1)
-        chosen = torch.from_numpy(greedy).to(logits.device)[:, None]
-        chances, best = torch.where(chosen, plain, chances), torch.where(chosen, plain_best, best)
-    return _on_host(chances, best)
-
-
-def _on_host(log_chances: Tensor, tokens: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    return tokens.cpu().numpy(), log_chances.double().cpu().numpy()
+        chances, best = logits.log_softmax(dim=-1).topk(k, dim=-1)
+    else:
+        scores, best = perturbed_topk(filtered(logits, sampling), sampling, k)
+        chances = (scores / NOISE_SCALE).log_softmax(dim=-1)
+        if greedy.any():
+            plain, plain_best = logits.double().log_softmax(dim=-1).topk(k, dim=-1)
+            chosen = torch.from_numpy(greedy).to(logits.device)[:, None]
+            chances, best = torch.where(chosen, plain, chances), torch.where(chosen, plain_best, best)
+    return best.cpu().numpy(), chances.double().cpu().numpy()
 
 
 def _greedy_rows(sampling: Sampling) -> NDArray[np.bool_]:
