@@ -33,7 +33,7 @@ def refusal(directory: Path) -> str:
 
 def test_the_shape_of_a_model(llama: Path) -> None:
     model = native_model(llama)
-    assert (model.config.vocab_size, model.context, model.config.num_hidden_layers) == (VOCAB, CONTEXT, 2)
+    assert (model.config.vocab_size, model.config.context, model.config.num_hidden_layers) == (VOCAB, CONTEXT, 2)
     assert (model.config.num_key_value_heads, model.config.head_dim) == (2, 32)
     assert model.generation.eos_ids == frozenset()
 

@@ -96,10 +96,10 @@ ROWS = SequenceRows(0, list(range(7)), np.arange(7, dtype=np.int32), NO_NODES, [
 
 
 def executor_of(pacer: Pacer | None, run: Callable[[object], torch.Tensor]) -> TorchExecutor:
-    fields = {"vocab_size": 9, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 1}
+    fields = {"vocab_size": 9, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 1, "context": 16}
     config, cpu = SimpleNamespace(**fields), torch.device("cpu")
     generation = GenerationConfig(frozenset(), {})
-    model = LoadedModel(Mock(), config, 16, generation, torch.float32, cpu, native=True, recordable=False)
+    model = LoadedModel(Mock(), config, generation, torch.float32, cpu, native=True, recordable=False)
     executor = TorchExecutor(model, 16, pacer)
     executor.run = run  # type: ignore[method-assign, assign]
     return executor

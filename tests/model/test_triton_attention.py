@@ -183,10 +183,10 @@ def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torc
     config._attn_implementation = config._experts_implementation = "pilotfish"
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config).eval()
-    config.num_key_value_heads, config.head_dim = 2, 32
+    config.num_key_value_heads, config.head_dim, config.context = 2, 32, 64
     meta = torch.device("meta")
     model = LoadedModel(
-        module, config, 64, GenerationConfig(frozenset(), {}), torch.float32, meta, native=False, recordable=False
+        module, config, GenerationConfig(frozenset(), {}), torch.float32, meta, native=False, recordable=False
     )
     rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), NO_NODES, kept=[2])
     return TorchExecutor(model, 10).forward([rows])

@@ -237,7 +237,7 @@ def run_memory(options: BenchOptions, progress: ProgressBar) -> Report:
 def filling(engine: Engine) -> list[Job]:
     """Requests that together need all slots, and every buffer that sampling may need."""
     slots, count = engine.memory.slots, engine.config.max_requests
-    length = min(slots // count, engine.model.context) - NEW_TOKENS
+    length = min(slots // count, engine.model.config.context) - NEW_TOKENS
     rng, vocab_size = np.random.default_rng(0), engine.model.config.vocab_size
     filters = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "frequency_penalty": 0.1}
     params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **filters)  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ class Conversation:
             tokens = self.engine.tokenizer.encode("\n".join(message["content"] for message in messages))
         else:
             tokens = chat_prompt(messages, self.engine.tokenizer)
-        context = self.engine.model.context
+        context = self.engine.model.config.context
         if len(tokens) >= context:
             raise PromptError(
                 f"conversation: it has outgrown the model's context: {len(tokens)} tokens; "

@@ -70,5 +70,5 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
     executor = TorchExecutor(loaded, memory.slots, vocab_size=len(tokenizer))
     table = SessionTable(SlotPool(memory.slots))
     identity = DraftIdentity(model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer))
-    machine = DraftMachine(identity, table, LevelShape(config.leaves, config.children), loaded.context)
+    machine = DraftMachine(identity, table, LevelShape(config.leaves, config.children), loaded.config.context)
     return DraftWorker(machine, Grower(executor, table, config.children, pacer), channel)

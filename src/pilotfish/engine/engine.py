@@ -202,7 +202,7 @@ class Engine:
         bad_sequences = self._sequences_of(params.bad_words)
         check_token_ids(params, stop_ids, bad_sequences, self.model.config.vocab_size)
         seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
-        room = self.model.context - len(tokens)
+        room = self.model.config.context - len(tokens)
         samples, first = [], self._next_id
         for index in range(params.n):
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
@@ -228,7 +228,7 @@ class Engine:
         tokens: list[Any] = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [plain(t) for t in prompt]
         if not tokens:
             raise PromptError("prompt: it is empty; at least one token is needed")
-        context, vocab_size = self.model.context, self.model.config.vocab_size
+        context, vocab_size = self.model.config.context, self.model.config.vocab_size
         if len(tokens) >= context:
             raise PromptError(f"prompt: {len(tokens)} tokens; the model's context allows {context - 1} and one to come")
         for token in tokens:

@@ -21,7 +21,6 @@ from pilotfish.model.loader import (
     DTYPES,
     Footprint,
     LoadedModel,
-    context_of,
     footprint,
     load_config,
     load_model,
@@ -123,7 +122,7 @@ def plan_memory(config: EngineConfig) -> MemoryPlan:
 
 def _useful_slots(config: EngineConfig) -> int:
     """Slots that the longest sequences need together."""
-    context = context_of(load_config(config.target), config.max_model_len)
+    context: int = load_config(config.target, config.max_model_len).context
     shared = config.memory == 0 and device_of(config).type == "cpu"
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
 

@@ -250,7 +250,7 @@ def identity_of(engine: Engine) -> Identity:
         model=model_name(config.target),
         mode=config.mode,
         dtype=config.dtype,
-        context=engine.model.context,
+        context=engine.model.config.context,
         vocab_size=engine.model.config.vocab_size,
         kv_slots=engine.memory.slots,
         max_requests=engine.worker.scheduler.max_requests,

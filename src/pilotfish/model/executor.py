@@ -36,7 +36,7 @@ class TorchExecutor:
         config = model.config
         self.model = model
         self.num_slots = num_slots
-        self.context = model.context
+        self.context = config.context
         self.vocab_size = config.vocab_size
         self.pacer = pacer
         layer = partial(zeros, (num_slots + 1, config.num_key_value_heads, config.head_dim), model.dtype, model.device)

@@ -31,7 +31,6 @@ _SAMPLING = 4 + 8 + 8
 class LoadedModel:
     module: torch.nn.Module
     config: Any  # transformers', as `load_config` gives it
-    context: int  # positions
     generation: GenerationConfig
     dtype: torch.dtype
     device: torch.device
@@ -51,8 +50,7 @@ def load_model(
     """ModelError for a model that is incomplete, corrupt or not supported, ParameterError for a quantization that the
     device lacks, or a `max_model_len` above the model's context."""
     check_quantization(quantization, dtype, device)
-    config = load_config(directory)
-    context = context_of(config, max_model_len)
+    config = load_config(directory, max_model_len)
     generation = read_generation_config(directory, config.eos_token_id, config.vocab_size)
     if device.type == "cuda":
         graphs.use_reproducible_products()
@@ -66,16 +64,17 @@ def load_model(
     if quantization != "none":
         quantize(module, quantization)
     if use_native:
-        module = with_kernels(module, context)
+        module = with_kernels(module, config.context)
     if device.type == "cpu":
         for tensor in chain(module.parameters(), module.buffers()):
             tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
     recordable = not eager and device.type == "cuda" and graphs.recordable(config)
-    return LoadedModel(module, config, context, generation, dtype, device, use_native, recordable)
+    return LoadedModel(module, config, generation, dtype, device, use_native, recordable)
 
 
-def load_config(directory: Path) -> Any:
-    """The model's configuration, with its `num_key_value_heads` and `head_dim`; ModelError unless it is served."""
+def load_config(directory: Path, max_model_len: int = 0) -> Any:
+    """The model's configuration, with its `num_key_value_heads`, `head_dim` and `context`: `max_model_len` positions
+    unless that is 0. ModelError unless it is served, ParameterError for more positions than the model's."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
@@ -88,26 +87,26 @@ def load_config(directory: Path) -> Any:
     except Exception as error:  # errors in files and fields have no common base
         raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
     refuse_unsupported(config, directory)
+    _complete(config, directory, max_model_len)
+    return config
+
+
+def _complete(config: Any, directory: Path, max_model_len: int) -> None:
     heads = config.num_attention_heads
     config.num_key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     config.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if heads % config.num_key_value_heads:
         divided = f"{heads} attention heads do not divide into {config.num_key_value_heads} KV heads"
         raise ModelError(f"model: {directory}: {divided}")
-    return config
+    if max_model_len > config.max_position_embeddings:
+        allowed = f"at most {config.max_position_embeddings}, the model's context"
+        raise ParameterError("max_model_len", max_model_len, allowed)
+    config.context = max_model_len or config.max_position_embeddings
 
 
 def runs_native(config: Any, device: torch.device, *, eager: bool) -> bool:
     """Whether the C++ kernels run such a model. Builds them if they are not built yet."""
     return not eager and device.type == "cpu" and config.head_dim % native.PANEL == 0 and native.load_kernels()
-
-
-def context_of(config: Any, max_model_len: int) -> int:
-    """The model's positions, or `max_model_len` unless that is 0; ParameterError for more than the model's."""
-    if max_model_len > config.max_position_embeddings:
-        allowed = f"at most {config.max_position_embeddings}, the model's context"
-        raise ParameterError("max_model_len", max_model_len, allowed)
-    return max_model_len or config.max_position_embeddings
 
 
 def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
@@ -151,14 +150,13 @@ def footprint(
     max_model_len: int = 0,
 ) -> Footprint:
     """Of the model as `load_model` would keep it, with the same errors. Reads no weights."""
-    config = load_config(directory)
-    context = context_of(config, max_model_len)
+    config = load_config(directory, max_model_len)
     module = meta_module(config, dtype)
     size, packed = dtype.itemsize, runs_native(config, device, eager=eager)
     linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
     inner = max(m.out_features for m in linears if m is not module.lm_head)
     plain = packed and ARCHITECTURES[type(module).__name__].get("plain", False)
-    angles = 2 * context * config.head_dim * size * plain
+    angles = 2 * config.context * config.head_dim * size * plain
     return Footprint(
         parameters=sum(p.numel() for p in module.parameters()),
         weights=_weight_bytes(module, packed=packed, quantized=quantization != "none") + angles,
