@@ -17,6 +17,8 @@ from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle
 
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.slots import Slots
+from pilotfish.core.tree import ROOT, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
 from pilotfish.model.executor import TorchExecutor
@@ -96,13 +98,19 @@ class Bench:
         self.replaying, self.plain = (TorchExecutor(one, SLOTS) for one in models)
         self._slots = iter(range(SLOTS))
 
+    def take(self, count: int) -> Slots:
+        return np.array([next(self._slots) for _ in range(count)], np.int32)
+
     def rows(self, tokens: int, nodes: int, seed: int) -> SequenceRows:
-        """A sequence with a random tree; equal seeds give equal tokens."""
-        rng = np.random.default_rng(seed)
-        ids, tree = rng.integers(0, VOCAB, tokens).tolist(), random_tree(rng, VOCAB, nodes)
-        slots = {node: next(self._slots) for node in tree.nodes()}
-        prefix = np.array([next(self._slots) for _ in ids], np.int32)
-        return SequenceRows(0, ids, prefix, NodeRows.of(tree, slots), kept=[tokens - 1])
+        """A sequence with a random tree, at slots of their own."""
+        ids, tree = sequence(tokens, nodes, seed)
+        return SequenceRows(0, ids, self.take(tokens), NodeRows.of(tree, self.take(len(tree))), kept=[tokens - 1])
+
+
+def sequence(tokens: int, nodes: int, seed: int) -> tuple[list[int], TokenTree]:
+    """Tokens and a random tree below the last; equal seeds give equal ones."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, VOCAB, tokens).tolist(), random_tree(rng, VOCAB, nodes)
 
 
 @pytest.fixture(params=KINDS)
@@ -149,13 +157,12 @@ def test_float32_gives_a_row_the_same_bits_in_any_company_and_place(directory: P
 
 def test_float32_gives_a_node_the_bits_that_it_has_alone(directory: Path) -> None:
     bench = Bench(directory, torch.float32)
-    together = bench.rows(30, 20, seed=1)
-    logits = bench.replaying.forward([together])
-    for node in together.nodes:
-        tokens = [*together.tokens, *(together.tree.tokens[n] for n in together.tree.path(node))]
-        slots = np.array([next(bench._slots) for _ in tokens], np.int32)
-        alone = SequenceRows(0, tokens, slots, NO_NODES, kept=[len(tokens) - 1])
-        assert torch.equal(bench.replaying.forward([alone])[0], logits[node]), f"node {node}"
+    ids, tree = sequence(30, 20, seed=1)
+    logits = bench.replaying.forward([bench.rows(30, 20, seed=1)])
+    for node, row in zip(range(ROOT, len(tree)), logits, strict=True):
+        tokens = [*ids, *tree.path_tokens(node)]
+        alone = SequenceRows(0, tokens, bench.take(len(tokens)), NO_NODES, kept=[len(tokens) - 1])
+        assert torch.equal(bench.replaying.forward([alone])[0], row), f"node {node}"
 
 
 # -- outputs
