@@ -57,7 +57,7 @@ def test_contestants_agree_on_what_is_generated(
     config: EngineConfig, prompts: list[Prompt], quantization: Quantization
 ) -> None:
     """Greedy outputs of ours and of transformers are the same work, not only the same length."""
-    contestants = load_contestants(replace(config, quantization=quantization))
+    contestants = load_contestants(Engine(replace(config, quantization=quantization)))
     [job] = jobs_at(prompts[:1], 0.0, 6)
     outputs = [run(job).outputs[0] for run in contestants.values()]
     assert len(set(map(tuple, outputs))) == 1
@@ -109,6 +109,13 @@ def test_memory(measure: Measure) -> None:
     assert results["requests"] == 4 and 0 < results["loaded"] <= results["peak"]
     assert results["deviation"] == results["peak"] / results["total"] - 1
     assert "256 KV slots" in [row["part"] for row in results["plan"]]
+
+
+def test_more_sequences_than_a_step_has_rows(llama: Path, draft: Path) -> None:
+    """Each running sequence needs a row: the others wait."""
+    with Engine(EngineConfig(target=llama, draft=draft, mode="sync", drafter="lm", max_rows=4)) as engine:
+        jobs = jobs_at([Prompt("a", "def f(")] * 6, 0.0, 5)
+        assert [len(output) for output in drafting(engine, OFF).run(engine, jobs, 6).outputs] == [5] * 6
 
 
 def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:

@@ -282,6 +282,32 @@ def test_an_interrupt_of_its_end_kills_a_worker_at_once(tmp_path: Path, monkeypa
     assert not alive(pid) and not supervisor.directory.exists()
 
 
+@pytest.mark.parametrize("broken", ["terminate", "join"])
+def test_what_interrupts_have_left_is_ended_by_the_next_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Each of the first two calls of `close` is interrupted wherever it terminates, or waits."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    supervisor = Supervisor(grace=0.1)
+    supervisor.start([python(STUBBORN, str(tmp_path / name), name=name) for name in ("one", "two")])
+    for name in ("one", "two"):
+        eventually((tmp_path / name).exists)
+    pids = [state.pid or 0 for state in supervisor.poll()]
+    assert all(map(alive, pids))
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(launch._Worker, broken, interrupted)
+            supervisor.close()
+    with pytest.raises(EngineError, match="closed"):
+        supervisor.start([python(SLEEP)])
+    supervisor.close()
+    assert not any(map(alive, pids)) and not supervisor.directory.exists()
+    assert [state.status for state in supervisor.poll()] == ["stopped", "stopped"]
+
+
 def test_a_worker_has_time_to_end_in_order(tmp_path: Path) -> None:
     code = """
 import pathlib, signal, sys, time

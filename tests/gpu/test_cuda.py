@@ -90,7 +90,7 @@ def test_attention_gives_a_row_the_same_bits_in_any_company(dtype: torch.dtype) 
 
 
 class Bench:
-    """Runners over one model, and slots handed out in order."""
+    """Executors of one model, with and without graphs, and slots handed out in order."""
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         model = load_model(directory, dtype, DEVICE, eager=False)

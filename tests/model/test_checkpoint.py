@@ -191,3 +191,6 @@ def test_shards_are_read_together(copy: Path, refusal: Refusal) -> None:
     assert f"{index} holds a list" in refusal(copy)
     index.write_text(json.dumps({"weight_map": files}))
     assert f"{index} lacks weight_map or metadata" in refusal(copy)
+    torch.save({}, copy / "weights.bin")  # a pickle
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {**files, "lm_head.weight": "weights.bin"}}))
+    assert f"{index} names 'weights.bin'; weights are read from safetensors files alone" in refusal(copy)

@@ -184,7 +184,8 @@ class Contestant:
         With a `cache_salt` a suffix drafter guesses from outputs of jobs that ended before. EngineError if the drafter
         failed, or while requests run."""
         engine.use(self.drafter(), self.budget())
-        engine.worker.scheduler.max_requests = concurrency
+        scheduler = engine.worker.scheduler
+        scheduler.max_requests = min(concurrency, scheduler.max_rows)
         steps: list[StepRecord] = []
         engine.worker.observe = steps.append
         began = time.perf_counter()

@@ -90,7 +90,8 @@ class BenchOptions:
 
     def rounds(self, number: int) -> list[list[Job]]:
         """A round of so many jobs to warm up, and `repeats`."""
-        return [self.workload().jobs(number, turn) for turn in range(self.repeats + 1)]
+        workload = self.workload()
+        return [workload.jobs(number, turn) for turn in range(self.repeats + 1)]
 
 
 class Bench(Struct, frozen=True):

@@ -46,7 +46,7 @@ class Program(subprocess.Popen[bytes]):
             super().__init__(
                 list(spec.command),
                 env=worker_environment(spec),
-                stdin=subprocess.PIPE,  # its end tells that of this process, where nothing else does
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 start_new_session=True,

@@ -130,6 +130,8 @@ def sharing_of(readings: Sequence[Reading], weights: Sequence[int], leaves: int)
     window. Prompts' rows count among the leaves taken too."""
     seconds = np.diff([one.at for one in readings])[:, None]
     rows, tokens = (np.diff([getattr(one, name) for one in readings], axis=0) / seconds for name in ("rows", "tokens"))
+    if not rows[:, -1].all():
+        raise EngineError("bench: the last tenant grew no rows in a window; give more --seconds")
     tenants: list[Row] = [
         {
             "weight": weight,

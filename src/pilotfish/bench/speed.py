@@ -43,8 +43,11 @@ ACCEPTANCE_CONCURRENCY = 8
 
 def run_speed(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs the first prompt to warm up, then `repeats` times every prompt with every contestant."""
-    contestants = load_contestants(options.engine_config())
+    engine = Engine(options.engine_config())
     prompts, speeds, compared = options.rows(), list[Row](), list[Row]()
+    for prompt in prompts:
+        engine.check_prompt(prompt.text)
+    contestants = load_contestants(engine)
     plan = [(prompts[0], 0), *((prompt, repeat) for repeat in range(options.repeats) for prompt in prompts)]
     progress.total = (2 * len(contestants) - 1) * len(plan)
     for temperature in TEMPERATURES:
@@ -56,10 +59,10 @@ def run_speed(options: BenchOptions, progress: ProgressBar) -> Report:
     return Report({"speeds": speeds, "ratios": compared})
 
 
-def load_contestants(config: EngineConfig) -> dict[str, Callable[[Job], Run]]:
+def load_contestants(engine: Engine) -> dict[str, Callable[[Job], Run]]:
     """The engine with each of its drafters, and transformers over the same directories, precision and threads."""
+    config = engine.config
     assert config.draft is not None
-    engine = Engine(config)
     target, draft = _reference(config.target, config), _reference(config.draft, config)
     theirs = partial(_generate, target, engine.tokenizer)
     return {

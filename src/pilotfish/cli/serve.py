@@ -66,7 +66,7 @@ def serve(
 
     if otlp_traces_endpoint is not None:
         traces_url(otlp_traces_endpoint)
-    form = log_format or ("text" if sys.stderr.isatty() else "json")
+    form = ("text" if sys.stderr.isatty() else "json") if log_format is None else log_format
     configure(form, prompts=log_prompts)
     setup = ServerSetup(config, listening, keys, form, otlp_traces_endpoint)
     run_server(setup, lambda url: print_json({"url": url}) if json else None)

@@ -65,11 +65,13 @@ class Supervisor:
         self.directory = _socket_directory()  # for sockets: this user's alone, short, and removed on close
         self._changed = changed
         self._workers: list[_Worker] = []
-        self._shut_down = weakref.finalize(self, _shut_down, self._workers, self.directory, grace, os.getpid())
+        self._closed = False
+        self._shut_down_arguments = (self._workers, self.directory, grace, os.getpid())
+        self._finalizer = weakref.finalize(self, _shut_down, *self._shut_down_arguments)
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Returns at once. EngineError after `close`."""
-        if not self._shut_down.alive:
+        if self._closed:
             raise EngineError("the supervisor is closed")
         for spec in specs:
             where = {**spec.environment, DIRECTORY: str(self.directory)}
@@ -89,8 +91,10 @@ class Supervisor:
                 worker.kill(reason)
 
     def close(self) -> None:
-        """End all workers: ask, wait, then kill. Closing twice is fine."""
-        self._shut_down()
+        """End all workers: ask, wait, then kill. Closing twice is fine, and goes on where an interrupt ended it."""
+        self._closed = True
+        _shut_down(*self._shut_down_arguments)
+        self._finalizer.detach()
 
 
 def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: int) -> None:
@@ -100,16 +104,18 @@ def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: i
     if threading.current_thread() in workers:  # where a finalizer may run
         threading.Thread(target=_shut_down, args=(workers, directory, grace, pid)).start()
         return
-    for worker in workers:
-        worker.terminate()
-    deadline = time.monotonic() + grace
     alive = [worker for worker in workers if worker.is_alive()]
     try:
         for worker in alive:
+            worker.terminate()
+        deadline = time.monotonic() + grace
+        for worker in alive:
             worker.join(max(0.0, deadline - time.monotonic()))
     finally:  # after an interrupt too
-        for worker in alive:
+        for worker in alive:  # all, before any is waited for
+            worker.terminate()
             worker.kill("")
+        for worker in alive:
             worker.join()
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -160,7 +166,7 @@ class _Worker(threading.Thread):
         self._kill_reason = ""
         try:
             process = self._process = WorkerProcess(self._spec)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: there can be no more threads
             self.state = replace(self.state, restarts=restarts)
             return f"cannot be started: {error}", True
         self._change(status="running", restarts=restarts, pid=process.pid)

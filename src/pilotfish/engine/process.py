@@ -99,7 +99,7 @@ class WorkerProcess:
         sys.stderr.flush()
 
     def wait(self) -> None:
-        """Until it has ended. Its id stays its own until `end`, which kills what it has started."""
+        """Until it has ended. Where no signal was sent to it since, its id stays its own until `end`."""
         with suppress(ChildProcessError):  # a signal to it came later, and took note of its end
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 

@@ -197,8 +197,11 @@ class TextStream:
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        begun = (stop[:size] for stop in self._params.stop for size in range(1, len(stop)))
-        return 0 if self._shows_stop else max((len(part) for part in begun if self.text.endswith(part)), default=0)
+        return 0 if self._shows_stop else max(map(self._begun, self._params.stop), default=0)
+
+    def _begun(self, stop: str) -> int:
+        sizes = range(min(len(stop) - 1, len(self.text)), 0, -1)
+        return next((size for size in sizes if self.text.endswith(stop[:size])), 0)
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
         """The prompt's last tokens, from which a decoder can go on; none if they do not end on a character."""

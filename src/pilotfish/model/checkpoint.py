@@ -41,6 +41,9 @@ def weight_files(directory: Path) -> list[Path]:
         isinstance(name, str) for name in names.values()
     ):
         raise ModelError(f"model: {index} lacks weight_map or metadata, which transformers needs")
+    for name in names.values():
+        if not name.endswith(".safetensors"):
+            raise ModelError(f"model: {index} names {name!r}; weights are read from safetensors files alone")
     return [directory / name for name in sorted(set(names.values()))]
 
 

@@ -15,7 +15,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from pilotfish.errors import ModelError
 
 #: What sets apart the architectures that are served; the file explains its fields.
-ARCHITECTURES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text())
+ARCHITECTURES: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("architectures.toml").read_text("utf-8")
+)
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 

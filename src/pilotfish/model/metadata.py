@@ -27,7 +27,7 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 #: The tokenizer's own limit would be a warning on stderr. The engine holds prompts against the model's context.
 NO_LIMIT = 1 << 62
 #: Fields of generation_config.json; the file explains them.
-_FIELDS = tomllib.loads(Path(__file__).with_name("generation_config.toml").read_text())
+_FIELDS = tomllib.loads(Path(__file__).with_name("generation_config.toml").read_text("utf-8"))
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Metrics(dict[str | tuple[str, ...], Any]):
         self.of_requests: list[tuple[str, bool, attrgetter[Any]]] = []  # name, whether it has labels, what it observes
         self._model_name = model_name
         self._families: dict[str, tuple[Any, tuple[str, ...]]] = {}  # with the values of the labels that all have
-        declared = tomllib.loads(DECLARATIONS.read_text())
+        declared = tomllib.loads(DECLARATIONS.read_text("utf-8"))
         buckets = declared.pop("buckets")
         for name, family in declared.items():
             self._declare(name, family, buckets)

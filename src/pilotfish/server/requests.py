@@ -15,7 +15,7 @@ from pilotfish.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from pilotfish.observe.requests import OutputKind
 from pilotfish.server.http_errors import bad
 
-_FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text())
+_FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
 #: Fields that are not supported, by the values that change nothing.
 UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].items()}
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"

@@ -1,7 +1,7 @@
 """The server as an ASGI application: OpenAI's routes over one engine, their OpenAPI document, and the playground.
 
-Starlette routes; bodies are msgspec's structs (`requests`, `responses`). A test checks that `openapi.json` describes
-them.
+Starlette routes; bodies of requests are msgspec's structs (`requests`), answers are dicts (`formats`). Tests hold
+both to `openapi.json`.
 """
 
 from __future__ import annotations

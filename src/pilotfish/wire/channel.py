@@ -207,8 +207,8 @@ class ChannelThread:
 
 
 def _safely(call: Callable[..., None], *arguments: Received) -> None:
-    """A frame that breaks its handler must not end the thread for all others."""
+    """A frame or a tick that breaks its handler must not end the thread for all others."""
     try:
         call(*arguments)
     except Exception:
-        logger.exception("a frame could not be handled")
+        logger.exception("a frame, or what is done now and then, could not be handled")
