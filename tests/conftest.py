@@ -48,6 +48,16 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Commands configure the whole process's log: a handler of one test would write to a stream that is closed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
 @pytest.fixture
 def foreign_lines() -> Iterator[list[str]]:
     """What transformers logs meanwhile, at its usual level."""
