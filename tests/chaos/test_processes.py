@@ -10,8 +10,9 @@ from time import sleep
 
 import pytest
 from support import assert_idle, make_engine, write_model, write_tokenizer
-from workers import PARAMS, PROMPTS, Start, endpoint_in, eventually
+from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in, eventually
 
+from pilotfish.core.draft_sessions import FORGOTTEN
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.engine.sample import Sample
@@ -141,4 +142,8 @@ def test_requests_aborted_at_random_leave_nothing(pool: Start, llama: Path, draf
             and not engine.remote.drafter.machine.sessions
             and not seen.sessions
         )
-        eventually(lambda: (seen.load.sessions, seen.load.own_sessions, seen.load.free_slots) == (0, 0, capacity))
+        # So many frames a second fill the draft's queue: a Close that is lost is made good when the session is forgotten.
+        limit = LIMIT + FORGOTTEN
+        eventually(
+            lambda: (seen.load.sessions, seen.load.own_sessions, seen.load.free_slots) == (0, 0, capacity), limit
+        )
