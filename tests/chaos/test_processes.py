@@ -142,7 +142,7 @@ def test_requests_aborted_at_random_leave_nothing(pool: Start, llama: Path, draf
             and not engine.remote.drafter.machine.sessions
             and not seen.sessions
         )
-        # So many frames a second fill the draft's queue: a Close that is lost is made good when the session is forgotten.
+        # So many frames a second fill the draft's queue. Where a Close is lost, its session is forgotten in the end.
         limit = LIMIT + FORGOTTEN
         eventually(
             lambda: (seen.load.sessions, seen.load.own_sessions, seen.load.free_slots) == (0, 0, capacity), limit
