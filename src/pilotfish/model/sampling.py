@@ -32,7 +32,7 @@ NOISE_SCALE = 0.5
 def sample(logits: Tensor, sampling: Sampling) -> list[int]:
     """The target's token after each row. logits float32 or float64 [samples, vocab]."""
     logits = edited(logits, sampling)
-    greedy = _greedy_rows(sampling)
+    greedy = sampling.greedy
     if greedy.all():
         return logits.argmax(dim=-1).tolist()  # the lowest id on ties, as torch documents
     _, tokens = perturbed_topk(filtered(logits, sampling), sampling, 1)
@@ -51,7 +51,7 @@ def likely_tokens(logits: Tensor, sampling: Sampling) -> tuple[NDArray[np.int64]
     filters.
     """
     logits = edited(logits, sampling)
-    k, greedy = min(sampling.children, logits.shape[1]), _greedy_rows(sampling)
+    k, greedy = min(sampling.children, logits.shape[1]), sampling.greedy
     if greedy.all():
         chances, best = logits.log_softmax(dim=-1).topk(k, dim=-1)
     else:
@@ -62,10 +62,6 @@ def likely_tokens(logits: Tensor, sampling: Sampling) -> tuple[NDArray[np.int64]
             chosen = torch.from_numpy(greedy).to(logits.device)[:, None]
             chances, best = torch.where(chosen, plain, chances), torch.where(chosen, plain_best, best)
     return best.cpu().numpy(), chances.double().cpu().numpy()
-
-
-def _greedy_rows(sampling: Sampling) -> NDArray[np.bool_]:
-    return np.array([params.greedy for params in sampling.params], np.bool_)[sampling.sequences]
 
 
 def non_finite_rows(logits: Tensor) -> list[int]:
@@ -148,7 +144,7 @@ def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     def column(values: list[float]) -> Tensor:
         return torch.from_numpy(np.array(values, np.float64)[sampling.sequences, None]).to(logits.device)
 
-    temperatures = column([1.0 if p.greedy else max(p.temperature, MIN_TEMPERATURE) for p in every])
+    temperatures = column([max(p.temperature, MIN_TEMPERATURE) if p.temperature else 1.0 for p in every])
     floors = column([math.log(p.min_p) if p.min_p else -math.inf for p in every])
     top_k = torch.from_numpy(np.array([p.top_k for p in every])[sampling.sequences, None]).to(logits.device)
     top_p = column([p.top_p for p in every])

@@ -96,8 +96,7 @@ def _sampled(logits: Floats, sampling: Sampling) -> tuple[Ints, Floats | None]:
         return scores.argmax(axis=1), None
     tokens = np.argsort(-scores, axis=1, kind="stable")[:, : sampling.children]
     best = np.take_along_axis(scores, tokens, axis=1)
-    greedy = np.array([params.greedy for params in sampling.params])[sampling.sequences, None]
-    return tokens, np.where(greedy, best, _log_softmax(best / NOISE_SCALE))
+    return tokens, np.where(sampling.greedy[:, None], best, _log_softmax(best / NOISE_SCALE))
 
 
 def _log_softmax(values: Floats) -> Floats:
