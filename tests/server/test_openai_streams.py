@@ -63,9 +63,13 @@ def test_usage_comes_last_and_alone(fleet: Fleet, mode: str) -> None:
 
 
 def test_usage_that_grows(fleet: Fleet, mode: str) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    counts = [chunk.usage.completion_tokens for chunk in chunks(fleet, mode, "greedy-long", stream_options=options)]
-    assert counts == sorted(counts) and 0 < counts[0] < counts[-1] == 96
+    options, counts = {"include_usage": True, "continuous_usage_stats": True}, list[int]()
+    for _ in range(ATTEMPTS):
+        counts = [chunk.usage.completion_tokens for chunk in chunks(fleet, mode, "greedy-long", stream_options=options)]
+        assert counts == sorted(counts) and counts[0] > 0 and counts[-1] == 96
+        if counts[0] < 96:
+            break
+    assert counts[0] < 96
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
