@@ -26,7 +26,7 @@ Invoke = Callable[..., dict[str, Any]]
 def _no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benches describe their machine without measuring it: the probes take longer than all the rest."""
     monkeypatch.setattr(report, "read_probe", lambda *_: lambda: 10.0)
-    monkeypatch.setattr(report, "matmul_probe", lambda *_: 10.0)
+    monkeypatch.setattr(report, "matmul_probe", lambda *_: lambda: 10.0)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from pilotfish.bench import app
 from pilotfish.bench.gpu import attention_contest
-from pilotfish.bench.steps import SHAPES, kv_bytes, llama, random_model
+from pilotfish.bench.shapes import SHAPES, llama, random_model
+from pilotfish.bench.steps import kv_bytes
 from pilotfish.errors import InputError
 
 CPU = torch.device("cpu")

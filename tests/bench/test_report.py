@@ -95,7 +95,7 @@ def test_the_machine_is_described(tmp_path: Path) -> None:
     described = describe_machine("float32")
     assert described["cpu"] and described["threads"] == torch.get_num_threads()
     assert described["matmul_dtype"] == "float32"
-    assert read_probe(1)() > 0 and matmul_probe(torch.float32, 32) > 0
+    assert read_probe(1)() > 0 and matmul_probe(torch.float32, 32)() > 0
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Processor\n")
     assert cpu_name(tmp_path / "cpuinfo") == "A Processor"
     assert cpu_name(tmp_path / "none")
@@ -106,7 +106,7 @@ def test_no_bfloat16_product_runs_on_a_processor_without_its_instructions(
     native: bool, measured: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probed: list[torch.dtype] = []
-    monkeypatch.setattr(report_module, "matmul_probe", lambda dtype: probed.append(dtype) or 1.0)
+    monkeypatch.setattr(report_module, "matmul_probe", lambda dtype: probed.append(dtype) or (lambda: 1.0))
     monkeypatch.setattr(report_module, "multiplies_bfloat16", lambda _: native)
     assert describe_machine("bfloat16")["matmul_dtype"] == measured
     assert probed == [getattr(torch, measured)]

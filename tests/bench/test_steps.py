@@ -12,16 +12,14 @@ from typer.testing import CliRunner
 
 from pilotfish.bench import app, steps
 from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
+from pilotfish.bench.shapes import HEAD_DIM, SHAPES, VOCAB, llama, multiplied_weights, random_model
 from pilotfish.bench.steps import (
-    HEAD_DIM,
     KINDS,
     LEVELS,
     PROBE,
     PROFILED,
-    SHAPES,
     SLOTS,
     TIMED,
-    VOCAB,
     WIDTH,
     Case,
     bytes_read,
@@ -29,8 +27,6 @@ from pilotfish.bench.steps import (
     kernel_seconds,
     kernel_times,
     level_seconds,
-    llama,
-    random_model,
     run_steps,
 )
 from pilotfish.core.executor import Outcome, Sampling, SequenceRows
@@ -59,17 +55,21 @@ def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SHAPES:
         monkeypatch.setitem(SHAPES, name, TINY)
     monkeypatch.setattr(steps, "read_probe", lambda: lambda: 10.0)
+    monkeypatch.setattr(steps, "matmul_probe", lambda dtype: lambda: 100.0 * (4 / dtype.itemsize))
 
 
 @needs_kernels
 @pytest.mark.usefixtures("tiny_shapes")
-def test_steps(measure: Measure) -> None:
+def test_steps(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "multiplies_bfloat16", lambda _: True)
     results = measure(run_steps, "steps", dtype="bfloat16", repeats=2, threads=1).results
     assert [(row["shape"], row["rows"]) for row in results["forwards"]] == [(case.shape, case.rows) for case in TIMED]
     for row in results["forwards"]:
         assert row["read_bytes"] == read_bytes(CONTEXT + row["rows"], 2)
-        assert row["floor_ms"] == pytest.approx(row["read_bytes"] / 10.0 / 1e6)
+        assert row["read_ms"] == pytest.approx(row["read_bytes"] / 10.0 / 1e6)
+        assert row["multiply_ms"] == pytest.approx(2 * multiplied_weights(TINY) * row["rows"] / 200.0 / 1e6)
         assert row["milliseconds"] > 0 and (row["of_one_row"] == 1) == (row["rows"] == 1)
+    assert {name: speed.median for name, speed in results["gflop_per_s"].items()} == {"float32": 100, "bfloat16": 200}
     kernels = [(case.shape, case.rows, kind) for case in PROFILED for kind in KINDS]
     assert [(row["shape"], row["rows"], row["kind"]) for row in results["kernels"]] == kernels
     assert all(row["milliseconds"] > 0 for row in results["kernels"])
@@ -100,18 +100,38 @@ def test_it_is_refused_without_kernels(measure: Measure, monkeypatch: pytest.Mon
         measure(run_steps, "steps")
 
 
+@needs_kernels
+@pytest.mark.usefixtures("tiny_shapes")
+def test_no_bfloat16_product_is_probed_on_a_processor_without_its_instructions(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "multiplies_bfloat16", lambda _: False)
+    results = measure(run_steps, "steps", dtype="bfloat16", repeats=1, threads=1).results
+    assert list(results["gflop_per_s"]) == ["float32"]
+    row = results["forwards"][0]
+    assert row["multiply_ms"] == pytest.approx(2 * multiplied_weights(TINY) / 100.0 / 1e6)
+
+
 def test_ratios_are_taken_within_rounds() -> None:
     """Medians of ratios, which are not ratios of medians."""
     one, many = Case("88m", 1), Case("88m", 16)
     kernels = [dict.fromkeys(KINDS, 0.0) | {"linear": 0.5}] * 3
-    times = {PROBE: [1.0, 2.0, 4.0], one.name: [1.0, 4.0, 1.0], many.name: [2.0, 4.0, 8.0]}
+    products = {"float32 product": [2.0, 0.5, 0.25]}  # GFLOP/s
+    times = {PROBE: [1.0, 2.0, 4.0], **products, one.name: [1.0, 4.0, 1.0], many.name: [2.0, 4.0, 8.0]}
     rounds = {**times, f"kernels of {many.name}": kernels}
-    time = forward_time(many, 10**9, rounds)
+    time = forward_time(many, 10**9, 10**9 // 32, "float32 product", rounds)  # a GFLOP in 16 rows
     assert (time["milliseconds"], time["of_one_row"]) == (4000.0, 2.0)
-    assert (time["floor_ms"], time["share_of_floor"]) == (500.0, 0.125)  # of 1/2, 1/8 and 1/32
+    assert (time["read_ms"], time["multiply_ms"]) == (500.0, 2000.0)
+    assert time["over_floor"] == 2.0  # of 2/1, where reading takes longer, 4/2 and 8/4
     linear, mlp, *_ = kernel_times(many, dict.fromkeys(KINDS, 0) | {"linear": 10**9}, rounds)
     assert (linear["milliseconds"], linear["gb_per_s"], linear["floor_ms"], linear["share"]) == (500.0, 2.0, 500.0, 1.0)
     assert mlp["gb_per_s"] is None
+
+
+def test_weights_that_are_multiplied() -> None:
+    hidden, heads, kv_heads = TINY.hidden_size, TINY.num_attention_heads, TINY.num_key_value_heads
+    layer = 2 * hidden * HEAD_DIM * (heads + kv_heads) + 3 * hidden * TINY.intermediate_size
+    assert multiplied_weights(TINY) == TINY.num_hidden_layers * layer + VOCAB * hidden
 
 
 @needs_kernels

@@ -221,7 +221,7 @@ def test_the_bench_runs(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pilotfish.bench import gpu
     from pilotfish.bench.options import BENCHES
     from pilotfish.bench.report import ProgressBar
-    from pilotfish.bench.steps import SHAPES
+    from pilotfish.bench.shapes import SHAPES
 
     monkeypatch.setitem(SHAPES, "88m", SHAPES["draft"])
     monkeypatch.setattr(gpu, "TARGETS", ("88m",))

@@ -14,7 +14,8 @@ from transformers import LlamaConfig
 from pilotfish.bench.forwards import CONTEXT, WARM_UP, context_and_tree, step_rows
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, timed
-from pilotfish.bench.steps import HEAD_DIM, SHAPES, TARGETS, VOCAB, kv_bytes, random_model
+from pilotfish.bench.shapes import HEAD_DIM, SHAPES, TARGETS, VOCAB, random_model
+from pilotfish.bench.steps import kv_bytes
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention, key_slots
 from pilotfish.model.batch import EXACT, Batch

@@ -1,28 +1,25 @@
-"""Cost of a step on the CPU, beside what reading its weights must cost, and which kernels the difference goes to.
-Random weights of known shapes; everything takes turns with a probe of the memory."""
+"""Cost of a step on the CPU, beside what reading its weights and multiplying with them must cost, and which kernels the
+difference goes to. Random weights of known shapes; everything takes turns with probes of memory and of products."""
 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from pilotfish.bench.contestants import every_round, take_turns
 from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.report import ProgressBar, Report, Row, Spread, ratios, read_probe, timed
-from pilotfish.config import EngineConfig, Quantization, available_cores
+from pilotfish.bench.report import ProgressBar, Report, Row, Spread, matmul_probe, ratios, read_probe, timed
+from pilotfish.bench.shapes import SHAPES, TARGETS, VOCAB, multiplied_weights, random_model
+from pilotfish.config import DType, EngineConfig, available_cores
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import SequenceRows
 from pilotfish.core.request import Request
@@ -30,63 +27,10 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.errors import InputError
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import DTYPES, LoadedModel, load_model
-from pilotfish.model.native import load_kernels
+from pilotfish.model.loader import DTYPES, LoadedModel
+from pilotfish.model.native import load_kernels, multiplies_bfloat16
 from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight
 from pilotfish.model.quantize import check_quantization
-
-# -- shapes: the cost of a forward does not depend on its weights
-
-VOCAB = 8192
-HEAD_DIM = 64
-MAX_CONTEXT = 4096  # positions
-
-
-def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> LlamaConfig:
-    """Layers, and widths of the residual stream, the heads and the FFN. Input and output embeddings are two matrices
-    of `VOCAB` rows; a head has `HEAD_DIM`."""
-    return LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=MAX_CONTEXT,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-
-
-#: Named by their parameters; the draft has 5.6 M.
-SHAPES = {
-    "88m": llama(layers=12, hidden=768, heads=12, kv_heads=4, ffn=2048),
-    "344m": llama(layers=24, hidden=1024, heads=16, kv_heads=4, ffn=3584),
-    "draft": llama(layers=2, hidden=256, heads=4, kv_heads=2, ffn=640),
-}
-
-TARGETS = ("88m", "344m")
-
-
-def random_model(
-    shape: LlamaConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantization: Quantization = "none",
-) -> LoadedModel:
-    """Random weights, loaded as any other model is; they pass through a temporary directory."""
-    transformers_logging.disable_progress_bar()
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(shape).to(dtype)
-    with tempfile.TemporaryDirectory() as directory:
-        model.save_pretrained(directory)
-        return load_model(Path(directory), dtype, device, eager=False, quantization=quantization)
-
-
-# -- steps
 
 STEP_ROWS = (1, 8, 16)
 WIDTH = EngineConfig.width  # rows of a draft's level
@@ -119,6 +63,7 @@ PROFILED = (*(Case(shape, rows) for shape in TARGETS for rows in (1, 16)), DRAFT
 def run_steps(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs `repeats` rounds after those to warm up. InputError where the C++ kernels do not build."""
     dtype, quantization = options.engine["dtype"], options.engine["quantization"]
+    product = product_of(dtype if dtype in product_dtypes() else "float32")
     check_quantization(quantization, DTYPES[dtype], DEVICE)
     if not load_kernels():
         raise InputError("bench steps: the C++ kernels are needed, and no compiler here builds them")
@@ -131,7 +76,11 @@ def run_steps(options: BenchOptions, progress: ProgressBar) -> Report:
     results = {
         "context": CONTEXT,
         "read_gb_per_s": Spread.of(times[PROBE]),  # of the probe, once a round
-        "forwards": [forward_time(case, sum(reads[case].values()), times) for case in TIMED],
+        "gflop_per_s": {name: Spread.of(times[product_of(name)]) for name in product_dtypes()},
+        "forwards": [
+            forward_time(case, sum(reads[case].values()), multiplied_weights(SHAPES[case.shape]), product, times)
+            for case in TIMED
+        ],
         "draft": {"rows": WIDTH, "forward_ms": _median_ms(times[FORWARD]), "level_ms": _median_ms(times[LEVEL])},
         "kernels": [row for case in PROFILED for row in kernel_times(case, reads[case], times)],
     }
@@ -146,6 +95,7 @@ def calls_of(executors: Mapping[str, TorchExecutor]) -> dict[str, Callable[[obje
     executor = TorchExecutor(executors[DRAFT.shape].model, SLOTS, vocab_size=VOCAB)
     calls: dict[str, Callable[[], Any]] = {
         PROBE: read_probe(),
+        **{product_of(name): matmul_probe(DTYPES[name]) for name in product_dtypes()},
         **{case.name: partial(timed, forwards[case]) for case in TIMED},
         LEVEL: partial(level_seconds, LMDrafter(executor, WIDTH)),
         FORWARD: lambda: timed(lambda: [forwards[DRAFT]() for _ in range(LEVELS)]) / LEVELS,
@@ -154,6 +104,16 @@ def calls_of(executors: Mapping[str, TorchExecutor]) -> dict[str, Callable[[obje
         },
     }
     return {name: every_round(call) for name, call in calls.items()}
+
+
+def product_dtypes() -> list[DType]:
+    """Those of the products that are probed: bfloat16 only where the processor has instructions for it, or one product
+    would take minutes."""
+    return ["float32", "bfloat16"] if multiplies_bfloat16(DEVICE) else ["float32"]
+
+
+def product_of(dtype: DType) -> str:
+    return f"{dtype} product"
 
 
 def kernels_of(case: Case) -> str:
@@ -177,17 +137,20 @@ def _propose(drafter: LMDrafter, request: Request, levels: int) -> float:
     return spent
 
 
-def forward_time(case: Case, read_bytes: int, times: Mapping[str, Sequence[Any]]) -> Row:
-    """Medians of a case; ratios and shares are taken within rounds. A share of 1 is as fast as the memory allows."""
-    own, one_row, floor = times[case.name], times[Case(case.shape, 1).name], _floor(read_bytes, times)
+def forward_time(case: Case, read_bytes: int, weights: int, product: str, times: Mapping[str, Sequence[Any]]) -> Row:
+    """Medians of a case; ratios are taken within rounds. A step cannot take less than to read `read_bytes`, nor than to
+    multiply each row with `weights` as fast as the `product` of large matrices: `over_floor` is over the larger."""
+    own, one_row = times[case.name], times[Case(case.shape, 1).name]
+    read, multiply = _floor(read_bytes, times), [2 * weights * case.rows / (speed * 1e9) for speed in times[product]]
     return {
         "shape": case.shape,
         "rows": case.rows,
         "milliseconds": _median_ms(own),
         "of_one_row": ratios(own, one_row).median,
         "read_bytes": read_bytes,  # weights and KV, each once
-        "floor_ms": _median_ms(floor),
-        "share_of_floor": ratios(floor, own).median,
+        "read_ms": _median_ms(read),
+        "multiply_ms": _median_ms(multiply),
+        "over_floor": ratios(own, list(map(max, read, multiply))).median,
     }
 
 
