@@ -15,19 +15,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import check_tree
+from trees import WHOLE, check_tree
 
 from pilotfish.core import draft_sessions
 from pilotfish.core.draft_machine import REPORT, SILENCE, DraftIdentity, DraftMachine
 from pilotfish.core.draft_sessions import FORGOTTEN, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.lookahead import GrownTree
-from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer, PushedNodes, Tree
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions, RemoteSession, SessionState, TargetMachine
+from pilotfish.core.tree import OTHER
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 
@@ -190,8 +191,7 @@ class World:
         except WireError as error:
             pool.malformed(str(error), self.now)
         else:
-            heard = PushedNodes.of(message) if isinstance(message, Tree) else message
-            self.target.receive(pool, heard, self.now)
+            self.target.receive(pool, message, self.now)
 
     # -- what holds
 
@@ -209,7 +209,7 @@ class World:
     @staticmethod
     def _check_copy(session: RemoteSession) -> None:
         """A tree below the last committed token, of guesses that were made for this very sequence."""
-        nodes, known = session.copy.nodes, tuple(session.request.tokens)
+        nodes, known = session.copy.best(WHOLE, OTHER), tuple(session.request.tokens)
         check_tree(nodes)
         paths: list[tuple[int, ...]] = []
         for parent, token in zip(nodes.parents.tolist(), nodes.tokens.tolist(), strict=True):

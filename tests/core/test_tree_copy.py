@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import check_tree
+from msgspec.structs import replace
+from trees import WHOLE, check_tree
 
-from pilotfish.core.lookahead import LEAST, GrownTree, Lookahead, TreeCopy
-from pilotfish.core.messages import PushedNodes
+from pilotfish.core.lookahead import Lookahead
+from pilotfish.core.messages import Tree
+from pilotfish.core.tree import OTHER, TokenTree
+from pilotfish.core.tree_copy import LEAST, TreeCopy
 
 VOCAB = 8
 
 
-def make_push(base_len: int, *nodes: tuple[int, int, int, float]) -> PushedNodes:
+def make_push(base_len: int, *nodes: tuple[int, int, int, float]) -> Tree:
     """Of (id, parent, token, score)."""
-    ids, parents, tokens, scores = zip(*nodes, strict=True) if nodes else ((), (), (), ())
-    integers = (np.array(x, np.int64) for x in (ids, parents, tokens))
-    return PushedNodes(1, 1, 0, base_len, *integers, np.array(scores, np.float64))
+    columns = [list(x) for x in zip(*nodes, strict=True)] or [[], [], [], []]
+    return Tree(1, 1, 0, base_len, *columns)
 
 
-def paths(nodes: GrownTree) -> dict[tuple[int, ...], float]:
+def nodes_of(copy: TreeCopy) -> TokenTree:
+    return copy.best(WHOLE, OTHER)
+
+
+def paths(nodes: TokenTree) -> dict[tuple[int, ...], float]:
     """Score of each path."""
     found: list[tuple[int, ...]] = []
     for parent, token in zip(nodes.parents.tolist(), nodes.tokens.tolist(), strict=True):
@@ -39,7 +44,7 @@ class Draft:
     def __init__(self, length: int) -> None:
         self.tree, self.length, self.rooted = Lookahead(), length, False
 
-    def grow(self, data: st.DataObject) -> PushedNodes | None:
+    def grow(self, data: st.DataObject) -> Tree | None:
         """One level."""
         leaves = self.tree.leaves(data.draw(st.integers(1, 3)), 50) if self.rooted else np.array([-1])
         if not len(leaves):
@@ -56,7 +61,8 @@ class Draft:
         nodes = self.tree.nodes
         above = np.append(nodes.scores, 0.0)[added.parents]
         ids = np.append(nodes.ids, 0)[added.parents]
-        return PushedNodes(1, 1, 0, self.length, added.ids, ids, added.tokens, added.scores - above)
+        columns = (added.ids, ids, added.tokens, np.minimum(added.scores - above, 0.0))
+        return Tree(1, 1, 0, self.length, *(column.tolist() for column in columns))
 
     def commit(self, tokens: list[int]) -> None:
         path = self.tree.nodes.follow(tokens)
@@ -76,7 +82,7 @@ def some_tokens(data: st.DataObject, tree: Lookahead) -> list[int]:
 def test_when_all_is_delivered_the_copy_is_the_drafts_tree(data: st.DataObject) -> None:
     """Pushes wait while the target commits, and commits while the draft pushes; both in order."""
     draft, copy = Draft(5), TreeCopy(5, VOCAB, 10_000)
-    pushes: deque[PushedNodes] = deque()
+    pushes: deque[Tree] = deque()
     commits: deque[list[int]] = deque()
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["grow", "grow", "deliver", "deliver", "commit", "hear"]))
@@ -89,13 +95,12 @@ def test_when_all_is_delivered_the_copy_is_the_drafts_tree(data: st.DataObject) 
             copy.commit(commits[-1])
         elif action == "hear" and commits:
             draft.commit(commits.popleft())
-        check_tree(copy.nodes)
+        check_tree(nodes_of(copy))
     for tokens in commits:
         draft.commit(tokens)
     for push in pushes:
         copy.attach(push)
-    assert paths(copy.nodes) == pytest.approx(paths(draft.tree.nodes), abs=1e-9)
-    assert copy.nodes.ids.tolist() == draft.tree.nodes.ids.tolist()
+    assert paths(nodes_of(copy)) == pytest.approx(paths(draft.tree.nodes), abs=1e-9)
     assert copy.dropped == copy.repeated == 0
 
 
@@ -115,14 +120,14 @@ def test_whatever_is_pushed_it_stays_a_tree(data: st.DataObject) -> None:
             nodes = sorted({node: (node, *rest) for node, *rest in nodes}.values())
         base_len = data.draw(st.one_of(st.integers(3, 20), NUMBERS))
         copy.attach(make_push(base_len, *nodes))
-        check_tree(copy.nodes)
-        assert len(copy.nodes) <= most
-        assert ((copy.nodes.tokens >= 0) & (copy.nodes.tokens < VOCAB)).all()
-        assert np.isfinite(copy.nodes.scores).all()
-        assert len(copy.nodes.take(copy.nodes.best(6))) == min(6, len(copy.nodes))
+        check_tree(nodes_of(copy))
+        assert len(nodes_of(copy)) <= most
+        assert ((nodes_of(copy).tokens >= 0) & (nodes_of(copy).tokens < VOCAB)).all()
+        assert np.isfinite(nodes_of(copy).scores).all()
+        assert len(copy.best(6, OTHER)) == min(6, len(nodes_of(copy)))
         if data.draw(st.booleans()):
             copy.commit(data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3)))
-            check_tree(copy.nodes)
+            check_tree(nodes_of(copy))
 
 
 @st.composite
@@ -149,40 +154,63 @@ def test_repeats_are_merged_into_the_first(nodes: list[tuple[int, int, int, floa
     for node in nodes:
         singly.attach(make_push(5, node))
     for copy in (at_once, singly):
-        assert paths(copy.nodes) == pytest.approx(expected)
+        assert paths(nodes_of(copy)) == pytest.approx(expected)
         assert copy.repeated == len(nodes) - len(expected)
     if committed:
         at_once.commit(committed)
     size, root = len(committed), expected.get(tuple(committed), 0.0)
     left = {p[size:]: s - root for p, s in expected.items() if len(p) > size and p[:size] == tuple(committed)}
     if tuple(committed) in expected or not committed:
-        assert paths(at_once.nodes) == pytest.approx(left)
+        assert paths(nodes_of(at_once)) == pytest.approx(left)
     # what comes below a repeated node later, also across the commit, lands below the first
     for number, (node, *_) in enumerate(nodes):
         at_once.attach(make_push(5, (100 + number, node, 7, -0.5)))
     below = {p for p in path.values() if p and p[:size] == tuple(committed)} if tuple(committed) in expected else set()
     if committed:
-        assert {p for p in paths(at_once.nodes) if p[-1] == 7} == {(*p[size:], 7) for p in below}
+        assert {p for p in paths(nodes_of(at_once)) if p[-1] == 7} == {(*p[size:], 7) for p in below}
 
 
-@given(plausible())
-def test_one_by_one_equals_together(nodes: list[tuple[int, int, int, float]]) -> None:
-    """Levels without repeats go in together; the other way gives the same."""
-    first = {(parent, token): (node, parent, token, score) for node, parent, token, score in reversed(nodes)}
-    together, singly = TreeCopy(5, VOCAB, 100), TreeCopy(5, VOCAB, 100)
-    level, number, names = {0}, 0, {0: 0}
-    while level:
-        rows = sorted(row for (parent, _), row in first.items() if parent in level)
-        # ids rise from push to push
-        known, names = names, {row[0]: number + i + 1 for i, row in enumerate(rows)}
-        push = make_push(5, *((names[n], known[p], t, s) for n, p, t, s in rows))
-        together.attach(push)
-        if rows:
-            singly._attach_one_by_one(push, singly._parents(push, push.parents))
-        level, number = set(names), number + len(rows)
-    for mine, other in zip(vars(together.nodes).values(), vars(singly.nodes).values(), strict=True):
-        assert mine.tolist() == other.tolist()
-    assert singly.repeated == together.repeated == 0
+@given(plausible(), st.lists(st.integers(0, 3), max_size=2), st.integers(0, 18))
+def test_the_best_are_the_likeliest_and_the_older_of_equals(
+    nodes: list[tuple[int, int, int, float]], committed: list[int], count: int
+) -> None:
+    """Below the root, whatever it is; nodes of a later push are the younger ones."""
+    copy = TreeCopy(5, VOCAB, 100)
+    half = len(nodes) // 2
+    for part in (nodes[:half], nodes[half:]):
+        copy.attach(make_push(5, *part))
+    if committed:
+        copy.commit(committed)
+    expected: dict[tuple[int, ...], float] = {(): 0.0}
+    path = {0: ()}
+    for node, parent, token, score in nodes:
+        path[node] = (*path[parent], token)
+        expected.setdefault(path[node], expected[path[parent]] + score)
+    size = len(committed)
+    below = [p for p in expected if len(p) > size and p[:size] == tuple(committed)]
+    best = sorted(below, key=lambda p: -expected[p])[:count]  # a stable sort
+    assert list(paths(copy.best(count, OTHER))) == [p[size:] for p in best]
+
+
+@given(st.data())
+def test_what_is_forgotten_was_no_longer_in_the_tree(data: st.DataObject) -> None:
+    """A long life in which nodes are cleaned up, beside a copy whose nodes never are."""
+    copy, keeping, node = TreeCopy(5, VOCAB, 1000), TreeCopy(5, VOCAB, 1000), 0
+    keeping._left = WHOLE
+    length, base_len = 5, 5
+    for _ in range(data.draw(st.integers(5, 40))):
+        if data.draw(st.booleans()):
+            tokens = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=2))
+            assert copy.commit(tokens) == keeping.commit(tokens)
+            length += len(tokens)
+        base_len = data.draw(st.integers(base_len, length))
+        parents = data.draw(st.lists(st.one_of(st.just(0), st.integers(max(node - 15, 0), node)), max_size=15))
+        rows = [(node + i, parent, data.draw(st.integers(0, 2)), -0.5) for i, parent in enumerate(parents, 1)]
+        node += len(rows)
+        for each in (copy, keeping):
+            each.attach(make_push(base_len, *rows))
+        assert paths(nodes_of(copy)) == paths(nodes_of(keeping))
+        assert (copy.late, copy.dropped, copy.repeated) == (keeping.late, keeping.dropped, keeping.repeated)
 
 
 def test_a_push_that_was_on_its_way_during_a_commit() -> None:
@@ -190,8 +218,8 @@ def test_a_push_that_was_on_its_way_during_a_commit() -> None:
     copy = TreeCopy(4, 100, 50)
     copy.attach(make_push(4, (17, 0, 9, -0.5)))
     assert copy.commit([9])
-    copy.attach(make_push(4, (20, 17, 1, -0.1), (21, 17, 2, -0.2), (22, 0, 3, -0.3)))
-    assert paths(copy.nodes) == {(1,): -0.1, (2,): -0.2}
+    copy.attach(make_push(4, (20, 17, 1, -0.125), (21, 17, 2, -0.25), (22, 0, 3, -0.5)))
+    assert paths(nodes_of(copy)) == {(1,): -0.125, (2,): -0.25}
     assert (copy.late, copy.dropped, copy.repeated) == (1, 0, 0)
 
 
@@ -203,7 +231,7 @@ def test_a_commit_deeper_than_what_had_arrived() -> None:
     copy.attach(make_push(4, (2, 1, 8, -0.5), (3, 1, 7, -0.5)))
     copy.attach(make_push(4, (4, 2, 6, -0.5)))
     copy.attach(make_push(6, (5, 0, 5, -0.5), (6, 0, 4, -0.5)))  # the draft knows: 0 names the root
-    assert set(paths(copy.nodes)) == {(6,), (5,), (4,)}
+    assert set(paths(nodes_of(copy))) == {(6,), (5,), (4,)}
 
 
 def test_a_draft_that_lost_its_tree_pushes_the_same_again() -> None:
@@ -211,10 +239,10 @@ def test_a_draft_that_lost_its_tree_pushes_the_same_again() -> None:
     copy = TreeCopy(4, 100, 50)
     copy.attach(make_push(4, (1, 0, 9, -0.5), (2, 0, 8, -1.0)))
     copy.attach(make_push(4, (3, 0, 9, -0.5), (4, 3, 7, -0.25)))
-    assert paths(copy.nodes) == {(9,): -0.5, (8,): -1.0, (9, 7): -0.75}
+    assert paths(nodes_of(copy)) == {(9,): -0.5, (8,): -1.0, (9, 7): -0.75}
     assert copy.commit([9])
     copy.attach(make_push(4, (5, 3, 6, -0.5)))
-    assert paths(copy.nodes) == {(7,): -0.25, (6,): -0.5}
+    assert paths(nodes_of(copy)) == {(7,): -0.25, (6,): -0.5}
     assert (copy.repeated, copy.dropped) == (1, 0)
 
 
@@ -231,10 +259,10 @@ def test_a_draft_that_lost_its_tree_pushes_the_same_again() -> None:
     ],
     ids=["ahead", "ancient", "token", "negative", "score", "falling", "zero"],
 )
-def test_what_no_draft_may_send_is_dropped_and_counted(push: PushedNodes) -> None:
+def test_what_no_draft_may_send_is_dropped_and_counted(push: Tree) -> None:
     copy = TreeCopy(5, VOCAB, 20)
     copy.attach(push)
-    assert len(copy.nodes) == 0 and copy.dropped == len(push)
+    assert len(nodes_of(copy)) == 0 and copy.dropped == len(push.ids)
 
 
 @pytest.mark.parametrize("parents", [(1, 0), (2, 0), (0, 2), (2, 1), (3, 3)], ids=str)
@@ -242,8 +270,8 @@ def test_parents_that_do_not_come_first(parents: tuple[int, int]) -> None:
     """Later ones, and nodes that are their own: what hangs from them hangs nowhere."""
     copy = TreeCopy(5, VOCAB, 20)
     copy.attach(make_push(5, *((i, parent, i, -0.5) for i, parent in enumerate(parents, 1)), (3, 0, 3, -0.5)))
-    check_tree(copy.nodes)
-    assert set(paths(copy.nodes)) == {(3,)} | {(i,) for i, parent in enumerate(parents, 1) if parent == 0}
+    check_tree(nodes_of(copy))
+    assert set(paths(nodes_of(copy))) == {(3,)} | {(i,) for i, parent in enumerate(parents, 1) if parent == 0}
 
 
 def test_a_late_node_that_is_repeated_and_was_committed() -> None:
@@ -251,36 +279,35 @@ def test_a_late_node_that_is_repeated_and_was_committed() -> None:
     copy = TreeCopy(5, VOCAB, 20)
     copy.commit([7])
     copy.attach(make_push(5, (1, 0, 7, -0.5), (2, 0, 7, -0.5), (3, 1, 4, -0.5)))
-    assert set(paths(copy.nodes)) == {(4,)}
+    assert set(paths(nodes_of(copy))) == {(4,)}
 
 
 def test_no_more_than_max_nodes() -> None:
     """Nor more aliases: a node repeated without end is no way to fill the memory."""
     copy = TreeCopy(5, VOCAB, 3)
     copy.attach(make_push(5, *((node, 0, node, -0.5) for node in range(1, 6))))
-    assert (len(copy.nodes), copy.dropped) == (3, 2)
+    assert (len(nodes_of(copy)), copy.dropped) == (3, 2)
     copy = TreeCopy(5, VOCAB, 3)
     copy.attach(make_push(5, *((node, 0, 1, -0.5) for node in range(1, 6))))
     copy.attach(make_push(5, *((node, 0, 1, -0.5) for node in range(6, 9))))
-    assert (len(copy.nodes), copy.repeated, copy.dropped) == (1, 2, 5)
+    assert (len(nodes_of(copy)), copy.repeated, copy.dropped) == (1, 2, 5)
 
 
 def test_scores_without_a_bottom_stay_numbers() -> None:
     copy = TreeCopy(5, VOCAB, 20)
     copy.attach(make_push(5, (1, 0, 1, -np.inf), (2, 1, 2, -np.inf), (3, 2, 3, -1.0)))
-    assert copy.nodes.scores.tolist() == [LEAST, 2 * LEAST, 2 * LEAST - 1]
+    assert nodes_of(copy).scores.tolist() == [LEAST, 2 * LEAST, 2 * LEAST - 1]
     copy.commit([1])
-    assert copy.nodes.scores.tolist() == [LEAST, LEAST - 1]
+    assert nodes_of(copy).scores.tolist() == [LEAST, LEAST - 1]
 
 
 def test_a_long_chain_and_a_wide_repeat_of_the_largest_push() -> None:
     """As many nodes as a frame may hold, each below the one before; then all of them again."""
     count = 1 << 14
-    ids = np.arange(1, count + 1)
-    chain = PushedNodes(1, 1, 0, 5, ids, ids - 1, ids % VOCAB, np.full(count, -0.001))
+    chain = make_push(5, *((node, node - 1, node % VOCAB, -0.001) for node in range(1, count + 1)))
     copy = TreeCopy(5, VOCAB, 2 * count)
     copy.attach(chain)
-    again = replace(chain, ids=ids + count, parents=np.where(ids == 1, 0, ids + count - 1))
+    again = replace(chain, ids=[node + count for node in chain.ids], parents=[0, *range(count + 1, 2 * count)])
     copy.attach(again)
-    assert (len(copy.nodes), copy.repeated, copy.dropped) == (count, count, 0)
-    assert int(copy.nodes.depths[-1]) == count
+    assert (len(nodes_of(copy)), copy.repeated, copy.dropped) == (count, count, 0)
+    assert int(nodes_of(copy).depths[-1]) == count

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import zmq
 
-from pilotfish.core.lookahead import TreeCopy
 from pilotfish.core.messages import (
     CONNECTION,
     PROTOCOL_VERSION,
@@ -28,7 +27,6 @@ from pilotfish.core.messages import (
     Hello,
     Load,
     Open,
-    PushedNodes,
     Refuse,
     RequestSampling,
     Resync,
@@ -36,6 +34,8 @@ from pilotfish.core.messages import (
     Tree,
 )
 from pilotfish.core.noise import gumbel_of
+from pilotfish.core.tree import OTHER, TokenTree
+from pilotfish.core.tree_copy import TreeCopy
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 from pilotfish.wire.sockets import DialingChannel
 
@@ -88,11 +88,16 @@ class Target:
         """The next Tree, attached."""
         tree: Tree = self.next(Tree)
         assert tree.base_len == base_len
-        copy.attach(PushedNodes.of(tree))
+        copy.attach(tree)
         return tree
 
 
 Dial = Callable[..., Target]
+
+
+def tree_of(copy: TreeCopy) -> TokenTree:
+    """All of it, likeliest nodes first."""
+    return copy.best(1 << 20, OTHER)
 
 
 def opened(session: int, tokens: list[int], **fields: Any) -> Open:
@@ -229,17 +234,17 @@ def test_trees_follow_the_text_and_the_rules(target: Target) -> None:
     copy = TreeCopy(len(text), VOCAB, 1000)
     target.send(opened(1, text))
     trees = [target.tree(copy, len(text))]
-    assert len(copy.nodes.follow(LOOP)) >= 6 and len(copy.nodes) == script.NODES and copy.repeated == 0
+    assert len(tree_of(copy).follow(LOOP)) >= 6 and len(tree_of(copy)) == script.NODES and copy.repeated == 0
     for tokens, hit in (([100, 101], True), ([102, 100], False), ([101], True)):
         assert copy.commit(tokens) is hit
         target.send(Commit(1, 1, len(text), tokens, WANTED))
         text += tokens
         trees.append(target.tree(copy, len(text)))
-        assert len(copy.nodes.follow([text[-1] + i for i in range(1, 4)])) == 3
+        assert len(tree_of(copy).follow([text[-1] + i for i in range(1, 4)])) == 3
     assert [tree.sequence for tree in trees] == list(range(4))
     assert (copy.dropped, copy.late) == (0, 0) and copy.repeated > 0
-    above = np.append(copy.nodes.scores, 0.0)[copy.nodes.parents]
-    assert (copy.nodes.scores <= above).all() and (copy.nodes.scores < 0).all()
+    above = np.append(tree_of(copy).scores, 0.0)[tree_of(copy).parents]
+    assert (tree_of(copy).scores <= above).all() and (tree_of(copy).scores < 0).all()
 
 
 def test_it_guesses_what_will_be_sampled(target: Target) -> None:
@@ -251,8 +256,8 @@ def test_it_guesses_what_will_be_sampled(target: Target) -> None:
     copy = TreeCopy(len(text), VOCAB, 1000)
     target.send(opened(1, text, seed=seed, sampling=RequestSampling(temperature=0.8)))
     target.tree(copy, len(text))
-    first = copy.nodes.parents == -1
-    best = copy.nodes.tokens[first][copy.nodes.scores[first].argmax()]
+    first = tree_of(copy).parents == -1
+    best = tree_of(copy).tokens[first][tree_of(copy).scores[first].argmax()]
     assert best == max((201, 202, 203, 204), key=lambda token: gumbel_of(seed, len(text), token))
 
 
@@ -265,7 +270,7 @@ def test_nothing_grows_beyond_what_is_wanted_or_useful(target: Target) -> None:
     copy = TreeCopy(len(text), VOCAB, 1000)
     target.send(opened(2, text, max_length=len(text) + 3))
     target.tree(copy, len(text))
-    assert copy.nodes.depths.max() == 2
+    assert tree_of(copy).depths.max() == 2
 
 
 def test_a_gap_is_answered_with_resync(target: Target) -> None:
@@ -351,17 +356,18 @@ def frames() -> list[bytes]:
 def test_the_pages_example_goes_as_the_page_says(frames: list[bytes]) -> None:
     first, committed, late, last = frames
     copy = TreeCopy(4, VOCAB, 1000)
-    for frame, ids, lost in ((first, [1, 2, 3, 4], 0), (late, [6], 1), (last, [6, 7, 8], 1)):
+    for frame, count, lost in ((first, 4, 0), (late, 1, 1), (last, 3, 1)):
         if frame is late:
             commit = decode_to_draft(committed)
             assert isinstance(commit, Commit) and commit.base_len == 4
-            assert copy.commit(commit.tokens) and len(copy.nodes) == 0
+            assert copy.commit(commit.tokens) and len(tree_of(copy)) == 0
         tree = decode_to_target(frame)
         assert isinstance(tree, Tree)
-        copy.attach(PushedNodes.of(tree))
-        assert copy.nodes.ids.tolist() == ids
+        copy.attach(tree)
+        assert len(tree_of(copy)) == count
         assert (copy.late, copy.dropped, copy.repeated) == (lost, 0, 0)
-    assert copy.nodes.parents.tolist() == [-1, 0, -1] and copy.nodes.tokens.tolist() == [90, 33, 91]
+    tree = tree_of(copy)
+    assert tree.parents.tolist() == [-1, 0, -1] and tree.tokens.tolist() == [90, 33, 91]
 
 
 def test_the_page_names_every_field() -> None:

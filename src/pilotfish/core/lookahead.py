@@ -7,28 +7,24 @@
           └─ sub ─── (                                              sub and below are gone
 
 Both sides hold one of each sequence: the draft the one it grows (`Lookahead`), the target a copy of the nodes that were
-pushed (`TreeCopy`). A sequence has thousands of nodes, so they are in arrays, in order of arrival: parents come first.
+pushed (`core/tree_copy.py`). A sequence has thousands of nodes, so they are in arrays here, in order of arrival, with
+parents first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.messages import PushedNodes
-from pilotfish.core.tree import LM, OTHER, ROOT, Floats, Ints, TokenTree
+from pilotfish.core.tree import LM, ROOT, Floats, Ints, TokenTree
 
 #: Of a node that was not expanded: it has no KV.
 NO_SLOT = -1
 #: Up to so many open nodes are sorted whole, and paths walked one by one: array operations over all would take longer.
 FEW_LEAVES, FEW_PATHS = 64, 16
-#: Of a pushed node's parent that is not in the tree: never was, or is gone.
-UNKNOWN = -2
-#: What a pushed score is raised to: of no use, and sums of many stay numbers.
-LEAST = -1000.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,159 +127,3 @@ class Lookahead:
         slots: list[int] = self.nodes.slots[self.nodes.slots != NO_SLOT].tolist()
         self.nodes = GrownTree.empty()
         return slots
-
-
-class TreeCopy:
-    """The target's copy. Whatever is pushed, it stays a tree below the last committed token, of `max_nodes` at most.
-
-    A push whose base_len is older than the target's is the normal case: its nodes were on their way while the target
-    committed. They are walked along what was committed since, and what hangs below the new root stays:
-
-        pushed below base_len 4:   0 ─── 17 ─┬─ 20        committed since: the token of 17
-                                             └─ 21        kept: 20 and 21, below the root
-    """
-
-    def __init__(self, length: int, vocab_size: int, max_nodes: int) -> None:
-        """Of a sequence of `length` tokens."""
-        self.nodes = GrownTree.empty()
-        self.dropped = 0  # nodes that broke the protocol: foreign tokens, ids that do not rise, too many
-        self.breach = ""  # how the last of them did
-        self.repeated = 0  # nodes that were there already
-        self.late = 0  # nodes that were no longer, or never, below the root
-        self._length = length
-        self._vocab_size = vocab_size
-        self._max_nodes = max_nodes
-        self._last_id = 0
-        self._recent: list[int] = []  # tokens committed since the base_len of the last push
-        self._holders: dict[int, int] = {}  # id of the node whose token stands at a position, for those of `_recent`
-        self._aliases: dict[int, int] = {}  # of a repeated node: the id of the first
-
-    def commit(self, tokens: Sequence[int]) -> bool:
-        """`tokens` were just added to the sequence: re-root; whether all were in the tree."""
-        path = self.nodes.follow(tokens)
-        self._holders |= {self._length + depth: int(self.nodes.ids[index]) for depth, index in enumerate(path)}
-        self._recent.extend(tokens)
-        self._length += len(tokens)
-        hit = len(path) == len(tokens)
-        self.nodes = self.nodes.rerooted(path[-1]) if hit else GrownTree.empty()
-        return hit
-
-    def attach(self, push: PushedNodes) -> None:
-        """Add what survives of `push`. Nodes that break the protocol are dropped, and counted."""
-        push = self._lawful(push)
-        if not len(push):
-            return
-        named = self._first_named(push.parents)
-        self._walk_committed(push, named)
-        parents = self._parents(push, named)
-        known = np.flatnonzero(parents != UNKNOWN)
-        if (parents >= len(self.nodes)).any() or self._repeats(push.tokens[known], parents[known]):
-            self._attach_one_by_one(push, parents)
-        else:
-            self.late += len(push) - len(known)
-            self._add(push.take(known), parents[known])
-
-    def _lawful(self, push: PushedNodes) -> PushedNodes:
-        """Without the nodes that no draft may send. The tree has room for all that are left."""
-        rising = len(push) > 0 and push.ids[0] > self._last_id and bool((np.diff(push.ids) > 0).all())
-        first_known = self._length - len(self._recent)
-        lawful = np.full(len(push), rising and first_known <= push.base_len <= self._length)
-        lawful &= (push.tokens >= 0) & (push.tokens < self._vocab_size) & ~np.isnan(push.scores)
-        room = max(self._max_nodes - len(self.nodes) - len(self._aliases), 0)
-        chosen = np.flatnonzero(lawful)[:room]
-        if len(chosen) < len(push):
-            self.dropped += len(push) - len(chosen)
-            self.breach = self._breach_of(push, rising=rising, lawful=bool(lawful.all()))
-        self._last_id = int(push.ids[-1]) if rising else self._last_id
-        return replace(push.take(chosen), scores=np.clip(push.scores[chosen], LEAST, 0.0))
-
-    def _breach_of(self, push: PushedNodes, *, rising: bool, lawful: bool) -> str:
-        first_known = self._length - len(self._recent)
-        if not rising:
-            return "ids do not rise"
-        if not first_known <= push.base_len <= self._length:
-            return f"base_len {push.base_len} is not {first_known} to {self._length}"
-        return f"more than {self._max_nodes} nodes" if lawful else "a token that is not in the vocabulary"
-
-    def _first_named(self, ids: Ints) -> Ints:
-        """`ids`, those of repeated nodes replaced by the first's."""
-        if not self._aliases:
-            return ids
-        return np.array([self._aliases.get(node, node) for node in ids.tolist()], np.int64)
-
-    def _walk_committed(self, push: PushedNodes, named: Ints) -> None:
-        """Find the nodes of `push` whose tokens have been committed since; forget what is older than it."""
-        self._recent = self._recent[len(self._recent) - (self._length - push.base_len) :]
-        self._holders = {position: node for position, node in self._holders.items() if position >= push.base_len}
-        if not self._recent:
-            return
-        rows = zip(named.tolist(), push.tokens.tolist(), push.ids.tolist(), strict=True)
-        children = {(parent, token): node for parent, token, node in reversed(list(rows))}
-        holder: int | None = 0
-        for position, token in enumerate(self._recent, push.base_len):
-            found = None if holder is None else children.get((holder, token))
-            holder = self._holders.get(position, found)
-            if holder is not None:
-                self._holders[position] = holder
-
-    def _parents(self, push: PushedNodes, named: Ints) -> Ints:
-        """Of each node: the parent's index in the tree, ROOT, len(tree) + its index in `push`, or UNKNOWN."""
-        ids = np.concatenate((self.nodes.ids, push.ids))
-        parents = np.minimum(np.searchsorted(ids, named), len(ids) - 1)
-        parents[ids[parents] != named] = UNKNOWN
-        parents[parents >= len(self.nodes) + np.arange(len(push))] = UNKNOWN  # a parent comes first
-        if push.base_len == self._length:
-            parents[named == 0] = ROOT
-        if (root := self._holders.get(self._length - 1)) is not None:
-            parents[named == root] = ROOT
-        return parents
-
-    def _repeats(self, tokens: Ints, parents: Ints) -> bool:
-        """Whether a parent would have two children with one token."""
-        siblings = np.isin(self.nodes.parents, parents)
-        parents = np.concatenate((self.nodes.parents[siblings], parents))
-        tokens = np.concatenate((self.nodes.tokens[siblings], tokens))
-        return len(np.unique((parents + 1) * self._vocab_size + tokens)) < len(tokens)
-
-    def _attach_one_by_one(self, push: PushedNodes, parents: Ints) -> None:
-        """Children of a repeated node hang below the first; those of an unknown node are dropped."""
-        size, kept, above = len(self.nodes), list[int](), list[int]()
-        pairs = zip(self.nodes.parents.tolist(), self.nodes.tokens.tolist(), strict=True)
-        first = {pair: index for index, pair in enumerate(pairs)}
-        placed: list[int] = []  # of each node of `push`: its index in the tree, or UNKNOWN
-        repeats: dict[int, int] = {}  # row of a repeated node: the first's index
-        for row, (parent, token) in enumerate(zip(parents.tolist(), push.tokens.tolist(), strict=True)):
-            parent = parent if parent < size else placed[parent - size]
-            place = UNKNOWN if parent == UNKNOWN else first.setdefault((parent, token), size + len(kept))
-            placed.append(place)
-            if place == size + len(kept):
-                kept.append(row)
-                above.append(parent)
-            elif place != UNKNOWN:
-                repeats[row] = place
-        self._add(push.take(np.array(kept, np.int64)), np.array(above, np.int64))
-        self._alias(push, repeats)
-        self.late += placed.count(UNKNOWN)
-
-    def _alias(self, push: PushedNodes, repeats: Mapping[int, int]) -> None:
-        """Remember the repeated nodes; forget those whose first is gone."""
-        self.repeated += len(repeats)
-        self._aliases |= {int(push.ids[row]): int(self.nodes.ids[first]) for row, first in repeats.items()}
-        named = {*self.nodes.ids.tolist(), *self._holders.values()}
-        self._aliases = {node: first for node, first in self._aliases.items() if first in named}
-
-    def _add(self, push: PushedNodes, parents: Ints) -> None:
-        """Nodes below `parents`: indices of nodes in the tree, ROOT, or len(tree) + those of nodes before."""
-        size = len(self.nodes)
-        depths = np.concatenate((self.nodes.depths, np.zeros(len(push) + 1, np.int64)))  # the last: the root's
-        scores = np.concatenate((self.nodes.scores, push.scores, [0.0]))
-        outside = np.flatnonzero(parents < size)
-        depths[size + outside] = depths[parents[outside]] + 1
-        scores[size + outside] += scores[parents[outside]]
-        for row in np.flatnonzero(parents >= size).tolist():
-            depths[size + row] = depths[parents[row]] + 1
-            scores[size + row] += scores[parents[row]]
-        new = slice(size, size + len(push))
-        names, slots = np.full(len(push), OTHER, object), np.full(len(push), NO_SLOT)
-        added = GrownTree(parents, push.tokens, depths[new], scores[new], names, push.ids, slots)
-        self.nodes = self.nodes.extended(added)

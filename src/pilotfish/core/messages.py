@@ -22,14 +22,11 @@ from functools import cache
 from typing import Annotated, TypeAlias
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import Floats, Ints
 from pilotfish.core.vocabulary import MAX_ADDED
 from pilotfish.printable import printable
 
@@ -194,33 +191,6 @@ class Tree(Struct, tag="tree", frozen=True):
     parents: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(max_length=MAX_NODES)]
     tokens: Annotated[list[Index], Meta(max_length=MAX_NODES)]
     scores: Annotated[list[Score], Meta(max_length=MAX_NODES)]
-
-
-@dataclass(frozen=True)
-class PushedNodes:
-    """A Tree as arrays."""
-
-    session: int
-    generation: int
-    sequence: int
-    base_len: int
-    ids: Ints  # [n], rising
-    parents: Ints  # [n] ids, parents first; 0: the root at base_len
-    tokens: Ints  # [n]
-    scores: Floats  # [n], log of each token's chance given its parent's path; none above 0
-
-    @classmethod
-    def of(cls, tree: Tree) -> PushedNodes:
-        ids, parents, tokens = (np.array(x, np.int64) for x in (tree.ids, tree.parents, tree.tokens))
-        scores = np.array(tree.scores, np.float64)
-        return cls(tree.session, tree.generation, tree.sequence, tree.base_len, ids, parents, tokens, scores)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, chosen: Ints | NDArray[np.bool_]) -> PushedNodes:
-        arrays = (self.ids[chosen], self.parents[chosen], self.tokens[chosen], self.scores[chosen])
-        return PushedNodes(self.session, self.generation, self.sequence, self.base_len, *arrays)
 
 
 class Resync(Readable, tag="resync", frozen=True):

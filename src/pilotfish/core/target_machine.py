@@ -16,12 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
-import numpy as np
-
-from pilotfish.core.lookahead import TreeCopy
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
@@ -32,14 +29,15 @@ from pilotfish.core.messages import (
     Open,
     Outgoing,
     Peer,
-    PushedNodes,
     Refuse,
     Resync,
     ToDraft,
+    Tree,
 )
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.tree import OTHER, TokenTree
+from pilotfish.core.tree_copy import TreeCopy
 
 #: Seconds without a draft double up to this many times.
 MAX_DOUBLINGS = 6
@@ -93,10 +91,7 @@ class RemoteSession:
 
     def tree(self, count: int) -> TokenTree:
         """The `count` best nodes that have arrived."""
-        nodes = self.copy.nodes
-        tree = nodes.take(nodes.best(count))
-        origin = OTHER if self.pool is None else self.pool.name
-        return replace(tree, origins=np.full(len(tree), origin, object))
+        return self.copy.best(count, OTHER if self.pool is None else self.pool.name)
 
 
 @dataclass
@@ -261,7 +256,7 @@ class TargetMachine:
     def pool_at(self, peer: Peer) -> DraftPool | None:
         return next((pool for pool in self.pools if pool.peer == peer), None)
 
-    def receive(self, pool: DraftPool, message: PushedNodes | Resync | Refuse | Load, now: float) -> None:
+    def receive(self, pool: DraftPool, message: Tree | Resync | Refuse | Load, now: float) -> None:
         if isinstance(message, Load):
             pool.heard_load(message, now)
         elif isinstance(message, Refuse) and message.session == CONNECTION:
@@ -271,7 +266,7 @@ class TargetMachine:
             session = self.sessions.get(message.session)
             if session is None or not self._is_current(session, pool, message.generation):
                 pool.drops.add("stale_frames", 1, now)
-            elif isinstance(message, PushedNodes):
+            elif isinstance(message, Tree):
                 self._attach(session, pool, message, now)
             else:
                 self._given_back(session, pool, message, now)
@@ -290,7 +285,7 @@ class TargetMachine:
             self._leave_pool(session)
             self._set_back(session, now, breach=len(session.refused_by) == len(self.pools))
 
-    def _attach(self, session: RemoteSession, pool: DraftPool, pushed: PushedNodes, now: float) -> None:
+    def _attach(self, session: RemoteSession, pool: DraftPool, pushed: Tree, now: float) -> None:
         if pushed.sequence < session.pushes:
             pool.drops.add("stale_frames", 1, now)  # it came twice
             return
@@ -303,7 +298,7 @@ class TargetMachine:
         dropped, late, repeated = copy.dropped, copy.late, copy.repeated
         copy.attach(pushed)
         self.counts.trees += 1
-        self.arrivals.append(Arrival(now, len(pushed)))
+        self.arrivals.append(Arrival(now, len(pushed.ids)))
         pool.drops.add("late_nodes", copy.late - late, now)
         pool.drops.add("repeated_nodes", copy.repeated - repeated, now)
         pool.drops.add("dropped_nodes", copy.dropped - dropped, now, copy.breach)

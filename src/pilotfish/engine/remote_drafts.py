@@ -23,7 +23,7 @@ from typing import Any
 
 from pilotfish.config import EngineConfig, config_text, model_name, parse_cores
 from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer, PushedNodes, Tree
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RemoteOptions, TargetMachine
@@ -211,9 +211,8 @@ class RemoteDrafter:
             with self._turn() as now:
                 pool.malformed(str(error), now)
             return
-        heard = PushedNodes.of(message) if isinstance(message, Tree) else message
         with self._turn() as now:
-            self.machine.receive(pool, heard, now)
+            self.machine.receive(pool, message, now)
 
 
 # -- cores
