@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 _LIBRARY = "pilotfish_kernels"
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = ["-O3", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+#: oneDNN's sets of instructions that have none for products of bfloat16, or convert it only.
+_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 PANEL = 32  # kPanel in kernels.cpp
 
 
@@ -66,11 +68,14 @@ def _build_and_load(directory: Path) -> None:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the device has instructions for products of bfloat16. Without them PyTorch's take a hundred times as long
-    as those of float32; our kernels, which widen to float32, do not."""
-    if device.type != "cpu":
-        return True
-    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    """Whether PyTorch has instructions for products of bfloat16 there. Without them its products take a hundred times
+    as long as those of float32; our kernels, which widen to float32, do not. On a CPU oneDNN multiplies for PyTorch,
+    and leaves the instructions that its own variable forbids; $ATEN_CPU_CAPABILITY changes nothing of it."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
+    has_instructions = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return has_instructions and limit.upper() not in _WITHOUT_BFLOAT16
 
 
 def _digest() -> str:
