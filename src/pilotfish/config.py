@@ -19,7 +19,7 @@ from pilotfish.plan.pace import Paces
 Mode = Literal["off", "sync", "async"]
 BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
-DType = Literal["float32", "bfloat16"]
+DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
 MetricsLevel = Literal["none", "summary", "detailed"]
 GenerationDefaults = Literal["auto", "vllm"]
@@ -88,12 +88,13 @@ class EngineConfig:
 
     `kv_slots` and `memory` bind each process that has a model. Where both are 0 the KV pool holds what `max_requests`
     sequences can use, within most of the memory that is available. `eager` runs transformers' own torch operations.
+    `dtype` auto is found by each process for the model and the machine that it has (`model/precision.py`).
     """
 
     target: Annotated[Path, option("A model directory in Hugging Face format.", names=("--target", "--model"))]
     draft: Annotated[Path, option("A draft's directory, with a target.")] | None = None
     mode: Annotated[Mode, option("off, sync or async; by default as the draft allows.")] = "off"
-    dtype: Annotated[DType, option("float32 or bfloat16.")] = "bfloat16"
+    dtype: Annotated[DType, option("float32, bfloat16, or auto: what this machine is quick in.")] = "auto"
     max_model_len: Annotated[
         int, option("Of prompt and output, at most.", 2, 1 << 26, or_zero=True, shown="the model's context", **TOKENS)
     ] = 0

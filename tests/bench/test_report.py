@@ -24,6 +24,7 @@ from pilotfish.bench.report import (
     write_json,
 )
 from pilotfish.errors import ParameterError
+from pilotfish.model import precision
 
 
 def test_spread_of_known_values() -> None:
@@ -107,6 +108,6 @@ def test_no_bfloat16_product_runs_on_a_processor_without_its_instructions(
 ) -> None:
     probed: list[torch.dtype] = []
     monkeypatch.setattr(report_module, "matmul_probe", lambda dtype: probed.append(dtype) or (lambda: 1.0))
-    monkeypatch.setattr(report_module, "multiplies_bfloat16", lambda _: native)
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _: native)
     assert describe_machine("bfloat16")["matmul_dtype"] == measured
     assert probed == [getattr(torch, measured)]

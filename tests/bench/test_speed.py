@@ -47,6 +47,7 @@ def test_speed(measure: Measure) -> None:
         {row["contestant"]: row for row in results["speeds"] if row["temperature"] == t} for t in (0, 0.8)
     )
     assert greedy.keys() - sampled.keys() == {LOOKUP} and len(greedy) == 7
+    assert results["transformers_dtype"] == "float32"
     assert all(row["tokens_per_second"].count == 2 for row in results["speeds"])
     assert greedy["off"]["tokens_per_verify_step"] == 1 and "tokens_per_verify_step" not in greedy["transformers"]
     assert {row["denominator"] for row in results["ratios"]} >= {OFF, "transformers", BEST}

@@ -88,7 +88,7 @@ def test_options_of_the_command_are_those_of_the_pool(
         (("--leaves", 0), "leaves: 0 is not allowed; expected an integer 1 to 1024"),
         (("--memory", -1), "memory: -1.0 is not allowed; expected a number of GiB, 0 to 1048576"),
         (("--kv-slots", 63), "kv_slots: 63 is not allowed; expected 0, or an integer 64 to 67108864"),
-        (("--dtype", "int4"), "dtype: 'int4' is not allowed; expected float32 or bfloat16"),
+        (("--dtype", "int4"), "dtype: 'int4' is not allowed; expected auto or float32 or bfloat16"),
         (("--config", "{}"), "config: '{}' is not allowed; expected an engine's configuration"),
     ],
 )

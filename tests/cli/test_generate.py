@@ -294,9 +294,10 @@ def test_a_timeline_is_written(generate, tmp_path: Path) -> None:
     assert any(event.get("name", "").startswith("aten::") for event in json.loads(file.read_text())["traceEvents"])
 
 
-def test_memory_is_told_to_people(pilotfish, llama: Path) -> None:
+def test_precision_and_memory_are_told_to_people(pilotfish, llama: Path) -> None:
     result = pilotfish("generate", "--target", llama, "--prompt", "x", "--max-tokens", 2, "--kv-slots", 512)
-    assert result.stdout.startswith("memory: weights ") and "512 KV slots" in result.stdout.splitlines()[0]
+    dtype, memory, *_ = result.stdout.splitlines()
+    assert dtype.startswith("dtype: ") and memory.startswith("memory: weights ") and "512 KV slots" in memory
 
 
 @pytest.mark.parametrize(

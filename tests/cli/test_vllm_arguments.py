@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,19 +69,9 @@ def test_numbers_that_are_none(refused: Callable[..., str], llama: Path) -> None
 # -- dtype
 
 
-@pytest.mark.parametrize(
-    ("stored", "served"),
-    [
-        ({"dtype": "float32"}, "float32"),
-        ({"torch_dtype": "bfloat16"}, "bfloat16"),
-        ({"dtype": "float16"}, "bfloat16"),
-        ({}, "bfloat16"),
-        ([], "bfloat16"),
-    ],
-)
-def test_dtype_auto_is_the_checkpoints(configured: Configured, tmp_path: Path, stored: object, served: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    assert configured(tmp_path, "--dtype", "auto").engine.dtype == served
+def test_the_process_that_loads_the_model_finds_its_dtype(configured: Configured, llama: Path) -> None:
+    for arguments in ((), ("--dtype", "auto")):
+        assert configured(llama, *arguments).engine.dtype == "auto"
 
 
 def test_dtypes_by_other_names(configured: Configured, refused: Callable[..., str], llama: Path) -> None:

@@ -19,7 +19,7 @@ from pilotfish.engine import target_process
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.stream import joined
-from pilotfish.engine.target_process import TargetService, step_report
+from pilotfish.engine.target_process import TargetService, identity_of, step_report
 from pilotfish.errors import EngineError
 from pilotfish.observe.records import StepRecord
 from pilotfish.wire.channel import decoded
@@ -110,6 +110,11 @@ def test_it_says_what_it_serves_before_anything_else(target: Target) -> None:
     assert (identity.mode, identity.dtype, identity.kv_slots) == (target.engine.config.mode, "float32", 4096)
     assert identity.max_nodes == (8 if identity.mode == "sync" else 0)
     assert first.free_slots == 4096 and first.running == first.waiting == 0
+
+
+def test_it_names_the_dtype_that_auto_has_become(llama: Path) -> None:
+    engine = make_engine(llama, dtype="auto")
+    assert identity_of(engine).dtype == str(engine.model.dtype).removeprefix("torch.")
 
 
 def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:

@@ -26,10 +26,9 @@ def _run(bench: Bench, given: Given) -> None:
     measure = getattr(importlib.import_module(f"pilotfish.bench.{module}"), function)
     with ProgressBar() as progress:
         report: Report = measure(options, progress)
-    conditions = bench.conditions(options)
+    report = dataclasses.replace(report, conditions=bench.conditions(options))
     if bench.timed:
-        conditions["machine"] = describe_machine(options.engine["dtype"])
-    report = dataclasses.replace(report, conditions=conditions)
+        report.conditions["machine"] = describe_machine(report.dtype)
     if options.out is not None:
         write_json(report, options.out)
     if options.json:

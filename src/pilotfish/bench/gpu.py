@@ -21,7 +21,8 @@ from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention,
 from pilotfish.model.batch import EXACT, Batch
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import CudaRecorder
-from pilotfish.model.loader import DTYPES, LoadedModel
+from pilotfish.model.loader import LoadedModel
+from pilotfish.model.precision import precision_of
 
 ROWS = (1, 8, 16, 64)
 SLOTS = CONTEXT + max(ROWS)
@@ -32,20 +33,20 @@ SCALE = HEAD_DIM**-0.5
 
 def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
     """Reports medians of `repeats` measurements. InputError where there is no CUDA device."""
-    dtype = options.engine["dtype"]
     if not torch.cuda.is_available():
         raise InputError("bench gpu: there is no CUDA device here")
     device, repeats = torch.device("cuda"), options.repeats
+    precision = precision_of(options.engine["dtype"], SHAPES["draft"], device, eager=False)
     progress.total, steps, attention = len(TARGETS), list[Row](), list[Row]()
     for name in TARGETS:
-        model = random_model(SHAPES[name], DTYPES[dtype], device)
+        model = random_model(SHAPES[name], precision.dtype, device)
         for graphs in (False, True):
             executor = TorchExecutor(replace(model, recordable=graphs and model.recordable), SLOTS)
             steps += [{"shape": name, "graphs": graphs, **step_time(executor, rows, repeats)} for rows in ROWS]
         attention += [{"shape": name, "rows": rows, **attention_us(name, rows, model, repeats)} for rows in ROWS]
         progress(name)
     copied = 2 * COPY_BYTES / (milliseconds(_copy(device), repeats) * 1e6)
-    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    machine = {"dtype": precision.name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     return Report({**machine, "copy_gb_per_s": copied, "steps": steps, "attention": attention})
 
 

@@ -118,12 +118,15 @@ class Bench(Struct, frozen=True):
         return BenchOptions(**own, engine=values)
 
     def conditions(self, options: BenchOptions) -> dict[str, Any]:
-        """Conditions for a report: all options, with models and prompts resolved."""
+        """Conditions for a report: all options, with models, their precision and prompts resolved."""
         found = {**vars(options), **options.engine}
         chosen = {name: found[name] for name in self.names if name not in ("json", "out")}
         if "target" in self.names:
-            models = options.models()
-            chosen |= {"target": str(models.target), "draft": str(models.draft)}
+            from pilotfish.engine.memory import precision_here  # imports torch
+
+            config = options.engine_config()
+            dtype = precision_here(config, config.target).name
+            chosen |= {"target": str(config.target), "draft": str(config.draft), "dtype": dtype}
         return chosen | ({"prompts": len(options.rows())} if "prompts" in self.names else {})
 
 

@@ -25,6 +25,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import HEADROOM
 from pilotfish.core.tree import TokenTree, TreeBuilder
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.memory import precision_here
 
 #: The settings of the parity promise.
 PARITY_SETTINGS = msgspec.toml.decode(
@@ -106,8 +107,8 @@ def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     results = {"outcomes": outcomes, "across_threads": across[1:], "differences": differences}
     counts = {name: sum(outcome[name] for outcome in outcomes) for name in ("compared", "differing")}
     unproved = counts["differing"] > 0 or any(outcome["vacuous"] for outcome in outcomes)
-    seconds = time.perf_counter() - began
-    return Report({**results, **counts, "seconds": seconds}, failed=config.dtype == "float32" and unproved)
+    seconds, dtype = time.perf_counter() - began, precision_here(config, config.target).name
+    return Report({**results, **counts, "seconds": seconds}, failed=dtype == "float32" and unproved)
 
 
 def _runs(

@@ -20,10 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from pilotfish.config import DType, available_cores
+from pilotfish.config import available_cores
 from pilotfish.errors import ParameterError
 from pilotfish.model.loader import DTYPES
-from pilotfish.model.native import multiplies_bfloat16
+from pilotfish.model.precision import library_dtype
 from pilotfish.printable import one_line
 
 #: Columns of tables that go to a file or a pipe.
@@ -91,6 +91,11 @@ class Report:
     results: dict[str, Any]  # by name: figures, and tables as lists of rows
     failed: bool = False
     conditions: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> str:
+        """The precision of the models: random ones are no condition, and their bench reports it itself."""
+        return str({**self.conditions, **self.results}["dtype"])
 
     def as_json(self) -> str:
         """Conditions and results side by side."""
@@ -173,14 +178,14 @@ TRIALS = 5
 MEBIBYTE = 1 << 20
 
 
-def describe_machine(dtype: DType) -> Row:
+def describe_machine(dtype: str) -> Row:
     """Processor, libraries, and the speed of two simple operations with the threads of the run. Probes read 512 MiB and
-    multiply two matrices of 2048 by 2048 in `dtype`; in float32 where the processor has no bfloat16 instructions, whose
+    multiply two matrices of 2048 by 2048 in `dtype`; in float32 where PyTorch has no instructions for bfloat16, whose
     emulation would take minutes and say nothing about our kernels."""
     import transformers
 
-    product: DType = dtype if multiplies_bfloat16(torch.device("cpu")) else "float32"
-    read, multiply = read_probe(), matmul_probe(DTYPES[product])
+    product = library_dtype(DTYPES[dtype], torch.device("cpu"))
+    read, multiply = read_probe(), matmul_probe(product)
     return {
         "cpu": cpu_name(),
         "cores": available_cores(),
@@ -189,7 +194,7 @@ def describe_machine(dtype: DType) -> Row:
         "transformers": transformers.__version__,
         "read_gb_per_s": max(read() for _ in range(TRIALS)),
         "matmul_gflop_per_s": max(multiply() for _ in range(TRIALS)),
-        "matmul_dtype": product,
+        "matmul_dtype": str(product).removeprefix("torch."),
     }
 
 

@@ -22,7 +22,8 @@ from pilotfish.bench.report import ProgressBar, Report, Row, Spread, distinct_ng
 from pilotfish.bench.workload import TEMPERATURES, Job, jobs_at
 from pilotfish.config import EngineConfig
 from pilotfish.engine.engine import Engine
-from pilotfish.model.loader import DTYPES
+from pilotfish.engine.memory import precision_here
+from pilotfish.model.precision import library_dtype
 from pilotfish.model.quantize import quantize
 
 OURS = {"off": "off", "sync lm": "lm", "sync lm+ngram": "lm+ngram", "sync ngram": "ngram"}
@@ -56,11 +57,13 @@ def run_speed(options: BenchOptions, progress: ProgressBar) -> Report:
         rounds = take_turns(playing, jobs, done=lambda name, t=temperature: progress(f"{name}, T={t:g}"))  # type: ignore[misc]
         speeds += [{"temperature": temperature, **speed_of(name, rounds)} for name in rounds]
         compared += [{"temperature": temperature, **row} for row in ratios_of(rounds)]
-    return Report({"speeds": speeds, "ratios": compared})
+    theirs = library_dtype(engine.precision.dtype, engine.model.device)
+    return Report({"transformers_dtype": str(theirs)[6:], "speeds": speeds, "ratios": compared})
 
 
 def load_contestants(engine: Engine) -> dict[str, Callable[[Job], Run]]:
-    """The engine with each of its drafters, and transformers over the same directories, precision and threads."""
+    """The engine with each of its drafters, and transformers over the same directories, precision (float32 in place of
+    bfloat16 where PyTorch has no instructions for it) and threads."""
     config = engine.config
     assert config.draft is not None
     target, draft = _reference(config.target, config), _reference(config.draft, config)
@@ -76,7 +79,8 @@ def load_contestants(engine: Engine) -> dict[str, Callable[[Job], Run]]:
 def _reference(directory: Path, config: EngineConfig) -> Any:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    module = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[config.dtype]).eval()
+    dtype = library_dtype(precision_here(config, directory).dtype, torch.device(config.device))
+    module = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
     if config.quantization != "none":  # the same weights for all
         quantize(module, config.quantization)
     return module

@@ -30,6 +30,7 @@ from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import DTYPES, LoadedModel
 from pilotfish.model.native import load_kernels, multiplies_bfloat16
 from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight
+from pilotfish.model.precision import precision_of
 from pilotfish.model.quantize import check_quantization
 
 STEP_ROWS = (1, 8, 16)
@@ -62,18 +63,20 @@ PROFILED = (*(Case(shape, rows) for shape in TARGETS for rows in (1, 16)), DRAFT
 
 def run_steps(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs `repeats` rounds after those to warm up. InputError where the C++ kernels do not build."""
-    dtype, quantization = options.engine["dtype"], options.engine["quantization"]
-    product = product_of(dtype if dtype in product_dtypes() else "float32")
-    check_quantization(quantization, DTYPES[dtype], DEVICE)
     if not load_kernels():
         raise InputError("bench steps: the C++ kernels are needed, and no compiler here builds them")
+    quantization = options.engine["quantization"]
+    precision = precision_of(options.engine["dtype"], SHAPES["draft"], DEVICE, eager=False)
+    product = product_of(precision.name if precision.name in product_dtypes() else "float32")
+    check_quantization(quantization, precision.dtype, DEVICE)
     torch.set_num_threads(options.engine["threads"] or available_cores())
-    models = {name: random_model(shape, DTYPES[dtype], DEVICE, quantization) for name, shape in SHAPES.items()}
+    models = {name: random_model(shape, precision.dtype, DEVICE, quantization) for name, shape in SHAPES.items()}
     calls = calls_of({name: TorchExecutor(model, SLOTS) for name, model in models.items()})
     progress.total = (WARM_UP + options.repeats) * len(calls)
     times = take_turns(calls, range(WARM_UP + options.repeats), WARM_UP, progress)
     reads = {case: bytes_read(models[case.shape], CONTEXT + case.rows) for case in (*TIMED, *PROFILED)}
     results = {
+        "dtype": precision.name,
         "context": CONTEXT,
         "read_gb_per_s": Spread.of(times[PROBE]),  # of the probe, once a round
         "gflop_per_s": {name: Spread.of(times[product_of(name)]) for name in product_dtypes()},

@@ -23,6 +23,7 @@ from pilotfish.cli.show import DRAFTED, OWN, OriginStream, paced, print_json, sh
 from pilotfish.config import EngineConfig, Mode, available_cores
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.memory import precision_here
 from pilotfish.model.pacer import Pacer
 
 PROMPTS = load_prompts(Path(__file__).with_name("demo.jsonl"))
@@ -44,6 +45,10 @@ class Scene:
     pair: str
     config: EngineConfig  # of mode async
 
+    @property
+    def dtype(self) -> str:
+        return precision_here(self.config, self.config.target).name
+
 
 def run_demo(scenes: Sequence[Scene], params: SamplingParams, *, rounds: int, json: bool) -> bool:
     """Show scenes, the first with its text; False if float32 outputs of two modes differ."""
@@ -55,7 +60,7 @@ def run_demo(scenes: Sequence[Scene], params: SamplingParams, *, rounds: int, js
         if not json:
             _show(scene, records[scene.name], pacing, console)
         warn_of_overruns(pacing)
-    dtype = scenes[0].config.dtype
+    dtype = scenes[0].dtype
     if json:
         settings = {"temperature": params.temperature, "max_tokens": params.max_tokens, "prompts": len(PROMPTS)}
         print_json({"dtype": dtype, **settings, **records})
@@ -190,7 +195,7 @@ def _show(scene: Scene, record: Mapping[str, Any], pacing: Sequence[Pacer], cons
     console.print(table)
     speeds = ", ".join(f"{mode} {speedup:.2f}" for mode, speedup in record["speedup"].items())
     total = record["sequences"] * len(record["matched"])
-    equal = f"{sum(record['matched'].values())} of {total} outputs equal token for token ({scene.config.dtype})"
+    equal = f"{sum(record['matched'].values())} of {total} outputs equal token for token ({scene.dtype})"
     style = "bold" if all_equal(record) else "bold yellow"
     console.print(Text(f"\ntimes off: {speeds}; {equal}", style=style))
     if pacing:

@@ -83,7 +83,7 @@ def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printe
     served = failed = 0
     with started(config) as engine:
         params = engine.sampling_params(**sampling)
-        printer.begin(engine.memory.describe())
+        printer.begin(str(engine.precision), engine.memory.describe())
         with progress_bar(printer.progress, len(rows)) as advance, timeline(handling.profile):
             for outcome in run_rows(engine, rows, params, handling):
                 if isinstance(outcome, BadRow):

@@ -74,7 +74,7 @@ def _table(role: str, facts: ModelFacts) -> object:
         "layers": facts.layers,
         "context": facts.context,
         "vocabulary": facts.vocab_size,
-        "runs on": facts.runs_on,
+        "runs on": f"{facts.runs_on}, in {facts.dtype}",
         "weights": f"{facts.file_bytes / (1 << 30):.2f} GiB in {facts.files} files",
         "chat template": "yes" if facts.chat_template else "no",
         "ends at": ", ".join(map(str, facts.eos_ids)) or "max tokens only",

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any
 
 import typer
 
 from pilotfish import pairs
 from pilotfish.command import Given
-from pilotfish.config import DType, EngineConfig
+from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.options import Option, pick, unset
@@ -25,10 +22,7 @@ _OF_SERVE = ("max_requests", "max_rows")
 #: The engine's, for commands that generate. Without mode and drafter the models decide.
 ENGINE = [
     Option("pair", str, None, "The bundled pair: pycode, or pycode@<N>m. The default."),
-    *(
-        replace(one, help="float32, bfloat16, or auto: as the checkpoint.") if one.name == "dtype" else one
-        for one in pick(EngineConfig, without=_OF_SERVE, target=None, mode=None, drafter=None)
-    ),
+    *pick(EngineConfig, without=_OF_SERVE, target=None, mode=None, drafter=None),
 ]
 _OF_GENERATE = ("n", "logprobs", "prompt_logprobs")
 _OF_HTTP = ("include_stop_str_in_output", "skip_special_tokens")
@@ -45,7 +39,7 @@ def engine_config(given: Given, **others: Any) -> EngineConfig:
         "mode": "async" if "draft_pool" in given else plain,
         **{name: value for name, value in given.items() if name != "pair"},
         **models,
-        "dtype": dtype_of(given["dtype"], models["target"]),
+        "dtype": dtype_of(given["dtype"]),
     }
     return EngineConfig(**fields, **others)
 
@@ -68,14 +62,8 @@ def model_directory(field: str, path: Path) -> Path:
     return path
 
 
-def dtype_of(name: str, target: Path) -> DType:
-    """`auto` is that of the target's weights where it is one of ours, else the default."""
+def dtype_of(name: str) -> str:
+    """By vLLM's names too."""
     if name in ("float16", "half"):
         raise ParameterError("dtype", name, "auto, float32, or bfloat16, which takes as much memory")
-    if name != "auto":
-        return cast(DType, {"float": "float32"}.get(name, name))
-    with suppress(OSError, ValueError):  # loading the model reports what is wrong with the file
-        config = json.loads((target / "config.json").read_text())
-        stored = config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
-        return cast(DType, stored) if stored in get_args(DType) else EngineConfig.dtype
-    return EngineConfig.dtype
+    return "float32" if name == "float" else name

@@ -78,7 +78,7 @@ class JsonPrinter:
     def __init__(self) -> None:
         self.progress = None if sys.stdout.isatty() else Console(stderr=True)
 
-    def begin(self, memory: str) -> None:
+    def begin(self, *about: str) -> None:
         """Print outputs only."""
 
     output = staticmethod(print_json)
@@ -96,8 +96,8 @@ class TextPrinter:
         self.progress = self._console if self._console.is_terminal else Console(stderr=True)
         self._records: list[dict[str, Any]] = []
 
-    def begin(self, memory: str) -> None:
-        self._console.print(Text(memory, style="dim"), soft_wrap=True)
+    def begin(self, *about: str) -> None:
+        self._console.print(Text("\n".join(about), style="dim"), soft_wrap=True)
 
     def output(self, record: dict[str, Any]) -> None:
         self._records.append(record)

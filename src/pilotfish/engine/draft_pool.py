@@ -16,7 +16,7 @@ from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.draft.worker import DraftWorker, Grower
-from pilotfish.engine.memory import load_configured, plan_memory
+from pilotfish.engine.memory import load_configured, plan_memory, precision_here
 from pilotfish.engine.process import Signals, run_worker
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.metadata import load_tokenizer
@@ -65,6 +65,7 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
         os.sched_setaffinity(0, model.core_set)
     torch.set_num_threads(model.num_threads)
     tokenizer = load_tokenizer(model.target)
+    logger.info("%s", precision_here(model, model.target))
     memory = plan_memory(model)
     loaded = load_configured(model, model.target)
     executor = TorchExecutor(loaded, memory.slots, vocab_size=len(tokenizer))

@@ -30,7 +30,7 @@ from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.costs import make_budget
-from pilotfish.engine.memory import load_configured, plan_memory, refuse_unequal_tokenizers
+from pilotfish.engine.memory import load_configured, plan_memory, precision_here, refuse_unequal_tokenizers
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
@@ -79,6 +79,8 @@ class Engine:
         warn_of_spinning()
         torch.set_num_threads(config.threads or len(cores) or config.num_threads)
         self.tokenizer = load_tokenizer(config.target)
+        self.precision = precision_here(config, config.target)
+        logger.info("%s", self.precision)
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.model = load_configured(config, config.target, config.max_model_len)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from pilotfish.errors import InputError, ModelError, ParameterError
 from pilotfish.model.checkpoint import check_weights, weight_files
 from pilotfish.model.features import layer_windows
 from pilotfish.model.loader import (
-    DTYPES,
     Footprint,
     LoadedModel,
     footprint,
@@ -27,6 +26,7 @@ from pilotfish.model.loader import (
     runs_native,
 )
 from pilotfish.model.metadata import load_tokenizer, read_generation_config
+from pilotfish.model.precision import Precision, precision_of
 from pilotfish.model.quantize import check_quantization, load_torchao
 
 GIB = 1 << 30
@@ -128,10 +128,10 @@ def _useful_slots(config: EngineConfig) -> int:
 
 
 def _without_slots(config: EngineConfig) -> MemoryPlan:
-    device, dtype = device_of(config), DTYPES[config.dtype]
+    device = device_of(config)
 
     def of(directory: Path, max_model_len: int = 0) -> Footprint:
-        eager, quantization = config.eager, config.quantization
+        eager, quantization, dtype = config.eager, config.quantization, precision_here(config, directory).dtype
         return footprint(directory, dtype, device, eager=eager, quantization=quantization, max_model_len=max_model_len)
 
     if config.quantization != "none":
@@ -162,16 +162,24 @@ def _alternatives(config: EngineConfig, slots: int) -> list[tuple[str, int]]:
             MIN_SLOTS,
         ),
     }
-    plans = {name: (_without_slots(other), count) for name, (other, count) in smaller.items()}
-    return [(name, plan.with_slots(count)) for name, (plan, count) in plans.items()]
+    needs = list[tuple[str, int]]()
+    for name, (other, count) in smaller.items():
+        with suppress(ParameterError):  # a dtype that this machine is slow in
+            needs.append((name, _without_slots(other).with_slots(count)))
+    return needs
 
 
 def load_configured(config: EngineConfig, directory: Path, max_model_len: int = 0) -> LoadedModel:
     """Load one of the configured models on the configured device."""
-    dtype, device, quantization = DTYPES[config.dtype], device_of(config), config.quantization
+    precision, device, quantization = precision_here(config, directory), device_of(config), config.quantization
     return load_model(
-        directory, dtype, device, eager=config.eager, quantization=quantization, max_model_len=max_model_len
+        directory, precision.dtype, device, eager=config.eager, quantization=quantization, max_model_len=max_model_len
     )
+
+
+def precision_here(config: EngineConfig, directory: Path) -> Precision:
+    """Of one of the configured models on the configured device, as this machine has it."""
+    return precision_of(config.dtype, load_config(directory), device_of(config), eager=config.eager)
 
 
 def device_of(config: EngineConfig) -> torch.device:
@@ -223,6 +231,7 @@ class ModelFacts:
     context: int
     vocab_size: int
     runs_on: str  # kernels, or the reference operations
+    dtype: str
     files: int
     file_bytes: int
     chat_template: bool
@@ -275,9 +284,8 @@ def refuse_unequal_tokenizers(target: Path, draft: Path) -> None:
 
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
     """InputError if the model would not run."""
-    device = device_of(config)
-    check_quantization(config.quantization, DTYPES[config.dtype], device)
-    fields = load_config(directory)
+    device, fields, precision = device_of(config), load_config(directory), precision_here(config, directory)
+    check_quantization(config.quantization, precision.dtype, device)
     check_weights(directory, fields)
     files = weight_files(directory)
     generation = read_generation_config(directory, fields.eos_token_id, fields.vocab_size)
@@ -289,6 +297,7 @@ def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
         context=fields.max_position_embeddings,
         vocab_size=fields.vocab_size,
         runs_on="C++ kernels" if native else "Triton" if device.type == "cuda" else "reference operations",
+        dtype=precision.name,
         files=len(files),
         file_bytes=sum(file.stat().st_size for file in files),
         chat_template=bool(load_tokenizer(directory).chat_template),

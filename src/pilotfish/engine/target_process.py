@@ -249,7 +249,7 @@ def identity_of(engine: Engine) -> Identity:
     return Identity(
         model=model_name(config.target),
         mode=config.mode,
-        dtype=config.dtype,
+        dtype=engine.precision.name,
         context=engine.model.config.context,
         vocab_size=engine.model.config.vocab_size,
         kv_slots=engine.memory.slots,

@@ -1,0 +1,187 @@
+"""What precision a model runs in, and that PyTorch multiplies bfloat16 only where there are instructions for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loopback import Loopback
+from support import KINDS, SNIPPETS, make_engine, native_model, run, write_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+
+from pilotfish.config import DraftConfig, EngineConfig, config_of, config_text
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.draft_pool import make_worker
+from pilotfish.engine.memory import check_models, precision_here
+from pilotfish.errors import ParameterError
+from pilotfish.model import native, precision
+from pilotfish.model.loader import load_config
+from pilotfish.model.native import load_kernels, multiplies_bfloat16
+from pilotfish.model.precision import library_dtype, precision_of, quickest
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+PRODUCTS = ("mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum", "_scaled_mm")
+needs_kernels = pytest.mark.skipif(not load_kernels(), reason="no C++ compiler")
+
+
+class Products(TorchDispatchMode):
+    """Notes the dtypes that PyTorch multiplies meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "aten" and func.name().split("::")[1].split(".")[0] in PRODUCTS:
+            self.dtypes |= {arg.dtype for arg in args if isinstance(arg, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (native, precision):
+        monkeypatch.setattr(module, "multiplies_bfloat16", lambda _: False)
+
+
+# -- whether there are instructions
+
+
+@pytest.mark.parametrize(
+    ("limit", "multiplies"),
+    [
+        ("", True),
+        ("ALL", True),
+        ("AVX512_CORE_BF16", True),
+        ("avx512_core_amx", True),
+        ("AVX512_CORE_VNNI", False),
+        ("avx2", False),
+        ("AVX2_VNNI_2", False),
+        ("SSE41", False),
+    ],
+)
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_pytorch_multiplies_with_what_its_library_may_use(
+    name: str, limit: str, multiplies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    for other in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, limit)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert multiplies_bfloat16(CPU) == multiplies
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert not multiplies_bfloat16(CPU)
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_an_old_gpu_has_no_instructions(multiplies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: multiplies)
+    assert multiplies_bfloat16(CUDA) == multiplies
+
+
+# -- the choice
+
+
+@pytest.mark.parametrize(
+    ("kernels", "instructions", "name"),
+    [(True, True, "bfloat16"), (True, False, "bfloat16"), (False, True, "bfloat16"), (False, False, "float32")],
+)
+def test_auto_is_what_the_machine_is_quick_in(
+    kernels: bool, instructions: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _: instructions)
+    chosen = quickest(CPU, kernels=kernels)
+    assert chosen.name == name and chosen.dtype == getattr(torch, name)
+    assert str(chosen) == f"dtype: {name} ({chosen.why})" and chosen.why and "\n" not in str(chosen)
+
+
+@pytest.mark.usefixtures("without_instructions")
+def test_bfloat16_without_instructions_is_refused_where_no_kernel_runs_it(llama: Path) -> None:
+    config = load_config(llama)
+    with pytest.raises(
+        ParameterError, match=r"^dtype: 'bfloat16' is not allowed; expected auto or float32: "
+    ) as caught:
+        precision_of("bfloat16", config, CPU, eager=True)
+    assert precision_of("float32", config, CPU, eager=True).name == "float32"
+    assert precision_of("auto", config, CPU, eager=True).name == "float32"
+    asked = EngineConfig(target=llama, mode="off", dtype="bfloat16", eager=True, kv_slots=256)
+    assert check_models(asked).problems == [str(caught.value)]
+
+
+def test_what_is_asked_for_is_taken(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _: True)
+    for eager in (True, False):
+        chosen = precision_of("bfloat16", load_config(llama), CPU, eager=eager)
+        assert (chosen.name, chosen.why, str(chosen)) == ("bfloat16", "", "dtype: bfloat16")
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+def test_the_checkpoint_decides_nothing(stored: torch.dtype, llama: Path, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(llama, dtype=stored).save_pretrained(tmp_path)
+    of = [precision_of("auto", load_config(directory), CPU, eager=False) for directory in (llama, tmp_path)]
+    assert of[0] == of[1]
+
+
+def test_another_librarys_products_are_in_float32_at_least_where_bfloat16_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for multiplies, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _, multiplies=multiplies: multiplies)
+        assert library_dtype(torch.bfloat16, CPU) == expected
+        assert library_dtype(torch.float32, CPU) == torch.float32
+
+
+# -- products
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_leave_no_bfloat16_product_to_pytorch(kind: str, tiny_models: dict[str, Path]) -> None:
+    with Products() as products:
+        engine = make_engine(tiny_models[kind], dtype="bfloat16")
+        run(engine, SNIPPETS[:1], [SamplingParams(temperature=0.8, max_tokens=4, seed=0)])
+    assert torch.bfloat16 not in products.dtypes
+    assert native_model(tiny_models[kind], torch.bfloat16).native
+
+
+@pytest.mark.usefixtures("without_instructions")
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_without_kernels_all_is_multiplied_in_float32(quantization: str, llama: Path, draft: Path) -> None:
+    asked = {"dtype": "auto", "eager": True, "quantization": quantization, "budget": "auto"}
+    with Products() as products:
+        engine = make_engine(llama, draft=draft, mode="sync", **asked)
+        run(engine, SNIPPETS[:1], [SamplingParams(temperature=0.8, max_tokens=4, seed=0)])
+    assert engine.model.dtype == engine.draft_executor.model.dtype == torch.float32
+    assert products.dtypes and torch.bfloat16 not in products.dtypes
+    assert all(layer.dtype == torch.float32 for pools in engine.executor.kv for layer in pools)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("without_instructions")
+def test_a_draft_that_the_kernels_do_not_run_has_its_own_precision(llama: Path, tmp_path: Path) -> None:
+    narrow = write_model(tmp_path, "llama", head_dim=16)
+    engine = make_engine(llama, draft=narrow, mode="sync", dtype="auto")
+    assert engine.model.dtype == torch.bfloat16 and engine.draft_executor.model.dtype == torch.float32
+    assert precision_here(engine.config, narrow).name == "float32"
+    params = [SamplingParams(temperature=0.8, max_tokens=8, seed=0)]
+    assert run(engine, SNIPPETS[:1], params) == run(make_engine(llama, dtype="auto"), SNIPPETS[:1], params)
+
+
+@pytest.mark.usefixtures("without_instructions")
+def test_a_draft_worker_finds_its_precision_where_it_runs(llama: Path, draft: Path) -> None:
+    target = EngineConfig(target=llama, draft=draft, mode="async", kv_slots=1024, threads=1, eager=True)
+    config = config_of(config_text(target), EngineConfig).of_draft
+    assert config.dtype == "auto"
+    channel, _ = Loopback.pair(b"draft")
+    worker = make_worker(DraftConfig(model=config, listen="ipc://nowhere"), channel)
+    assert worker.grower.executor.kv[0][0].dtype == torch.float32
+
+
+def test_the_line_says_what_was_chosen_and_why(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="pilotfish"):
+        engine = make_engine(llama, dtype="auto")
+    lines = [message for message in caplog.messages if message.startswith("dtype: ")]
+    assert lines == [str(engine.precision)] and engine.precision.why
