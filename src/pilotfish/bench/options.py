@@ -56,6 +56,7 @@ class BenchOptions:
     mbit: Annotated[float, option("Mbit/s of the network, in each direction.", 0.001, MANY)] = 100.0
     weights: Annotated[str, option("Of the targets that share a pool, separated by commas.")] = "3,1"
     pause: Annotated[float, option("Seconds for which the draft is stopped.", 0.01, 1 << 20)] = 5.0
+    openvino: Annotated[str, option("A Python interpreter that has OpenVINO GenAI and optimum-intel.")] = ""
     paces: Annotated[str, option("Emulated devices, joined by a space; none: unpaced.", names=("--pace",))] = (
         "target=20ms none"
     )
@@ -106,7 +107,7 @@ class Bench(Struct, frozen=True):
     def declared(self) -> list[Option]:
         own = [name for name in self.names if name in options_of(BenchOptions)]
         engine = [name for name in self.names if name not in own]
-        defaults = {"prompts": REQUIRED, **self.defaults}
+        defaults = {"prompts": REQUIRED, "openvino": REQUIRED, **self.defaults}
         return pick(BenchOptions, *own, **defaults) + pick(EngineConfig, *engine, **defaults)
 
     def options(self, **given: Any) -> BenchOptions:

@@ -35,18 +35,20 @@ SERVER_OPTIONS = (
 
 
 class Program(subprocess.Popen[bytes]):
-    """A process that tells, in JSON on the first line of its stdout, that it is ready. It ends with the `with`, and
-    with the thread that has started it; its stderr goes to a file."""
+    """A process that tells, in JSON on the first line of its stdout, that it is ready; some answer each line of JSON
+    with another then. It ends with the `with`, and with the thread that has started it; its stderr goes to a file."""
 
-    def __init__(self, spec: WorkerSpec, ending: signal.Signals = signal.SIGKILL) -> None:
-        """`ending` is the signal that ends it."""
+    def __init__(
+        self, spec: WorkerSpec, ending: signal.Signals = signal.SIGKILL, stdin: int = subprocess.DEVNULL
+    ) -> None:
+        """`ending` is the signal that ends it; `stdin` is a pipe for those that are asked."""
         self._name, self._ending = spec.name, ending
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the program runs
         with on_cores(spec.cores):
             super().__init__(
                 list(spec.command),
                 env=worker_environment(spec),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 start_new_session=True,
@@ -55,6 +57,17 @@ class Program(subprocess.Popen[bytes]):
     @cached_property
     def told(self) -> dict[str, Any]:
         """The first line. Waits for it; EngineError where the program ends instead."""
+        return self._heard()
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """The answer to a question. EngineError where the program ends instead."""
+        assert self.stdin is not None and self.told is not None
+        with suppress(BrokenPipeError):  # it has ended, and what it wrote last says why
+            self.stdin.write(json.dumps(question).encode() + b"\n")
+            self.stdin.flush()
+        return self._heard()
+
+    def _heard(self) -> dict[str, Any]:
         assert self.stdout is not None
         if line := self.stdout.readline():
             found: dict[str, Any] = json.loads(line)
@@ -153,6 +166,11 @@ def cpu_seconds(pid: int) -> float:
     """CPU time of all its threads since it began; 0 for a process that has ended."""
     words = _text(Path(f"/proc/{pid}/stat")).rpartition(") ")[2].split()
     return (int(words[11]) + int(words[12])) / TICK if words else 0.0
+
+
+def machine_seconds() -> float:
+    """CPU time of all processes since the machine started."""
+    return sum(map(int, _text(Path("/proc/stat")).split()[1:4])) / TICK
 
 
 def _text(path: Path) -> str:

@@ -168,6 +168,10 @@ class ProgressBar(Progress):
         self.total = 0
         self.add_task("loading", total=None)
 
+    def note(self, label: str) -> None:
+        """What goes on, where it is no part."""
+        self.update(self.task_ids[0], description=label)
+
     def __call__(self, label: str) -> None:
         self.update(self.task_ids[0], advance=1, total=self.total, description=label)
 

@@ -53,12 +53,15 @@ def random_model(
     quantization: Quantization = "none",
 ) -> LoadedModel:
     """Random weights, loaded as any other model is; they pass through a temporary directory."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_random_model(shape, dtype, directory)
+        return load_model(Path(directory), dtype, device, eager=False, quantization=quantization)
+
+
+def write_random_model(shape: LlamaConfig, dtype: torch.dtype, directory: str) -> None:
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
-    model = LlamaForCausalLM(shape).to(dtype)
-    with tempfile.TemporaryDirectory() as directory:
-        model.save_pretrained(directory)
-        return load_model(Path(directory), dtype, device, eager=False, quantization=quantization)
+    LlamaForCausalLM(shape).to(dtype).save_pretrained(directory)
 
 
 def multiplied_weights(shape: LlamaConfig) -> int:

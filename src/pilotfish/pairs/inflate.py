@@ -34,7 +34,7 @@ def inflated(directory: Path, millions: int) -> Path:
     weights = _load(directory)
     parameters = sum(tensor.numel() for tensor in weights.values())
     ffn = _ffn(config, parameters, millions)
-    cached = _cache() / f"{directory.parent.name}-{millions}m-{_digest(directory)}"
+    cached = cache_folder("pairs") / f"{directory.parent.name}-{millions}m-{_digest(directory)}"
     if not cached.exists():
         _write(cached, directory, config | {"intermediate_size": ffn, "dtype": "bfloat16"}, weights)
     return cached
@@ -113,5 +113,5 @@ def _digest(directory: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish") / "pairs"
+def cache_folder(name: str) -> Path:
+    return Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish") / name
