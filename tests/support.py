@@ -17,10 +17,11 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.executor import Sampling
+from pilotfish.core.living_tree import LivingTree, best_trees
 from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import TokenTree, TreeBuilder
+from pilotfish.core.tree import OTHER, TokenTree, TreeBuilder
 from pilotfish.engine.engine import Engine
 from pilotfish.model.loader import LoadedModel, load_model
 
@@ -203,6 +204,11 @@ def random_tree(rng: np.random.Generator, vocab_size: int, nodes: int) -> TokenT
     return tree.tree()
 
 
+def tree_of(tree: LivingTree) -> TokenTree:
+    """All of it, likeliest nodes first."""
+    return best_trees([tree], 1 << 20, [OTHER])[0]
+
+
 def paths_of(tree: TokenTree) -> dict[tuple[int, ...], float]:
     """Score of every path, by its tokens."""
     return {tuple(tree.path_tokens(node)): float(tree.scores[node]) for node in range(len(tree))}
@@ -228,6 +234,9 @@ class RandomDrafter:
 
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
         """Nothing is held."""
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
     def close(self, request: Request) -> None:
         """Nothing is held."""

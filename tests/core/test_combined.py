@@ -32,6 +32,9 @@ class Fixed:
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
         self.told.append(f"commit {request.id} {list(tokens)}")
 
+    def flush(self) -> None:
+        self.told.append("flush")
+
     def close(self, request: Request) -> None:
         self.told.append(f"close {request.id}")
 
@@ -52,5 +55,6 @@ def test_everyone_is_told() -> None:
     drafters = [Fixed([1], -1.0), Fixed([2], -1.0)]
     combined = CombinedDrafter(drafters)
     combined.commit(REQUESTS[1], [3, 4])
+    combined.flush()
     combined.close(REQUESTS[1])
-    assert [d.told for d in drafters] == [["commit 1 [3, 4]", "close 1"]] * 2
+    assert [d.told for d in drafters] == [["commit 1 [3, 4]", "flush", "close 1"]] * 2

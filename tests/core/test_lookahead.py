@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import check_tree
+from support import paths_of, tree_of
 
-from pilotfish.core.lookahead import NO_SLOT, GrownTree, Lookahead
+from pilotfish.core.lookahead import Lookahead, NewNodes, path_table
 
-DEEP = 1000
+#: More levels, and more nodes, than any tree here has.
+DEEP, WHOLE = 1000, 1 << 20
 
 
 @dataclass(eq=False)
@@ -74,127 +77,128 @@ class PlainTree:
 
 
 def described(tree: Lookahead) -> list[tuple[int, tuple[int, ...], int | None]]:
-    nodes = tree.nodes
-    slots = [None if slot == NO_SLOT else slot for slot in nodes.slots.tolist()]
-    return [(int(nodes.ids[i]), tuple(tree.nodes.path_tokens(i)), slots[i]) for i in range(len(nodes))]
+    slots = dict(zip(tree.expanded, tree.slots, strict=True))
+    nodes = tree.likeliest(WHOLE)
+    return sorted((tree._ids[node], tuple(tree.path_tokens(node)), slots.get(node)) for node in nodes)
 
 
-CHANCES = st.one_of(st.sampled_from([0.0, -0.5, -1.0]), st.floats(-20.0, 0.0))
-CHILDREN = st.dictionaries(st.integers(0, 5), CHANCES, max_size=4).map(lambda x: list(x.items()))
+CHANCES = st.one_of(st.sampled_from([0.0, -0.5, -1.0]), st.floats(-9.0, 0.0))
+CHILDREN = st.dictionaries(st.integers(0, 5), CHANCES, max_size=4)
 
 
-def grow(tree: Lookahead, plain: PlainTree, leaf: int, children: list[tuple[int, float]]) -> GrownTree:
-    """Expand the node at index `leaf` (-1: the root) of both."""
-    number = 0 if leaf < 0 else int(tree.nodes.ids[leaf])
-    node = plain.root if leaf < 0 else next(n for n in plain.root.below() if n.number == number)
-    plain.expand(node, children)
-    if leaf >= 0:
-        assert node.slot is not None
-        tree.expand(leaf, node.slot)
-    parents, tokens = np.full(len(children), leaf), np.array([token for token, _ in children], np.int64)
-    return tree.add(parents, tokens, np.array([chance for _, chance in children], np.float64))
+def grow(tree: Lookahead, plain: PlainTree, leaves: list[int], children: list[dict[int, float]]) -> NewNodes:
+    """Expand nodes of both, or the root, as a level does: what is too unlikely is left out before."""
+    nodes = {node.number: node for node in (plain.root, *plain.root.below())}
+    kept = []
+    for leaf, below in zip(leaves, children, strict=True):
+        node = plain.root if leaf == tree.root else nodes[tree._ids[leaf]]
+        kept.append({token: chance for token, chance in below.items() if node.score + chance > Lookahead.FLOOR})
+        plain.expand(node, list(below.items()))
+    grown = [leaf for leaf in leaves if leaf != tree.root]
+    tree.expand(grown, [nodes[tree._ids[leaf]].slot or 0 for leaf in grown])
+    tokens, chances = ([x for below in kept for x in part(below)] for part in (dict.keys, dict.values))
+    return tree.add(leaves, [len(below) for below in kept], tokens, chances, DEEP)
 
 
 @given(st.data())
 def test_a_life_equals_that_of_plain_nodes(data: st.DataObject) -> None:
     """Random growth and commits: the same nodes, slots freed once each, none twice, none lost."""
     tree, plain, grown = Lookahead(), PlainTree(), False
-    owned: set[int] = set()
     for _ in range(data.draw(st.integers(1, 12))):
-        if not grown:
-            grow(tree, plain, -1, data.draw(CHILDREN))
-            grown = True
-        else:
-            for leaf in tree.leaves(data.draw(st.integers(1, 3)), DEEP).tolist():
-                grow(tree, plain, leaf, data.draw(CHILDREN))
-        check_tree(tree.nodes)
-        assert described(tree) == plain.described()
+        leaves = tree.leaves(data.draw(st.integers(1, 5))) if grown else [tree.root]
+        before = {entry[0] for entry in described(tree)}
+        added = grow(tree, plain, leaves, [data.draw(CHILDREN) for _ in leaves])
+        grown = True
+        assert described(tree) == plain.described() and len(tree) == len(plain.described())
+        assert added.ids == [entry[0] for entry in described(tree) if entry[0] not in before]
+        numbers = {node.number: node for node in plain.root.below()}
+        told = zip(added.ids, added.parents, added.tokens, added.chances, strict=True)
+        for number, parent, token, chance in told:
+            node = numbers[number]
+            assert (node.parent.number if node.parent is not plain.root else 0) == parent  # type: ignore[union-attr]
+            assert (node.token, node.chance) == (token, chance)
         scores = {node.number: node.score for node in plain.root.below()}
-        assert dict(zip(tree.nodes.ids.tolist(), tree.nodes.scores.tolist(), strict=True)) == pytest.approx(scores)
-        owned = {slot for slot in tree.nodes.slots.tolist() if slot != NO_SLOT}
+        assert {tree._ids[node]: tree.score(node) for node in tree.likeliest(WHOLE)} == pytest.approx(scores)
+        owned = set(tree.slots)
+        assert len(owned) == len(tree.slots)
         if data.draw(st.booleans()):
             tokens = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
             rerooted = tree.commit(tokens)
             hit, path, freed = plain.commit(tokens)
             assert (rerooted.hit, rerooted.path_slots, set(rerooted.freed)) == (hit, path, freed)
             assert len(rerooted.freed) == len(freed)
-            kept = {slot for slot in tree.nodes.slots.tolist() if slot != NO_SLOT}
+            kept = set(tree.slots)
             assert kept | set(path) | freed == owned and not kept & freed and not set(path) & (kept | freed)
+            assert described(tree) == plain.described()
             grown = hit and len(path) == len(tokens)
-    held = {slot for slot in tree.nodes.slots.tolist() if slot != NO_SLOT}
-    dropped = tree.drop()
-    assert set(dropped) == held and len(dropped) == len(held) and len(tree) == 0
-    assert tree.add(np.array([-1]), np.array([0]), np.array([0.0])).ids.tolist() == [plain.next_id]  # ids go on
+    held, next_id = tree.slots, plain.next_id
+    assert sorted(tree.drop()) == sorted(held) and len(tree) == 0
+    assert tree.add([tree.root], [1], [0], [0.0], DEEP).ids == [next_id]  # ids go on
 
 
-def random_nodes(data: st.DataObject, most: int = 40) -> GrownTree:
-    tree = Lookahead()
-    for _ in range(data.draw(st.integers(0, most))):
-        parent = data.draw(st.integers(-1, len(tree) - 1))
-        tree.add(np.array([parent]), np.array([len(tree)]), np.array([data.draw(st.sampled_from([0.0, -0.25, -1.0]))]))
-    check_tree(tree.nodes)
-    return tree.nodes
-
-
-@given(st.data())
-def test_the_best_are_connected_and_the_older_of_equals(data: st.DataObject) -> None:
-    nodes = random_nodes(data)
-    count = data.draw(st.integers(0, 45))
-    expected = sorted(sorted(range(len(nodes)), key=lambda i: (-nodes.scores[i], i))[:count])
-    assert nodes.best(count).tolist() == expected
-    tree = nodes.take(nodes.best(count))
-    assert len(tree) == len(expected)
-    assert {int(nodes.parents[i]) for i in expected} <= {-1, *expected}
-    assert tree.tokens.tolist() == nodes.tokens[expected].tolist()
-    assert tree.depths.tolist() == nodes.depths[expected].tolist()
-    assert tree.scores.tolist() == nodes.scores[expected].tolist()
+def some_tree(data: st.DataObject, max_depth: int = DEEP) -> Lookahead:
+    """Levels of random leaves, with commits in between; chances that often are equal."""
+    tree, slots = Lookahead(), itertools.count(100)
+    leaves = [tree.root]
+    for _ in range(data.draw(st.integers(0, 6))):
+        if leaves != [tree.root]:
+            tree.expand(leaves, [next(slots) for _ in leaves])
+        counts = data.draw(st.lists(st.integers(0, 5), min_size=len(leaves), max_size=len(leaves)))
+        tokens = [token for count in counts for token in range(count)]
+        chances = data.draw(st.lists(st.sampled_from([0.0, -0.25, -1.0]), min_size=sum(counts), max_size=sum(counts)))
+        tree.add(leaves, counts, tokens, chances, max_depth)
+        if tree.expanded and data.draw(st.booleans()):
+            tree.commit(tree.path_tokens(data.draw(st.sampled_from(tree.expanded))))
+        leaves = tree.leaves(data.draw(st.integers(1, 4)))
+        if not leaves:
+            break
+    return tree
 
 
 @given(st.data())
-def test_below_is_what_climbing_finds(data: st.DataObject) -> None:
-    nodes = random_nodes(data)
-    root = data.draw(st.integers(-1, len(nodes) - 1))
+def test_leaves_are_the_likeliest_without_kv_and_the_older_of_equals(data: st.DataObject) -> None:
+    max_depth = data.draw(st.sampled_from([2, 3, DEEP]))
+    tree, count = some_tree(data, max_depth), data.draw(st.integers(0, 45))
+    waiting = sorted(set(tree.likeliest(WHOLE)) - set(tree.expanded))
+    if max_depth == DEEP:
+        expected = sorted(waiting, key=lambda node: -tree.score(node))
+        assert tree.leaves(count) == expected[:count] and tree.num_open == len(expected)
+        assert [(node, -cost) for cost, node in tree.offers()] == [(node, tree.score(node)) for node in expected]
+    else:
+        assert set(tree.leaves(WHOLE)) <= set(waiting)
 
-    def climbs(index: int) -> bool:
-        parent = int(nodes.parents[index])
-        return parent == root or (parent >= 0 and climbs(parent))
 
-    assert nodes.below(root).tolist() == [climbs(i) for i in range(len(nodes))]
-
-
-@given(st.data())
-def test_leaves_are_the_best_that_are_open_and_not_too_deep(data: st.DataObject) -> None:
-    tree = Lookahead()
-    tree.nodes = random_nodes(data)
-    closed = data.draw(st.sets(st.integers(0, max(len(tree) - 1, 0)), max_size=len(tree)))
-    for index in closed:
-        tree.expand(index, index)
-    count, deepest = data.draw(st.integers(0, 45)), data.draw(st.integers(0, 6))
-    leaves = tree.leaves(count, deepest).tolist()
-    scores, depths = tree.nodes.scores, tree.nodes.depths
-    allowed = [i for i in range(len(tree)) if i not in closed and depths[i] < deepest]
-    assert set(leaves) <= set(allowed) and len(set(leaves)) == len(leaves) == min(count, len(allowed))
-    assert scores[leaves].tolist() == sorted(scores[allowed].tolist(), reverse=True)[:count]
+@given(st.integers(1, 4))
+def test_nodes_as_deep_as_can_be_are_not_expanded(max_depth: int) -> None:
+    tree, leaves, levels = Lookahead(), [0], 0
+    while leaves:
+        if leaves != [tree.root]:
+            tree.expand(leaves, range(len(leaves)))
+        tree.add(leaves, [1] * len(leaves), [levels] * len(leaves), [-0.5] * len(leaves), max_depth)
+        leaves, levels = tree.leaves(3), levels + 1
+    assert levels == max_depth == max(map(tree.depth, tree.likeliest(WHOLE)))
 
 
 @given(st.data())
 def test_paths_are_the_slots_from_below_the_root(data: st.DataObject) -> None:
-    tree = Lookahead()
-    tree.nodes = random_nodes(data)
-    for index in range(len(tree)):
-        tree.expand(index, 100 + index)
-    leaves = np.array(data.draw(st.lists(st.integers(0, max(len(tree) - 1, 0)), max_size=24 * bool(len(tree)))), int)
-    paths = tree.paths(leaves)
-    assert paths.shape == (len(leaves), max(tree.nodes.depths[leaves].tolist(), default=0))
-    for row, leaf in zip(paths.tolist(), leaves.tolist(), strict=True):
-        indices = tree.nodes.follow(tree.nodes.path_tokens(leaf))
-        assert indices[-1] == leaf
-        assert row[: len(indices)] == [100 + index for index in indices]
+    tree = some_tree(data)
+    slots = dict(zip(tree.expanded, tree.slots, strict=True))
+    nodes = data.draw(st.lists(st.sampled_from(tree.expanded), max_size=24)) if tree.expanded else []
+    table = path_table([tree.path(node) for node in nodes])
+    assert table.shape == (len(nodes), max(map(tree.depth, nodes), default=0)) and table.dtype == np.int32
+    for row, node in zip(table.tolist(), nodes, strict=True):
+        path = tree.follow(tree.path_tokens(node))
+        assert path[-1] == node and len(path) == tree.depth(node)
+        assert row == [*(slots[each] for each in path), *[0] * (len(row) - len(path))]
 
 
-def test_what_is_no_chance_is_not_kept() -> None:
-    """Too small, -inf where fewer tokens survived the filters than there are children, NaN where none did."""
-    tree = Lookahead()
-    added = tree.add(np.full(4, -1), np.arange(4), np.array([-0.5, Lookahead.FLOOR, -np.inf, np.nan]))
-    assert added.tokens.tolist() == tree.nodes.tokens.tolist() == [0]
-    assert tree.add(np.array([0]), np.array([9]), np.array([0.5])).scores.tolist() == [-0.5]  # none above its parent's
+@given(st.data())
+def test_what_is_forgotten_was_dead(data: st.DataObject) -> None:
+    """A tree whose dead nodes are forgotten at once, beside one that keeps them."""
+    tree = some_tree(data)
+    twin = copy.deepcopy(tree)
+    twin._clean_up()
+    assert described(twin) == described(tree)
+    assert [twin.path_tokens(leaf) for leaf in twin.leaves(WHOLE)] == [tree.path_tokens(x) for x in tree.leaves(WHOLE)]
+    assert paths_of(tree_of(twin)) == paths_of(tree_of(tree))
+    assert len(twin._tokens) == len(twin) + 1

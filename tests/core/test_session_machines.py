@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import WHOLE, check_tree
+from support import tree_of
+from trees import check_tree
 
 from pilotfish.core import draft_sessions
 from pilotfish.core.draft_machine import REPORT, SILENCE, DraftIdentity, DraftMachine
-from pilotfish.core.draft_sessions import FORGOTTEN, DraftSession, LevelPart, SessionKey, SessionTable
+from pilotfish.core.draft_sessions import FORGOTTEN, DraftSession, LevelPart, SessionKey, SessionTable, add_children
 from pilotfish.core.level_choice import LevelShape
-from pilotfish.core.lookahead import GrownTree
+from pilotfish.core.lookahead import NewNodes
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions, RemoteSession, SessionState, TargetMachine
-from pilotfish.core.tree import OTHER
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 
@@ -107,20 +107,16 @@ class World:
     def level(self, choice: int) -> None:
         draft = self.drafts[choice % POOLS]
         level = draft.next_level(self.now)
-        for part in level:
-            draft.table.allocate(part)
+        draft.table.allocate(level)
         if level:
-            draft.level_done(level, [self._grow(part) for part in level], self.now, self.now)
+            draft.level_done(level, self._grown(level), self.now, self.now)
 
     @staticmethod
-    def _grow(part: LevelPart) -> GrownTree:
-        if not len(part.leaves):
-            return GrownTree.empty()
-        session = part.session
-        known = tuple(session.tokens)
-        paths = [tuple(session.tree.nodes.path_tokens(leaf)) for leaf in part.leaves.tolist()]
-        tokens = np.array([script((*known, *path)) for path in paths])
-        return session.add_children(part.leaves, tokens, np.tile(CHANCES, (len(paths), 1)))
+    def _grown(level: Sequence[LevelPart]) -> list[NewNodes]:
+        leaves = [(part.session, leaf) for part in level for leaf in part.leaves]
+        paths = [(*session.tokens, *session.tree.path_tokens(leaf)) for session, leaf in leaves]
+        tokens = np.array([script(path) for path in paths], np.int64).reshape(len(paths), CHILDREN)
+        return add_children(level, tokens, np.tile(CHANCES, (len(paths), 1)))
 
     def disconnect(self, choice: int) -> None:
         self.target.pools[choice % POOLS].disconnected("it hung up")
@@ -209,7 +205,7 @@ class World:
     @staticmethod
     def _check_copy(session: RemoteSession) -> None:
         """A tree below the last committed token, of guesses that were made for this very sequence."""
-        nodes, known = session.copy.best(WHOLE, OTHER), tuple(session.request.tokens)
+        nodes, known = tree_of(session.copy), tuple(session.request.tokens)
         check_tree(nodes)
         paths: list[tuple[int, ...]] = []
         for parent, token in zip(nodes.parents.tolist(), nodes.tokens.tolist(), strict=True):

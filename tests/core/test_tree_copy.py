@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from trees import WHOLE, check_tree
+from support import tree_of
+from trees import check_tree
 
+from pilotfish.core.living_tree import best_trees
 from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.messages import Tree
 from pilotfish.core.tree import OTHER, TokenTree
@@ -23,10 +25,6 @@ def make_push(base_len: int, *nodes: tuple[int, int, int, float]) -> Tree:
     """Of (id, parent, token, score)."""
     columns = [list(x) for x in zip(*nodes, strict=True)] or [[], [], [], []]
     return Tree(1, 1, 0, base_len, *columns)
-
-
-def nodes_of(copy: TreeCopy) -> TokenTree:
-    return copy.best(WHOLE, OTHER)
 
 
 def paths(nodes: TokenTree) -> dict[tuple[int, ...], float]:
@@ -46,34 +44,28 @@ class Draft:
 
     def grow(self, data: st.DataObject) -> Tree | None:
         """One level."""
-        leaves = self.tree.leaves(data.draw(st.integers(1, 3)), 50) if self.rooted else np.array([-1])
-        if not len(leaves):
+        leaves = self.tree.leaves(data.draw(st.integers(1, 3))) if self.rooted else [self.tree.root]
+        if not leaves:
             return None
-        for leaf in leaves.tolist():
-            if leaf >= 0:
-                self.tree.expand(leaf, 0)
+        if self.rooted:
+            self.tree.expand(leaves, [0] * len(leaves))
         self.rooted = True
-        children = [data.draw(st.sets(st.integers(0, VOCAB - 1), max_size=3)) for _ in leaves]
-        parents = np.repeat(leaves, [len(x) for x in children])
-        tokens = np.array([token for x in children for token in sorted(x)], np.int64)
-        chances = np.array(data.draw(st.lists(st.floats(-4.0, 0.0), min_size=len(tokens), max_size=len(tokens))))
-        added = self.tree.add(parents, tokens, chances)
-        nodes = self.tree.nodes
-        above = np.append(nodes.scores, 0.0)[added.parents]
-        ids = np.append(nodes.ids, 0)[added.parents]
-        columns = (added.ids, ids, added.tokens, np.minimum(added.scores - above, 0.0))
-        return Tree(1, 1, 0, self.length, *(column.tolist() for column in columns))
+        children = [sorted(data.draw(st.sets(st.integers(0, VOCAB - 1), max_size=3))) for _ in leaves]
+        tokens = [token for below in children for token in below]
+        chances = data.draw(st.lists(st.floats(-4.0, 0.0), min_size=len(tokens), max_size=len(tokens)))
+        added = self.tree.add(leaves, [len(below) for below in children], tokens, chances, 50)
+        return Tree(1, 1, 0, self.length, added.ids, added.parents, added.tokens, added.chances)
 
     def commit(self, tokens: list[int]) -> None:
-        path = self.tree.nodes.follow(tokens)
-        expanded = len(path) == len(tokens) and self.tree.nodes.slots[path[-1]] >= 0
+        path = self.tree.follow(tokens)
+        self.rooted = len(path) == len(tokens) and path[-1] in self.tree.expanded
         self.tree.commit(tokens)
-        self.length, self.rooted = self.length + len(tokens), bool(expanded)
+        self.length += len(tokens)
 
 
 def some_tokens(data: st.DataObject, tree: Lookahead) -> list[int]:
     """A path of the tree, or a part of one, and maybe a token that is in no tree."""
-    path = tree.nodes.path_tokens(data.draw(st.integers(0, len(tree) - 1))) if len(tree) else []
+    path = tree.path_tokens(data.draw(st.sampled_from(tree.likeliest(1 << 20)))) if len(tree) else []
     extra = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=not path, max_size=2))
     return [*path, *extra]
 
@@ -95,12 +87,12 @@ def test_when_all_is_delivered_the_copy_is_the_drafts_tree(data: st.DataObject) 
             copy.commit(commits[-1])
         elif action == "hear" and commits:
             draft.commit(commits.popleft())
-        check_tree(nodes_of(copy))
+        check_tree(tree_of(copy))
     for tokens in commits:
         draft.commit(tokens)
     for push in pushes:
         copy.attach(push)
-    assert paths(nodes_of(copy)) == pytest.approx(paths(draft.tree.nodes), abs=1e-9)
+    assert paths(tree_of(copy)) == pytest.approx(paths(tree_of(draft.tree)), abs=1e-9)
     assert copy.dropped == copy.repeated == 0
 
 
@@ -120,14 +112,14 @@ def test_whatever_is_pushed_it_stays_a_tree(data: st.DataObject) -> None:
             nodes = sorted({node: (node, *rest) for node, *rest in nodes}.values())
         base_len = data.draw(st.one_of(st.integers(3, 20), NUMBERS))
         copy.attach(make_push(base_len, *nodes))
-        check_tree(nodes_of(copy))
-        assert len(nodes_of(copy)) <= most
-        assert ((nodes_of(copy).tokens >= 0) & (nodes_of(copy).tokens < VOCAB)).all()
-        assert np.isfinite(nodes_of(copy).scores).all()
-        assert len(copy.best(6, OTHER)) == min(6, len(nodes_of(copy)))
+        check_tree(tree_of(copy))
+        assert len(tree_of(copy)) <= most
+        assert ((tree_of(copy).tokens >= 0) & (tree_of(copy).tokens < VOCAB)).all()
+        assert np.isfinite(tree_of(copy).scores).all()
+        assert len(copy.likeliest(6)) == min(6, len(tree_of(copy)))
         if data.draw(st.booleans()):
             copy.commit(data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3)))
-            check_tree(nodes_of(copy))
+            check_tree(tree_of(copy))
 
 
 @st.composite
@@ -154,20 +146,20 @@ def test_repeats_are_merged_into_the_first(nodes: list[tuple[int, int, int, floa
     for node in nodes:
         singly.attach(make_push(5, node))
     for copy in (at_once, singly):
-        assert paths(nodes_of(copy)) == pytest.approx(expected)
+        assert paths(tree_of(copy)) == pytest.approx(expected)
         assert copy.repeated == len(nodes) - len(expected)
     if committed:
         at_once.commit(committed)
     size, root = len(committed), expected.get(tuple(committed), 0.0)
     left = {p[size:]: s - root for p, s in expected.items() if len(p) > size and p[:size] == tuple(committed)}
     if tuple(committed) in expected or not committed:
-        assert paths(nodes_of(at_once)) == pytest.approx(left)
+        assert paths(tree_of(at_once)) == pytest.approx(left)
     # what comes below a repeated node later, also across the commit, lands below the first
     for number, (node, *_) in enumerate(nodes):
         at_once.attach(make_push(5, (100 + number, node, 7, -0.5)))
     below = {p for p in path.values() if p and p[:size] == tuple(committed)} if tuple(committed) in expected else set()
     if committed:
-        assert {p for p in paths(nodes_of(at_once)) if p[-1] == 7} == {(*p[size:], 7) for p in below}
+        assert {p for p in paths(tree_of(at_once)) if p[-1] == 7} == {(*p[size:], 7) for p in below}
 
 
 @given(plausible(), st.lists(st.integers(0, 3), max_size=2), st.integers(0, 18))
@@ -189,14 +181,14 @@ def test_the_best_are_the_likeliest_and_the_older_of_equals(
     size = len(committed)
     below = [p for p in expected if len(p) > size and p[:size] == tuple(committed)]
     best = sorted(below, key=lambda p: -expected[p])[:count]  # a stable sort
-    assert list(paths(copy.best(count, OTHER))) == [p[size:] for p in best]
+    assert list(paths(best_trees([copy], count, [OTHER])[0])) == [p[size:] for p in best]
 
 
 @given(st.data())
 def test_what_is_forgotten_was_no_longer_in_the_tree(data: st.DataObject) -> None:
     """A long life in which nodes are cleaned up, beside a copy whose nodes never are."""
     copy, keeping, node = TreeCopy(5, VOCAB, 1000), TreeCopy(5, VOCAB, 1000), 0
-    keeping._left = WHOLE
+    keeping._left = 1 << 20
     length, base_len = 5, 5
     for _ in range(data.draw(st.integers(5, 40))):
         if data.draw(st.booleans()):
@@ -209,7 +201,7 @@ def test_what_is_forgotten_was_no_longer_in_the_tree(data: st.DataObject) -> Non
         node += len(rows)
         for each in (copy, keeping):
             each.attach(make_push(base_len, *rows))
-        assert paths(nodes_of(copy)) == paths(nodes_of(keeping))
+        assert paths(tree_of(copy)) == paths(tree_of(keeping))
         assert (copy.late, copy.dropped, copy.repeated) == (keeping.late, keeping.dropped, keeping.repeated)
 
 
@@ -219,7 +211,7 @@ def test_a_push_that_was_on_its_way_during_a_commit() -> None:
     copy.attach(make_push(4, (17, 0, 9, -0.5)))
     assert copy.commit([9])
     copy.attach(make_push(4, (20, 17, 1, -0.125), (21, 17, 2, -0.25), (22, 0, 3, -0.5)))
-    assert paths(nodes_of(copy)) == {(1,): -0.125, (2,): -0.25}
+    assert paths(tree_of(copy)) == {(1,): -0.125, (2,): -0.25}
     assert (copy.late, copy.dropped, copy.repeated) == (1, 0, 0)
 
 
@@ -231,7 +223,7 @@ def test_a_commit_deeper_than_what_had_arrived() -> None:
     copy.attach(make_push(4, (2, 1, 8, -0.5), (3, 1, 7, -0.5)))
     copy.attach(make_push(4, (4, 2, 6, -0.5)))
     copy.attach(make_push(6, (5, 0, 5, -0.5), (6, 0, 4, -0.5)))  # the draft knows: 0 names the root
-    assert set(paths(nodes_of(copy))) == {(6,), (5,), (4,)}
+    assert set(paths(tree_of(copy))) == {(6,), (5,), (4,)}
 
 
 def test_a_draft_that_lost_its_tree_pushes_the_same_again() -> None:
@@ -239,10 +231,10 @@ def test_a_draft_that_lost_its_tree_pushes_the_same_again() -> None:
     copy = TreeCopy(4, 100, 50)
     copy.attach(make_push(4, (1, 0, 9, -0.5), (2, 0, 8, -1.0)))
     copy.attach(make_push(4, (3, 0, 9, -0.5), (4, 3, 7, -0.25)))
-    assert paths(nodes_of(copy)) == {(9,): -0.5, (8,): -1.0, (9, 7): -0.75}
+    assert paths(tree_of(copy)) == {(9,): -0.5, (8,): -1.0, (9, 7): -0.75}
     assert copy.commit([9])
     copy.attach(make_push(4, (5, 3, 6, -0.5)))
-    assert paths(nodes_of(copy)) == {(7,): -0.25, (6,): -0.5}
+    assert paths(tree_of(copy)) == {(7,): -0.25, (6,): -0.5}
     assert (copy.repeated, copy.dropped) == (1, 0)
 
 
@@ -262,7 +254,7 @@ def test_a_draft_that_lost_its_tree_pushes_the_same_again() -> None:
 def test_what_no_draft_may_send_is_dropped_and_counted(push: Tree) -> None:
     copy = TreeCopy(5, VOCAB, 20)
     copy.attach(push)
-    assert len(nodes_of(copy)) == 0 and copy.dropped == len(push.ids)
+    assert len(tree_of(copy)) == 0 and copy.dropped == len(push.ids)
 
 
 @pytest.mark.parametrize("parents", [(1, 0), (2, 0), (0, 2), (2, 1), (3, 3)], ids=str)
@@ -270,8 +262,8 @@ def test_parents_that_do_not_come_first(parents: tuple[int, int]) -> None:
     """Later ones, and nodes that are their own: what hangs from them hangs nowhere."""
     copy = TreeCopy(5, VOCAB, 20)
     copy.attach(make_push(5, *((i, parent, i, -0.5) for i, parent in enumerate(parents, 1)), (3, 0, 3, -0.5)))
-    check_tree(nodes_of(copy))
-    assert set(paths(nodes_of(copy))) == {(3,)} | {(i,) for i, parent in enumerate(parents, 1) if parent == 0}
+    check_tree(tree_of(copy))
+    assert set(paths(tree_of(copy))) == {(3,)} | {(i,) for i, parent in enumerate(parents, 1) if parent == 0}
 
 
 def test_a_late_node_that_is_repeated_and_was_committed() -> None:
@@ -279,26 +271,26 @@ def test_a_late_node_that_is_repeated_and_was_committed() -> None:
     copy = TreeCopy(5, VOCAB, 20)
     copy.commit([7])
     copy.attach(make_push(5, (1, 0, 7, -0.5), (2, 0, 7, -0.5), (3, 1, 4, -0.5)))
-    assert set(paths(nodes_of(copy))) == {(4,)}
+    assert set(paths(tree_of(copy))) == {(4,)}
 
 
 def test_no_more_than_max_nodes() -> None:
     """Nor more aliases: a node repeated without end is no way to fill the memory."""
     copy = TreeCopy(5, VOCAB, 3)
     copy.attach(make_push(5, *((node, 0, node, -0.5) for node in range(1, 6))))
-    assert (len(nodes_of(copy)), copy.dropped) == (3, 2)
+    assert (len(tree_of(copy)), copy.dropped) == (3, 2)
     copy = TreeCopy(5, VOCAB, 3)
     copy.attach(make_push(5, *((node, 0, 1, -0.5) for node in range(1, 6))))
     copy.attach(make_push(5, *((node, 0, 1, -0.5) for node in range(6, 9))))
-    assert (len(nodes_of(copy)), copy.repeated, copy.dropped) == (1, 2, 5)
+    assert (len(tree_of(copy)), copy.repeated, copy.dropped) == (1, 2, 5)
 
 
 def test_scores_without_a_bottom_stay_numbers() -> None:
     copy = TreeCopy(5, VOCAB, 20)
     copy.attach(make_push(5, (1, 0, 1, -np.inf), (2, 1, 2, -np.inf), (3, 2, 3, -1.0)))
-    assert nodes_of(copy).scores.tolist() == [LEAST, 2 * LEAST, 2 * LEAST - 1]
+    assert tree_of(copy).scores.tolist() == [LEAST, 2 * LEAST, 2 * LEAST - 1]
     copy.commit([1])
-    assert nodes_of(copy).scores.tolist() == [LEAST, LEAST - 1]
+    assert tree_of(copy).scores.tolist() == [LEAST, LEAST - 1]
 
 
 def test_a_long_chain_and_a_wide_repeat_of_the_largest_push() -> None:
@@ -309,5 +301,5 @@ def test_a_long_chain_and_a_wide_repeat_of_the_largest_push() -> None:
     copy.attach(chain)
     again = replace(chain, ids=[node + count for node in chain.ids], parents=[0, *range(count + 1, 2 * count)])
     copy.attach(again)
-    assert (len(nodes_of(copy)), copy.repeated, copy.dropped) == (count, count, 0)
-    assert int(nodes_of(copy).depths[-1]) == count
+    assert (len(tree_of(copy)), copy.repeated, copy.dropped) == (count, count, 0)
+    assert int(tree_of(copy).depths[-1]) == count

@@ -11,7 +11,7 @@ import pytest
 from support import VOCAB, RowSampling, children_of, limits, native_model, paths_of, sampling_of
 
 from pilotfish.core.executor import NO_NODES, SequenceRows
-from pilotfish.core.lookahead import NO_SLOT, Lookahead
+from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import ROOT
@@ -31,6 +31,12 @@ def make_request(number: int = 0, prompt: int = 10, max_tokens: int = 50, **para
     tokens = np.random.default_rng(number).integers(0, VOCAB, prompt).tolist()
     p = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
     return Request(number, tokens, p, 100 + number, frozenset(), 10_000)
+
+
+def with_grandchildren(tree: Lookahead) -> int:
+    """A node with KV, above another one."""
+    above = {tuple(tree.path(node)[:-1]) for node in tree.expanded}
+    return next(node for node in tree.expanded if tuple(tree.path(node)) in above)
 
 
 def next_token(directory: Path, request: Request) -> int:
@@ -79,14 +85,13 @@ def test_a_surviving_subtree_keeps_its_kv(llama: Path) -> None:
     drafter, request = make_drafter(llama), make_request(temperature=0.8)
     drafter.propose([request], LIMITS)
     (session,) = drafter.table
-    nodes = session.tree.nodes
-    inner = [node for node in range(len(nodes)) if (nodes.slots[nodes.parents == node] >= 0).any()]
-    before, tokens, slots = len(session.slots), nodes.path_tokens(inner[0]), nodes.slots[nodes.path(inner[0])].tolist()
-    kept = set(nodes.slots[nodes.below(inner[0])].tolist()) - {NO_SLOT}
+    tree, inner = session.tree, with_grandchildren(session.tree)
+    before, tokens, slots = len(session.slots), tree.path_tokens(inner), tree.path(inner)
+    kept = {tree.path(node)[-1] for node in tree.expanded if tree.path(node)[: len(slots)] == slots} - {slots[-1]}
     request.extend(tokens)
     assert not drafter.commit(request, tokens)
     drafter.table.check()
-    assert session.slots[before:].tolist() == slots and set(session.tree.nodes.slots.tolist()) - {NO_SLOT} == kept
+    assert session.slots[before:].tolist() == slots and set(session.tree.slots) == kept
     (tree,) = drafter.propose([request], LIMITS)
     (fresh,) = make_drafter(llama).propose([request], LIMITS)
     ours, theirs = paths_of(tree), paths_of(fresh)
@@ -106,9 +111,7 @@ def test_a_level_that_does_not_pay_is_not_run(llama: Path) -> None:
     assert drafter.levels == LIMITS.levels
     dear = replace(LIMITS, price=1e6)
     (session,) = drafter.table
-    nodes = session.tree.nodes
-    inner = next(node for node in range(len(nodes)) if (nodes.parents == node).any())
-    tokens = nodes.path_tokens(inner)
+    tokens = session.tree.path_tokens(session.tree.expanded[0])
     request.extend(tokens)
     drafter.commit(request, tokens)
     (tree,) = drafter.propose([request], dear)
@@ -123,9 +126,7 @@ def test_kept_trees_give_way_where_slots_are_short(llama: Path) -> None:
     drafter, one, other = make_drafter(llama, slots=60), make_request(0), make_request(1, prompt=30)
     drafter.propose([one], LIMITS)
     (session,) = drafter.table
-    nodes = session.tree.nodes
-    inner = next(node for node in range(len(nodes)) if (nodes.slots[nodes.parents == node] >= 0).any())
-    tokens = nodes.path_tokens(inner)
+    tokens = session.tree.path_tokens(with_grandchildren(session.tree))
     one.extend(tokens)
     drafter.commit(one, tokens)
     assert len(session.tree) and drafter.table.pool.num_free < 30 + 9 + session.num_slots

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from loopback import Loopback
 from rig import HELLO, IDENTITY, SMALL, Rig, Told, make_open, prompt
-from support import CONTEXT, VOCAB, edit_tensors, write_model
+from support import CONTEXT, VOCAB, edit_tensors, tree_of, write_model
 
 from pilotfish.core import draft_machine, draft_sessions
 from pilotfish.core.draft_sessions import FORGOTTEN, IDLE, LevelPart
 from pilotfish.core.level_choice import WHOLE_CHUNK, LevelShape
-from pilotfish.core.lookahead import GrownTree
+from pilotfish.core.lookahead import NewNodes
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
@@ -232,10 +232,8 @@ def test_accepted_nodes_keep_their_kv(rig: Rig) -> None:
     rig.turns(8)
     told.listen()
     session = rig.session()
-    nodes = session.tree.nodes
-    deepest = int(np.argmax(np.where(nodes.slots >= 0, nodes.depths, 0)))
-    path = nodes.path_tokens(deepest)
-    slots = [int(nodes.slots[i]) for i in nodes.follow(path)]
+    deepest = max(session.tree.expanded, key=session.tree.depth)
+    path, slots = session.tree.path_tokens(deepest), session.tree.path(deepest)
     told.commit(path)
     rows = rig.worker.machine.counts.rows
     rig.turns()
@@ -318,7 +316,7 @@ def test_the_context_ends_every_tree(llama: Path) -> None:
     rig.say(TARGET, HELLO)
     told = Told(rig, make_open(prompt(CONTEXT - 4), max_length=10**6, wanted=5000))
     rig.rest()
-    assert rig.session().tree.nodes.depths.max() == 3
+    assert tree_of(rig.session().tree).depths.max() == 3
     told.commit([1] * 5)
     rig.turns()
     (refusal,) = rig.heard(TARGET, Refuse)
@@ -558,7 +556,7 @@ def test_a_sequence_is_not_forgotten_for_the_time_that_its_prompt_took(
     """Its target hears nothing meanwhile, greets, and keeps its commits back."""
     grow = rig.worker.grower.grow
 
-    def slow(level: list[LevelPart]) -> list[GrownTree]:
+    def slow(level: list[LevelPart]) -> list[NewNodes]:
         rig.now += FORGOTTEN + 5.0 if level[0].pending else 0.001
         rig.say(TARGET, HELLO)
         return grow(level)

@@ -61,6 +61,9 @@ class Oracle:
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         return False
 
+    def flush(self) -> None:
+        """Nothing waits."""
+
     def close(self, request: Request) -> None:
         """Nothing is held."""
 

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from support import tree_of
 
 from pilotfish.core.messages import (
     CONNECTION,
@@ -34,7 +35,6 @@ from pilotfish.core.messages import (
     Tree,
 )
 from pilotfish.core.noise import gumbel_of
-from pilotfish.core.tree import OTHER, TokenTree
 from pilotfish.core.tree_copy import TreeCopy
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 from pilotfish.wire.sockets import DialingChannel
@@ -93,11 +93,6 @@ class Target:
 
 
 Dial = Callable[..., Target]
-
-
-def tree_of(copy: TreeCopy) -> TokenTree:
-    """All of it, likeliest nodes first."""
-    return copy.best(1 << 20, OTHER)
 
 
 def opened(session: int, tokens: list[int], **fields: Any) -> Open:

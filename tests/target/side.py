@@ -32,7 +32,7 @@ class Side:
         self.drafter = RemoteDrafter(
             HELLO,
             self.pools,
-            lambda peer, frame: self.posted.append((peer, decode_to_draft(frame))),
+            lambda frames: self.posted.extend((peer, decode_to_draft(frame)) for peer, frame in frames),
             RemoteOptions(wanted=256, **options),  # type: ignore[arg-type]
             self.problems.get,
             lambda: self.now,
@@ -59,6 +59,7 @@ class Side:
     def commit(self, request: Request, *tokens: int) -> None:
         request.extend(tokens)
         self.drafter.commit(request, tokens)
+        self.drafter.flush()
 
 
 def load(sessions: int = 0, own: int = 0) -> Load:

@@ -111,7 +111,7 @@ def drafting(
     pool = DraftPool("loopback", POOL)
     options = RemoteOptions(wanted=100, quarantine=0.0)
     channel_thread = ChannelThread(ends[0], period=0.01)
-    drafter = RemoteDrafter(hello, [pool], channel_thread.post, options)
+    drafter = RemoteDrafter(hello, [pool], channel_thread.post_all, options)
     thread = threading.Thread(target=worker.run)
     thread.start()
     channel_thread.start(drafter.receive, drafter.tick)

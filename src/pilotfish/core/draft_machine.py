@@ -18,7 +18,7 @@ import numpy as np
 from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.draft_sessions import MAX_SESSIONS, DraftSession, LevelPart, SessionKey, SessionTable, Unshared
 from pilotfish.core.level_choice import LevelChoice, LevelShape
-from pilotfish.core.lookahead import GrownTree
+from pilotfish.core.lookahead import NewNodes
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
@@ -244,7 +244,7 @@ class DraftMachine:
         """Empty where nothing is to be grown."""
         return self.choice.next_level(now)
 
-    def level_done(self, level: Sequence[LevelPart], added: Sequence[GrownTree], began: float, now: float) -> None:
+    def level_done(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, now: float) -> None:
         """A forward over `level` has added nodes to the trees of its parts."""
         self.counts.levels += 1
         self._level_seconds.observe(1, now - began)
@@ -256,23 +256,13 @@ class DraftMachine:
             self.counts.rows += part.rows
             self.counts.nodes += len(nodes)
             self._targets[session.key.target].rows += part.rows
-            if len(part.leaves):
+            if part.leaves:
                 self._push(session, nodes)
 
-    def _push(self, session: DraftSession, added: GrownTree) -> None:
+    def _push(self, session: DraftSession, added: NewNodes) -> None:
         """Tell the target of `added`, the newest nodes of the session's tree."""
-        nodes = session.tree.nodes
-        parents, above = np.append(nodes.ids, 0)[added.parents], np.append(nodes.scores, 0.0)[added.parents]
-        tree = Tree(
-            session.key.number,
-            session.generation,
-            session.pushes,
-            len(session.tokens),
-            added.ids.tolist(),
-            parents.tolist(),
-            added.tokens.tolist(),
-            np.minimum(added.scores - above, 0.0).tolist(),
-        )
+        nodes = (added.ids, added.parents, added.tokens, added.chances)
+        tree = Tree(session.key.number, session.generation, session.pushes, len(session.tokens), *nodes)
         session.pushes += 1
         self._send(session.key.target, tree)
 

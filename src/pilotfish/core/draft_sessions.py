@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import accumulate, pairwise, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.core.logit_rules import LogitEdits, LogitRules
-from pilotfish.core.lookahead import NO_SLOT, GrownTree, Lookahead, RerootResult
+from pilotfish.core.lookahead import Lookahead, NewNodes, RerootResult
 from pilotfish.core.messages import MAX_NODES, Open, Peer
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
-from pilotfish.core.tree import ROOT, Floats, Ints
+from pilotfish.core.tree import Floats, Ints
 
 #: Seconds without a commit after which a sequence's KV may go to another.
 IDLE = 0.5
 #: Seconds without one after which a sequence is forgotten; its next commit has it opened anew.
 FORGOTTEN = 20.0
 MAX_SESSIONS = 4096
-#: The leaves of a level part that ends with the last committed token.
-ROOT_LEAF: Ints = np.array([ROOT])
-#: Of a part that ends before it.
-NO_LEAF = ROOT_LEAF[:0]
 
 
 @dataclass(frozen=True)
@@ -109,21 +105,15 @@ class DraftSession:
     @property
     def num_slots(self) -> int:
         """Held by tokens and nodes."""
-        return len(self.slots) + int(np.count_nonzero(self.tree.nodes.slots != NO_SLOT))
+        return len(self.slots) + len(self.tree.slots)
 
-    def lengths_at(self, leaves: Ints) -> Ints:
-        """Tokens of the sequence up to the node at each index, or to the root. [leaves]"""
-        return len(self.tokens) + np.append(self.tree.nodes.depths, 0)[leaves]
+    def length_at(self, leaf: int) -> int:
+        """Tokens of the sequence up to that node, or to the root."""
+        return len(self.tokens) + self.tree.depth(leaf)
 
     def edits_at(self, leaf: int) -> LogitEdits | None:
         """The target's edits of the logits after that node; None: they stay as they are."""
-        return None if self.rules is None else self.rules.edits(self.tree.nodes.path_tokens(leaf))
-
-    def add_children(self, leaves: Ints, tokens: Ints, log_chances: Floats) -> GrownTree:
-        """Children of each leaf. tokens, log_chances [leaves, children]; the nodes that were kept."""
-        children, tokens = tokens.shape[1], tokens.ravel()
-        log_chances = np.where(self.unshared.mask(tokens), -np.inf, log_chances.ravel())
-        return self.tree.add(leaves.repeat(children), tokens, log_chances)
+        return None if self.rules is None else self.rules.edits(self.tree.path_tokens(leaf))
 
 
 @dataclass(frozen=True)
@@ -132,11 +122,35 @@ class LevelPart:
 
     session: DraftSession
     pending: int  # rows of committed tokens
-    leaves: Ints  # indices of nodes; the root after the last pending token; none after a part of a prompt
+    leaves: Sequence[int]  # nodes; the root after the last pending token; none after a part of a prompt
+
+    @classmethod
+    def of_pending(cls, session: DraftSession, count: int) -> LevelPart:
+        """The next `count` pending tokens, and the root where there are no more."""
+        return cls(session, count, [session.tree.root] if count == session.num_pending else [])
 
     @property
     def rows(self) -> int:
         return self.pending or len(self.leaves)
+
+
+def add_children(level: Sequence[LevelPart], tokens: Ints, log_chances: Floats) -> list[NewNodes]:
+    """Hang children below all leaves of a level, in order. tokens, log_chances [leaves, children]; what was kept of
+    each part."""
+    chances = np.minimum(log_chances, 0.0)
+    above = np.array([part.session.tree.score(leaf) for part in level for leaf in part.leaves])
+    kept = above[:, None] + chances > Lookahead.FLOOR
+    spans, largest = list(pairwise(accumulate((len(part.leaves) for part in level), initial=0))), tokens.max(initial=0)
+    for part, (row, end) in zip(level, spans, strict=True):
+        if len(part.session.unshared.ids) or largest >= part.session.unshared.first:
+            kept[row:end] &= ~part.session.unshared.mask(tokens[row:end])
+    counts, tokens_kept, chances_kept = kept.sum(axis=1).tolist(), tokens[kept].tolist(), chances[kept].tolist()
+    added, first = [], 0
+    for part, (row, end) in zip(level, spans, strict=True):
+        own = slice(first, first := first + sum(counts[row:end]))
+        session, nodes = part.session, (tokens_kept[own], chances_kept[own])
+        added.append(session.tree.add(part.leaves, counts[row:end], *nodes, session.max_depth))
+    return added
 
 
 class SessionTable:
@@ -187,7 +201,7 @@ class SessionTable:
         caught_up = session.num_pending == 0
         rerooted = session.tree.commit(tokens)
         if caught_up and rerooted.path_slots:
-            session.slots = np.append(session.slots, np.array(rerooted.path_slots, np.int32))
+            session.slots = np.concatenate((session.slots, np.array(rerooted.path_slots, np.int32)))
         self.pool.release(rerooted.freed)
         session.tokens.extend(tokens)
         if session.rules is not None:
@@ -214,13 +228,15 @@ class SessionTable:
         self.pool.release([*session.slots.tolist(), *session.tree.drop()])
         session.slots = np.zeros(0, np.int32)
 
-    def allocate(self, part: LevelPart) -> None:
-        """Slots for the rows of a level's part."""
-        session, slots = part.session, self.pool.allocate(part.rows)
-        if part.pending:
-            session.slots = np.append(session.slots, slots)
-        else:
-            session.tree.expand(part.leaves, slots)
+    def allocate(self, level: Sequence[LevelPart]) -> None:
+        """Slots for the rows of a level."""
+        slots, used = self.pool.allocate(sum(part.rows for part in level)), 0
+        for part in level:
+            own, used = slots[used : used + part.rows], used + part.rows
+            if part.pending:
+                part.session.slots = np.concatenate((part.session.slots, own))
+            else:
+                part.session.tree.expand(part.leaves, own.tolist())
 
     def above_share(self) -> set[str]:
         """Tenants that hold more of the slots than their weight among all tenants here gives them."""
@@ -248,5 +264,5 @@ class SessionTable:
 
     def check(self) -> None:
         """EngineError unless every slot is free or belongs to exactly one session."""
-        expanded = [slot for s in self for slot in s.tree.nodes.slots.tolist() if slot >= 0]
+        expanded = [slot for s in self for slot in s.tree.slots]
         self.pool.check([*(slot for s in self for slot in s.slots.tolist()), *expanded])

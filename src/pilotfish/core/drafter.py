@@ -33,6 +33,9 @@ class Drafter(Protocol):
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """`tokens` were just added to `request`: re-root; whether it is a hit: all were in a tree that lives on."""
 
+    def flush(self) -> None:
+        """The commits of a step are all told: what waits for that can go."""
+
     def close(self, request: Request) -> None:
         """Free what is held for `request`: it has ended, or it lost its KV and may be proposed for again later.
         Requests never proposed for are closed as well."""
@@ -49,6 +52,9 @@ class NoDrafter:
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """Nothing is held."""
         return False
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
     def close(self, request: Request) -> None:
         """Nothing is held."""
@@ -76,6 +82,10 @@ class CombinedDrafter:
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         hits = [drafter.commit(request, tokens) for drafter in self.drafters]  # each must hear of it
         return any(hits)
+
+    def flush(self) -> None:
+        for drafter in self.drafters:
+            drafter.flush()
 
     def close(self, request: Request) -> None:
         for drafter in self.drafters:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from pilotfish.core.draft_sessions import NO_LEAF, ROOT_LEAF, DraftSession, LevelPart, SessionTable
+from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionTable
 from pilotfish.core.messages import MAX_NODES
 from pilotfish.errors import ParameterError
 
@@ -29,14 +27,8 @@ class LevelShape:
             raise ParameterError("children", self.children, f"1 to {MAX_NODES} nodes a level of {self.leaves} leaves")
 
 
-@dataclass(frozen=True)
-class LeafOffer:
-    """A leaf that could be expanded; -1: the root, after the tokens that lack KV."""
-
-    session: DraftSession
-    leaf: int
-    score: float
-    rows: int = 1
+#: A leaf that could be expanded: its score, negated; its session's place; its number.
+LeafOffer = tuple[float, int, int]
 
 
 class FairShare:
@@ -89,28 +81,30 @@ class LevelChoice:
 
     def _leaves(self, sessions: Sequence[DraftSession]) -> list[LevelPart]:
         """The likeliest of each tenant's, as many as are its share. Sessions whose root has no children come first."""
-        offers = [offer for session in sessions for offer in self._offers(session)]
-        offers.sort(key=lambda offer: -offer.score)
         wanted, weights = Counter[str](), _weights(sessions)
-        for offer in offers:
-            wanted[offer.session.tenant] += offer.rows
+        for session in sessions:
+            wanted[session.tenant] += session.num_pending or min(session.tree.num_open, self.shape.leaves)
         shares = self._leaf_share.split(wanted, weights, self.shape.leaves)
-        chosen: dict[int, list[int]] = {}
-        for offer in offers:
-            if shares[offer.session.tenant] > 0:
-                shares[offer.session.tenant] -= offer.rows
-                chosen.setdefault(id(offer.session), []).append(offer.leaf)
+        unmet = sum(share > 0 for share in shares.values())
+        chosen: list[list[int]] = [[] for _ in sessions]
+        offers = heapq.merge(*(self._offers(place, session) for place, session in enumerate(sessions)))
+        while unmet:
+            _, place, leaf = next(offers)
+            session = sessions[place]
+            if shares[session.tenant] > 0:
+                chosen[place].append(leaf)
+                shares[session.tenant] -= session.num_pending or 1
+                unmet -= shares[session.tenant] <= 0
         for tenant, left in shares.items():
             self._leaf_share.charge(tenant, -left, weights[tenant])  # whose last offer was larger than what was left
-        parts = ((session, chosen.get(id(session), [])) for session in sessions)
-        return [LevelPart(session, session.num_pending, np.array(leaves)) for session, leaves in parts if leaves]
+        parts = zip(sessions, chosen, strict=True)
+        return [LevelPart(session, session.num_pending, leaves) for session, leaves in parts if leaves]
 
-    def _offers(self, session: DraftSession) -> list[LeafOffer]:
+    def _offers(self, place: int, session: DraftSession) -> Iterator[LeafOffer]:
+        """Likeliest first; the root, after the tokens that lack KV, has all of its chances."""
         if session.num_pending:
-            return [LeafOffer(session, -1, 0.0, session.num_pending)]
-        leaves = session.tree.leaves(self.shape.leaves, session.max_depth)
-        scores = session.tree.nodes.scores[leaves]
-        return [LeafOffer(session, leaf, score) for leaf, score in zip(leaves.tolist(), scores.tolist(), strict=True)]
+            return iter([(0.0, place, session.tree.root)])
+        return ((cost, place, leaf) for cost, leaf in session.tree.offers())
 
     def _chunks(self, prompts: Sequence[DraftSession], rows: int) -> list[LevelPart]:
         """Parts of prompts, a tenant's newest sequence first: it has nothing to verify yet."""
@@ -124,7 +118,7 @@ class LevelChoice:
             shares[session.tenant] -= count
             self._leaf_share.charge(session.tenant, count, session.weight)
             if count:
-                level.append(LevelPart(session, count, ROOT_LEAF if count == session.num_pending else NO_LEAF))
+                level.append(LevelPart.of_pending(session, count))
         return level
 
     def _affordable(self, level: Sequence[LevelPart], now: float) -> list[LevelPart]:

@@ -6,40 +6,22 @@
           │       └─ _     ─── b      ──►           └─ _  ─── b
           └─ sub ─── (                                              sub and below are gone
 
-Both sides hold one of each sequence: the draft the one it grows (`Lookahead`), the target a copy of the nodes that were
-pushed (`core/tree_copy.py`). A sequence has thousands of nodes, so they are in arrays here, in order of arrival, with
-parents first.
+Both sides hold one of each sequence: the draft the one it grows, here; the target a copy of the nodes that were pushed
+(`core/tree_copy.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.tree import LM, ROOT, Floats, Ints, TokenTree
+from pilotfish.core.living_tree import SPARE, LivingTree
 
 #: Of a node that was not expanded: it has no KV.
 NO_SLOT = -1
-#: Up to so many open nodes are sorted whole, and paths walked one by one: array operations over all would take longer.
-FEW_LEAVES, FEW_PATHS = 64, 16
-
-
-@dataclass(frozen=True, eq=False)
-class GrownTree(TokenTree):
-    """A tree that a draft grows, or a target's copy of it."""
-
-    ids: Ints  # [n], rising
-    slots: Ints  # [n], of the draft's KV, or NO_SLOT
-
-    @classmethod
-    def empty(cls) -> GrownTree:
-        return _EMPTY
-
-
-_EMPTY = GrownTree(**vars(TokenTree.empty()), ids=np.zeros(0, np.int64), slots=np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -52,78 +34,142 @@ class RerootResult:
     freed: list[int]  # slots of nodes that are gone
 
 
-class Lookahead:
+@dataclass(frozen=True)
+class NewNodes:
+    """Nodes that a level has added to a tree, as a push tells of them."""
+
+    ids: list[int] = field(default_factory=list)  # [n], rising
+    parents: list[int] = field(default_factory=list)  # [n], ids; 0: the root
+    tokens: list[int] = field(default_factory=list)  # [n]
+    chances: list[float] = field(default_factory=list)  # [n], log of each one's, given its parent
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Lookahead(LivingTree):
     """The draft's tree of one sequence. Its root is expanded before anything else; a node once."""
 
     #: Log-chance below which a node is not kept: one path in ten thousand.
     FLOOR = -9.2
 
     def __init__(self) -> None:
-        self.nodes = GrownTree.empty()
-        self._next_id = 1
+        super().__init__()
+        self._ids, self._next_id = [0], 1  # of each node; the root's is 0, whatever it was before
+        self._slots = [NO_SLOT]  # of each node
+        self._paths: dict[int, list[int]] = {}  # of a node with KV: slots from below the root that it was given it at
+        self._open: list[tuple[float, int]] = []  # (-score down to it, node) of those to expand, likeliest first
+        self._size = 0
 
     def __len__(self) -> int:
-        return len(self.nodes)
+        """Nodes below the root."""
+        return self._size
 
-    def leaves(self, count: int, max_depth: int) -> Ints:
-        """The `count` likeliest nodes to expand next, likeliest first: none twice, none as deep as `max_depth`."""
-        nodes = self.nodes
-        open_nodes = np.flatnonzero((nodes.slots == NO_SLOT) & (nodes.depths < max_depth))
-        costs = -nodes.scores[open_nodes]
-        if len(open_nodes) > max(count, FEW_LEAVES):
-            chosen = np.sort(np.argpartition(costs, count - 1)[:count])
-            open_nodes, costs = open_nodes[chosen], costs[chosen]
-        return open_nodes[costs.argsort(kind="stable")[:count]]
+    @property
+    def expanded(self) -> list[int]:
+        """Nodes with KV."""
+        return list(self._paths)
 
-    def expand(self, leaves: Ints, slots: NDArray[np.integer]) -> None:
-        """The nodes at these indices have KV in these slots now. [n] each"""
-        self.nodes.slots[leaves] = slots
+    @property
+    def slots(self) -> list[int]:
+        """Of nodes with KV."""
+        return [self._slots[node] for node in self._paths]
 
-    def paths(self, leaves: Ints) -> NDArray[np.int32]:
-        """Slots from below the root down to each leaf, all of them expanded. [leaves, deepest], 0 beyond"""
-        nodes = self.nodes
-        if len(leaves) > FEW_PATHS:
-            return nodes.along_paths(nodes.slots.astype(np.int32), leaves)
-        paths = np.zeros((len(leaves), int(nodes.depths[leaves].max(initial=0))), np.int32)
-        for row, leaf in enumerate(leaves.tolist()):
-            path = nodes.path(leaf)
-            paths[row, : len(path)] = nodes.slots[path]
-        return paths
+    @property
+    def num_open(self) -> int:
+        """Nodes that could be expanded next."""
+        return len(self._open)
 
-    def add(self, parents: Ints, tokens: Ints, log_chances: Floats) -> GrownTree:
-        """Children [n] of the root and of nodes, each with its chance given the parent; those kept."""
-        scores = np.minimum(log_chances, 0.0)
-        depths = np.ones(len(parents), np.int64)
-        if len(self.nodes):
-            below_nodes = parents != ROOT
-            scores += np.where(below_nodes, self.nodes.scores[parents], 0.0)
-            depths += np.where(below_nodes, self.nodes.depths[parents], 0)
-        kept = np.flatnonzero(scores > self.FLOOR)
-        count = len(kept)
-        ids = np.arange(self._next_id, self._next_id + count)
-        names, slots = np.full(count, LM, object), np.full(count, NO_SLOT)
-        added = GrownTree(parents[kept], tokens[kept], depths[kept], scores[kept], names, ids, slots)
-        self._next_id += count
-        self.nodes = self.nodes.extended(added) if len(self.nodes) else added
-        return added
+    def offers(self) -> Iterator[tuple[float, int]]:
+        """The nodes to expand next, each with its score negated, likeliest first."""
+        score = self._scores[self.root]
+        return ((cost + score, node) for cost, node in self._open)
+
+    def leaves(self, count: int) -> list[int]:
+        """The `count` likeliest nodes to expand next."""
+        return [node for _, node in self._open[:count]]
+
+    def expand(self, leaves: Sequence[int], slots: Sequence[int]) -> None:
+        """These nodes have KV in these slots now."""
+        for leaf, slot in zip(leaves, slots, strict=True):
+            self._slots[leaf] = slot
+            self._paths[leaf] = [*self.path(self._parents[leaf]), slot]
+            self._children[leaf] = {}
+        self._open = [entry for entry in self._open if self._slots[entry[1]] == NO_SLOT]
+
+    def path(self, node: int) -> list[int]:
+        """Slots from below the root down to a node with KV, or to the root."""
+        return [] if node == self.root else self._paths[node][-self.depth(node) :]
+
+    def add(
+        self, parents: Sequence[int], counts: Sequence[int], tokens: list[int], chances: list[float], max_depth: int
+    ) -> NewNodes:
+        """Children of the root and of nodes with KV: `counts` of each parent, in order. Their log-chances given the
+        parent are at most 0. Those as deep as `max_depth` are never expanded."""
+        first, last, names = len(self._tokens), 0, list[int]()
+        for parent, count in zip(parents, counts, strict=True):
+            place, score = first + last, self._scores[parent]
+            own = slice(last, last := last + count)
+            self._parents += [parent] * count
+            self._depths += [self._depths[parent] + 1] * count
+            self._scores += [score + chance for chance in chances[own]]
+            self._children[parent] = dict(zip(tokens[own], range(place, place + count), strict=True))
+            names += [0 if parent == self.root else self._ids[parent]] * count
+        added = range(first, first + last)
+        ids = list(range(self._next_id, self._next_id + last))
+        self._tokens += tokens
+        self._ids += ids
+        self._slots += [NO_SLOT] * last
+        deepest = self._depths[self.root] + max_depth
+        self._open += [(-self._scores[node], node) for node in added if self._depths[node] < deepest]
+        self._open.sort()  # two runs: merged in about as many steps as there are nodes
+        self._next_id, self._size = self._next_id + last, self._size + last
+        return NewNodes(ids, names, tokens, chances)
 
     def commit(self, tokens: Sequence[int]) -> RerootResult:
         """Re-root at the last of `tokens`, or at nothing known."""
-        nodes = self.nodes
-        path = nodes.follow(tokens)
+        path = self.follow(tokens)
         hit = len(path) == len(tokens)
-        expanded = nodes.slots != NO_SLOT
-        path_slots: list[int] = nodes.slots[path][expanded[path]].tolist()  # only the last may lack one
-        expanded[path] = False
+        path_slots = [self._slots[node] for node in path if node in self._paths]  # only the last may lack one
         if hit and len(path_slots) == len(path):
-            below = nodes.below(path[-1])
-            self.nodes, freed = nodes.rerooted(path[-1], below), nodes.slots[expanded & ~below]
+            freed = self._cut(path)
+            if len(self._tokens) > 2 * self._left + SPARE:
+                self._clean_up()
         else:
-            self.nodes, freed = GrownTree.empty(), nodes.slots[expanded]
-        return RerootResult(hit, len(path), path_slots, freed.tolist())
+            freed = [slot for slot in self.drop() if slot not in path_slots]
+        return RerootResult(hit, len(path), path_slots, freed)
+
+    def _cut(self, path: Sequence[int]) -> list[int]:
+        """Move the root down to the end of `path`; slots of the nodes that are dead now, but not those of the path."""
+        freed, dead, kept = list[int](), [self.root, *path[:-1]], set(path)
+        for node in dead:
+            self._paths.pop(node, None)
+            below = self._children.pop(node)
+            self._size -= len(below)
+            expanded = [child for child in below.values() if child in self._paths and child not in kept]
+            freed += [self._slots[child] for child in expanded]
+            dead += expanded
+        self.root = path[-1]
+        del self._paths[self.root]
+        self._open = [entry for entry in self._open if self._parents[entry[1]] in self._children]
+        return freed
+
+    def _clean_up(self) -> None:
+        kept = sorted((self.root, *self._below_root()))
+        place = self._renumber(kept)
+        self._ids, self._slots = ([x[node] for node in kept] for x in (self._ids, self._slots))
+        self._paths = {place[node]: path for node, path in self._paths.items()}
+        self._open = [(cost, place[node]) for cost, node in self._open]
 
     def drop(self) -> list[int]:
         """Forget every node; the slots that are free now."""
-        slots: list[int] = self.nodes.slots[self.nodes.slots != NO_SLOT].tolist()
-        self.nodes = GrownTree.empty()
+        slots, next_id = self.slots, self._next_id
+        Lookahead.__init__(self)
+        self._next_id = next_id
         return slots
+
+
+def path_table(paths: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """[paths, longest], 0 beyond."""
+    longest = max(map(len, paths), default=0)
+    return np.array([[*path, *[0] * (longest - len(path))] for path in paths], np.int32).reshape(len(paths), longest)

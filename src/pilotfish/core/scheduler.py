@@ -146,10 +146,11 @@ class Scheduler:
 
     def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
         """Slots of each chunk's tokens: new ones, or those of the prompt that it shares."""
+        slots, used = self.pool.allocate(sum(chunk.count for chunk in chunks)), 0
         taken: dict[int, Slots] = {}
         for chunk in chunks:
             if (first := chunk.forked_from) is None:
-                taken[chunk.request.id] = self.pool.allocate(chunk.count)
+                taken[chunk.request.id] = slots[used : (used := used + chunk.count)]
             else:
                 taken[chunk.request.id] = np.concatenate((first.slots[: first.num_computed], taken[first.id]))
                 self.pool.share(taken[chunk.request.id])
@@ -197,9 +198,9 @@ class Scheduler:
             return
         rejected = np.ones(len(step.forest), np.bool_)
         for chunk, verdict in zip(step.chunks, verdicts, strict=True):
-            path = verdict.path[: max(len(verdict.tokens) - 1, 0)]  # the last token's KV is not kept
-            chunk.request.add_slots(step.node_slots[path])
-            rejected[path] = False
+            if path := verdict.path[: max(len(verdict.tokens) - 1, 0)]:  # the last token's KV is not kept
+                chunk.request.add_slots(step.node_slots[path])
+                rejected[path] = False
         self.pool.release(step.node_slots[rejected])
 
     def cancel(self, step: Step) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from pilotfish.core.living_tree import best_trees
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
@@ -89,9 +90,10 @@ class RemoteSession:
         """Whether its pool can take a Commit now."""
         return self.pool is not None and self.pool.ready and self.state is not SessionState.LOST
 
-    def tree(self, count: int) -> TokenTree:
-        """The `count` best nodes that have arrived."""
-        return self.copy.best(count, OTHER if self.pool is None else self.pool.name)
+    @property
+    def origin(self) -> str:
+        """Of its nodes."""
+        return OTHER if self.pool is None else self.pool.name
 
 
 @dataclass
@@ -135,7 +137,7 @@ class TargetMachine:
     def propose(self, requests: Sequence[Request], count: int, now: float) -> list[TokenTree]:
         """The `count` best nodes of each request's tree."""
         sessions = [self._asked(request, now) for request in requests]
-        return [session.tree(count) for session in sessions]
+        return best_trees([session.copy for session in sessions], count, [session.origin for session in sessions])
 
     def commit(self, request: Request, tokens: Sequence[int], now: float) -> bool:
         """`tokens` were just added to `request`; whether all were in its tree."""

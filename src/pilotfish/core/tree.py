@@ -61,12 +61,6 @@ class TokenTree:
         chosen: dict[str, Any] = {name: values[nodes] for name, values in vars(self).items()}
         return type(self)(**{**chosen, "parents": number[chosen["parents"]]})
 
-    def extended(self, more: Self) -> Self:
-        """These nodes, then `more`, whose parents are indices in the whole."""
-        return type(self)(
-            *(np.concatenate(pair) for pair in zip(vars(self).values(), vars(more).values(), strict=True))
-        )
-
     def best(self, count: int) -> Ints:
         """The `count` nodes of highest score, ties to the older, ascending: a connected subtree."""
         return best(self.scores, count)
@@ -107,23 +101,6 @@ class TokenTree:
             current = self.parents[current]
             rows, current = rows[current >= 0], current[current >= 0]
         return paths
-
-    def below(self, root: int) -> NDArray[np.bool_]:
-        """Which nodes have `root` among their ancestors. Doubles the distance looked back each time."""
-        if not len(self):
-            return np.zeros(0, np.bool_)
-        jumps = np.append(self.parents, ROOT)  # index -1 is the root's own: above it is itself
-        found = jumps == root
-        while (jumps >= 0).any():
-            found |= found[jumps]
-            jumps = jumps[jumps]
-        return np.asarray(found[:-1])
-
-    def rerooted(self, root: int, below: NDArray[np.bool_] | None = None) -> Self:
-        """The nodes below `root`, as seen from there. `below` is `self.below(root)`, where it is known."""
-        tree = self.take(np.flatnonzero(self.below(root) if below is None else below))
-        scores = np.minimum(tree.scores - self.scores[root], 0.0)
-        return replace(tree, depths=tree.depths - self.depths[root], scores=scores)
 
 
 def _ints(count: int = 0) -> Ints:

@@ -1,34 +1,23 @@
-"""A target's copy of the tree that a draft grows for one sequence (core/lookahead.py).
-
-It is used between two forwards, and each push has few nodes below many parents: so nodes are numbers in plain lists,
-children are found by their token, and a commit moves the root, nothing else.
-
-    committed: the cat sat     the ─── cat ─┬─ sat ─┬─ on      below the root, "sat": `on`, `in`
-                                            └─ ran  └─ in      not below it, gone at the next clean-up: `ran`
-"""
+"""A target's copy of the tree that a draft grows for one sequence (core/lookahead.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 from math import isnan
 from operator import lt
 
-import numpy as np
-
+from pilotfish.core.living_tree import SPARE, LivingTree
 from pilotfish.core.messages import Tree
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.tree import ROOT
 
 #: What a pushed score is raised to: of no use, and sums of many stay numbers.
 LEAST = -1000.0
-#: Nodes are cleaned up when there are twice as many as were left the last time, and so many more.
-SPARE = 64
 
 #: A node as it was pushed: its id, its parent's, its token, its score.
 Row = tuple[int, int, int, float]
 
 
-class TreeCopy:
+class TreeCopy(LivingTree):
     """Whatever is pushed, it stays a tree below the last committed token, of `max_nodes` at most.
 
     A push whose base_len is older than the target's is the normal case: its nodes were on their way while the target
@@ -41,51 +30,19 @@ class TreeCopy:
 
     def __init__(self, length: int, vocab_size: int, max_nodes: int) -> None:
         """Of a sequence of `length` tokens."""
+        super().__init__()
         self.dropped = 0  # nodes that broke the protocol: foreign tokens, ids that do not rise, too many
         self.breach = ""  # how the last of them did
         self.repeated = 0  # nodes that were there already
         self.late = 0  # nodes that were no longer, or never, below the root
-        self._length = length
+        self._first_length = self._length = length
         self._vocab_size = vocab_size
         self._max_nodes = max_nodes
         self._last_id = 0
-        # of each node: its parent, its token, its index in the sequence, the sum of the scores down to it
-        self._parents, self._tokens, self._positions, self._scores = [ROOT], [0], [length - 1], [0.0]
-        self._children: dict[int, dict[int, int]] = {}  # by token
         self._by_id: dict[int, int] = {}  # a repeated node's id is one more of the first's
         self._committed = [0]  # from the last token that the last push knew of to the root
         self._lives = {0: True, ROOT: False}  # whether nodes from before the last commit are below the root
         self._newer = 1  # nodes from here on came after the last commit: they are
-        self._left = 1  # nodes after the last clean-up
-
-    @property
-    def root(self) -> int:
-        return self._committed[-1]
-
-    def best(self, count: int, origin: str) -> TokenTree:
-        """The `count` nodes of highest score, likeliest first, ties to the older: a connected subtree."""
-        scores, children = self._scores, self._children
-        found: list[int] = []
-        reached = [(-scores[node], node) for node in children.get(self.root, {}).values()]
-        heapify(reached)
-        while reached and len(found) < count:
-            _, node = heappop(reached)
-            found.append(node)
-            for child in children.get(node, {}).values():
-                heappush(reached, (-scores[child], child))
-        return self._tree(found, origin)
-
-    def _tree(self, nodes: Sequence[int], origin: str) -> TokenTree:
-        """Of nodes of which each comes after its parent."""
-        place = {node: index for index, node in enumerate(nodes)}
-        position, score = self._positions[self.root], self._scores[self.root]
-        return TokenTree(
-            np.array([place.get(self._parents[node], ROOT) for node in nodes], np.int64),
-            np.array([self._tokens[node] for node in nodes], np.int64),
-            np.array([self._positions[node] - position for node in nodes], np.int64),
-            np.array([min(self._scores[node] - score, 0.0) for node in nodes], np.float64),
-            np.full(len(nodes), origin, object),
-        )
 
     def commit(self, tokens: Sequence[int]) -> bool:
         """`tokens` were just added to the sequence: re-root; whether all were in the tree."""
@@ -95,7 +52,8 @@ class TreeCopy:
             if token not in below:  # its node may be on its way
                 hit = False
                 below[token] = self._new(self.root, token, 0.0)
-            self._committed.append(below[token])
+            self.root = below[token]
+            self._committed.append(self.root)
         self._length += len(tokens)
         self._lives, self._newer = {self.root: True, ROOT: False}, len(self._tokens)
         return hit
@@ -103,7 +61,7 @@ class TreeCopy:
     def _new(self, parent: int, token: int, score: float) -> int:
         self._parents.append(parent)
         self._tokens.append(token)
-        self._positions.append(self._positions[parent] + 1)
+        self._depths.append(self._depths[parent] + 1)
         self._scores.append(self._scores[parent] + score)
         return len(self._tokens) - 1
 
@@ -114,7 +72,7 @@ class TreeCopy:
         rows = self._lawful(push)
         if not rows:
             return
-        del self._committed[: push.base_len - 1 - self._positions[self._committed[0]]]
+        del self._committed[: push.base_len - self._first_known]
         self._by_id[0] = self._committed[0]
         last, above, siblings = -1, ROOT, None
         for node, parent, token, score in rows:
@@ -146,9 +104,14 @@ class TreeCopy:
         if known is not None:
             self._by_id[node] = known
 
+    @property
+    def _first_known(self) -> int:
+        """The least base_len that a push may have."""
+        return self._first_length + self._depths[self._committed[0]]
+
     def _lawful(self, push: Tree) -> list[Row]:
         """The nodes that a draft may send, and for which there is room."""
-        first_known = self._positions[self._committed[0]] + 1
+        first_known = self._first_known
         rising = bool(push.ids) and push.ids[0] > self._last_id and all(map(lt, push.ids, push.ids[1:]))
         self._last_id = push.ids[-1] if rising else self._last_id
         rows: list[Row] = []
@@ -186,22 +149,7 @@ class TreeCopy:
 
     def _clean_up(self) -> None:
         """Forget all but the committed tokens and what is below the root."""
-        kept = sorted({*self._committed, *self._below_root()})
-        place = {node: index for index, node in enumerate(kept)}
-        self._parents = [place.get(self._parents[node], ROOT) for node in kept]
-        self._tokens, self._positions = ([x[node] for node in kept] for x in (self._tokens, self._positions))
-        self._scores = [self._scores[node] for node in kept]
-        self._children = {
-            place[node]: {token: place[child] for token, child in below.items() if child in place}
-            for node, below in self._children.items()
-            if node in place
-        }
+        place = self._renumber(sorted({*self._committed, *self._below_root()}))
         self._by_id = {number: place[node] for number, node in self._by_id.items() if node in place and number}
         self._committed = [place[node] for node in self._committed]
-        self._lives, self._newer, self._left = {self.root: True, ROOT: False}, len(kept), len(kept)
-
-    def _below_root(self) -> list[int]:
-        found = [self.root]
-        for node in found:
-            found.extend(self._children.get(node, {}).values())
-        return found[1:]
+        self._lives, self._newer = {self.root: True, ROOT: False}, len(place)

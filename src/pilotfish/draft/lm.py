@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
+from math import exp, inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pilotfish.core.calibration import SecondsBySize
-from pilotfish.core.draft_sessions import (
-    NO_LEAF,
-    ROOT_LEAF,
-    DraftSession,
-    LevelPart,
-    SessionKey,
-    SessionTable,
-    Unshared,
-)
+from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, SessionTable, Unshared
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import Executor
+from pilotfish.core.living_tree import best_trees
+from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.messages import Open
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
-from pilotfish.core.tree import Floats, TokenTree
+from pilotfish.core.tree import LM, TokenTree
 from pilotfish.draft.worker import Grower
 
 if TYPE_CHECKING:  # imports transformers
@@ -71,8 +67,7 @@ class LMDrafter:
         for session in served:
             self._catch_up(session)
         self._grow(served, limits)
-        trees = [session.tree.nodes for session in sessions]
-        return [tree.take(tree.best(limits.nodes)) for tree in trees]
+        return best_trees([session.tree for session in sessions], limits.nodes, [LM] * len(sessions))
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """Never a hit: those are counted of trees that grow while the target verifies."""
@@ -80,6 +75,9 @@ class LMDrafter:
         if session is not None:
             self.table.commit(session, tokens)
         return False
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
     def close(self, request: Request) -> None:
         session = self.table.get(_key(request))
@@ -116,7 +114,7 @@ class LMDrafter:
     def _catch_up(self, session: DraftSession) -> None:
         """Compute KV of committed tokens up to the last chunk, which the first level takes for its logits."""
         while session.num_pending > CHUNK:
-            self._grower.grow([LevelPart(session, CHUNK, NO_LEAF)])
+            self._grower.grow([LevelPart.of_pending(session, CHUNK)])
 
     # -- growth
 
@@ -135,19 +133,19 @@ class LMDrafter:
                 self._level_seconds.observe(len(sessions), self._clock() - began)
 
     def _level(self, sessions: Sequence[DraftSession], limits: DraftLimits) -> list[LevelPart]:
-        scores = [session.tree.nodes.scores for session in sessions]
-        floor = _nth_largest(np.concatenate(scores), limits.total) if scores else 0.0
-        parts = [self._part(session, limits.nodes, floor) for session in sessions]
+        scores = [likeliest_scores(session.tree, limits.total) for session in sessions]
+        floor = _nth_largest(sorted(chain.from_iterable(scores), reverse=True), limits.total)
+        floors = [max(floor, _nth_largest(own, limits.nodes)) for own in scores]
+        parts = [self._part(session, floor) for session, floor in zip(sessions, floors, strict=True)]
         return [part for part in parts if part.rows]
 
-    def _part(self, session: DraftSession, max_nodes: int, floor: float) -> LevelPart:
-        """Pending tokens, or the best nodes to expand next: good enough that a child (no likelier) could be
-        among the proposed and verified."""
+    def _part(self, session: DraftSession, floor: float) -> LevelPart:
+        """Pending tokens, or the best nodes to expand next: good enough (above `floor`) that a child (no likelier)
+        could be among the proposed and verified."""
         if session.num_pending:
-            return LevelPart(session, session.num_pending, ROOT_LEAF)
-        scores = session.tree.nodes.scores
-        leaves = session.tree.leaves(self.width, session.max_depth)
-        return LevelPart(session, 0, leaves[scores[leaves] > max(floor, _nth_largest(scores, max_nodes))])
+            return LevelPart.of_pending(session, session.num_pending)
+        tree = session.tree
+        return LevelPart(session, 0, [leaf for leaf in tree.leaves(self.width) if tree.score(leaf) > floor])
 
 
 def _key(request: Request) -> SessionKey:
@@ -156,9 +154,13 @@ def _key(request: Request) -> SessionKey:
 
 def _expected_tokens(level: Sequence[LevelPart]) -> float:
     """Tokens that a level would bring if each of its leaves had the right child."""
-    return sum(float(np.exp(part.session.tree.nodes.scores[part.leaves]).sum()) for part in level)
+    return sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
 
 
-def _nth_largest(values: Floats, n: int) -> float:
+def likeliest_scores(tree: Lookahead, count: int) -> list[float]:
+    return [tree.score(node) for node in tree.likeliest(count)]
+
+
+def _nth_largest(falling: Sequence[float], n: int) -> float:
     """-infinity where there are fewer."""
-    return float(np.partition(values, -n)[-n]) if len(values) >= n else -np.inf
+    return falling[n - 1] if len(falling) >= n else -inf

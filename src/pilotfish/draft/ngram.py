@@ -66,5 +66,8 @@ class NgramDrafter:
         """The index catches up in `propose`."""
         return False
 
+    def flush(self) -> None:
+        """Nothing waits."""
+
     def close(self, request: Request) -> None:
         self._indexes.pop(request.id, None)

@@ -164,6 +164,9 @@ class SuffixDrafter:
         """The automaton catches up in `propose`."""
         return False
 
+    def flush(self) -> None:
+        """Nothing waits."""
+
     def close(self, request: Request) -> None:
         self._own.pop(request.id, None)
         if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):

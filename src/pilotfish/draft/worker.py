@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pilotfish.core.draft_machine import REPORT, DraftMachine
-from pilotfish.core.draft_sessions import LevelPart, SessionTable
-from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Outcome, Sampling, SequenceRows
-from pilotfish.core.lookahead import GrownTree
+from pilotfish.core.draft_sessions import LevelPart, SessionTable, add_children
+from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Sampling, SequenceRows
+from pilotfish.core.lookahead import NewNodes, path_table
 from pilotfish.errors import WireError
 from pilotfish.observe.records import LevelRecord, ObserveLevel
 from pilotfish.wire.channel import Channel, Received, decode_to_draft, encode
@@ -102,7 +102,7 @@ class DraftWorker:
         self.machine.outbox.clear()
         self.machine.notices.clear()
 
-    def _record(self, level: Sequence[LevelPart], added: Sequence[GrownTree], began: float, ended: float) -> None:
+    def _record(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, ended: float) -> None:
         """Observe the level, and what became of the nodes of earlier ones since the level before."""
         used, wasted = self.machine.counts.used, self.machine.wasted
         self.observe(
@@ -129,24 +129,36 @@ class Grower:
     children: int  # that each leaf gets
     pacer: Pacer | None = None  # holds back each level
 
-    def grow(self, level: Sequence[LevelPart]) -> list[GrownTree]:
+    def grow(self, level: Sequence[LevelPart]) -> list[NewNodes]:
         """Run a forward; the nodes that it added to the tree of each part."""
         pace = nullcontext() if self.pacer is None else self.pacer.held(sum(part.rows for part in level))
         with pace:
-            for part in level:
-                self.table.allocate(part)
-            rows = [self._rows(part) for part in level]
-            return _added(level, self.executor.execute(rows, sampling_of(level, self.children)))
+            self.table.allocate(level)
+            outcome = self.executor.execute(self._rows(level), sampling_of(level, self.children))
+            if outcome.log_chances is None:
+                return [NewNodes()] * len(level)
+            return add_children(level, outcome.tokens, outcome.log_chances)
 
-    def _rows(self, part: LevelPart) -> SequenceRows:
-        session, slots = part.session, part.session.slots
-        if part.pending:
-            start = len(slots) - part.pending
-            tokens = _readable(session.tokens[start : len(slots)], self.executor.vocab_size)
-            return SequenceRows(start, tokens, slots, NO_NODES, [part.pending - 1] if len(part.leaves) else [])
-        nodes, leaves = session.tree.nodes, part.leaves
-        rows = NodeRows(nodes.tokens[leaves], nodes.depths[leaves], session.tree.paths(leaves))
-        return SequenceRows(len(slots), [], slots, rows, kept=())
+    def _rows(self, level: Sequence[LevelPart]) -> list[SequenceRows]:
+        nodes, used, rows = leaf_rows([part for part in level if not part.pending]), 0, []
+        for part in level:
+            slots = part.session.slots
+            if part.pending:
+                start = len(slots) - part.pending
+                tokens = _readable(part.session.tokens[start : len(slots)], self.executor.vocab_size)
+                rows.append(SequenceRows(start, tokens, slots, NO_NODES, [part.pending - 1] if part.leaves else []))
+            else:
+                span, used = nodes.span(used, used + part.rows), used + part.rows
+                rows.append(SequenceRows(len(slots), [], slots, span, kept=()))
+        return rows
+
+
+def leaf_rows(level: Sequence[LevelPart]) -> NodeRows:
+    """The leaves of all parts, one after the other."""
+    leaves = [(part.session.tree, leaf) for part in level for leaf in part.leaves]
+    tokens = np.array([tree.token(leaf) for tree, leaf in leaves], np.int64)
+    depths = np.array([tree.depth(leaf) for tree, leaf in leaves], np.int64)
+    return NodeRows(tokens, depths, path_table([tree.path(leaf) for tree, leaf in leaves]))
 
 
 def _readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
@@ -157,24 +169,12 @@ def _readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
 def sampling_of(level: Sequence[LevelPart], children: int) -> Sampling:
     """The target's way to draw the tokens after the leaves of a level."""
     sessions = [part.session for part in level]
-    sequences = np.repeat(np.arange(len(level)), [len(part.leaves) for part in level])
-    if not len(sequences):
+    leaves = [(place, leaf) for place, part in enumerate(level) for leaf in part.leaves]
+    if not leaves:
         return NO_SAMPLING
-    positions = np.concatenate([part.session.lengths_at(part.leaves) for part in level])
+    sequences = np.array([place for place, _ in leaves])
+    positions = np.array([sessions[place].length_at(leaf) for place, leaf in leaves])
     ruled = any(session.rules is not None for session in sessions)
-    edits = [part.session.edits_at(leaf) for part in level for leaf in part.leaves.tolist()] if ruled else ()
+    edits = [sessions[place].edits_at(leaf) for place, leaf in leaves] if ruled else ()
     params, seeds = [session.params for session in sessions], [session.seed for session in sessions]
     return Sampling(None, params, seeds, sequences, positions, edits, children)
-
-
-def _added(level: Sequence[LevelPart], outcome: Outcome) -> list[GrownTree]:
-    added, row = [], 0
-    for part in level:
-        rows = slice(row, row + len(part.leaves))
-        row = rows.stop
-        if len(part.leaves) and outcome.log_chances is not None:
-            children = part.session.add_children(part.leaves, outcome.tokens[rows], outcome.log_chances[rows])
-        else:
-            children = GrownTree.empty()
-        added.append(children)
-    return added

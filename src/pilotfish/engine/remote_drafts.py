@@ -90,7 +90,7 @@ class RemoteDrafts:
         digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
         hello = Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added)
         options = RemoteOptions(config.wanted)
-        drafter = self.drafter = RemoteDrafter(hello, self.pools, thread.post, options, channel.problem)
+        drafter = self.drafter = RemoteDrafter(hello, self.pools, thread.post_all, options, channel.problem)
         self._open.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._open.callback(thread.close)
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -145,12 +145,12 @@ class RemoteDrafter:
         self,
         hello: Hello,
         pools: Sequence[DraftPool],
-        post: Callable[[Peer, bytes], None],
+        post: Callable[[Sequence[tuple[Peer, bytes]]], None],
         options: RemoteOptions,
         problem: Callable[[Peer], str | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`post` sends a frame; from any thread, without waiting. `problem` tells why a pool is not connected."""
+        """`post` sends frames; from any thread, without waiting. `problem` tells why a pool is not connected."""
         self.machine = TargetMachine(hello, pools, options)
         self._post = post
         self._problem = problem
@@ -162,9 +162,9 @@ class RemoteDrafter:
         """The machine's turn, and the present time for it. Its messages are posted in order."""
         with self._lock:
             yield self._clock()
-            for outgoing in self.machine.outbox:
-                self._post(outgoing.peer, encode(outgoing.message))
-            self.machine.outbox.clear()
+            if self.machine.outbox:
+                self._post([(outgoing.peer, encode(outgoing.message)) for outgoing in self.machine.outbox])
+                self.machine.outbox.clear()
             for pool in self.machine.pools:
                 for notice in pool.notices:
                     logger.log(notice.level, "%s", notice.text)
@@ -177,8 +177,13 @@ class RemoteDrafter:
             return self.machine.propose(requests, limits.nodes, now)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
-        with self._turn() as now:
-            return self.machine.commit(request, tokens, now)
+        """The draft is told by `flush`, or with what it is told next."""
+        with self._lock:
+            return self.machine.commit(request, tokens, self._clock())
+
+    def flush(self) -> None:
+        with self._turn():
+            """All that waits is posted."""
 
     def close(self, request: Request) -> None:
         with self._turn():

@@ -61,6 +61,7 @@ class TargetWorker:
         verified = self._clock()
         commits = self._commit(step, outcome)
         hits = sum([self._tell_drafter(commit) for commit in commits])
+        self.drafter.flush()
         before, self._ended = self._ended, self._clock()
         moments = (before, began, planned, drafted, scheduled, *_device_moments(verified, outcome.seconds), self._ended)
         self.last_step = StepRecord(*moments, **_counts(step, commits), offered=len(offered), hits=hits)
@@ -170,6 +171,9 @@ class GuardedDrafter:
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         return bool(self._try(lambda: self.drafter.commit(request, tokens), False))
+
+    def flush(self) -> None:
+        self._try(lambda: self.drafter.flush(), None)
 
     def close(self, request: Request) -> None:
         self._try(lambda: self.drafter.close(request), None)

@@ -177,7 +177,11 @@ class ChannelThread:
 
     def post(self, peer: Peer, frame: bytes) -> None:
         """Send soon, in order; from any thread. It may be lost."""
-        self._outbox.append((peer, frame))
+        self.post_all([(peer, frame)])
+
+    def post_all(self, frames: Sequence[tuple[Peer, bytes]]) -> None:
+        """The same of many. The thread is woken once: it then takes the interpreter from whoever posts."""
+        self._outbox.extend(frames)
         self._channel.wake()
 
     def close(self) -> None:
