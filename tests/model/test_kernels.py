@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import platform
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,7 +12,6 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from tree_rows import TreeRows, shifted
 
-from pilotfish.model import native
 from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention
 from pilotfish.model.native import pack_weight
 from pilotfish.model.native_modules import PackedLinear
@@ -322,36 +317,3 @@ def test_padding_rows_are_zero_and_harm_nobody() -> None:
         out = attend(*rows.padded_inputs(), SCORINGS["all"])
         torch.testing.assert_close(out[:-2], expected, rtol=2e-6, atol=2e-6)
         assert not out[-2:].any()
-
-
-# -- the processor that they are built for
-
-
-def test_kernels_for_another_processor_are_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PILOTFISH_MARCH", raising=False)
-    own = native._digest()
-    assert native.processor_type() == "native"
-    monkeypatch.setenv("PILOTFISH_MARCH", "x86-64-v3")
-    assert native._digest() != own
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="names a type of x86")
-def test_kernels_for_avx2_have_the_promise_too() -> None:
-    """Many processors have nothing newer. In a process of its own, where no other kernels are loaded."""
-    code = """
-import torch
-from pilotfish.model.native import load_kernels, pack_weight
-assert load_kernels()
-torch.manual_seed(0)
-for dtype in (torch.float32, torch.bfloat16):
-    weight, rows = torch.randn(70, 300).to(dtype), torch.randn(17, 300).to(dtype)
-    packed = pack_weight(weight)
-    together = torch.ops.pilotfish.linear(rows, packed, 70)
-    exact = rows.double() @ weight.double().T
-    assert (together.double() - exact).abs().max() < (1e-3 if dtype == torch.float32 else 0.5)
-    for row in range(17):
-        assert torch.equal(torch.ops.pilotfish.linear(rows[row : row + 1], packed, 70)[0], together[row])
-"""
-    environment = {**os.environ, "PILOTFISH_MARCH": "x86-64-v3", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

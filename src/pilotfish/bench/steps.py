@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-from unittest import mock
+from typing import Any, cast
 
 import torch
 
@@ -29,7 +27,7 @@ from pilotfish.errors import InputError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import DTYPES, LoadedModel
 from pilotfish.model.native import load_kernels, multiplies_bfloat16
-from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight
+from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight, PlainDecoder
 from pilotfish.model.precision import precision_of
 from pilotfish.model.quantize import check_quantization
 
@@ -163,7 +161,7 @@ def _floor(read_bytes: int, times: Mapping[str, Sequence[Any]]) -> list[float]:
 
 
 def kernel_times(case: Case, reads: dict[str, int], times: Mapping[str, Sequence[Any]]) -> list[Row]:
-    """Medians by `KINDS`, clocks included; GB/s of those that read weights or KV."""
+    """Medians by `KINDS`; GB/s of those that read weights or KV."""
     rounds = times[kernels_of(case)]
     total = _median_ms([sum(one.values()) for one in rounds])
     rows = []
@@ -182,54 +180,24 @@ def _median_ms(seconds: Sequence[float]) -> float:
 
 # -- kernels
 
-#: Ops of torch.ops.pilotfish by what they are here; `linear` gives the output embedding's product too.
-OPS = {
-    "linear": "linear",
-    "gated_mlp": "gated_mlp",
-    "tree_attention": "attention",
-    "rms_norm": "norms",
-    "add_rms_norm": "norms",
-    "rotate": "rotate",
-}
-#: Parts of a forward's time. `rows` fills its tensors; `other` is all that is in no kernel: Python, and
-#: torch's own operations.
-KINDS = ("linear", "gated_mlp", "lm_head", "attention", "norms", "rotate", "embedding", "rows", "other")
+#: Parts of a forward's time: those that the kernels clock (`Part` in model/kernels/decoder.h, in their order); `rows`
+#: fills its tensors; `other` is all that is in no kernel: Python, and torch's own operations.
+CLOCKED = ("embedding", "norms", "linear", "rotate", "attention", "gated_mlp", "lm_head")
+KINDS = (*CLOCKED, "rows", "other")
 
 
 def kernel_seconds(executor: TorchExecutor, step: SequenceRows) -> dict[str, float]:
-    """Seconds of one forward of a Llama by `KINDS`. The clocks around its kernels count as `other`."""
-    with _clocked_kernels(executor.model.config.vocab_size) as seconds:
-        began = time.perf_counter()
-        batches = executor.prepare([step])
-        prepared = time.perf_counter()
-        executor.run(batches)
-        ended = time.perf_counter()
-    seconds["rows"] = prepared - began
-    seconds["other"] = ended - began - sum(seconds.values())
-    return seconds
-
-
-@contextmanager
-def _clocked_kernels(vocab_size: int) -> Iterator[dict[str, float]]:
-    """Seconds of kernels meanwhile, by `KINDS`: they are replaced by calls of themselves between two clocks. A product
-    of `vocab_size` outputs is the output embedding's."""
-    seconds = dict.fromkeys(KINDS, 0.0)
-
-    def clocked(call: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            began = time.perf_counter()
-            result = call(*args)
-            spent = time.perf_counter() - began
-            seconds["lm_head" if kind == "linear" and args[2] == vocab_size else kind] += spent
-            return result
-
-        return run
-
-    kernels = [(torch.ops.pilotfish, op, kind) for op, kind in OPS.items()]
-    with ExitStack() as stack:
-        for owner, name, kind in (*kernels, (torch.nn.functional, "embedding", "embedding")):
-            stack.enter_context(mock.patch.object(owner, name, clocked(getattr(owner, name), kind)))
-        yield seconds
+    """Seconds of one forward of a plain decoder by `KINDS`."""
+    module = cast(PlainDecoder, executor.model.module)
+    module.seconds = torch.zeros(len(CLOCKED), dtype=torch.float64)
+    began = time.perf_counter()
+    batches = executor.prepare([step])
+    prepared = time.perf_counter()
+    executor.run(batches)
+    ended = time.perf_counter()
+    seconds = dict(zip(CLOCKED, module.seconds.tolist(), strict=True))
+    module.seconds = None
+    return {**seconds, "rows": prepared - began, "other": ended - prepared - sum(seconds.values())}
 
 
 def bytes_read(model: LoadedModel, positions: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ Target and draft evaluate the same function, so a draft can guess what the targe
     g     = -log(-log(u))                          so -3.2 < g < 22.9
 
 Philox is Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-This is the reference; `model/sampling.py` and `model/kernels.cpp` are pinned to it by tests.
+This is the reference; `model/sampling.py` and `model/kernels/sampling.h` are pinned to it by tests.
 """
 
 from __future__ import annotations

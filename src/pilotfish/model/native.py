@@ -1,7 +1,7 @@
-"""The C++ kernels: built once a machine with its own compiler, then cached.
+"""The C++ kernels: built once for an instruction set with the machine's own compiler, then cached.
 
-They are `torch.ops.pilotfish`, documented in `kernels.cpp`; `native_modules` runs models on them. The references are
-transformers' own modules, `attention.dense_tree_attention`, `sampling.filtered_reference` and
+They are `torch.ops.pilotfish` and `torch.classes.pilotfish`, documented in `kernels/`; `native_modules` runs models on
+them. The references are transformers' own modules, `attention.dense_tree_attention`, `sampling.filtered_reference` and
 `sampling.perturbed_topk_reference`.
 """
 
@@ -11,32 +11,80 @@ import functools
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import tempfile
 from pathlib import Path
 
 import torch
 
+from pilotfish.errors import ParameterError
+
 logger = logging.getLogger(__name__)
 
 _LIBRARY = "pilotfish_kernels"
-_SOURCE = Path(__file__).with_name("kernels.cpp")
-_FLAGS = ["-O3", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+_SOURCES = Path(__file__).with_name("kernels")
+_FLAGS = [
+    *("-std=c++20", "-O3", "-fvisibility=hidden", "-Wno-psabi"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+]
 #: oneDNN's sets of instructions that have none for products of bfloat16, or convert it only.
 _WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
-PANEL = 32  # kPanel in kernels.cpp
+PANEL = 32  # kPanel in kernels/linear.h
+
+_AVX512 = ["-march=x86-64-v4"]
+_BF16 = [*_AVX512, "-mavx512bf16"]
+#: Compiler flags of each instruction set that kernels are written for, by machine, the best first. The last runs on
+#: every such machine.
+INSTRUCTION_SETS = {
+    "x86_64": {
+        "amx": [*_BF16, "-mamx-tile", "-mamx-bf16"],
+        "avx512_bf16": _BF16,
+        "avx512": _AVX512,
+        "avx2": ["-march=x86-64-v3"],
+        "portable": ["-march=x86-64"],
+    },
+    "aarch64": {"neon": ["-march=armv8-a"]},
+}
+#: Names one of them instead of the best that the processor has.
+FORCED = "PILOTFISH_ISA"
 
 
-def processor_type() -> str:
-    """The compiler's name of the processor that kernels are compiled for: $PILOTFISH_MARCH, else this machine's own.
-    `x86-64-v3` is every processor with AVX2."""
-    return os.environ.get("PILOTFISH_MARCH") or "native"
+def instruction_set() -> str:
+    """The best that this processor has, or the one that $PILOTFISH_ISA names: ParameterError unless it has that."""
+    usable = [name for name in _flags() if _has(name)]
+    forced = os.environ.get(FORCED)
+    if forced and forced not in usable:
+        raise ParameterError(FORCED, forced, f"one of {', '.join(usable)} on this processor")
+    return forced or usable[0]
+
+
+def _flags() -> dict[str, list[str]]:
+    """Compiler flags by instruction set, of this kind of machine; of an unknown kind the compiler's own choice."""
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    return INSTRUCTION_SETS.get(machine, {"portable": []})
+
+
+def _has(name: str) -> bool:
+    match name:
+        case "amx":
+            # Linux keeps the tiles from a process until it has asked for them.
+            return (
+                torch.cpu._is_amx_tile_supported() and torch.cpu._is_avx512_bf16_supported() and torch.cpu._init_amx()
+            )
+        case "avx512_bf16":
+            return torch.cpu._is_avx512_bf16_supported()
+        case "avx512":
+            return torch.cpu._is_avx512_supported()
+        case "avx2":
+            return torch.cpu._is_avx2_supported()
+    return True
 
 
 @functools.cache
 def load_kernels() -> bool:
     """Build (under a minute, once, in $PILOTFISH_CACHE or the user's cache) and load the kernels. False, with one
-    logged line, where that fails."""
+    logged line, where that fails; ParameterError as `instruction_set`."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
@@ -61,8 +109,8 @@ def _build_and_load(directory: Path) -> None:
 
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=directory) as build:
-        flags = [*_FLAGS, f"-march={processor_type()}"]
-        cpp_extension.load(_LIBRARY, [str(_SOURCE)], extra_cflags=flags, build_directory=build, is_python_module=False)
+        flags, source = [*_FLAGS, *_flags()[instruction_set()]], str(_SOURCES / "ops.cpp")
+        cpp_extension.load(_LIBRARY, [source], extra_cflags=flags, build_directory=build, is_python_module=False)
         built = Path(build, f"{_LIBRARY}.so")
         built.replace(directory / built.name)
 
@@ -79,18 +127,18 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def _digest() -> str:
-    """Names a build: the source, the flags, the torch it links to and the processor it is tuned for."""
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else []
-    features = next((line for line in lines if line.startswith("flags")), "")
-    parts = (_SOURCE.read_text(), " ".join(_FLAGS), processor_type(), torch.__version__, features)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    """Names a build: the sources, the flags and the torch it links to."""
+    sources = [path.read_text() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".h", ".cpp")]
+    flags = [*_FLAGS, *_flags()[instruction_set()]]
+    return hashlib.sha256("\0".join((*sources, *flags, torch.__version__)).encode()).hexdigest()[:16]
 
 
 def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """[N, K] -> [ceil(N / 32), ceil(K / step), 32, step], the layout that `linear` reads (see kernels.cpp): a
-    step is 1 input in float32 and 2 in bfloat16. `dtype` is the inputs', where it is not the weight's."""
+    """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step], the layout that `linear` reads (see kernels/linear.h): a
+    step is 1 input in float32 and 2 in bfloat16, and zeros fill whole tiles of AMX. `dtype` is the inputs', where it is
+    not the weight's."""
     outputs, depth = weight.shape
     step = 2 if (dtype or weight.dtype) == torch.bfloat16 else 1
-    padded = torch.nn.functional.pad(weight, (0, -depth % step, 0, -outputs % PANEL))
+    whole = 16 * step if step == 2 and instruction_set() == "amx" else step
+    padded = torch.nn.functional.pad(weight, (0, -depth % whole, 0, -outputs % PANEL))
     return padded.view(-1, PANEL, padded.shape[1] // step, step).transpose(1, 2).contiguous()

@@ -167,11 +167,14 @@ class PackedAttention(torch.nn.Module):
 
 
 def with_kernels(model: Any, context: int) -> Any:
-    """Replace, in place, every part of a transformers causal LM that a kernel computes; a plain decoder altogether."""
+    """Replace, in place, every part of a transformers causal LM that a kernel computes; a plain decoder altogether, if
+    its feed-forwards are gated by silu and have no biases."""
     replace_modules(model, fused)
     model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
     model.config.final_logit_softcapping = None
-    return PlainDecoder(model, context) if ARCHITECTURES[type(model).__name__].get("plain") else model
+    plain = ARCHITECTURES[type(model).__name__].get("plain", False)
+    gated = all(isinstance(layer.mlp, PackedGatedMLP) for layer in model.model.layers)
+    return PlainDecoder(model, context) if plain and gated else model
 
 
 def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
@@ -223,33 +226,55 @@ def _gated(gate: Linear, up: Linear, down: Linear, kind: str) -> torch.nn.Module
 
 
 class PlainDecoder(torch.nn.Module):
-    """Runs a plain decoder, its parts replaced already, without transformers' own Python between the kernels: for small
-    models that is most of a forward. The model's rotary embedding computes the angles of all positions, once."""
+    """Runs a plain decoder, its parts replaced already, in one call of the kernels: for small models the Python between
+    single kernels is most of a forward. The model's rotary embedding computes the angles of all positions, once."""
 
     def __init__(self, model: Any, context: int) -> None:
         super().__init__()
         inner = model.model
         self.embed_tokens, self.norm, self.lm_head = inner.embed_tokens, inner.norm, model.lm_head
         self.layers = inner.layers  # holds the parts for code that walks over modules
-        self._parts = [(x.input_layernorm, x.self_attn, x.post_attention_layernorm, x.mlp) for x in inner.layers]
         cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(context)[None])
-        self.cos, self.sin = cos[0], sin[0]  # [context, rotated part of a head]
+        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()  # [context, rotated part of a head]
+        first = inner.layers[0].self_attn
+        heads = (first.heads, first.kv_heads, first.head_dim)
+        decoder = torch.classes.pilotfish.Decoder(
+            self.embed_tokens.weight, self.cos, self.sin, self.norm.weight, self.norm.eps, *heads
+        )
+        for layer in inner.layers:
+            self._add(decoder, layer)
+        head = self.lm_head.weight
+        decoder.set_head(head.panels, head.scales, self.lm_head.bias, self.lm_head.out_features)
+        self._decoder = decoder
+        self.seconds: Tensor | None = None  # float64 [parts of a forward (kernels/decoder.h)]: each forward adds to it
+
+    @staticmethod
+    def _add(decoder: Any, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        weights = [attention.joined.weight, attention.out.weight, mlp.gate, mlp.up, mlp.down]
+        decoder.add_layer(
+            layer.input_layernorm.weight,
+            layer.post_attention_layernorm.weight,
+            None if attention.q_norm is None else attention.q_norm.weight,
+            None if attention.k_norm is None else attention.k_norm.weight,
+            [w.panels for w in weights],
+            [w.scales for w in weights],
+            attention.joined.bias,
+            attention.out.bias,
+            mlp.inner_features,
+            attention.scoring.scale,
+            attention.scoring.window,
+        )
 
     def forward(
         self,
         input_ids: Tensor,  # [1, rows]
-        position_ids: Tensor,  # [1, rows]
         logits_to_keep: Tensor,  # [kept rows], rows whose logits are wanted
         metadata: AttentionMetadata,
         kv: KVPool,
         **_: object,
     ) -> SimpleNamespace:
-        """`logits` [1, kept rows, vocab]. Writes KV to the pool."""
-        cos, sin = self.cos[position_ids[0]], self.sin[position_ids[0]]
-        residual = torch.nn.functional.embedding(input_ids[0], self.embed_tokens.weight)
-        update = torch.zeros_like(residual)
-        for before_attention, attention, before_mlp, mlp in self._parts:
-            update = attention.attend(before_attention.of_sum(residual, update), cos, sin, metadata, kv)
-            update = mlp(before_mlp.of_sum(residual, update))
-        hidden = self.norm.of_sum(residual, update)
-        return SimpleNamespace(logits=self.lm_head(hidden[logits_to_keep])[None])
+        """`logits` float32 [1, kept rows, vocab]. Writes KV to the pool."""
+        pools = [pool for layer in kv for pool in layer]
+        logits = self._decoder.forward(input_ids[0], logits_to_keep, *vars(metadata).values(), pools, self.seconds)
+        return SimpleNamespace(logits=logits[None])

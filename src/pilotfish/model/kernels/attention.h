@@ -1,0 +1,298 @@
+// Tree attention over slots.
+//
+// Row r sits at position row_positions[r] and attends to the positions up to its own along its path:
+//
+//     position   0 ........ row_prefixes[r] - 1   row_prefixes[r] ...... row_positions[r]
+//     slot       prefix_slots[row_sequences[r]]   path_slots[r]
+//
+// The prefix holds a sequence's committed tokens, the path a tree node's ancestors and the node itself. With a
+// window of w the row attends to the last w of these positions alone, its own included. A score is q . k * scale,
+// capped at softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118). A head's sink is one more score without
+// a value: it takes its share of the weights (gpt-oss; Xiao et al. 2023, arXiv 2309.17453). Keys are reduced in
+// blocks of kBlock positions with a running maximum (Milakov and Gimelshein 2018, arXiv 1805.02867); block borders
+// depend on positions alone. A row at position -1 is padding: zeros.
+
+#pragma once
+
+#include "team.h"
+#include "vectors.h"
+
+namespace pilotfish {
+
+constexpr int64_t kBlock = 64;
+
+struct AttentionInputs {
+  const int32_t *row_slots, *row_sequences, *row_positions, *row_prefixes, *prefix_slots, *path_slots;
+  int64_t rows, prefix_width, path_width, query_heads, kv_heads, head_dim, query_stride;
+  float scale;
+  int64_t window;      // 0: none
+  float softcap;       // 0: none
+  const float* sinks;  // [query_heads], null: none
+
+  int64_t slot(int64_t row, int64_t position) const {
+    const int64_t prefix = row_prefixes[row];
+    return position < prefix ? prefix_slots[row_sequences[row] * prefix_width + position]
+                             : path_slots[row * path_width + position - prefix];
+  }
+};
+
+// The keys of a block side by side, [head_dim, kBlock], dimensions in the lane order of load_pair: a score is then a
+// lane of a sum over dimensions, and no sum over lanes is needed.
+struct Columns {};
+
+template <typename T>
+struct KeyColumns {
+  int64_t dims;
+  float* columns;
+
+  KeyColumns(int64_t head_dim) : dims(head_dim), columns(scratch<Columns, float>(head_dim * kBlock)) {}
+
+  // Keys [first, last), and the others of their vectors.
+  void fill(const T* const* keys, int64_t first, int64_t last) {
+    for (int64_t j = first / kLanes * kLanes; j < last; j += kLanes)
+      for (int64_t i = 0; i < dims; i += 2 * kLanes) {
+        Vec low[kLanes], high[kLanes];
+        for (int k = 0; k < kLanes; ++k) {
+          const Pair pair = load_pair(keys[j + k] + i);
+          low[k] = pair.low;
+          high[k] = pair.high;
+        }
+        transpose(low);
+        transpose(high);
+        for (int k = 0; k < kLanes; ++k) {
+          store(columns + (i + k) * kBlock + j, low[k]);
+          store(columns + (i + kLanes + k) * kBlock + j, high[k]);
+        }
+      }
+  }
+};
+
+// The query heads that share one KV head, for one row: sums in memory that the caller gives. Vectors keep the lane order
+// of load_pair.
+template <typename T>
+struct HeadGroup {
+  int64_t heads, dims;
+  float softcap;
+  float *query, *out, *scores;  // [heads, head_dim], [heads, head_dim], [heads, kBlock]
+  float *largest, *total;       // [heads]
+
+  static int64_t size(const AttentionInputs& in) {
+    return in.query_heads / in.kv_heads * (2 * in.head_dim + kBlock + 2);
+  }
+
+  HeadGroup(const AttentionInputs& in, float* memory)
+      : heads(in.query_heads / in.kv_heads), dims(in.head_dim), softcap(in.softcap), query(memory),
+        out(query + heads * dims), scores(out + heads * dims), largest(scores + heads * kBlock), total(largest + heads) {}
+
+  // q [heads, head_dim]; sinks [heads] or null.
+  void begin(const T* q, float scale, const float* sinks) {
+    for (int64_t i = 0; i < heads * dims; i += 2 * kLanes) {
+      const Pair pair = load_pair(q + i);
+      store(query + i, pair.low * scale);
+      store(query + i + kLanes, pair.high * scale);
+    }
+    std::fill(out, out + heads * dims, 0.0f);
+    for (int64_t h = 0; h < heads; ++h) {  // a sink is its head's first score
+      largest[h] = sinks ? sinks[h] : -std::numeric_limits<float>::infinity();
+      total[h] = sinks ? 1.0f : 0.0f;
+    }
+  }
+
+  // Keys and values [first, last) of a block.
+  void add_block(const float* columns, const T* const* values, int64_t first, int64_t last) {
+    for_head_tiles([&](auto tile, int64_t h) { score<tile()>(columns, h); });
+    for (int64_t h = 0; h < heads; ++h) rescale(h, first, last);
+    for_head_tiles([&](auto tile, int64_t h) { accumulate<tile()>(values, first, last, h); });
+  }
+
+  // Heads in tiles of four, then two, then one, so that a value is unpacked once a tile and sums stay in registers.
+  template <typename F>
+  void for_head_tiles(const F& run) {
+    int64_t h = 0;
+    for (; h + 4 <= heads; h += 4) run(std::integral_constant<int, 4>{}, h);
+    for (; h + 2 <= heads; h += 2) run(std::integral_constant<int, 2>{}, h);
+    for (; h < heads; ++h) run(std::integral_constant<int, 1>{}, h);
+  }
+
+  // Of all keys of the block; those outside [first, last) are dropped by `rescale`.
+  template <int Heads>
+  void score(const float* columns, int64_t head) {
+    constexpr int kVectors = std::min<int>(kBlock / kLanes, kRegisters / 2 / std::max(Heads, 2));
+    for (int64_t j = 0; j < kBlock; j += kVectors * kLanes) {
+      Vec sum[Heads][kVectors] = {};
+      for (int64_t i = 0; i < dims; ++i) {
+        Vec keys[kVectors];
+        for (int v = 0; v < kVectors; ++v) keys[v] = load(columns + i * kBlock + j + v * kLanes);
+        for (int h = 0; h < Heads; ++h) {
+          const Vec element = splat(query[(head + h) * dims + i]);
+          for (int v = 0; v < kVectors; ++v) sum[h][v] += element * keys[v];
+        }
+      }
+      for (int h = 0; h < Heads; ++h)
+        for (int v = 0; v < kVectors; ++v) store(scores + (head + h) * kBlock + j + v * kLanes, sum[h][v]);
+    }
+  }
+
+  void rescale(int64_t h, int64_t first, int64_t last) {
+    float* row = scores + h * kBlock;
+    if (softcap > 0)
+      for (int64_t j = 0; j < kBlock; j += kLanes) store(row + j, softcap * tanh(load(row + j) / softcap));
+    std::fill(row, row + first, -std::numeric_limits<float>::infinity());
+    std::fill(row + last, row + kBlock, -std::numeric_limits<float>::infinity());
+    const float top = std::max(largest[h], largest_of(row));
+    Vec sum{};
+    for (int64_t j = 0; j < kBlock; j += kLanes) {
+      const Vec weight = exp_negative(load(row + j) - top);
+      store(row + j, weight);
+      sum += weight;
+    }
+    const float shrink = exp_negative(splat(largest[h] - top))[0];
+    total[h] = total[h] * shrink + sum_lanes(sum);
+    for (float* o = out + h * dims; o < out + (h + 1) * dims; o += kLanes) store(o, load(o) * shrink);
+    largest[h] = top;
+  }
+
+  // The largest of a block's scores.
+  static float largest_of(const float* row) {
+    Vec most = load(row);
+    for (int64_t j = kLanes; j < kBlock; j += kLanes) {
+      const Vec next = load(row + j);
+      most = most < next ? next : most;
+    }
+    float lanes[kLanes];
+    store(lanes, most);
+    return *std::max_element(lanes, lanes + kLanes);
+  }
+
+  template <int Heads>
+  void accumulate(const T* const* values, int64_t first, int64_t last, int64_t head) {
+    for (int64_t i = 0; i < dims; i += 2 * kLanes) {
+      float* o = out + head * dims + i;
+      Pair sum[Heads];
+      for (int h = 0; h < Heads; ++h) sum[h] = {load(o + h * dims), load(o + h * dims + kLanes)};
+      for (int64_t j = first; j < last; ++j) {
+        const Pair pair = load_pair(values[j] + i);
+        for (int h = 0; h < Heads; ++h) {
+          const Vec weight = splat(scores[(head + h) * kBlock + j]);
+          sum[h].low += weight * pair.low;
+          sum[h].high += weight * pair.high;
+        }
+      }
+      for (int h = 0; h < Heads; ++h) {
+        store(o + h * dims, sum[h].low);
+        store(o + h * dims + kLanes, sum[h].high);
+      }
+    }
+  }
+
+  // y [heads, head_dim].
+  void finish(T* y) const {
+    for (int64_t i = 0; i < heads * dims; i += 2 * kLanes) {
+      const float sum = total[i / dims];
+      store_pair(y + i, {load(out + i) / sum, load(out + i + kLanes) / sum});
+    }
+  }
+};
+
+// Rows [first, first + count) of one sequence, which share the keys of their prefix.
+struct RowGroup {
+  int64_t first, count;
+};
+
+constexpr int64_t kGroupRows = 16;
+
+inline std::vector<RowGroup> groups_of(const AttentionInputs& in) {
+  std::vector<RowGroup> groups;
+  for (int64_t r = 0; r < in.rows; ++r) {
+    const bool same = !groups.empty() && in.row_sequences[groups.back().first] == in.row_sequences[r] &&
+                      in.row_prefixes[groups.back().first] == in.row_prefixes[r];
+    if (same && groups.back().count < kGroupRows) ++groups.back().count;
+    else groups.push_back({r, 1});
+  }
+  return groups;
+}
+
+struct States {};
+struct Attended {};
+
+// Attention of the rows of a group with one KV head. A block of the prefix is laid out once for all of them, one that
+// reaches into their paths for each: either way a row sees the same keys in the same order.
+template <typename T>
+struct GroupAttention {
+  const AttentionInputs& in;
+  const T *k_pool, *v_pool;
+  RowGroup group;
+  int64_t kv_head, heads;
+  KeyColumns<T> columns;
+  const T *keys[kBlock], *values[kBlock];
+
+  GroupAttention(const AttentionInputs& in, const T* k_pool, const T* v_pool, RowGroup group, int64_t kv_head)
+      : in(in), k_pool(k_pool), v_pool(v_pool), group(group), kv_head(kv_head), heads(in.query_heads / in.kv_heads),
+        columns(in.head_dim) {}
+
+  int64_t length(int64_t row) const { return in.row_positions[row] + 1; }
+  int64_t start(int64_t row) const { return in.window > 0 ? std::max<int64_t>(0, length(row) - in.window) : 0; }
+
+  HeadGroup<T> state(int64_t row) const {
+    const int64_t size = HeadGroup<T>::size(in);
+    return {in, scratch<States, float>(kGroupRows * size) + (row - group.first) * size};
+  }
+
+  // q points to row 0. Calls put(row, first column, values, count) with what each row attended to.
+  template <typename F>
+  void run(const T* q, const F& put) {
+    const int64_t column = kv_head * heads * in.head_dim, last = group.first + group.count;
+    int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+    for (int64_t row = group.first; row < last; ++row) {
+      state(row).begin(q + row * in.query_stride + column, in.scale, in.sinks ? in.sinks + kv_head * heads : nullptr);
+      begin = std::min(begin, start(row));
+      end = std::max(end, length(row));
+    }
+    for (int64_t block = begin / kBlock * kBlock; block < end; block += kBlock) add_block(block);
+    T* y = scratch<Attended, T>(heads * in.head_dim);
+    for (int64_t row = group.first; row < last; ++row) {
+      if (length(row) > 0) state(row).finish(y);
+      else std::fill(y, y + heads * in.head_dim, T(0.0f));
+      put(row, column, y, heads * in.head_dim);
+    }
+  }
+
+  void add_block(int64_t block) {
+    const bool shared = block + kBlock <= in.row_prefixes[group.first];
+    if (shared) lay_out(group.first, block, 0, kBlock);
+    for (int64_t row = group.first; row < group.first + group.count; ++row) {
+      const int64_t first = std::max<int64_t>(0, start(row) - block), last = std::min(kBlock, length(row) - block);
+      if (first >= last) continue;
+      if (!shared) lay_out(row, block, first, last);
+      state(row).add_block(columns.columns, values, first, last);
+    }
+  }
+
+  // Positions block + [first, last) as `row` sees them.
+  void lay_out(int64_t row, int64_t block, int64_t first, int64_t last) {
+    for (int64_t j = 0; j < kBlock; ++j) {
+      const int64_t position = block + std::clamp(j, first, last - 1);  // others are dropped, but must be readable
+      const int64_t place = (in.slot(row, position) * in.kv_heads + kv_head) * in.head_dim;
+      keys[j] = k_pool + place;
+      values[j] = v_pool + place;
+    }
+    columns.fill(keys, first, last);
+  }
+};
+
+// Attention of all rows over pools [slots, kv_heads, head_dim]; `put` as in GroupAttention::run.
+template <typename T, typename F>
+void attend(Member& member, const AttentionInputs& in, const std::vector<RowGroup>& groups, const T* q, const T* k_pool,
+            const T* v_pool, const F& put) {
+  member.for_each(groups.size() * in.kv_heads, [&](int64_t item) {
+    GroupAttention<T>(in, k_pool, v_pool, groups[item / in.kv_heads], item % in.kv_heads).run(q, put);
+  });
+}
+
+// Writes a row's keys or values [width] to its slot of a pool.
+template <typename T>
+void write_slot(const T* from, T* pool, int32_t slot, int64_t width) {
+  std::copy_n(from, width, pool + slot * width);
+}
+
+}  // namespace pilotfish

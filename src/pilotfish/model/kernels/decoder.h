@@ -1,0 +1,204 @@
+// A plain pre-norm decoder (Llama and its kin) in one region:
+//
+//     x = embedding[ids]
+//     for each layer:  x += attention(norm(x));  x += mlp(norm(x))
+//     logits = head(norm(x)[kept rows])
+//
+// Every value is rounded where the separate kernels round it, so the logits have the bits that the layers give when
+// they are called one by one.
+
+#pragma once
+
+#include "attention.h"
+#include "elements.h"
+#include "linear.h"
+
+namespace pilotfish {
+
+template <typename T>
+struct Product {
+  Weight weight;
+  const T* bias;  // null: none
+};
+
+template <typename T>
+struct DecoderLayer {
+  const T* attention_norm;
+  Product<T> qkv, out;
+  const T *q_norm, *k_norm;  // [q_norm_size], [k_norm_size], null: none
+  int64_t q_norm_size, k_norm_size;  // of a head, or of all heads together
+  float scale;
+  int64_t window;
+  const T* mlp_norm;
+  Weight gate, up, down;
+  T *k_pool, *v_pool;  // [slots, kv_heads, head_dim]
+};
+
+template <typename T>
+struct DecoderShape {
+  int64_t hidden, query_heads, kv_heads, head_dim, angles;
+  float eps;
+  const T *embedding, *cos, *sin;  // [vocab, hidden], [positions, angles]
+  const T* final_norm;
+  Product<T> head;
+  std::vector<DecoderLayer<T>> layers;
+};
+
+// Tags of scratch memory.
+struct Residual {};
+struct Update {};
+struct Heads {};
+struct RowBefore {};
+struct RowNormed {};
+struct Joined {};
+struct Kept {};
+
+// What a forward spends its time on.
+enum Part { kEmbedding, kNorms, kLinear, kRotate, kAttention, kGatedMlp, kHead, kParts };
+
+// Adds the time since the last lap to a part, unless `seconds` is null.
+struct Stopwatch {
+  using Clock = std::chrono::steady_clock;
+
+  double* seconds;
+  Clock::time_point last;
+
+  explicit Stopwatch(double* seconds) : seconds(seconds) {
+    if (seconds) last = Clock::now();
+  }
+
+  void lap(Part part) {
+    if (!seconds) return;
+    const Clock::time_point now = Clock::now();
+    seconds[part] += std::chrono::duration<double>(now - last).count();
+    last = now;
+  }
+};
+
+// One forward. Buffers are the calling thread's; `run` is called by every member.
+template <typename T>
+class Forward {
+ public:
+  // ids [rows]; keep [num_kept], rows whose logits are wanted; `rows` without scoring, which the layers have. Adds the
+  // seconds of each part to `seconds` [kParts], if that is not null.
+  Forward(const DecoderShape<T>& shape, const AttentionInputs& rows, const int64_t* ids, const int64_t* keep,
+          int64_t num_kept, double* seconds = nullptr)
+      : shape_(shape), seconds_(seconds), rows_(rows), groups_(groups_of(rows)), ids_(ids), keep_(keep),
+        width_((shape.query_heads + 2 * shape.kv_heads) * shape.head_dim),
+        residual_(scratch<Residual, T>(rows.rows * shape.hidden)), update_(scratch<Update, T>(rows.rows * shape.hidden)),
+        heads_(scratch<Heads, T>(rows.rows * width_)), normed_(rows.rows, shape.hidden),
+        attended_(rows.rows, shape.query_heads * shape.head_dim),
+        inner_(rows.rows, shape.layers.empty() ? 0 : shape.layers[0].gate.outputs), kept_(num_kept, shape.hidden) {}
+
+  // logits [num_kept, vocab], rounded to T.
+  void run(Member& member, float* logits) {
+    Stopwatch watch(member.leads() ? seconds_ : nullptr);
+    embed(member);
+    watch.lap(kEmbedding);
+    for (const DecoderLayer<T>& layer : shape_.layers) {
+      norm(member, layer.attention_norm);
+      watch.lap(kNorms);
+      multiply_all<T>(member, normed_, layer.qkv.weight, layer.qkv.bias, heads_);
+      watch.lap(kLinear);
+      rotate(member, layer);
+      watch.lap(kRotate);
+      attention(member, layer);
+      watch.lap(kAttention);
+      multiply_all<T>(member, attended_, layer.out.weight, layer.out.bias, update_);
+      watch.lap(kLinear);
+      norm(member, layer.mlp_norm);
+      watch.lap(kNorms);
+      gate_all(member, normed_, layer.gate, layer.up, inner_);
+      multiply_all<T>(member, inner_, layer.down, nullptr, update_);
+      watch.lap(kGatedMlp);
+    }
+    keep(member);
+    watch.lap(kNorms);
+    multiply_all<T>(member, kept_, shape_.head.weight, shape_.head.bias, logits);
+    watch.lap(kHead);
+  }
+
+ private:
+  void embed(Member& member) {
+    member.for_each(rows_.rows, [&](int64_t r) {
+      std::copy_n(shape_.embedding + ids_[r] * shape_.hidden, shape_.hidden, residual_ + r * shape_.hidden);
+      std::fill_n(update_ + r * shape_.hidden, shape_.hidden, T(0.0f));
+    });
+  }
+
+  // The residual of a row, after the last update, and its norm.
+  const T* normed_row(int64_t r, const T* weight) {
+    T* row = residual_ + r * shape_.hidden;
+    add_to(row, update_ + r * shape_.hidden, shape_.hidden);
+    T* normed = scratch<RowNormed, T>(shape_.hidden);
+    rms_norm(row, weight, normed, shape_.hidden, shape_.eps);
+    return normed;
+  }
+
+  void norm(Member& member, const T* weight) {
+    member.for_each(normed_.tiles.size(), [&](int64_t i) {
+      const Tile& tile = normed_.tiles[i];
+      for (int64_t r = 0; r < tile.rows; ++r)
+        normed_.pack_row(tile, r, 0, normed_.steps, normed_row(tile.first + r, weight));
+    });
+  }
+
+  // The last norm, of kept rows alone. A row may be kept twice, so it stays as it is.
+  void keep(Member& member) {
+    member.for_each(kept_.tiles.size(), [&](int64_t i) {
+      const Tile& tile = kept_.tiles[i];
+      T *row = scratch<RowBefore, T>(shape_.hidden), *normed = scratch<RowNormed, T>(shape_.hidden);
+      for (int64_t r = 0; r < tile.rows; ++r) {
+        const int64_t place = keep_[tile.first + r] * shape_.hidden;
+        std::copy_n(residual_ + place, shape_.hidden, row);
+        add_to(row, update_ + place, shape_.hidden);
+        rms_norm(row, shape_.final_norm, normed, shape_.hidden, shape_.eps);
+        kept_.pack_row(tile, r, 0, kept_.steps, normed);
+      }
+    });
+  }
+
+  // Norms and rotates queries and keys, and writes keys and values to the pools.
+  void rotate(Member& member, const DecoderLayer<T>& layer) {
+    member.for_each(rows_.rows, [&](int64_t r) {
+      const int64_t d = shape_.head_dim, kv_width = shape_.kv_heads * d;
+      T *q = heads_ + r * width_, *k = q + shape_.query_heads * d, *v = k + kv_width;
+      if (layer.q_norm) norm_heads(q, layer.q_norm, layer.q_norm_size, shape_.query_heads);
+      if (layer.k_norm) norm_heads(k, layer.k_norm, layer.k_norm_size, shape_.kv_heads);
+      const int64_t angles = shape_.angles * std::max(rows_.row_positions[r], 0);
+      for (T* head = q; head < v; head += d)
+        rotate_head(head, shape_.cos + angles, shape_.sin + angles, shape_.angles, shape_.angles);
+      write_slot(k, layer.k_pool, rows_.row_slots[r], kv_width);
+      write_slot(v, layer.v_pool, rows_.row_slots[r], kv_width);
+    });
+  }
+
+  void norm_heads(T* heads, const T* weight, int64_t size, int64_t count) {
+    for (T* head = heads; head < heads + count * shape_.head_dim; head += size)
+      rms_norm(head, weight, head, size, shape_.eps);
+  }
+
+  void attention(Member& member, const DecoderLayer<T>& layer) {
+    AttentionInputs in = rows_;
+    in.scale = layer.scale;
+    in.window = layer.window;
+    attend(member, in, groups_, static_cast<const T*>(heads_), static_cast<const T*>(layer.k_pool),
+           static_cast<const T*>(layer.v_pool), [&](int64_t row, int64_t column, const T* values, int64_t count) {
+             attended_.pack_columns(row, column, count, values);
+           });
+  }
+
+  const DecoderShape<T>& shape_;
+  double* const seconds_;
+  const AttentionInputs rows_;
+  const std::vector<RowGroup> groups_;
+  const int64_t *ids_, *keep_;
+  const int64_t width_;  // of a row's queries, keys and values
+  T *residual_, *update_, *heads_;  // [rows, hidden], [rows, hidden], [rows, width]
+  Inputs<Rows, T> normed_;
+  Inputs<Joined, T> attended_;
+  Inputs<Inner, T> inner_;
+  Inputs<Kept, T> kept_;
+};
+
+}  // namespace pilotfish

@@ -1,0 +1,319 @@
+// Linear: y[r, n] = sum over k of x[r, k] * w[n, k], in float32, in steps of ascending k.
+//
+// Weights are packed in panels of kPanel outputs and read once, in order; inputs in tiles of up to
+// kMaxTile rows, so that the broadcasts of one step lie side by side. A step takes one float32 or two
+// bfloat16 of k, added one after the other, or by an instruction in its own order and rounding (`Step`):
+//
+//     weights [N / kPanel, steps, kPanel, inputs of a step]      inputs [tiles, steps, rows of the tile]
+//
+// Weights are of the inputs' type, or int8 with a float32 scale for each output. An int8 becomes that type exactly,
+// in registers, and the scale multiplies the whole sum: the chain is that of a weight of the inputs' type.
+//
+// A processor with AMX multiplies bfloat16 in its own tiles (tiles.h): inputs then lie row by row.
+//
+// The sums of a tile stay in registers: all outputs of a panel for a few rows, a part of them for more. K goes in
+// chunks that keep a panel in the core's cache while all tiles pass over it; the sums wait in memory meanwhile.
+
+#pragma once
+
+#include "elements.h"
+#include "team.h"
+#include "tiles.h"
+#include "vectors.h"
+
+namespace pilotfish {
+
+constexpr int kPanel = 32;
+constexpr int kPanelVectors = kPanel / kLanes;
+constexpr int kSumRegisters = kRegisters * 3 / 4;  // the others hold weights and an input
+constexpr int kMaxTile = kSumRegisters / (kPanelVectors > 2 ? kPanelVectors / 2 : kPanelVectors);
+constexpr int64_t kChunkSteps = 512;
+constexpr int64_t kPrefetch = 4096;         // bytes: about one memory latency ahead of the loads
+constexpr int64_t kTaskBytes = 32 * 1024;  // weights that a thread takes at a time, at least
+constexpr int64_t kTaskPanels = 4;         // panels that share inputs in cache, where there are several rows
+
+// Vectors of outputs that a tile of so many rows sums at a time.
+constexpr int tile_vectors(int rows) {
+  int vectors = kPanelVectors;
+  while (rows * vectors > kSumRegisters) vectors /= 2;
+  return vectors;
+}
+
+// How one step adds to a sum. An operand is kLanes outputs' weights in one of the step's parts.
+template <typename T>
+struct Step;
+
+template <>
+struct Step<float> {
+  static constexpr int64_t kDepth = 1, kAlign = 1;  // inputs of a step; what numbers of steps are a multiple of
+  static constexpr bool kTiled = false;              // by AMX
+  static constexpr int kParts = 1;
+  using Input = float;
+  using Operand = Vec;
+  static Input input(const float* x, int64_t /*left*/) { return x[0]; }
+  template <int Part>
+  static Operand weights(const float* w) { return load(w); }
+  template <int Part>
+  static Operand weights(const int8_t* w) { return floats_of(w); }
+  template <int Part>
+  static Vec add(Vec sum, Operand w, Input x) { return sum + x * w; }
+};
+
+template <>
+struct Step<BFloat16> {
+  static constexpr int64_t kDepth = 2;
+#ifdef PILOTFISH_TILES
+  static constexpr int64_t kAlign = kTileSteps;
+  static constexpr bool kTiled = true;
+  using Input = uint32_t;
+  static Input input(const BFloat16* x, int64_t left) { return x[0].bits | (left > 1 ? uint32_t{x[1].bits} << 16 : 0); }
+#elif defined(__AVX512BF16__)
+  static constexpr int64_t kAlign = 1;
+  static constexpr bool kTiled = false;
+  static constexpr int kParts = 1;
+  using Input = uint32_t;
+  using Operand = Words;
+  static Input input(const BFloat16* x, int64_t left) { return x[0].bits | (left > 1 ? uint32_t{x[1].bits} << 16 : 0); }
+  template <int Part>
+  static Operand weights(const BFloat16* w) { return *reinterpret_cast<const Words*>(w); }
+  template <int Part>
+  static Operand weights(const int8_t* w) {
+    return reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(floats_of(w + kLanes)),
+                                                       reinterpret_cast<__m512>(floats_of(w))));
+  }
+  template <int Part>
+  static Vec add(Vec sum, Operand w, Input x) {
+    return reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(w),
+                                                  reinterpret_cast<__m512bh>(_mm512_set1_epi32(x))));
+  }
+#else
+  // Widened to float32 in registers, one of the two inputs after the other.
+  static constexpr int64_t kAlign = 1;
+  static constexpr bool kTiled = false;
+  static constexpr int kParts = 2;
+  using Input = std::array<float, 2>;
+  using Operand = Vec;
+  static Input input(const BFloat16* x, int64_t left) { return {x[0], left > 1 ? float{x[1]} : 0.0f}; }
+  template <int Part>
+  static Operand weights(const BFloat16* w) {
+    const Words words = *reinterpret_cast<const Words*>(w);
+    return reinterpret_cast<Vec>(Part == 0 ? words << 16 : words & 0xffff0000u);
+  }
+  template <int Part>
+  static Operand weights(const int8_t* w) {
+    const Vec first = floats_of(w), second = floats_of(w + kLanes);
+    return every_second<Part>(first, second, std::make_integer_sequence<int, kLanes>{});
+  }
+  template <int Part, int... Lane>
+  static Operand every_second(Vec first, Vec second, std::integer_sequence<int, Lane...>) {
+    return __builtin_shufflevector(first, second, (2 * Lane + Part)...);
+  }
+  template <int Part>
+  static Vec add(Vec sum, Operand w, const Input& x) { return sum + x[Part] * w; }
+#endif
+};
+
+template <typename T>
+constexpr int64_t steps_of(int64_t depth) {
+  constexpr int64_t kWhole = Step<T>::kDepth * Step<T>::kAlign;
+  return (depth + kWhole - 1) / kWhole * Step<T>::kAlign;
+}
+
+// Elements in one step of a panel.
+template <typename T>
+constexpr int64_t kStepSize = kPanel * Step<T>::kDepth;
+
+template <typename T, int Part, int Rows, int Vectors, typename W>
+inline void add_part(Vec (&sum)[Rows][Vectors], const W* w, const typename Step<T>::Input* x) {
+  typename Step<T>::Operand operands[Vectors];
+  for (int v = 0; v < Vectors; ++v) operands[v] = Step<T>::template weights<Part>(w + v * kLanes * Step<T>::kDepth);
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v) sum[r][v] = Step<T>::template add<Part>(sum[r][v], operands[v], x[r]);
+  if constexpr (Part + 1 < Step<T>::kParts) add_part<T, Part + 1>(sum, w, x);
+}
+
+// Adds `steps` steps of Vectors * kLanes outputs of one panel of weights, T or int8, to the sums of the rows of one
+// tile, acc [Rows, kPanel].
+template <typename T, typename W, int Rows, int Vectors>
+void multiply_part(int64_t steps, const typename Step<T>::Input* x, const W* w, float* acc) {
+  Vec sum[Rows][Vectors];
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v) sum[r][v] = load(acc + r * kPanel + v * kLanes);
+  for (int64_t k = 0; k < steps; ++k, w += kStepSize<T>, x += Rows) {
+    for (size_t line = 0; line < kStepSize<T> * sizeof(W) * Vectors / kPanelVectors; line += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(w) + kPrefetch + line);
+    add_part<T, 0>(sum, w, x);
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v) store(acc + r * kPanel + v * kLanes, sum[r][v]);
+}
+
+template <typename T, typename W, int Rows>
+void multiply_tile(int64_t steps, const typename Step<T>::Input* x, const W* w, float* acc) {
+  constexpr int kVectors = tile_vectors(Rows);
+  for (int part = 0; part < kPanel; part += kVectors * kLanes)
+    multiply_part<T, W, Rows, kVectors>(steps, x, w + part * Step<T>::kDepth, acc + part);
+}
+
+// Of a tile of `rows` rows.
+template <typename T, typename W, int Rows = kMaxTile>
+void multiply(int64_t rows, int64_t steps, const typename Step<T>::Input* x, const W* w, float* acc) {
+  if (rows == Rows) return multiply_tile<T, W, Rows>(steps, x, w, acc);
+  if constexpr (Rows > 1) multiply<T, W, Rows - 1>(rows, steps, x, w, acc);
+}
+
+struct Tile {
+  int64_t first, rows;
+};
+
+inline std::vector<Tile> tiles_of(int64_t rows, int64_t most) {
+  const int64_t count = (rows + most - 1) / most;
+  std::vector<Tile> tiles;
+  for (int64_t i = 0, first = 0; i < count; ++i) {
+    const int64_t size = rows / count + (i < rows % count);
+    tiles.push_back({first, size});
+    first += size;
+  }
+  return tiles;
+}
+
+// A packed weight, [panels, steps, kPanel, inputs of a step] of the inputs' type, or of int8 with `scales`
+// [panels * kPanel].
+struct Weight {
+  const void* panels;
+  const float* scales;  // null unless int8
+  int64_t inputs, outputs;
+
+  int64_t num_panels() const { return (outputs + kPanel - 1) / kPanel; }
+};
+
+// Rows of inputs in tiles, [tiles, steps, rows of the tile], in scratch memory of the thread that makes it.
+template <typename Tag, typename T>
+struct Inputs {
+  using Input = typename Step<T>::Input;
+
+  std::vector<Tile> tiles;
+  int64_t rows, depth, steps;
+  Input* packed;
+
+  Inputs(int64_t rows, int64_t depth)
+      : tiles(tiles_of(rows, Step<T>::kTiled ? 1 : kMaxTile)), rows(rows), depth(depth), steps(steps_of<T>(depth)),
+        packed(scratch<Tag, Input>(rows * steps)) {}
+
+  // x [rows, depth].
+  void pack(Member& member, const T* x) {
+    member.for_each(tiles.size(), [&](int64_t i) {
+      for (int64_t r = 0; r < tiles[i].rows; ++r) pack_row(tiles[i], r, 0, steps, x + (tiles[i].first + r) * depth);
+    });
+  }
+
+  // Steps [first, first + count) of row r of a tile; x points to the first one's inputs.
+  void pack_row(const Tile& tile, int64_t r, int64_t first, int64_t count, const T* x) {
+    Input* out = packed + tile.first * steps + first * tile.rows + r;
+    int64_t left = depth - first * Step<T>::kDepth;
+    for (; count > 0; --count, x += Step<T>::kDepth, left -= Step<T>::kDepth, out += tile.rows)
+      *out = left > 0 ? Step<T>::input(x, left) : Input{};
+  }
+
+  // Columns [first, first + count) of a row, from and to whole steps.
+  void pack_columns(int64_t row, int64_t first, int64_t count, const T* x) {
+    const auto tile = std::find_if(tiles.begin(), tiles.end(), [=](const Tile& t) { return row < t.first + t.rows; });
+    pack_row(*tile, row - tile->first, first / Step<T>::kDepth, count / Step<T>::kDepth, x);
+  }
+
+  // Sums of panels [first, first + count) of w into acc [count, rows, kPanel], times their scales.
+  void multiply_panels(const Weight& w, int64_t first, int64_t count, float* acc) const {
+    std::fill(acc, acc + count * rows * kPanel, 0.0f);
+    if (!w.scales) return add_panels(static_cast<const T*>(w.panels), first, count, acc);
+    add_panels(static_cast<const int8_t*>(w.panels), first, count, acc);
+    for (int64_t p = 0; p < count; ++p)
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < kPanel; i += kLanes) {
+          float* sums = acc + (p * rows + r) * kPanel + i;
+          store(sums, load(sums) * load(w.scales + (first + p) * kPanel + i));
+        }
+  }
+
+  // The panels share each chunk of inputs while that is in cache.
+  template <typename W>
+  void add_panels(const W* w, int64_t first, int64_t count, float* acc) const {
+    if constexpr (Step<T>::kTiled) {
+      for (int64_t p = 0; p < count; ++p)
+        multiply_tiles(rows, steps, packed, w + (first + p) * steps * kStepSize<T>, acc + p * rows * kPanel);
+    } else {
+      for (int64_t k = 0; k < steps; k += kChunkSteps)
+        for (int64_t p = 0; p < count; ++p)
+          for (const Tile& tile : tiles)
+            multiply<T, W>(tile.rows, std::min(kChunkSteps, steps - k), packed + tile.first * steps + k * tile.rows,
+                           w + ((first + p) * steps + k) * kStepSize<T>, acc + (p * rows + tile.first) * kPanel);
+    }
+  }
+};
+
+// Calls f(first, count) for groups of panels of a weight of `depth` inputs.
+template <typename T, typename F>
+void for_each_group(Member& member, int64_t panels, int64_t depth, int64_t rows, const F& f) {
+  const int64_t bytes = depth * kPanel * sizeof(T), least = rows > 1 ? kTaskPanels : 1;
+  const int64_t group = std::max<int64_t>(least, kTaskBytes / bytes);
+  member.for_each((panels + group - 1) / group, [&](int64_t task) {
+    f(task * group, std::min(group, panels - task * group));
+  });
+}
+
+// Rounds a panel's sums of one row to T.
+template <typename T>
+void round_panel(const float* sums, T* out) {
+  for (int i = 0; i < kPanel; i += kLanes) store_rounded(out + i, load(sums + i));
+}
+
+struct Rows {};
+struct Inner {};
+struct Sums {};
+
+// y [rows, outputs] = inputs times packed weights, rounded to T; plus bias [outputs], rounded again, where there is
+// one. Y is T, or float for rounded values as float32.
+template <typename T, typename Tag, typename Y>
+void multiply_all(Member& member, const Inputs<Tag, T>& in, const Weight& w, const T* bias, Y* y) {
+  for_each_group<T>(member, w.num_panels(), in.depth, in.rows, [&](int64_t first, int64_t count) {
+    float* acc = scratch<Sums, float>(count * in.rows * kPanel);
+    in.multiply_panels(w, first, count, acc);
+    for (int64_t p = 0; p < count; ++p) {
+      const int64_t column = (first + p) * kPanel, width = std::min<int64_t>(kPanel, w.outputs - column);
+      for (int64_t r = 0; r < in.rows; ++r) {
+        T out[kPanel];
+        round_panel(acc + (p * in.rows + r) * kPanel, out);
+        if (bias) add_to(out, bias + column, width);
+        std::copy_n(out, width, y + r * w.outputs + column);
+      }
+    }
+  });
+}
+
+// The inner activations silu(gate) * up, rounded to T, packed for the next product as they come.
+template <typename T>
+void gate_all(Member& member, const Inputs<Rows, T>& in, const Weight& gate, const Weight& up, Inputs<Inner, T>& inner) {
+  constexpr int64_t kSteps = kPanel / Step<T>::kDepth;
+  for_each_group<T>(member, gate.num_panels(), 2 * in.depth, in.rows, [&](int64_t first, int64_t count) {
+    const int64_t size = count * in.rows * kPanel;
+    float *gates = scratch<Sums, float>(2 * size), *ups = gates + size;
+    in.multiply_panels(gate, first, count, gates);
+    in.multiply_panels(up, first, count, ups);
+    for (int64_t i = 0; i < size; i += kLanes) {
+      const Vec z = load(gates + i);
+      store(gates + i, z * sigmoid(z) * load(ups + i));
+    }
+    for (int64_t p = 0; p < count; ++p)
+      for (const Tile& tile : inner.tiles)
+        for (int64_t r = 0; r < tile.rows; ++r) {
+          T out[kPanel];
+          round_panel(gates + (p * in.rows + tile.first + r) * kPanel, out);
+          const int64_t step = (first + p) * kSteps;
+          inner.pack_row(tile, r, step, std::min(kSteps, inner.steps - step), out);
+        }
+  });
+}
+
+}  // namespace pilotfish

@@ -1,0 +1,506 @@
+// torch.ops.pilotfish and torch.classes.pilotfish: the kernels beside this file, for tensors of torch.
+//
+// Every output element is one fixed chain of operations: a linear output sums over its inputs in steps of
+// fixed size and order, attention reduces over keys in position order, in blocks of kBlock positions. Rows, tiles and
+// threads only decide who computes an element, never how. So a token verified in a tree of 16 rows has
+// the logits that it has when decoded alone, in float32 and in bfloat16, at any thread count.
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <tuple>
+
+#include "attention.h"
+#include "decoder.h"
+#include "elements.h"
+#include "linear.h"
+#include "sampling.h"
+
+namespace {
+
+using namespace pilotfish;
+using at::Tensor;
+using Scales = std::optional<Tensor>;
+
+// -- tensors
+
+// Calls run(T{}) for the element type of x.
+template <typename F>
+void dispatch(const Tensor& x, const F& run) {
+  if (x.scalar_type() == at::kFloat) run(float{});
+  else if (x.scalar_type() == at::kBFloat16) run(BFloat16{});
+  else TORCH_CHECK(false, "pilotfish kernels take float32 or bfloat16, not ", x.scalar_type());
+}
+
+template <typename T>
+T* data(const Tensor& x) {
+  return static_cast<T*>(x.data_ptr());
+}
+
+template <typename T>
+T* data(const std::optional<Tensor>& x) {
+  return x ? data<T>(*x) : nullptr;
+}
+
+// Whether y has the dtype of x, or float32.
+bool is_of_or_float(const Tensor& y, const Tensor& x) {
+  return y.scalar_type() == x.scalar_type() || y.scalar_type() == at::kFloat;
+}
+
+// Runs f(Member&) on as many threads as torch would, or on this one alone where there is too little work for more:
+// `work` is about the number of elements that are read.
+template <typename F>
+void run(int64_t work, const F& f) {
+  Team::mine().run(work < 65536 ? 1 : at::get_num_threads(), f);
+}
+
+// Calls f(i) for all i, with `work` elements each.
+template <typename F>
+void run_each(int64_t count, int64_t work, const F& f) {
+  run(count * work, [&](Member& member) { member.for_each(count, f); });
+}
+
+// -- products
+
+void check_linear(const Tensor& x, int64_t inputs, const Tensor& packed, int64_t outputs, const Scales& scales) {
+  TORCH_CHECK(x.dim() == 2 && packed.dim() == 4 && packed.size(2) == kPanel,
+              "linear: x [rows, K], packed [panels, steps, ", kPanel, ", inputs of a step]");
+  TORCH_CHECK(packed.scalar_type() == (scales ? at::kChar : x.scalar_type()) && packed.is_contiguous(),
+              "linear: packed of x's type, or of int8 with scales");
+  TORCH_CHECK(!scales || (scales->scalar_type() == at::kFloat && scales->is_contiguous() &&
+                          scales->numel() == packed.size(0) * kPanel),
+              "linear: a float32 scale for each output of packed");
+  TORCH_CHECK(inputs > 0, "linear: no inputs");
+  dispatch(x, [&]<typename T>(T) {
+    TORCH_CHECK(packed.size(3) == Step<T>::kDepth, "linear: a step of ", Step<T>::kDepth, " inputs");
+    TORCH_CHECK(steps_of<T>(inputs) == packed.size(1), "linear: ", inputs, " inputs do not match packed");
+  });
+  TORCH_CHECK((outputs + kPanel - 1) / kPanel == packed.size(0), "linear: ", outputs, " outputs do not match packed");
+}
+
+Weight weight_of(const Tensor& packed, const Scales& scales, int64_t inputs, int64_t outputs) {
+  return {packed.const_data_ptr(), data<float>(scales), inputs, outputs};
+}
+
+// x [rows, K], packed [ceil(N / kPanel), steps, kPanel, inputs of a step] of the same dtype, or of int8 with float32
+// scales [ceil(N / kPanel) * kPanel] -> [rows, N].
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t outputs, const Scales& scales) {
+  check_linear(x, x.size(-1), packed, outputs, scales);
+  const Tensor rows = x.contiguous();
+  Tensor y = at::empty({x.size(0), outputs}, x.options());
+  dispatch(x, [&]<typename T>(T) {
+    Inputs<Rows, T> in(x.size(0), x.size(1));
+    run(packed.numel(), [&](Member& member) {
+      in.pack(member, data<T>(rows));
+      multiply_all<T>(member, in, weight_of(packed, scales, x.size(1), outputs), nullptr, data<T>(y));
+    });
+  });
+  return y;
+}
+
+// (silu(x @ gate) * (x @ up)) @ down, the outer parentheses rounded once. x [rows, K], gate and up packed
+// [K to inner], down [inner to N], each maybe of int8 with scales -> [rows, N].
+Tensor gated_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down, int64_t inner_size,
+                 int64_t outputs, const Scales& gate_scales, const Scales& up_scales, const Scales& down_scales) {
+  check_linear(x, x.size(-1), gate, inner_size, gate_scales);
+  check_linear(x, x.size(-1), up, inner_size, up_scales);
+  TORCH_CHECK(gate.sizes() == up.sizes(), "linear: gate and up of one shape");
+  check_linear(x, inner_size, down, outputs, down_scales);
+  const Tensor rows = x.contiguous();
+  Tensor y = at::empty({x.size(0), outputs}, x.options());
+  dispatch(x, [&]<typename T>(T) {
+    Inputs<Rows, T> in(x.size(0), x.size(1));
+    Inputs<Inner, T> inner(x.size(0), inner_size);
+    run(3 * gate.numel(), [&](Member& member) {
+      in.pack(member, data<T>(rows));
+      gate_all(member, in, weight_of(gate, gate_scales, x.size(1), inner_size),
+               weight_of(up, up_scales, x.size(1), inner_size), inner);
+      multiply_all<T>(member, inner, weight_of(down, down_scales, inner_size, outputs), nullptr, data<T>(y));
+    });
+  });
+  return y;
+}
+
+// -- rows and elements
+
+// x [..., size], weight [size] of the same dtype or float32 -> like x.
+Tensor norm_of(const Tensor& x, const Tensor& weight, double eps) {
+  TORCH_CHECK(weight.dim() == 1 && x.size(-1) == weight.size(0) && is_of_or_float(weight, x),
+              "rms_norm: weight does not match x");
+  const Tensor rows = x.contiguous();
+  Tensor y = at::empty(rows.sizes(), rows.options());
+  const int64_t size = weight.size(0);
+  dispatch(x, [&]<typename T>(T) {
+    dispatch(weight, [&]<typename W>(W) {
+      run_each(x.numel() / size, size, [&](int64_t r) {
+        rms_norm(data<T>(rows) + r * size, data<W>(weight), data<T>(y) + r * size, size, static_cast<float>(eps));
+      });
+    });
+  });
+  return y;
+}
+
+// residual [rows, size] += x, rounded to their type; then the norm of that.
+Tensor add_norm(Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  TORCH_CHECK(residual.sizes() == x.sizes() && residual.scalar_type() == x.scalar_type() && residual.is_contiguous(),
+              "add_rms_norm: residual and x of one shape and type");
+  const Tensor addend = x.contiguous();
+  dispatch(x, [&]<typename T>(T) { add_to(data<T>(residual), data<T>(addend), x.numel()); });
+  return norm_of(residual, weight, eps);
+}
+
+// x [rows, 2 n], gates then ups -> f(gate, up) [rows, n].
+template <typename F>
+Tensor map_gates(const Tensor& x, const F& f) {
+  TORCH_CHECK(x.dim() == 2 && x.size(1) % 2 == 0, "gate: rows of gates, then as many ups");
+  const Tensor rows = x.contiguous();
+  const int64_t size = x.size(1) / 2;
+  Tensor y = at::empty({x.size(0), size}, x.options());
+  dispatch(x, [&]<typename T>(T) {
+    const T* in = data<T>(rows);
+    run_each(x.size(0), size, [&](int64_t r) {
+      map_row(data<T>(y) + r * size, size, f, in + 2 * r * size, in + (2 * r + 1) * size);
+    });
+  });
+  return y;
+}
+
+Tensor gate_silu(const Tensor& x) { return map_gates(x, silu_gate); }
+Tensor gate_gelu(const Tensor& x) { return map_gates(x, gelu_gate); }
+Tensor gate_clamped(const Tensor& x, double alpha, double limit) {
+  return map_gates(x, [a = static_cast<float>(alpha), most = static_cast<float>(limit)](Vec gate, Vec up) {
+    return clamped_gate(gate, up, a, most);
+  });
+}
+
+// cap * tanh(x / cap) of x [rows, size].
+Tensor softcap(const Tensor& x, double cap) {
+  TORCH_CHECK(x.dim() == 2 && cap > 0, "softcap: x [rows, size] and a cap above 0");
+  const Tensor rows = x.contiguous();
+  Tensor y = at::empty_like(rows);
+  const auto capped = [most = static_cast<float>(cap)](Vec value) { return most * tanh(value / most); };
+  dispatch(x, [&]<typename T>(T) {
+    run_each(x.size(0), x.size(1), [&](int64_t r) {
+      map_row(data<T>(y) + r * x.size(1), x.size(1), capped, data<const T>(rows) + r * x.size(1));
+    });
+  });
+  return y;
+}
+
+// x [rows, heads, d] of even d, maybe the first part of longer heads; cos and sin [rows, d or d / 2] of x's dtype
+// or float32.
+void rotate(Tensor& x, const Tensor& cos, const Tensor& sin) {
+  TORCH_CHECK(x.dim() == 3 && x.size(2) % 2 == 0 && x.stride(2) == 1, "rotate: x [rows, heads, an even d]");
+  for (const Tensor& angle : {cos, sin})
+    TORCH_CHECK(angle.dim() == 2 && angle.size(0) == x.size(0) && angle.sizes() == cos.sizes() &&
+                    (angle.size(1) == x.size(2) || 2 * angle.size(1) == x.size(2)) && is_of_or_float(angle, x) &&
+                    angle.scalar_type() == cos.scalar_type() && angle.is_contiguous(),
+                "rotate: cos and sin do not match x");
+  dispatch(x, [&]<typename T>(T) {
+    dispatch(cos, [&]<typename A>(A) {
+      for (int64_t r = 0; r < x.size(0); ++r)
+        for (int64_t h = 0; h < x.size(1); ++h)
+          rotate_head(data<T>(x) + r * x.stride(0) + h * x.stride(1), data<A>(cos) + r * cos.size(1),
+                      data<A>(sin) + r * cos.size(1), x.size(2), cos.size(1));
+    });
+  });
+}
+
+// -- attention
+
+// The rows of a forward: int32 row_* [rows], prefix_slots [sequences, longest prefix], path_slots [rows, longest path].
+AttentionInputs rows_of(const Tensor& row_slots, const Tensor& row_sequences, const Tensor& row_positions,
+                        const Tensor& row_prefixes, const Tensor& prefix_slots, const Tensor& path_slots) {
+  for (const Tensor& index : {row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots})
+    TORCH_CHECK(index.scalar_type() == at::kInt && index.is_contiguous(), "tree_attention: indices are int32");
+  AttentionInputs in{};
+  in.row_slots = data<int32_t>(row_slots);
+  in.row_sequences = data<int32_t>(row_sequences);
+  in.row_positions = data<int32_t>(row_positions);
+  in.row_prefixes = data<int32_t>(row_prefixes);
+  in.prefix_slots = data<int32_t>(prefix_slots);
+  in.path_slots = data<int32_t>(path_slots);
+  in.rows = row_slots.numel();
+  in.prefix_width = prefix_slots.size(1);
+  in.path_width = path_slots.size(1);
+  return in;
+}
+
+// Whether each row's heads lie side by side; rows may lie apart.
+bool has_whole_rows(const Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2); }
+
+void check_pools(const Tensor& k_pool, const Tensor& v_pool, int64_t kv_heads, int64_t head_dim, at::ScalarType type) {
+  for (const Tensor& pool : {k_pool, v_pool})
+    TORCH_CHECK(pool.dim() == 3 && pool.size(1) == kv_heads && pool.size(2) == head_dim && pool.is_contiguous() &&
+                    pool.scalar_type() == type,
+                "tree_attention: pools do not match k");
+}
+
+// q [rows, heads, d], k and v [rows, kv_heads, d] (d a multiple of kPanel), pools [slots, kv_heads, d], rows as in
+// `rows_of`. window and softcap: 0 for none; sinks [heads] of any float dtype. Writes k and v to the pools at row_slots,
+// then attends. -> [rows, heads, d].
+Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_pool, Tensor& v_pool,
+                      const Tensor& row_slots, const Tensor& row_sequences, const Tensor& row_positions,
+                      const Tensor& row_prefixes, const Tensor& prefix_slots, const Tensor& path_slots, double scale,
+                      int64_t window, double softcap, const std::optional<Tensor>& sinks) {
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && q.size(1) % k.size(1) == 0, "tree_attention: q, k of [rows, heads, d]");
+  TORCH_CHECK(q.size(2) % kPanel == 0, "tree_attention: head size must be a multiple of ", kPanel);
+  for (const Tensor& x : {q, k, v})
+    TORCH_CHECK(x.dim() == 3 && x.size(0) == row_slots.numel() && x.size(2) == q.size(2) && has_whole_rows(x),
+                "tree_attention: q, k, v of equal rows and head sizes, a row's heads side by side");
+  check_pools(k_pool, v_pool, k.size(1), k.size(2), q.scalar_type());
+  TORCH_CHECK(v.size(1) == k.size(1), "tree_attention: as many heads in v as in k");
+  TORCH_CHECK(window >= 0 && softcap >= 0, "tree_attention: window and softcap of at least 0");
+  TORCH_CHECK(!sinks || (sinks->dim() == 1 && sinks->size(0) == q.size(1)), "tree_attention: a sink for each head");
+  const Tensor sink_scores = sinks ? sinks->to(at::kFloat).contiguous() : Tensor();
+  AttentionInputs in = rows_of(row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots);
+  in.query_heads = q.size(1);
+  in.kv_heads = k.size(1);
+  in.head_dim = q.size(2);
+  in.query_stride = q.stride(0);
+  in.scale = static_cast<float>(scale);
+  in.window = window;
+  in.softcap = static_cast<float>(softcap);
+  in.sinks = sinks ? data<float>(sink_scores) : nullptr;
+  Tensor y = at::empty(q.sizes(), q.options());
+  const std::vector<RowGroup> groups = groups_of(in);
+  dispatch(q, [&]<typename T>(T) {
+    for (int64_t r = 0; r < in.rows; ++r) {
+      write_slot(data<T>(k) + r * k.stride(0), data<T>(k_pool), in.row_slots[r], in.kv_heads * in.head_dim);
+      write_slot(data<T>(v) + r * v.stride(0), data<T>(v_pool), in.row_slots[r], in.kv_heads * in.head_dim);
+    }
+    run(q.numel() * in.prefix_width, [&](Member& member) {
+      attend(member, in, groups, data<const T>(q), data<const T>(k_pool), data<const T>(v_pool),
+             [&](int64_t row, int64_t column, const T* values, int64_t count) {
+               std::copy_n(values, count, data<T>(y) + row * in.query_heads * in.head_dim + column);
+             });
+    });
+  });
+  return y;
+}
+
+// -- sampling
+
+// logits float32 or float64 [rows, vocab]; per row float64 temperatures, floors (log of min-p), top_p and
+// int64 top_k -> scores float64 [rows, vocab].
+Tensor filter_logits(const Tensor& logits, const Tensor& temperatures, const Tensor& floors, const Tensor& top_k,
+                     const Tensor& top_p) {
+  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.stride(1) == 1, "filter_logits: [rows, vocab]");
+  const int64_t rows = logits.size(0), vocab = logits.size(1), stride = logits.stride(0);
+  for (const Tensor& column : {temperatures, floors, top_k, top_p})
+    TORCH_CHECK(column.numel() == rows && column.is_contiguous(), "filter_logits: one of each per row");
+  Tensor scores = at::empty({rows, vocab}, temperatures.options());
+  const auto filter = [&]<typename T>(T) {
+    run_each(rows, vocab, [&](int64_t r) {
+      const Filter filter{data<double>(temperatures)[r], data<double>(floors)[r], data<int64_t>(top_k)[r],
+                          data<double>(top_p)[r]};
+      filter_row(data<T>(logits) + r * stride, vocab, filter, data<double>(scores) + r * vocab);
+    });
+  };
+  if (logits.scalar_type() == at::kDouble) filter(double{});
+  else if (logits.scalar_type() == at::kFloat) filter(float{});
+  else TORCH_CHECK(false, "filter_logits: float32 or float64, not ", logits.scalar_type());
+  return scores;
+}
+
+// Whether a row holds neither NaN nor infinity: logits float32 [rows, vocab] -> bool [rows].
+Tensor finite_rows(const Tensor& logits) {
+  TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kFloat && logits.stride(1) == 1,
+              "finite_rows: float32 [rows, vocab]");
+  Tensor finite = at::empty({logits.size(0)}, logits.options().dtype(at::kBool));
+  run_each(logits.size(0), logits.size(1), [&](int64_t r) {
+    data<bool>(finite)[r] = is_finite(data<float>(logits) + r * logits.stride(0), logits.size(1));
+  });
+  return finite;
+}
+
+// logits float64 [rows, vocab] (-inf where a token is excluded), seeds and positions int64 [rows] (bit
+// patterns) -> scores float64 [rows, k] descending, tokens int64 [rows, k].
+std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& logits, const Tensor& seeds, const Tensor& positions, int64_t k) {
+  TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kDouble, "perturbed_topk: float64 [rows, vocab]");
+  TORCH_CHECK(seeds.scalar_type() == at::kLong && positions.scalar_type() == at::kLong, "perturbed_topk: int64 seeds");
+  TORCH_CHECK(seeds.numel() == logits.size(0) && positions.numel() == logits.size(0), "perturbed_topk: one per row");
+  const Tensor table = logits.contiguous(), keys = seeds.contiguous(), places = positions.contiguous();
+  const int64_t rows = table.size(0), vocab = table.size(1);
+  Tensor scores = at::empty({rows, k}, table.options()), tokens = at::empty({rows, k}, keys.options());
+  run_each(rows, vocab, [&](int64_t r) {
+    best_of_row(data<double>(table) + r * vocab, vocab, data<int64_t>(keys)[r], data<int64_t>(places)[r], k,
+                data<double>(scores) + r * k, data<int64_t>(tokens) + r * k);
+  });
+  return {scores, tokens};
+}
+
+// -- the decoder
+
+struct Packed {
+  Tensor panels;
+  Scales scales;
+  Tensor bias;  // undefined: none
+  int64_t inputs, outputs;
+
+  Weight weight() const { return weight_of(panels, scales, inputs, outputs); }
+  template <typename T>
+  Product<T> product() const { return {weight(), bias.defined() ? data<T>(bias) : nullptr}; }
+};
+
+// Keeps the tensors of a plain decoder, and runs it (decoder.h). All of the embedding's dtype, weights packed or int8.
+class Decoder : public torch::CustomClassHolder {
+ public:
+  // embedding [vocab, hidden], cos and sin [positions, rotated part of a head], norm [hidden].
+  Decoder(Tensor embedding, Tensor cos, Tensor sin, Tensor norm, double eps, int64_t query_heads, int64_t kv_heads,
+          int64_t head_dim)
+      : embedding_(embedding), cos_(cos), sin_(sin), norm_(norm), eps_(eps), query_heads_(query_heads),
+        kv_heads_(kv_heads), head_dim_(head_dim) {
+    TORCH_CHECK(head_dim % kPanel == 0 && query_heads % kv_heads == 0, "decoder: heads do not fit the kernels");
+    for (const Tensor& x : {embedding, cos, sin, norm}) check_plain(x);
+    TORCH_CHECK(cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.size(1) % 2 == 0 && cos.size(1) <= head_dim,
+                "decoder: cos and sin do not match the heads");
+    check_vector(norm, hidden());
+  }
+
+  // `weights` are in order: qkv, out, gate, up, down; biases of qkv and out alone. Norms of queries and keys are of a
+  // head, or of all heads together.
+  void add_layer(const Tensor& attention_norm, const Tensor& mlp_norm, const std::optional<Tensor>& q_norm,
+                 const std::optional<Tensor>& k_norm, std::vector<Tensor> weights,
+                 std::vector<std::optional<Tensor>> scales, const std::optional<Tensor>& qkv_bias,
+                 const std::optional<Tensor>& out_bias, int64_t inner, double scale, int64_t window) {
+    TORCH_CHECK(weights.size() == 5 && scales.size() == 5, "decoder: five weights a layer");
+    const int64_t heads = query_heads_ * head_dim_, joined = heads + 2 * kv_heads_ * head_dim_;
+    check_vector(attention_norm, hidden());
+    check_vector(mlp_norm, hidden());
+    layers_.push_back({attention_norm, mlp_norm, q_norm, k_norm,
+                       packed(weights[0], scales[0], qkv_bias, hidden(), joined),
+                       packed(weights[1], scales[1], out_bias, heads, hidden()),
+                       packed(weights[2], scales[2], {}, hidden(), inner),
+                       packed(weights[3], scales[3], {}, hidden(), inner),
+                       packed(weights[4], scales[4], {}, inner, hidden()), scale, window});
+  }
+
+  void set_head(const Tensor& weight, const Scales& scales, const std::optional<Tensor>& bias, int64_t vocab) {
+    head_ = packed(weight, scales, bias, hidden(), vocab);
+  }
+
+  // input_ids int64 [rows], keep int64 [kept rows]; rows as in `rows_of`; pools of keys, then of values, a layer
+  // after another -> logits float32 [kept rows, vocab], rounded to the embedding's dtype. Adds the seconds of the parts
+  // of a forward (decoder.h) to `seconds`, float64 [parts].
+  Tensor forward(const Tensor& input_ids, const Tensor& keep, const Tensor& row_slots, const Tensor& row_sequences,
+                 const Tensor& row_positions, const Tensor& row_prefixes, const Tensor& prefix_slots,
+                 const Tensor& path_slots, std::vector<Tensor> pools, const std::optional<Tensor>& seconds) {
+    AttentionInputs in = rows_of(row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots);
+    TORCH_CHECK(input_ids.scalar_type() == at::kLong && keep.scalar_type() == at::kLong && input_ids.numel() == in.rows &&
+                    input_ids.is_contiguous() && keep.is_contiguous(),
+                "decoder: int64 ids, one a row, and kept rows");
+    TORCH_CHECK(pools.size() == 2 * layers_.size(), "decoder: two pools a layer");
+    for (size_t i = 0; i < pools.size(); i += 2)
+      check_pools(pools[i], pools[i + 1], kv_heads_, head_dim_, embedding_.scalar_type());
+    TORCH_CHECK(!seconds || (seconds->scalar_type() == at::kDouble && seconds->numel() == kParts), "decoder: ",
+                int{kParts}, " seconds");
+    in.query_heads = query_heads_;
+    in.kv_heads = kv_heads_;
+    in.head_dim = head_dim_;
+    in.query_stride = (query_heads_ + 2 * kv_heads_) * head_dim_;
+    Tensor logits = at::empty({keep.numel(), head_.outputs}, embedding_.options().dtype(at::kFloat));
+    dispatch(embedding_, [&]<typename T>(T) {
+      const DecoderShape<T> shape = shape_with<T>(pools);
+      Forward<T> forward(shape, in, data<int64_t>(input_ids), data<int64_t>(keep), keep.numel(), data<double>(seconds));
+      run(std::numeric_limits<int64_t>::max(), [&](Member& member) { forward.run(member, data<float>(logits)); });
+    });
+    return logits;
+  }
+
+ private:
+  struct Layer {
+    Tensor attention_norm, mlp_norm;
+    std::optional<Tensor> q_norm, k_norm;
+    Packed qkv, out, gate, up, down;
+    double scale;
+    int64_t window;
+  };
+
+  int64_t hidden() const { return embedding_.size(1); }
+
+  void check_plain(const Tensor& x) const {
+    TORCH_CHECK(x.scalar_type() == embedding_.scalar_type() && x.is_contiguous(), "decoder: tensors of one dtype");
+  }
+
+  void check_vector(const Tensor& x, int64_t size) const {
+    check_plain(x);
+    TORCH_CHECK(x.dim() == 1 && x.numel() == size, "decoder: ", size, " elements, not ", x.sizes());
+  }
+
+  Packed packed(const Tensor& panels, const Scales& scales, const std::optional<Tensor>& bias, int64_t inputs,
+                int64_t outputs) const {
+    check_linear(embedding_, inputs, panels, outputs, scales);
+    if (bias) check_vector(*bias, outputs);
+    return {panels, scales, bias.value_or(Tensor()), inputs, outputs};
+  }
+
+  template <typename T>
+  DecoderShape<T> shape_with(const std::vector<Tensor>& pools) const {
+    DecoderShape<T> shape{hidden(), query_heads_, kv_heads_, head_dim_, cos_.size(1), static_cast<float>(eps_),
+                          data<T>(embedding_), data<T>(cos_), data<T>(sin_), data<T>(norm_), head_.product<T>(), {}};
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const Layer& layer = layers_[i];
+      shape.layers.push_back({data<T>(layer.attention_norm), layer.qkv.product<T>(), layer.out.product<T>(),
+                              data<T>(layer.q_norm), data<T>(layer.k_norm), layer.q_norm ? layer.q_norm->numel() : 0,
+                              layer.k_norm ? layer.k_norm->numel() : 0, static_cast<float>(layer.scale), layer.window,
+                              data<T>(layer.mlp_norm), layer.gate.weight(), layer.up.weight(), layer.down.weight(),
+                              data<T>(pools[2 * i]), data<T>(pools[2 * i + 1])});
+    }
+    return shape;
+  }
+
+  Tensor embedding_, cos_, sin_, norm_;
+  double eps_;
+  int64_t query_heads_, kv_heads_, head_dim_;
+  std::vector<Layer> layers_;
+  Packed head_;
+};
+
+}  // namespace
+
+TORCH_LIBRARY(pilotfish, m) {
+  m.def("linear(Tensor x, Tensor packed, int outputs, Tensor? scales=None) -> Tensor");
+  m.def(
+      "gated_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, int inner, int outputs, Tensor? gate_scales=None, "
+      "Tensor? up_scales=None, Tensor? down_scales=None) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("add_rms_norm(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("rotate(Tensor(a!) x, Tensor cos, Tensor sin) -> ()");
+  m.def("gate_silu(Tensor x) -> Tensor");
+  m.def("gate_gelu(Tensor x) -> Tensor");
+  m.def("gate_clamped(Tensor x, float alpha, float limit) -> Tensor");
+  m.def("softcap(Tensor x, float cap) -> Tensor");
+  m.def(
+      "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, Tensor row_slots, "
+      "Tensor row_sequences, Tensor row_positions, Tensor row_prefixes, Tensor prefix_slots, Tensor path_slots, "
+      "float scale, int window, float softcap, Tensor? sinks) -> Tensor");
+  m.def("filter_logits(Tensor logits, Tensor temperatures, Tensor floors, Tensor top_k, Tensor top_p) -> Tensor");
+  m.def("finite_rows(Tensor logits) -> Tensor");
+  m.def("perturbed_topk(Tensor logits, Tensor seeds, Tensor positions, int k) -> (Tensor, Tensor)");
+  m.class_<Decoder>("Decoder")
+      .def(torch::init<Tensor, Tensor, Tensor, Tensor, double, int64_t, int64_t, int64_t>())
+      .def("add_layer", &Decoder::add_layer)
+      .def("set_head", &Decoder::set_head)
+      .def("forward", &Decoder::forward);
+}
+
+TORCH_LIBRARY_IMPL(pilotfish, CPU, m) {
+  m.impl("linear", linear);
+  m.impl("gated_mlp", gated_mlp);
+  m.impl("rms_norm", norm_of);
+  m.impl("add_rms_norm", add_norm);
+  m.impl("rotate", ::rotate);
+  m.impl("gate_silu", gate_silu);
+  m.impl("gate_gelu", gate_gelu);
+  m.impl("gate_clamped", gate_clamped);
+  m.impl("softcap", softcap);
+  m.impl("tree_attention", tree_attention);
+  m.impl("filter_logits", filter_logits);
+  m.impl("finite_rows", finite_rows);
+  m.impl("perturbed_topk", perturbed_topk);
+}

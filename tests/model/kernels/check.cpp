@@ -1,0 +1,276 @@
+// The kernels without torch: products, attention, a whole decoder and noise against plain loops, and every row's bits in
+// any company and at any number of threads. Prints what fails; exit status 1 then. For instruction sets that need another
+// compiler or an emulator.
+
+#include <cstdio>
+#include <random>
+
+#include "decoder.h"
+#include "sampling.h"
+
+using namespace pilotfish;
+
+namespace {
+
+int failures = 0;
+
+template <typename... X>
+void expect(bool holds, const char* format, X... x) {
+  if (holds) return;
+  ++failures;
+  std::printf(format, x...);
+  std::printf("\n");
+}
+
+std::mt19937 generator(0);
+
+template <typename T>
+std::vector<T> random_values(int64_t size, float spread = 1.0f) {
+  std::normal_distribution<float> normal(0.0f, spread);
+  std::vector<T> values(size);
+  for (T& value : values) value = T(normal(generator));
+  return values;
+}
+
+// weight [outputs, inputs] as `pack_weight` packs it.
+template <typename T, typename W>
+std::vector<W> pack(const std::vector<W>& weight, int64_t outputs, int64_t inputs) {
+  const int64_t panels = (outputs + kPanel - 1) / kPanel, steps = steps_of<T>(inputs), depth = Step<T>::kDepth;
+  std::vector<W> packed(panels * steps * kPanel * depth, W(0.0f));
+  for (int64_t n = 0; n < outputs; ++n)
+    for (int64_t k = 0; k < inputs; ++k)
+      packed[((n / kPanel * steps + k / depth) * kPanel + n % kPanel) * depth + k % depth] = weight[n * inputs + k];
+  return packed;
+}
+
+template <typename T>
+constexpr const char* name_of() {
+  return std::is_same_v<T, float> ? "float32" : "bfloat16";
+}
+
+template <typename T>
+constexpr float kTolerance = std::is_same_v<T, float> ? 1e-5f : 1.0f / 128;
+
+template <typename T>
+bool near(T value, double exact, double scale) {
+  return std::abs(float{value} - exact) <= kTolerance<T> * (std::abs(exact) + scale);
+}
+
+template <typename T>
+std::vector<T> multiply_rows(int size, const std::vector<T>& x, int64_t rows, const Weight& w) {
+  std::vector<T> y(rows * w.outputs);
+  Inputs<Rows, T> in(rows, w.inputs);
+  Team::mine().run(size, [&](Member& member) {
+    in.pack(member, x.data());
+    multiply_all<T>(member, in, w, static_cast<const T*>(nullptr), y.data());
+  });
+  return y;
+}
+
+template <typename T, typename W>
+void check_linear(int64_t outputs, int64_t inputs) {
+  std::vector<W> weight(outputs * inputs);
+  std::vector<float> scales(outputs + kPanel, 0.01f);
+  if constexpr (std::is_same_v<W, int8_t>)
+    for (W& value : weight) value = static_cast<int8_t>(generator() % 255 - 127);
+  else weight = random_values<W>(outputs * inputs);
+  const std::vector<W> packed = pack<T>(weight, outputs, inputs);
+  const bool quantized = std::is_same_v<W, int8_t>;
+  const Weight w{packed.data(), quantized ? scales.data() : nullptr, inputs, outputs};
+  for (int64_t rows : {1, 2, 3, 5, 8, 13, 16, 17, 33, 40}) {
+    const std::vector<T> x = random_values<T>(rows * inputs), y = multiply_rows(3, x, rows, w);
+    for (int64_t r = 0; r < rows; ++r) {
+      const std::vector<T> alone = multiply_rows<T>(1, {x.begin() + r * inputs, x.begin() + (r + 1) * inputs}, 1, w);
+      for (int64_t n = 0; n < outputs; ++n) {
+        double exact = 0;
+        for (int64_t k = 0; k < inputs; ++k) exact += double{float{x[r * inputs + k]}} * double(float(weight[n * inputs + k]));
+        if (quantized) exact *= 0.01f;
+        expect(near(y[r * outputs + n], exact, std::sqrt(inputs)), "linear %s: row %ld of %ld, output %ld: %g, not %g",
+               name_of<T>(), long(r), long(rows), long(n), double{float{y[r * outputs + n]}}, exact);
+        expect(std::memcmp(&y[r * outputs + n], &alone[n], sizeof(T)) == 0,
+               "linear %s [%ld, %ld]: row %ld of %ld has other bits alone", name_of<T>(), long(outputs), long(inputs),
+               long(r), long(rows));
+      }
+    }
+  }
+}
+
+constexpr int64_t kHidden = 96, kQueryHeads = 6, kKvHeads = 2, kHeadDim = 32, kInner = 200, kVocab = 130, kSlots = 400;
+
+// A random decoder of two layers, and its KV.
+template <typename T>
+struct Model {
+  std::vector<std::vector<T>> tensors;
+  DecoderShape<T> shape;
+  int64_t width = (kQueryHeads + 2 * kKvHeads) * kHeadDim;
+
+  T* tensor(int64_t size, float spread = 1.0f) {
+    tensors.push_back(random_values<T>(size, spread));
+    return tensors.back().data();
+  }
+
+  Weight weight(int64_t inputs, int64_t outputs) {
+    tensors.push_back(pack<T>(random_values<T>(outputs * inputs, 0.1f), outputs, inputs));
+    return {tensors.back().data(), nullptr, inputs, outputs};
+  }
+
+  Model() {
+    tensors.reserve(100);
+    shape = {kHidden, kQueryHeads, kKvHeads, kHeadDim, kHeadDim, 1e-5f, tensor(kVocab * kHidden),
+             tensor(kSlots * kHeadDim), tensor(kSlots * kHeadDim), tensor(kHidden), {weight(kHidden, kVocab), nullptr}, {}};
+    for (int64_t window : {0, 70})
+      shape.layers.push_back({tensor(kHidden), {weight(kHidden, width), tensor(width)},
+                              {weight(kQueryHeads * kHeadDim, kHidden), nullptr}, tensor(kHeadDim), nullptr, kHeadDim, 0,
+                              0.2f, window, tensor(kHidden), weight(kHidden, kInner), weight(kHidden, kInner),
+                              weight(kInner, kHidden), tensor(kSlots * kKvHeads * kHeadDim),
+                              tensor(kSlots * kKvHeads * kHeadDim)});
+  }
+
+  // Logits of tokens [first, last) of one sequence, whose slots run backwards.
+  std::vector<float> run(int size, const std::vector<int64_t>& tokens, int64_t first, int64_t last) {
+    const int64_t rows = last - first;
+    std::vector<int32_t> slots, sequences(rows, 0), positions, prefixes(rows, last), prefix, path(rows, 0);
+    for (int32_t i = 0; i < last; ++i) prefix.push_back(kSlots - 1 - i);
+    for (int32_t i = first; i < last; ++i) positions.push_back(i), slots.push_back(prefix[i]);
+    std::vector<int64_t> keep;
+    for (int64_t r = 0; r < rows; ++r) keep.push_back(r);
+    AttentionInputs in{};
+    in.row_slots = slots.data();
+    in.row_sequences = sequences.data();
+    in.row_positions = positions.data();
+    in.row_prefixes = prefixes.data();
+    in.prefix_slots = prefix.data();
+    in.path_slots = path.data();
+    in.rows = rows;
+    in.prefix_width = last;
+    in.path_width = 1;
+    in.query_heads = kQueryHeads;
+    in.kv_heads = kKvHeads;
+    in.head_dim = kHeadDim;
+    in.query_stride = width;
+    std::vector<float> logits(rows * kVocab);
+    Forward<T> forward(shape, in, tokens.data() + first, keep.data(), rows);
+    Team::mine().run(size, [&](Member& member) { forward.run(member, logits.data()); });
+    return logits;
+  }
+};
+
+template <typename T>
+void check_decoder() {
+  Model<T> model;
+  std::vector<int64_t> tokens(150);
+  for (int64_t& token : tokens) token = generator() % kVocab;
+  const std::vector<float> together = model.run(3, tokens, 0, 150);
+  std::vector<float> apart;
+  for (int64_t first = 0; first < 150;) {
+    const int64_t last = std::min<int64_t>(150, first + 1 + generator() % 20);
+    const std::vector<float> some = model.run(1 + generator() % 3, tokens, first, last);
+    apart.insert(apart.end(), some.begin(), some.end());
+    first = last;
+  }
+  for (float logit : together) expect(std::isfinite(logit), "decoder %s: a logit is not finite", name_of<T>());
+  expect(together == apart, "decoder %s: rows have other bits in other company", name_of<T>());
+}
+
+template <typename T>
+void check_attention() {
+  constexpr int64_t kRows = 5, kLength = 131;
+  const std::vector<T> q = random_values<T>(kRows * kQueryHeads * kHeadDim);
+  const std::vector<T> k = random_values<T>(kSlots * kKvHeads * kHeadDim), v = random_values<T>(k.size());
+  std::vector<int32_t> sequences(kRows, 0), positions, prefixes(kRows, kLength), prefix, path(kRows, 0);
+  for (int32_t i = 0; i < kLength; ++i) prefix.push_back((7 * i) % kSlots);
+  for (int32_t r = 0; r < kRows; ++r) positions.push_back(r * 32);
+  const std::vector<float> sinks = random_values<float>(kQueryHeads);
+  AttentionInputs in{};
+  in.row_sequences = sequences.data();
+  in.row_positions = positions.data();
+  in.row_prefixes = prefixes.data();
+  in.prefix_slots = prefix.data();
+  in.path_slots = path.data();
+  in.rows = kRows;
+  in.prefix_width = kLength;
+  in.path_width = 1;
+  in.query_heads = kQueryHeads;
+  in.kv_heads = kKvHeads;
+  in.head_dim = kHeadDim;
+  in.query_stride = kQueryHeads * kHeadDim;
+  in.scale = 0.2f;
+  in.window = 50;
+  in.softcap = 3.0f;
+  in.sinks = sinks.data();
+  std::vector<T> y(q.size());
+  const auto groups = groups_of(in);
+  Team::mine().run(2, [&](Member& member) {
+    attend(member, in, groups, q.data(), k.data(), v.data(), [&](int64_t row, int64_t column, const T* values, int64_t n) {
+      std::copy_n(values, n, y.data() + row * in.query_stride + column);
+    });
+  });
+  for (int64_t r = 0; r < kRows; ++r)
+    for (int64_t h = 0; h < kQueryHeads; ++h) {
+      const T* query = q.data() + (r * kQueryHeads + h) * kHeadDim;
+      std::vector<double> out(kHeadDim, 0.0);
+      double total = std::exp(double{sinks[h]});
+      for (int64_t p = std::max<int64_t>(0, positions[r] - 49); p <= positions[r]; ++p) {
+        const int64_t place = (prefix[p] * kKvHeads + h / (kQueryHeads / kKvHeads)) * kHeadDim;
+        double score = 0;
+        for (int64_t i = 0; i < kHeadDim; ++i) score += double{float{query[i]}} * double{float{k[place + i]}};
+        const double weight = std::exp(3.0 * std::tanh(score * 0.2 / 3.0));
+        total += weight;
+        for (int64_t i = 0; i < kHeadDim; ++i) out[i] += weight * float{v[place + i]};
+      }
+      for (int64_t i = 0; i < kHeadDim; ++i)
+        expect(near(y[(r * kQueryHeads + h) * kHeadDim + i], out[i] / total, 1.0), "attention %s: row %ld, head %ld",
+               name_of<T>(), long(r), long(h));
+    }
+}
+
+// Philox4x32-10 in scalars, for one token.
+uint32_t plain_word(uint64_t seed, uint64_t position, int64_t token) {
+  uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), uint32_t(token >> 2), 0};
+  uint32_t key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53} * c[0], b = uint64_t{0xCD9E8D57} * c[2];
+    const uint32_t next[4] = {uint32_t(b >> 32) ^ c[1] ^ key[0], uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ key[1], uint32_t(a)};
+    std::copy_n(next, 4, c);
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  return c[token & 3];
+}
+
+void check_noise() {
+  constexpr int64_t kTokens = 1000, kBest = 5;
+  const std::vector<float> values = random_values<float>(kTokens, 3.0f);
+  const std::vector<double> logits(values.begin(), values.end());
+  for (uint64_t seed : {uint64_t{0}, uint64_t{0x123456789abcdef}}) {
+    std::vector<std::pair<double, int64_t>> ranked;
+    for (int64_t token = 0; token < kTokens; ++token)
+      ranked.emplace_back(-(logits[token] + gumbel_of(plain_word(seed, 77, token))), token);
+    std::sort(ranked.begin(), ranked.end());
+    double scores[kBest];
+    int64_t tokens[kBest];
+    best_of_row(logits.data(), kTokens, seed, 77, kBest, scores, tokens);
+    for (int64_t i = 0; i < kBest; ++i)
+      expect(tokens[i] == ranked[i].second && scores[i] == -ranked[i].first, "noise: rank %ld", long(i));
+  }
+}
+
+template <typename T>
+void check_all() {
+  for (const auto& [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 1}, {31, 7}, {33, 257}, {70, 1100}}) {
+    check_linear<T, T>(outputs, inputs);
+    check_linear<T, int8_t>(outputs, inputs);
+  }
+  check_decoder<T>();
+  check_attention<T>();
+}
+
+}  // namespace
+
+int main() {
+  check_all<float>();
+  check_all<BFloat16>();
+  check_noise();
+  std::printf("%d lanes, %d failures\n", kLanes, failures);
+  return failures > 0;
+}

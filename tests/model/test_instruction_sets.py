@@ -1,0 +1,105 @@
+"""The kernels for every instruction set that this processor has, and for others under an emulator."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pilotfish.errors import ParameterError
+from pilotfish.model import native
+
+HERE = Path(__file__).parent
+CHECK = HERE / "kernels" / "check.cpp"
+FLAGS = [*native._FLAGS, "-Wall", "-Werror", "-Wno-maybe-uninitialized", f"-I{native._SOURCES}"]
+EMULATED_TILES = f'-DPILOTFISH_EMULATED_TILES="{HERE / "kernels" / "emulated_tiles.h"}"'
+#: Compiler and emulator of other machines, from Debian's packages of these names.
+CROSS = {"aarch64": ("aarch64-linux-gnu-g++", "qemu-aarch64")}
+
+
+def usable() -> list[str]:
+    return [name for name in native._flags() if native._has(name)]
+
+
+def compiled(tmp_path: Path, compiler: str, *flags: str) -> Path:
+    """`check.cpp`, without torch."""
+    program = tmp_path / "check"
+    command = [compiler, *FLAGS, *flags, str(CHECK), "-o", str(program), "-pthread"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def check(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    assert done.stdout.endswith(" 0 failures\n")
+
+
+@pytest.mark.parametrize("name", native._flags())
+def test_the_kernels_without_torch_are_right_on(name: str, tmp_path: Path) -> None:
+    program = compiled(tmp_path, "c++", *native._flags()[name])
+    if name in usable():
+        check(program)
+
+
+def test_amx_is_right_with_emulated_tiles(tmp_path: Path) -> None:
+    """On any processor: AMX's instructions in plain C++."""
+    check(compiled(tmp_path, "c++", EMULATED_TILES))
+
+
+@pytest.mark.parametrize("machine", CROSS)
+def test_the_kernels_are_right_on_another_machine(machine: str, tmp_path: Path) -> None:
+    compiler, emulator = CROSS[machine]
+    for tool in (compiler, emulator):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    for name, flags in native.INSTRUCTION_SETS[machine].items():
+        (tmp_path / name).mkdir()
+        check(emulator, compiled(tmp_path / name, compiler, "-static", *flags))
+
+
+def test_what_is_wrong_is_found(tmp_path: Path) -> None:
+    """A tile that takes only the first input of each step."""
+    wrong = (HERE / "kernels" / "emulated_tiles.h").read_text().replace("i < 2", "i < 1")
+    (tmp_path / "wrong.h").write_text(wrong)
+    program = compiled(tmp_path, "c++", f'-DPILOTFISH_EMULATED_TILES="{tmp_path / "wrong.h"}"')
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "linear bfloat16" in done.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in usable()[1:] if name != os.environ.get(native.FORCED)])
+def test_the_promise_holds_for_every_instruction_set_of_this_processor(name: str) -> None:
+    """The tests of the kernels, in a process that has others than this one."""
+    environment = {**os.environ, native.FORCED: name, "OMP_NUM_THREADS": "1"}
+    tests = [HERE / "test_kernels.py", HERE / "test_decoder.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_the_best_that_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(native.FORCED, raising=False)
+    assert native.instruction_set() == usable()[0]
+    monkeypatch.setattr(native, "_has", lambda name: name not in ("amx", "avx512_bf16", "avx512"))
+    assert native.instruction_set() in ("avx2", "neon", "portable")
+    digests = set()
+    for name in native._flags():
+        monkeypatch.setattr(native, "_has", lambda _: True)
+        monkeypatch.setenv(native.FORCED, name)
+        assert native.instruction_set() == name
+        digests.add(native._digest())
+    assert len(digests) == len(native._flags())
+
+
+@pytest.mark.parametrize("name", ["sse9", "amx"])
+def test_an_instruction_set_that_the_processor_lacks_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_has", lambda name: name == "portable")
+    monkeypatch.setattr(native, "_flags", lambda: native.INSTRUCTION_SETS["x86_64"])
+    monkeypatch.setenv(native.FORCED, name)
+    with pytest.raises(ParameterError, match=rf"PILOTFISH_ISA: '{name}' is not allowed; expected one of portable on"):
+        native.instruction_set()
