@@ -33,6 +33,7 @@ from pilotfish.engine.llm import LLM
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, ModelError
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.native_modules import PlainDecoder
 from pilotfish.model.sampling import non_finite_rows
 
 #: No prompt and no output here has it.
@@ -81,7 +82,10 @@ def poison_module(module: torch.nn.Module, token: int, value: float = float("nan
     embedding: Any = next(part for name, part in module.named_modules() if name.endswith("embed_tokens"))
     weight = embedding.weight.detach().clone()  # a head that is tied to it stays as it is
     weight[token] = value
-    embedding.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if isinstance(module, PlainDecoder):
+        embedding.weight.data = weight  # the kernels keep this very parameter
+    else:
+        embedding.weight = torch.nn.Parameter(weight, requires_grad=False)
 
 
 def finish(engine: Engine, samples: Sequence[Sample]) -> None:

@@ -238,24 +238,29 @@ struct GroupAttention {
     return {in, scratch<States, float>(kGroupRows * size) + (row - group.first) * size};
   }
 
-  // q points to row 0. Calls put(row, first column, values, count) with what each row attended to.
-  template <typename F>
-  void run(const T* q, const F& put) {
-    const int64_t column = kv_head * heads * in.head_dim, last = group.first + group.count;
+  // q points to row 0. Leaves what the rows attended to in their states.
+  void run(const T* q) {
     int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
-    for (int64_t row = group.first; row < last; ++row) {
-      state(row).begin(q + row * in.query_stride + column, in.scale, in.sinks ? in.sinks + kv_head * heads : nullptr);
+    for (int64_t row = group.first; row < group.first + group.count; ++row) {
+      state(row).begin(q + row * in.query_stride + column(), in.scale, in.sinks ? in.sinks + kv_head * heads : nullptr);
       begin = std::min(begin, start(row));
       end = std::max(end, length(row));
     }
     for (int64_t block = begin / kBlock * kBlock; block < end; block += kBlock) add_block(block);
+  }
+
+  // Calls put(row, first column, values, count) with what each row attended to, on the thread that ran it.
+  template <typename F>
+  void publish(const F& put) const {
     T* y = scratch<Attended, T>(heads * in.head_dim);
-    for (int64_t row = group.first; row < last; ++row) {
+    for (int64_t row = group.first; row < group.first + group.count; ++row) {
       if (length(row) > 0) state(row).finish(y);
       else std::fill(y, y + heads * in.head_dim, T(0.0f));
-      put(row, column, y, heads * in.head_dim);
+      put(row, column(), y, heads * in.head_dim);
     }
   }
+
+  int64_t column() const { return kv_head * heads * in.head_dim; }
 
   void add_block(int64_t block) {
     const bool shared = block + kBlock <= in.row_prefixes[group.first];
@@ -280,13 +285,16 @@ struct GroupAttention {
   }
 };
 
-// Attention of all rows over pools [slots, kv_heads, head_dim]; `put` as in GroupAttention::run.
+// Attention of all rows over pools [slots, kv_heads, head_dim]; `put` as in GroupAttention::publish.
 template <typename T, typename F>
 void attend(Member& member, const AttentionInputs& in, const std::vector<RowGroup>& groups, const T* q, const T* k_pool,
             const T* v_pool, const F& put) {
-  member.for_each(groups.size() * in.kv_heads, [&](int64_t item) {
-    GroupAttention<T>(in, k_pool, v_pool, groups[item / in.kv_heads], item % in.kv_heads).run(q, put);
-  });
+  const auto with = [&](int64_t item) {
+    return GroupAttention<T>(in, k_pool, v_pool, groups[item / in.kv_heads], item % in.kv_heads);
+  };
+  member.compute_each(
+      groups.size() * in.kv_heads, [&](int64_t item) { with(item).run(q); },
+      [&](int64_t item) { with(item).publish(put); });
 }
 
 // Writes a row's keys or values [width] to its slot of a pool.

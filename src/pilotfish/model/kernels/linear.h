@@ -253,14 +253,15 @@ struct Inputs {
   }
 };
 
-// Calls f(first, count) for groups of panels of a weight of `depth` inputs.
-template <typename T, typename F>
-void for_each_group(Member& member, int64_t panels, int64_t depth, int64_t rows, const F& f) {
+// Calls compute(first, count), then publish(first, count), for groups of panels of a weight of `depth` inputs.
+template <typename T, typename F, typename G>
+void for_each_group(Member& member, int64_t panels, int64_t depth, int64_t rows, const F& compute, const G& publish) {
   const int64_t bytes = depth * kPanel * sizeof(T), least = rows > 1 ? kTaskPanels : 1;
   const int64_t group = std::max<int64_t>(least, kTaskBytes / bytes);
-  member.for_each((panels + group - 1) / group, [&](int64_t task) {
-    f(task * group, std::min(group, panels - task * group));
-  });
+  const auto with = [=](const auto& f) {
+    return [=, &f](int64_t task) { f(task * group, std::min(group, panels - task * group)); };
+  };
+  member.compute_each((panels + group - 1) / group, with(compute), with(publish));
 }
 
 // Rounds a panel's sums of one row to T.
@@ -277,26 +278,28 @@ struct Sums {};
 // one. Y is T, or float for rounded values as float32.
 template <typename T, typename Tag, typename Y>
 void multiply_all(Member& member, const Inputs<Tag, T>& in, const Weight& w, const T* bias, Y* y) {
-  for_each_group<T>(member, w.num_panels(), in.depth, in.rows, [&](int64_t first, int64_t count) {
-    float* acc = scratch<Sums, float>(count * in.rows * kPanel);
-    in.multiply_panels(w, first, count, acc);
-    for (int64_t p = 0; p < count; ++p) {
-      const int64_t column = (first + p) * kPanel, width = std::min<int64_t>(kPanel, w.outputs - column);
-      for (int64_t r = 0; r < in.rows; ++r) {
+  const auto compute = [&](int64_t first, int64_t count) {
+    in.multiply_panels(w, first, count, scratch<Sums, float>(count * in.rows * kPanel));
+  };
+  const auto publish = [&](int64_t first, int64_t count) {
+    const float* acc = scratch<Sums, float>(count * in.rows * kPanel);
+    for (int64_t p = first; p < first + count; ++p)
+      for (int64_t r = 0; r < in.rows; ++r, acc += kPanel) {
+        const int64_t column = p * kPanel, width = std::min<int64_t>(kPanel, w.outputs - column);
         T out[kPanel];
-        round_panel(acc + (p * in.rows + r) * kPanel, out);
+        round_panel(acc, out);
         if (bias) add_to(out, bias + column, width);
         std::copy_n(out, width, y + r * w.outputs + column);
       }
-    }
-  });
+  };
+  for_each_group<T>(member, w.num_panels(), in.depth, in.rows, compute, publish);
 }
 
 // The inner activations silu(gate) * up, rounded to T, packed for the next product as they come.
 template <typename T>
 void gate_all(Member& member, const Inputs<Rows, T>& in, const Weight& gate, const Weight& up, Inputs<Inner, T>& inner) {
   constexpr int64_t kSteps = kPanel / Step<T>::kDepth;
-  for_each_group<T>(member, gate.num_panels(), 2 * in.depth, in.rows, [&](int64_t first, int64_t count) {
+  const auto compute = [&](int64_t first, int64_t count) {
     const int64_t size = count * in.rows * kPanel;
     float *gates = scratch<Sums, float>(2 * size), *ups = gates + size;
     in.multiply_panels(gate, first, count, gates);
@@ -305,15 +308,18 @@ void gate_all(Member& member, const Inputs<Rows, T>& in, const Weight& gate, con
       const Vec z = load(gates + i);
       store(gates + i, z * sigmoid(z) * load(ups + i));
     }
-    for (int64_t p = 0; p < count; ++p)
+  };
+  const auto publish = [&](int64_t first, int64_t count) {
+    const float* gates = scratch<Sums, float>(2 * count * in.rows * kPanel);
+    for (int64_t p = first; p < first + count; ++p)
       for (const Tile& tile : inner.tiles)
-        for (int64_t r = 0; r < tile.rows; ++r) {
+        for (int64_t r = 0; r < tile.rows; ++r, gates += kPanel) {
           T out[kPanel];
-          round_panel(gates + (p * in.rows + tile.first + r) * kPanel, out);
-          const int64_t step = (first + p) * kSteps;
-          inner.pack_row(tile, r, step, std::min(kSteps, inner.steps - step), out);
+          round_panel(gates, out);
+          inner.pack_row(tile, r, p * kSteps, std::min(kSteps, inner.steps - p * kSteps), out);
         }
-  });
+  };
+  for_each_group<T>(member, gate.num_panels(), 2 * in.depth, in.rows, compute, publish);
 }
 
 }  // namespace pilotfish

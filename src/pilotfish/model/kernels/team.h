@@ -3,20 +3,22 @@
 // A region is one function that every member runs from its beginning to its end; its work is in phases:
 //
 //     team.run([&](Member& member) {
-//       member.for_each(10, first);     // each chunk by whoever takes it; ends when all 10 are done
-//       member.for_each(99, second);    // sees all that `first` wrote
+//       member.for_each(10, first);               // each chunk by whoever takes it; ends when all 10 are done
+//       member.compute_each(99, second, publish);  // sees all that `first` wrote
 //     });
 //
 // Members take chunks from one counter, and a phase ends when its chunks are done, not when all members have arrived.
 // A member without a core that holds no chunk is not missed: it finds its phases over when it comes back and runs
-// through them to where the others are. Whoever waits spins for a moment, since most waits are shorter than a sleep
-// takes, then sleeps, so that whoever holds the last chunk may have its core. Between its phases a region may only
+// through them to where the others are. A chunk whose member has been away for longer than a chunk takes is computed again
+// by who waits for it (`compute_each`); whoever is ready first publishes it. Whoever waits spins for a moment, since most
+// waits are shorter than a sleep takes, then sleeps, so that others may have its core. Between its phases a region may only
 // compute what depends on nothing that members write.
 
 #pragma once
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -30,7 +32,11 @@
 
 namespace pilotfish {
 
-constexpr std::chrono::microseconds kSpin{50};
+using Clock = std::chrono::steady_clock;
+
+constexpr Clock::duration kSpin = std::chrono::microseconds(50);
+constexpr Clock::duration kLongestSpin = std::chrono::microseconds(500);
+constexpr int64_t kMaxClaims = 4096;  // chunks of a phase that can be computed again
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -40,16 +46,21 @@ inline void pause() {
 #endif
 }
 
-// Returns when `word` is no longer `old`.
-inline void wait_while(const std::atomic<uint32_t>& word, uint32_t old) {
-  const auto until = std::chrono::steady_clock::now() + kSpin;
+// Whether `word` is no longer `old`; waits for that, but not for longer than `most`.
+inline bool changes(const std::atomic<uint32_t>& word, uint32_t old, Clock::duration most) {
+  const auto until = Clock::now() + most;
   do {
     for (int i = 0; i < 16; ++i) {
-      if (word.load(std::memory_order_acquire) != old) return;
+      if (word.load(std::memory_order_acquire) != old) return true;
       pause();
     }
-  } while (std::chrono::steady_clock::now() < until);
-  word.wait(old, std::memory_order_acquire);
+  } while (Clock::now() < until);
+  return false;
+}
+
+// Returns when `word` is no longer `old`.
+inline void wait_while(const std::atomic<uint32_t>& word, uint32_t old) {
+  if (!changes(word, old, kSpin)) word.wait(old, std::memory_order_acquire);
 }
 
 class Member;
@@ -106,9 +117,10 @@ class Team {
   std::atomic<uint32_t> inside_{0};  // workers that run it
 
   // The phase: its number << 32 | the next chunk; chunks done; its number again, to wait for.
-  alignas(64) std::atomic<uint64_t> next_{0};
+  alignas(64) std::atomic<uint64_t> next_{uint64_t{1} << 32};
   alignas(64) std::atomic<uint32_t> done_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
+  alignas(64) std::atomic<uint32_t> phase_{1};
+  const std::unique_ptr<std::atomic<uint32_t>[]> claims_{new std::atomic<uint32_t>[kMaxClaims]()};
 };
 
 class Member {
@@ -119,19 +131,15 @@ class Member {
   // Calls f(i) for i in [0, count), each once, on any members. Returns when all are done.
   template <typename F>
   void for_each(int64_t count, const F& f) {
-    if (!team_)
-      for (int64_t i = 0; i < count; ++i) f(i);
-    if (!team_ || count == 0) return;
-    const uint32_t phase = phase_++;
-    for (uint64_t next = team_->next_.load(std::memory_order_acquire);;) {
-      if (static_cast<uint32_t>(next >> 32) != phase) return;
-      if (static_cast<uint32_t>(next) >= count) break;
-      if (!team_->next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
-      f(static_cast<int64_t>(next & 0xffffffffu));
-      if (team_->done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) return end(phase);
-      next = team_->next_.load(std::memory_order_acquire);
-    }
-    wait_while(team_->phase_, phase);
+    run_phase(count, f, [](int64_t) {}, false);
+  }
+
+  // Calls compute(i), then publish(i) on the same member, for i in [0, count). A chunk may be computed by several, with
+  // the same result in memory of their own; it is published once. Computing may read what later phases overwrite: its
+  // result is then not published.
+  template <typename F, typename G>
+  void compute_each(int64_t count, const F& compute, const G& publish) {
+    run_phase(count, compute, publish, count <= kMaxClaims);
   }
 
  private:
@@ -139,11 +147,69 @@ class Member {
 
   Member(Team* team, uint32_t phase, bool leads) : team_(team), phase_(phase), leads_(leads) {}
 
-  void end(uint32_t phase) {
+  template <typename F, typename G>
+  void run_phase(int64_t count, const F& compute, const G& publish, bool again) {
+    if (!team_)
+      for (int64_t i = 0; i < count; ++i) compute(i), publish(i);
+    if (!team_ || count == 0) return;
+    const uint32_t phase = phase_++;
+    Clock::duration longest{};
+    for (int64_t i; (i = take(phase, count)) < count;) {
+      if (i < 0) return;
+      const auto began = Clock::now();
+      compute(i);
+      if (again && !claim(i, phase)) continue;
+      publish(i);
+      if (finish(phase, count)) return;
+      longest = std::max(longest, Clock::now() - began);
+    }
+    const auto patience = std::max(kSpin, 2 * longest);
+    while (again && patience <= kLongestSpin) {
+      if (changes(team_->phase_, phase, patience)) return;
+      const int64_t i = missing(phase, count);
+      if (i < 0) break;
+      compute(i);
+      if (!claim(i, phase)) continue;
+      publish(i);
+      if (finish(phase, count)) return;
+    }
+    wait_while(team_->phase_, phase);
+  }
+
+  // The next chunk; `count` where none is left; -1 where the phase is over.
+  int64_t take(uint32_t phase, int64_t count) {
+    uint64_t next = team_->next_.load(std::memory_order_acquire);
+    do {
+      if (static_cast<uint32_t>(next >> 32) != phase) return -1;
+      if (static_cast<uint32_t>(next) >= count) return count;
+    } while (!team_->next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel));
+    return static_cast<int64_t>(next & 0xffffffffu);
+  }
+
+  // Whether this member is the first to have computed a chunk. A chunk holds the last phase that it was claimed in, so one
+  // who comes too late, even for the phase, claims nothing.
+  bool claim(int64_t chunk, uint32_t phase) {
+    uint32_t last = team_->claims_[chunk].load(std::memory_order_acquire);
+    return precedes(last, phase) && team_->claims_[chunk].compare_exchange_strong(last, phase);
+  }
+
+  // A chunk that nobody has claimed yet, or -1.
+  int64_t missing(uint32_t phase, int64_t count) const {
+    for (int64_t i = 0; i < count; ++i)
+      if (precedes(team_->claims_[i].load(std::memory_order_acquire), phase)) return i;
+    return -1;
+  }
+
+  static bool precedes(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) < 0; }
+
+  // Counts a chunk as done. True if it was the last: then the next phase has begun.
+  bool finish(uint32_t phase, int64_t count) {
+    if (team_->done_.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return false;
     team_->done_.store(0, std::memory_order_relaxed);
     team_->next_.store(uint64_t{phase + 1} << 32, std::memory_order_release);
     team_->phase_.store(phase + 1, std::memory_order_release);
     team_->phase_.notify_all();
+    return true;
   }
 
   Team* team_;  // null: this member is the only one
