@@ -76,7 +76,6 @@ class Engine:
 
     def _load(self, cores: frozenset[int], drafter: Drafter | None) -> None:
         config = self.config
-        warn_of_spinning()
         torch.set_num_threads(config.threads or len(cores) or config.num_threads)
         self.tokenizer = load_tokenizer(config.target)
         self.precision = precision_here(config, config.target)
@@ -84,6 +83,8 @@ class Engine:
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.model = load_configured(config, config.target, config.max_model_len)
+        if not self.model.native:
+            warn_of_spinning()
         target_pacer = self._pacer("target", config.paces.target)
         self.executor = TorchExecutor(self.model, self.memory.slots, target_pacer)
         self.drafter = drafter or self.make_drafter(() if config.mode == "off" else config.drafters)
