@@ -76,6 +76,6 @@ def test_the_demo_is_paced(
     with inline_drafts(monkeypatch):
         fixed = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 3, "--rounds", 1)
         shown = pilotfish("demo", *fixed, "--pace", BOTH)
-    assert "target 1.5ms, overruns 0 of 200; draft" in " ".join(shown.stdout.split())
+    assert "target 1.5ms, overruns 0 of 200; off and sync draft" in " ".join(shown.stdout.split())
     assert "draft 500us, overruns 50 of 200" in shown.stderr
     assert pilotfish("demo", "--pace", "target=1").code == 2

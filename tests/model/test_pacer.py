@@ -73,7 +73,9 @@ def test_a_forward_that_took_longer_is_counted_and_not_held(clock: Clock, pacer:
         pacer.hold(began, 10)
         assert clock.time - began == pytest.approx(max(seconds, 0.010), abs=1.5e-6)
     assert pacer == Pacer("target", PACE, forwards=4, overruns=2)
+    assert list(pacer.taken) == pytest.approx([0.1, 1.1, 0.9, 2.0])
     pacer.reset()
+    assert not pacer.taken
     assert pacer == Pacer("target", PACE, forwards=0, overruns=0)
 
 

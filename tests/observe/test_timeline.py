@@ -54,6 +54,16 @@ def test_processes_stand_side_by_side_and_a_killed_one_leaves_what_it_had(tmp_pa
     assert names == [part.name for part in parts[:2]]
 
 
+def test_a_paced_level_says_what_it_took_of_its_pace(tmp_path: Path) -> None:
+    one = Timeline(tmp_path / "part", "draft")
+    one.level(LEVEL)
+    one.level(LEVEL, 0.25)
+    one.close()
+    merge([tmp_path / "part"], tmp_path / "trace.json")
+    plain, held = (span["args"] for span in spans(tmp_path / "trace.json"))
+    assert held == {**plain, "taken": 0.25}
+
+
 def test_a_part_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_EVENTS", 3)  # the process's name is one
     one = Timeline(tmp_path / "part", "draft")

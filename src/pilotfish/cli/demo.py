@@ -1,7 +1,8 @@
-"""`pilotfish demo`: speculation at work, and what it is worth, in under two minutes."""
+"""`pilotfish demo`: speculation at work, and what it is worth, in under 90 seconds."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Annotated
 
@@ -21,10 +22,14 @@ PAIR = "pycode@344m"
 PACED_PAIR = "pycode"
 AUTO = "auto"
 MAX_ROUNDS = 100
+SAMPLING = [
+    replace(one, help="Of each output, at most: as many as there is time for.") if one.name == "max_tokens" else one
+    for one in pick(SamplingParams, "max_tokens", "temperature", max_tokens=64, temperature=0.8)
+]
 ENGINE = ("dtype", "device", "threads", "eager")
 
 
-@taking(pick(SamplingParams, "max_tokens", "temperature", max_tokens=64, temperature=0.8), pick(EngineConfig, *ENGINE))
+@taking(SAMPLING, pick(EngineConfig, *ENGINE))
 def demo(
     sampling: Given,
     engine: Given,
@@ -39,28 +44,39 @@ def demo(
     """Write code with a draft guessing ahead, coloured by who wrote each token; then time off, sync and async: at the
     pace of a 70B and a 1B model (slower, in the same proportion, where this machine would not keep up), and at this
     machine's own."""
+    began = time.perf_counter()
     if not 1 <= rounds <= MAX_ROUNDS:
         raise ParameterError("rounds", rounds, f"an integer 1 to {MAX_ROUNDS}")
     if not pace:
         raise ParameterError("pace", pace, f"{AUTO}, or paces as in target=10.4ms,draft=2.6ms")
-    params = SamplingParams(**sampling, seed=0)
+    params = SamplingParams(**sampling, seed=0)  # checked before a model is loaded
     paced, unpaced = _config(PACED_PAIR, "" if pace == AUTO else pace, engine), _config(pair, "", engine)
     from pilotfish.model.serving_imports import import_for_serving
 
     import_for_serving()
-    from pilotfish.cli import demo_pace, demo_scenes
+    from pilotfish.cli.demo_pace import measured_scene
+    from pilotfish.cli.demo_runs import Scene, Work
+    from pilotfish.cli.demo_scenes import run_demo
 
-    note = ""
+    work = Work(params)
+    _build_kernels(paced, quiet=json)
     if pace == AUTO:
         with status("measuring what pace this machine holds", quiet=json):
-            stretch = demo_pace.stretch_of(*demo_pace.measure(paced, params))
-        paced, note = replace(paced, pace=demo_pace.stretched(stretch)), demo_pace.note_of(stretch)
-    scenes = [
-        demo_scenes.Scene("paced", f"{PACED_PAIR} at the pace of other devices: {paced.pace}{note}", PACED_PAIR, paced),
-        demo_scenes.Scene("unpaced", f"{pair} at the speed of this machine", pair, unpaced),
-    ]
-    if not demo_scenes.run_demo(scenes, params, rounds=rounds, json=json):
+            first = measured_scene(PACED_PAIR, paced, work, quiet=True)
+    else:
+        first = Scene("paced", f"{PACED_PAIR} at the pace of other devices: {pace}", PACED_PAIR, paced)
+    scenes = [first, Scene("unpaced", f"{pair} at the speed of this machine", pair, unpaced)]
+    if not run_demo(scenes, work, rounds=rounds, json=json, began=began):
         raise typer.Exit(1)
+
+
+def _build_kernels(config: EngineConfig, *, quiet: bool) -> None:
+    """Before a draft's process would build them as well."""
+    from pilotfish.model.native import load_kernels
+
+    if config.device == "cpu" and not config.eager:
+        with status("building the kernels, once on this machine", quiet=quiet):
+            load_kernels()
 
 
 def _config(pair: str, pace: str, engine: Given) -> EngineConfig:

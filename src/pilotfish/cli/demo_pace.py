@@ -1,34 +1,25 @@
-"""A pace that the machine at hand can hold."""
+"""A pace that the machine at hand holds: that of a pair of devices, stretched as far as it must be."""
 
 from __future__ import annotations
 
-import io
 import math
-import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import redirect_stderr
 from dataclasses import replace
-from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from pilotfish.bench.contestants import Run, contestant_of, joined
-from pilotfish.cli.demo_scenes import jobs_of
+from pilotfish.cli.demo_runs import Scene, Work, time_modes
 from pilotfish.config import EngineConfig
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine
+from pilotfish.model.pacer import Pacer
 
-#: Milliseconds of a forward of a 70B model on four H200, and of a 1B model on one.
+#: Milliseconds of a forward of a 70B model on four H200, and of a level of a 1B model on one.
 TARGET_MS, DRAFT_MS = 10.4, 2.6
-#: Seconds of the measurement.
-SECONDS = 3.0
+DEVICES = "a 70B target on four H200 and a 1B draft on one"
+#: Seconds and rounds of the measurement, at most.
+SECONDS, ROUNDS = 3.0, 100
 #: The share of forwards that must be in time while they are measured (of a run at most one in a hundred may be late),
-#: and what is added to their time where they are not.
-IN_TIME, MARGIN = 0.996, 1.25
-#: A forward that is in time returns this little late: a sleeper is not woken at once.
-WAKING = 1.08
+#: and what is added to their time where they are not: a later run is no copy of the measured one.
+IN_TIME, MARGIN = 0.997, 1.2
 
 
 def stretched(stretch: float) -> str:
@@ -37,38 +28,39 @@ def stretched(stretch: float) -> str:
     return f"target={target},draft={draft}"
 
 
-def note_of(stretch: float) -> str:
-    return "" if stretch == 1 else f" ({stretch:g} times slower than they are: faster is too fast here)"
+def paced_scene(pair: str, config: EngineConfig, stretch: float) -> Scene:
+    """A pair, slower than DEVICES by a factor that its title names."""
+    pace = stretched(stretch)
+    slowed = "" if stretch == 1 else f", {stretch:g} times slower: what this machine holds"
+    title = f"{pair} at the pace of {DEVICES}{slowed} ({pace})"
+    return Scene("paced", title, pair, replace(config, pace=pace), stretch)
 
 
-def stretch_of(target: Sequence[float], draft: Sequence[float]) -> float:
-    """By how much TARGET_MS and DRAFT_MS must be stretched, 1 at least, for all but a few of these forwards to be in
-    time."""
-    ratio = max(_late(target) / TARGET_MS, _late(draft) / DRAFT_MS)
-    return 1.0 if ratio <= WAKING else math.ceil(10 * MARGIN * ratio) / 10
+def measured_scene(pair: str, config: EngineConfig, work: Work, *, quiet: bool) -> Scene:
+    """The pair at the pace that it holds here, measured as it will run: in mode async, target and draft at once, with
+    the pauses that cool caches."""
+    trial = paced_scene(pair, config, 1.0)
+    timing = time_modes(trial.config, work, ROUNDS, seconds=SECONDS, quiet=quiet)
+    return paced_scene(pair, config, stretch_of(timing.pacing))
 
 
-def _late(times: Sequence[float]) -> float:
-    return float(np.quantile(times, IN_TIME)) if times else 0.0
+def slower_scene(scene: Scene, pacing: Sequence[Pacer]) -> Scene:
+    """The scene at a pace that it would have held while it did not hold its own."""
+    assert scene.stretch is not None
+    stretch = scene.stretch * max(MARGIN, MARGIN * _taken(pacing))
+    return paced_scene(scene.pair, scene.config, _rounded_up(stretch))
 
 
-def measure(config: EngineConfig, params: SamplingParams) -> tuple[list[float], list[float]]:
-    """Run `config`, of mode async, at TARGET_MS and DRAFT_MS: with the pauses that cool caches, as the demo will.
-    Milliseconds of the target's forwards, sampling included, and of the draft's levels, prompts included: the pace, or
-    longer."""
-    jobs = jobs_of(params)
-    with tempfile.TemporaryDirectory() as directory:
-        trace = Path(directory, "timeline.json")
-        engine = Engine(replace(config, trace=trace, pace=stretched(1.0)))
-        try:
-            contestant, runs = contestant_of(engine), list[Run]()
-            contestant.run(engine, jobs[:1], 1)  # to warm up
-            began = time.perf_counter()
-            while time.perf_counter() < began + SECONDS:
-                runs.append(contestant.run(engine, jobs, 1))
-        finally:
-            with redirect_stderr(io.StringIO()):  # a draft worker warns that it did not keep its pace
-                engine.close()
-        events = msgspec.json.decode(trace.read_bytes())["traceEvents"]
-    levels = [event["dur"] / 1000 for event in events if event["name"] == "level" and event["ts"] >= 1e6 * began]
-    return [1000 * (step.verified - step.prepared) for step in joined(runs).steps], levels
+def stretch_of(pacing: Sequence[Pacer]) -> float:
+    """By how much the paces must be stretched, 1 at least, for all but a few of these forwards to be in time."""
+    taken = _taken(pacing)
+    return 1.0 if taken <= 1 else _rounded_up(MARGIN * taken)
+
+
+def _taken(pacing: Sequence[Pacer]) -> float:
+    """Of their pace, by nearly every forward of each model."""
+    return max((float(np.quantile(pacer.taken, IN_TIME)) for pacer in pacing if pacer.taken), default=0.0)
+
+
+def _rounded_up(stretch: float) -> float:
+    return math.ceil(10 * stretch) / 10

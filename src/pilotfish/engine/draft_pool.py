@@ -44,7 +44,8 @@ def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) 
         logger.info("%s listens at %s", name, channel.endpoint)
         ready(channel.endpoint)
         if trace is not None:
-            worker.observe = stack.enter_context(closing(Timeline(part_of(trace, name), name))).level
+            timeline = stack.enter_context(closing(Timeline(part_of(trace, name), name)))
+            worker.observe = timeline.level if pacer is None else lambda record: timeline.level(record, pacer.taken[-1])
         signals.call(worker.stop)
         worker.run()
     if pacer is not None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from pilotfish.plan.pace import Pace
 
 #: The share of overruns above which a run says nothing about the emulated device.
 MAX_OVERRUN_SHARE = 0.01
+#: Forwards whose times are kept.
+KEPT = 1 << 14
 #: Seconds before the deadline at which sleeping ends: a kernel wakes a sleeper 50 to 100 us late.
 SPIN = 200e-6
 
@@ -24,6 +28,8 @@ class Pacer:
     pace: Pace
     forwards: int = 0
     overruns: int = 0
+    #: Of its pace, what each of the last forwards took by itself: above 1 it overran.
+    taken: deque[float] = field(default_factory=partial(deque, maxlen=KEPT), compare=False)
 
     @property
     def share(self) -> float:
@@ -41,13 +47,20 @@ class Pacer:
     def reset(self) -> None:
         """Count from here on."""
         self.forwards = self.overruns = 0
+        self.taken.clear()
+
+    def note(self, taken: float) -> None:
+        """Count a forward that took so much of its pace."""
+        self.forwards += 1
+        self.overruns += taken > 1
+        self.taken.append(taken)
 
     def hold(self, began: float, rows: int) -> None:
         """After a forward of `rows` rows, and sampling: returns when its time is over. `began` is of
         `time.perf_counter`."""
-        deadline = began + self.pace.seconds(rows)
-        self.forwards += 1
-        self.overruns += time.perf_counter() > deadline
+        seconds = self.pace.seconds(rows)
+        self.note((time.perf_counter() - began) / seconds)
+        deadline = began + seconds
         while (left := deadline - time.perf_counter()) > 0:
             _sleep(max(left - SPIN, 0.0))
 

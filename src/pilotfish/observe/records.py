@@ -7,7 +7,7 @@ into a part, a line each, so that a killed process leaves all events so far. Par
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -98,15 +98,16 @@ class Timeline:
             if name != "waiting":
                 self._span(name, began, ended, {})
 
-    def level(self, record: LevelRecord) -> None:
-        """A span for the level."""
+    def level(self, record: LevelRecord, taken: float | None = None) -> None:
+        """A span for the level, and what it took of its pace by itself."""
         names = ("sessions", "leaves", "prompt_rows", "nodes", "used", "wasted")
-        self._span("level", record.began, record.ended, {name: getattr(record, name) for name in names})
+        counts = {name: getattr(record, name) for name in names}
+        self._span("level", record.began, record.ended, counts if taken is None else {**counts, "taken": taken})
 
     def close(self) -> None:
         self._file.close()
 
-    def _span(self, name: str, began: float, ended: float, counts: dict[str, int]) -> None:
+    def _span(self, name: str, began: float, ended: float, counts: Mapping[str, float]) -> None:
         self._put({"name": name, "ph": "X", "ts": 1e6 * began, "dur": 1e6 * (ended - began), "args": counts})
 
     def _put(self, event: dict[str, Any]) -> None:
