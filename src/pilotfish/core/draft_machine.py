@@ -45,6 +45,8 @@ from pilotfish.errors import InputError
 REPORT = 0.2
 #: Seconds of silence after which a target is gone.
 SILENCE = 10.0
+#: Seconds between two levels that belong to their cost; of longer ones the draft had nothing to do.
+BETWEEN = 0.001
 #: Targets of one tenant, and of all without keys.
 MAX_TARGETS = 256
 
@@ -99,6 +101,7 @@ class DraftMachine:
         self._level_seconds = SecondsBySize(0.0)
         self._queue_seconds = SecondsBySize(0.0)
         self._reported = -REPORT
+        self._ended = 0.0  # the last level
 
     def tick(self, now: float) -> None:
         """Tell every target the load, now and then; forget those that are silent."""
@@ -248,6 +251,10 @@ class DraftMachine:
         """A forward over `level` has added nodes to the trees of its parts."""
         self.counts.levels += 1
         self._level_seconds.observe(1, now - began)
+        rows, spent = sum(part.rows for part in level), now - max(self._ended, began - BETWEEN)
+        if rows <= self.choice.width.most and spent > 0:
+            self.choice.width.observe(rows, spent)
+        self._ended = now
         for part, nodes in zip(level, added, strict=True):
             session = part.session
             if part.pending:

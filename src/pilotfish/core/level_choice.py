@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionTable
+from pilotfish.core.level_width import LevelWidth
 from pilotfish.core.messages import MAX_NODES
 from pilotfish.errors import ParameterError
 
@@ -17,7 +19,7 @@ CHUNK, WHOLE_CHUNK = 64, 256
 
 @dataclass(frozen=True)
 class LevelShape:
-    """A level expands up to `leaves` nodes of all sessions together; each gets `children`."""
+    """A level expands up to `leaves` nodes of all sessions together, as many as pay; each gets `children`."""
 
     leaves: int = 32
     children: int = 12
@@ -69,6 +71,7 @@ class LevelChoice:
     def __init__(self, table: SessionTable, shape: LevelShape) -> None:
         self.table = table
         self.shape = shape
+        self.width = LevelWidth(shape.leaves)
         self._leaf_share, self._prompt_share = FairShare(), FairShare()
 
     def next_level(self, now: float) -> list[LevelPart]:
@@ -82,12 +85,13 @@ class LevelChoice:
     def _leaves(self, sessions: Sequence[DraftSession]) -> list[LevelPart]:
         """The likeliest of each tenant's, as many as are its share. Sessions whose root has no children come first."""
         wanted, weights = Counter[str](), _weights(sessions)
+        rows = self.width.best(math.exp(-cost) for cost, *_ in self._merged(sessions))
         for session in sessions:
-            wanted[session.tenant] += session.num_pending or min(session.tree.num_open, self.shape.leaves)
-        shares = self._leaf_share.split(wanted, weights, self.shape.leaves)
+            wanted[session.tenant] += session.num_pending or min(session.tree.num_open, rows)
+        shares = self._leaf_share.split(wanted, weights, rows)
         unmet = sum(share > 0 for share in shares.values())
         chosen: list[list[int]] = [[] for _ in sessions]
-        offers = heapq.merge(*(self._offers(place, session) for place, session in enumerate(sessions)))
+        offers = self._merged(sessions)
         while unmet:
             _, place, leaf = next(offers)
             session = sessions[place]
@@ -99,6 +103,9 @@ class LevelChoice:
             self._leaf_share.charge(tenant, -left, weights[tenant])  # whose last offer was larger than what was left
         parts = zip(sessions, chosen, strict=True)
         return [LevelPart(session, session.num_pending, leaves) for session, leaves in parts if leaves]
+
+    def _merged(self, sessions: Sequence[DraftSession]) -> Iterator[LeafOffer]:
+        return heapq.merge(*(self._offers(place, session) for place, session in enumerate(sessions)))
 
     def _offers(self, place: int, session: DraftSession) -> Iterator[LeafOffer]:
         """Likeliest first; the root, after the tokens that lack KV, has all of its chances."""
