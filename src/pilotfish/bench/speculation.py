@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pilotfish.bench.contestants import (
     OFF,
@@ -23,6 +25,7 @@ from pilotfish.bench.contestants import (
     speed_of,
     take_turns,
 )
+from pilotfish.bench.levels import levels_of, read_levels
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import Job, jobs_at, parse_numbers
@@ -53,12 +56,24 @@ def parse_sync(text: str) -> tuple[int, int, int]:
 
 def run_async(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs all contestants in turn, `repeats` rounds after one to warm up."""
-    config = options.engine_config(mode="async", budget="fixed")
+    with TemporaryDirectory() as directory:
+        timeline = Path(directory) / "timeline.json"
+        report, runs = _run_async(options, timeline, progress)
+        levels = read_levels(timeline)
+    drafts = [{**where, **levels_of(own, levels)} for where, own in runs]
+    return replace(report, results={**report.results, "drafts": drafts})
+
+
+def _run_async(
+    options: BenchOptions, timeline: Path, progress: ProgressBar
+) -> tuple[Report, list[tuple[Row, list[Run]]]]:
+    """The report, and the runs of async."""
+    config = options.engine_config(mode="async", budget="fixed", trace=timeline)
     settings = [parse_sync(text) for text in options.sync.split(",")]
     temperatures = [float(text) for text in options.temperatures.split(",")]
     numbers = {c: max(c, len(options.rows())) for c in parse_numbers("concurrency", options.concurrencies)}
     progress.total = (options.repeats + 1) * (len(settings) + 2) * len(temperatures) * sum(numbers.values())
-    speeds, results = list[Row](), list[Row]()
+    speeds, results, runs = list[Row](), list[Row](), list[tuple[Row, list[Run]]]()
     with Engine(config) as engine:
         contestants = _contestants(engine, settings)
         for temperature, (concurrency, number) in product(temperatures, numbers.items()):
@@ -67,7 +82,8 @@ def run_async(options: BenchOptions, progress: ProgressBar) -> Report:
             where = {"temperature": temperature, "concurrency": concurrency}
             speeds += [{**where, **speed_of(name, rounds)} for name in rounds]
             results.append({**where, **_against_best_sync(config, concurrency, rounds)})
-    return Report({"speeds": speeds, "results": results})
+            runs.append((where, rounds[ASYNC]))
+    return Report({"speeds": speeds, "results": results}), runs
 
 
 def _contestants(engine: Engine, settings: Sequence[tuple[int, int, int]]) -> dict[str, Contestant]:
