@@ -178,6 +178,8 @@ class Forest:
         if not any(sizes):
             return cls(_EMPTY, _EMPTY.parents, np.zeros(len(trees) + 1, np.int64))
         starts, owners = np.array([0, *accumulate(sizes)]), np.repeat(np.arange(len(trees)), sizes)
+        if len(trees) == 1:
+            return cls(trees[0], owners, starts)
         nodes = _side_by_side(trees)
         parents = np.where(nodes.parents == ROOT, ROOT, nodes.parents + starts[owners])
         return cls(replace(nodes, parents=parents), owners, starts)
