@@ -148,6 +148,7 @@ def steps_of(case: Case, dtype: str, turns: Mapping[str, Sequence[Turn]]) -> lis
     for n, found in own.items():
         times = [1000 * spent for turn in found for spent in turn.times]
         figures = {"median_ms": statistics.median(times), "p95_ms": percentile(times, 0.95)}
-        beside = {"over_quiet": ratios(medians[n], medians[0]), "others": max(0.0, *(turn.others for turn in found))}
+        others = round(max(0.0, *(turn.others for turn in found)), 2)
+        beside = {"over_quiet": ratios(medians[n], medians[0]), "others": others}
         rows.append({**where, "neighbours": n, "steps": len(times), **figures, **beside})
     return rows
