@@ -51,7 +51,7 @@ class Program(subprocess.Popen[bytes]):
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                start_new_session=True,
+                process_group=0,  # not a session: Linux shares cores between sessions first, then between threads
             )
 
     @cached_property
