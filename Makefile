@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 TORCH := 2.13.0
 BROWSER := $(VENV)/.browser
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
+CROSS := $(VENV)/.cross
 IS_ROOT := $(filter 0,$(shell id -u))
 AS_ROOT := $(if $(IS_ROOT),,sudo -n)
 
@@ -16,7 +17,7 @@ demo: $(READY)
 	$(BIN)/pilotfish demo
 
 test: export PILOTFISH_REQUIRE_BROWSER := $(if $(IS_ROOT),$(if $(shell command -v apt-get),1))
-test: check $(BROWSER)
+test: check $(BROWSER) $(CROSS)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What takes minutes by nature: every case of parity, servers and pools under load.
@@ -55,6 +56,13 @@ $(BROWSER): | $(READY)
 	@if command -v $(BROWSERS) || { $(AS_ROOT) apt-get update && $(AS_ROOT) apt-get install -y --no-install-recommends chromium; }; \
 	then touch $@; fi &> $(VENV)/browser.log
 	@test -e $@ || echo "no Chromium, and none could be installed (see $(VENV)/browser.log): the browser tests cannot run" >&2
+
+# Compiler and emulator of another processor, for the tests of its kernels: as above.
+$(CROSS): | $(READY)
+	@if { command -v qemu-aarch64 && command -v aarch64-linux-gnu-g++; } || { $(AS_ROOT) apt-get update && \
+	$(AS_ROOT) apt-get install -y --no-install-recommends qemu-user g++-aarch64-linux-gnu; }; \
+	then touch $@; fi &> $(VENV)/cross.log
+	@test -e $@ || echo "no emulator of aarch64, and none could be installed (see $(VENV)/cross.log): its kernels are not tested" >&2
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
