@@ -23,7 +23,7 @@ from pilotfish.bench.neighbours import (
     OURS,
     PROGRAMS,
     TRANSFORMERS,
-    Case,
+    SteppedRows,
     Turn,
     busy_neighbours,
     dtypes_of,
@@ -72,7 +72,7 @@ def test_neighbours(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_figures() -> None:
     """Medians and p95 of all steps; ratios within repetitions, whose blocks come in any order."""
-    case = Case("ours", 8)
+    case = SteppedRows("ours", 8)
     times = [(0, [1.0, 1.0, 4.0]), (1, [2.0]), (2, [3.0]), (1, [8.0]), (2, [20.0]), (0, [2.0])]
     turns = {case.name: [Turn(number, own, sum(own) / 100) for number, own in times]}
     quiet, one, two = steps_of(case, "float32", turns)

@@ -43,7 +43,7 @@ PROGRAMS = {
 
 
 @dataclass(frozen=True)
-class Case:
+class SteppedRows:
     """Steps of so many rows of a contestant."""
 
     contestant: str
@@ -54,7 +54,7 @@ class Case:
         return f"{self.contestant}, {self.rows} rows"
 
 
-CASES = tuple(Case(contestant, rows) for contestant, rows in product(PROGRAMS, STEP_ROWS))
+CASES = tuple(SteppedRows(contestant, rows) for contestant, rows in product(PROGRAMS, STEP_ROWS))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def busy_neighbours(number: int) -> Iterator[list[int]]:
         yield [program.pid for program in programs]
 
 
-def _turn(programs: Mapping[str, Program], case: Case, seconds: float, neighbours: int) -> Turn:
+def _turn(programs: Mapping[str, Program], case: SteppedRows, seconds: float, neighbours: int) -> Turn:
     began, others = time.perf_counter(), others_seconds()
     times = programs[case.contestant].ask(rows=case.rows, seconds=seconds)["times"]
     return Turn(neighbours, times, (others_seconds() - others) / (time.perf_counter() - began))
@@ -137,7 +137,7 @@ def others_seconds() -> float:
     return machine_seconds() - sum(map(cpu_seconds, (os.getpid(), *children(os.getpid()))))
 
 
-def steps_of(case: Case, dtype: str, turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
+def steps_of(case: SteppedRows, dtype: str, turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
     """Medians and p95 of all steps beside each number of neighbours. `over_quiet` are medians of turns over that of the
     turn without neighbours in the same repetition. `others` are the most cores that strangers had in a turn: where it
     is not about 0, the machine was not the bench's own."""
