@@ -36,6 +36,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr Clock::duration kSpin = std::chrono::microseconds(50);
 constexpr Clock::duration kLongestSpin = std::chrono::microseconds(500);
+constexpr int kChunkBits = 24;         // a phase has fewer than 2^24 chunks
 constexpr int64_t kMaxClaims = 4096;  // chunks of a phase that can be computed again
 
 inline void pause() {
@@ -46,12 +47,13 @@ inline void pause() {
 #endif
 }
 
-// Whether `word` is no longer `old`; waits for that, but not for longer than `most`.
-inline bool changes(const std::atomic<uint32_t>& word, uint32_t old, Clock::duration most) {
+// Whether `holds()`; waits for that, but not for longer than `most`.
+template <typename F>
+bool comes(const F& holds, Clock::duration most) {
   const auto until = Clock::now() + most;
   do {
     for (int i = 0; i < 16; ++i) {
-      if (word.load(std::memory_order_acquire) != old) return true;
+      if (holds()) return true;
       pause();
     }
   } while (Clock::now() < until);
@@ -60,7 +62,8 @@ inline bool changes(const std::atomic<uint32_t>& word, uint32_t old, Clock::dura
 
 // Returns when `word` is no longer `old`.
 inline void wait_while(const std::atomic<uint32_t>& word, uint32_t old) {
-  if (!changes(word, old, kSpin)) word.wait(old, std::memory_order_acquire);
+  if (!comes([&] { return word.load(std::memory_order_acquire) != old; }, kSpin))
+    word.wait(old, std::memory_order_acquire);
 }
 
 class Member;
@@ -112,15 +115,17 @@ class Team {
   void (*call_)(const void*, Member&) = nullptr;
   const void* function_ = nullptr;
   int size_ = 1;
-  uint32_t first_phase_ = 0;
+  uint64_t first_phase_ = 0;
   std::atomic<uint32_t> state_{0};   // twice the number of regions, and 1 while one is open
   std::atomic<uint32_t> inside_{0};  // workers that run it
 
-  // The phase: its number << 32 | the next chunk; chunks done; its number again, to wait for.
-  alignas(64) std::atomic<uint64_t> next_{uint64_t{1} << 32};
+  // The phase's number and the next chunk, which alone say what is over; chunks done; phases ended, to sleep on; of each
+  // chunk the last phase that it was claimed in.
+  alignas(64) std::atomic<uint64_t> next_{uint64_t{1} << kChunkBits};
   alignas(64) std::atomic<uint32_t> done_{0};
-  alignas(64) std::atomic<uint32_t> phase_{1};
-  const std::unique_ptr<std::atomic<uint32_t>[]> claims_{new std::atomic<uint32_t>[kMaxClaims]()};
+  alignas(64) std::atomic<uint32_t> ended_{0};
+  uint64_t phase_ = 1;  // of the next region's first; the caller's own
+  const std::unique_ptr<std::atomic<uint64_t>[]> claims_{new std::atomic<uint64_t>[kMaxClaims]()};
 };
 
 class Member {
@@ -145,14 +150,14 @@ class Member {
  private:
   friend class Team;
 
-  Member(Team* team, uint32_t phase, bool leads) : team_(team), phase_(phase), leads_(leads) {}
+  Member(Team* team, uint64_t phase, bool leads) : team_(team), phase_(phase), leads_(leads) {}
 
   template <typename F, typename G>
   void run_phase(int64_t count, const F& compute, const G& publish, bool again) {
     if (!team_)
       for (int64_t i = 0; i < count; ++i) compute(i), publish(i);
     if (!team_ || count == 0) return;
-    const uint32_t phase = phase_++;
+    const uint64_t phase = phase_++;
     Clock::duration longest{};
     for (int64_t i; (i = take(phase, count)) < count;) {
       if (i < 0) return;
@@ -165,7 +170,7 @@ class Member {
     }
     const auto patience = std::max(kSpin, 2 * longest);
     while (again && patience <= kLongestSpin) {
-      if (changes(team_->phase_, phase, patience)) return;
+      if (comes([&] { return is_over(phase); }, patience)) return;
       const int64_t i = missing(phase, count);
       if (i < 0) break;
       compute(i);
@@ -173,47 +178,54 @@ class Member {
       publish(i);
       if (finish(phase, count)) return;
     }
-    wait_while(team_->phase_, phase);
+    for (;;) {
+      const uint32_t ended = team_->ended_.load(std::memory_order_acquire);
+      if (is_over(phase)) return;
+      wait_while(team_->ended_, ended);
+    }
   }
+
+  // Compares the bits of the number that `next_` has: a phase that is waited for is never so many behind.
+  static bool is_of(uint64_t next, uint64_t phase) { return next >> kChunkBits == (phase << kChunkBits) >> kChunkBits; }
+
+  bool is_over(uint64_t phase) const { return !is_of(team_->next_.load(std::memory_order_acquire), phase); }
 
   // The next chunk; `count` where none is left; -1 where the phase is over.
-  int64_t take(uint32_t phase, int64_t count) {
+  int64_t take(uint64_t phase, int64_t count) {
+    constexpr uint64_t kChunks = (uint64_t{1} << kChunkBits) - 1;
     uint64_t next = team_->next_.load(std::memory_order_acquire);
     do {
-      if (static_cast<uint32_t>(next >> 32) != phase) return -1;
-      if (static_cast<uint32_t>(next) >= count) return count;
+      if (!is_of(next, phase)) return -1;
+      if (static_cast<int64_t>(next & kChunks) >= count) return count;
     } while (!team_->next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel));
-    return static_cast<int64_t>(next & 0xffffffffu);
+    return static_cast<int64_t>(next & kChunks);
   }
 
-  // Whether this member is the first to have computed a chunk. A chunk holds the last phase that it was claimed in, so one
-  // who comes too late, even for the phase, claims nothing.
-  bool claim(int64_t chunk, uint32_t phase) {
-    uint32_t last = team_->claims_[chunk].load(std::memory_order_acquire);
-    return precedes(last, phase) && team_->claims_[chunk].compare_exchange_strong(last, phase);
+  // Whether this member is the first to have computed a chunk; one who comes too late, even for the phase, is not.
+  bool claim(int64_t chunk, uint64_t phase) {
+    uint64_t last = team_->claims_[chunk].load(std::memory_order_acquire);
+    return last < phase && team_->claims_[chunk].compare_exchange_strong(last, phase);
   }
 
   // A chunk that nobody has claimed yet, or -1.
-  int64_t missing(uint32_t phase, int64_t count) const {
+  int64_t missing(uint64_t phase, int64_t count) const {
     for (int64_t i = 0; i < count; ++i)
-      if (precedes(team_->claims_[i].load(std::memory_order_acquire), phase)) return i;
+      if (team_->claims_[i].load(std::memory_order_acquire) < phase) return i;
     return -1;
   }
 
-  static bool precedes(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) < 0; }
-
   // Counts a chunk as done. True if it was the last: then the next phase has begun.
-  bool finish(uint32_t phase, int64_t count) {
+  bool finish(uint64_t phase, int64_t count) {
     if (team_->done_.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return false;
     team_->done_.store(0, std::memory_order_relaxed);
-    team_->next_.store(uint64_t{phase + 1} << 32, std::memory_order_release);
-    team_->phase_.store(phase + 1, std::memory_order_release);
-    team_->phase_.notify_all();
+    team_->next_.store((phase + 1) << kChunkBits, std::memory_order_release);
+    team_->ended_.fetch_add(1, std::memory_order_acq_rel);
+    team_->ended_.notify_all();
     return true;
   }
 
   Team* team_;  // null: this member is the only one
-  uint32_t phase_;
+  uint64_t phase_;
   const bool leads_;
 };
 
@@ -228,11 +240,12 @@ void Team::run(int size, const F& f) {
   call_ = &Team::call<F>;
   function_ = &f;
   size_ = size;
-  first_phase_ = phase_.load();
+  first_phase_ = phase_;
   state_.fetch_add(1);  // open
   state_.notify_all();
   Member self(this, first_phase_, true);
   f(self);
+  phase_ = self.phase_;
   state_.fetch_add(1);  // closed: nobody enters any more
   for (uint32_t left; (left = inside_.load()) > 0;) wait_while(inside_, left);
 }
