@@ -48,13 +48,18 @@ class Drafter:
     def run(self) -> None:
         while True:
             if self.socket.poll(1000 * LOAD_EVERY):
-                with contextlib.suppress(Exception):  # a bad message harms its own session at most
-                    self.receive(*self.socket.recv_multipart())
+                parts = self.socket.recv_multipart()
+                if len(parts) > 2:
+                    self.receive(*parts)
             if time.monotonic() - self.reported >= LOAD_EVERY:
                 self.report()
 
-    def receive(self, route: bytes, incarnation: bytes, frame: bytes) -> None:
-        message = msgspec.msgpack.decode(frame)
+    def receive(self, route: bytes, incarnation: bytes, *frames: bytes) -> None:
+        for frame in frames:
+            with contextlib.suppress(Exception):  # a bad message harms its own session at most
+                self.take(route, incarnation, msgspec.msgpack.decode(frame))
+
+    def take(self, route: bytes, incarnation: bytes, message: dict) -> None:
         if message["type"] == "hello":
             if self.tokenizer is None:
                 self.tokenizer, self.vocab = message["tokenizer"], range(message["vocab_size"])

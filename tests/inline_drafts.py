@@ -12,7 +12,7 @@ import pytest
 from pilotfish.config import DraftConfig, EngineConfig
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import Guesses
 from pilotfish.engine import remote_drafts
 from pilotfish.engine.draft_pool import make_worker
 from pilotfish.engine.launch import Supervisor
@@ -68,7 +68,7 @@ def _worker(config: EngineConfig, endpoint: str) -> Iterator[None]:
 def _patient(propose):  # type: ignore[no-untyped-def]
     """`propose`, again until there is a node where one may be."""
 
-    def patient(drafter: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+    def patient(drafter: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         trees = propose(drafter, requests, limits)
         deadline = time.monotonic() + PATIENCE
         may_grow = limits.nodes and limits.levels and any(r.max_length - len(r.tokens) > 1 for r in requests)

@@ -30,12 +30,12 @@ class Loopback:
         ends[0]._other, ends[1]._other = ends[1], ends[0]
         return ends
 
-    def send(self, peer: Peer, frame: bytes) -> bool:
+    def send(self, peer: Peer, *frames: bytes) -> bool:
         other = self._other
         with other._changed:
             taken = peer == self._peer and len(other._frames) < HIGH_WATER
             if taken:
-                other._frames.append(frame)
+                other._frames.extend(frames)
                 other._changed.notify()
         return taken
 

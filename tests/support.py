@@ -17,11 +17,11 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.executor import Sampling
-from pilotfish.core.living_tree import LivingTree, best_trees
+from pilotfish.core.living_tree import LivingTree
 from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import OTHER, TokenTree, TreeBuilder
+from pilotfish.core.tree import OTHER, Guesses, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.model.loader import LoadedModel, load_model
 
@@ -196,17 +196,32 @@ def limits(nodes: int = 8, levels: int = 3) -> DraftLimits:
     return DraftLimits(nodes, 1000 * nodes, levels, price=0.0)
 
 
-def random_tree(rng: np.random.Generator, vocab_size: int, nodes: int) -> TokenTree:
+def random_guesses(rng: np.random.Generator, vocab_size: int, nodes: int) -> Guesses:
     """Up to `nodes` nodes hung anywhere, with random tokens and scores."""
-    tree = TreeBuilder()
+    tree = Guesses()
     for _ in range(nodes):
         tree.add(int(rng.integers(len(tree) + 1)) - 1, int(rng.integers(vocab_size)), float(-rng.exponential()))
-    return tree.tree()
+    return tree
+
+
+def random_tree(rng: np.random.Generator, vocab_size: int, nodes: int) -> TokenTree:
+    return random_guesses(rng, vocab_size, nodes).tree()
+
+
+def guesses_of(tree: TokenTree) -> Guesses:
+    guesses = Guesses()
+    for parent, token, score in zip(tree.parents.tolist(), tree.tokens.tolist(), tree.scores.tolist(), strict=True):
+        guesses.add(parent, token, score)
+    return guesses
+
+
+def proposed(drafter: Drafter, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+    return [guesses.tree() for guesses in drafter.propose(requests, limits)]
 
 
 def tree_of(tree: LivingTree) -> TokenTree:
     """All of it, likeliest nodes first."""
-    return best_trees([tree], 1 << 20, [OTHER])[0]
+    return tree.best(1 << 20, OTHER).tree()
 
 
 def paths_of(tree: TokenTree) -> dict[tuple[int, ...], float]:
@@ -229,8 +244,8 @@ class RandomDrafter:
         self.vocab_size, self.nodes = vocab_size, nodes
         self._rng = np.random.default_rng(seed)
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
-        return [random_tree(self._rng, self.vocab_size, self.nodes) for _ in requests]
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
+        return [random_guesses(self._rng, self.vocab_size, self.nodes) for _ in requests]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
         """Nothing is held."""

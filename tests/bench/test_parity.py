@@ -24,7 +24,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core import scheduler
 from pilotfish.core.drafter import DraftLimits, NoDrafter
 from pilotfish.core.request import Request
-from pilotfish.core.tree import Forest, Ints, TokenTree, Verdict, walk
+from pilotfish.core.tree import Forest, Guesses, Ints, Verdict, walk
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.errors import EngineError
@@ -84,7 +84,7 @@ def test_drafters_that_offer_nothing_prove_nothing(measure: Measure, monkeypatch
 
 
 def test_a_drafter_that_fails_is_not_measured(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> list[TokenTree]:
+    def broken(*_: object) -> list[Guesses]:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(parity, "CASES", (ParityCase("ngram", 8),))
@@ -130,7 +130,7 @@ def test_a_wrong_rule_is_found_in_mode_async(measure: Measure, monkeypatch: pyte
 
 @pytest.mark.usefixtures("_drafts")
 def test_a_draft_that_sends_nothing_proves_nothing(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(_: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+    def silent(_: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         return NoDrafter().propose(requests, limits)
 
     monkeypatch.setattr(parity, "SETUPS", SETUPS[:1])

@@ -28,8 +28,8 @@ class BadChannel:
         self._held: list[tuple[float, int, Received]] = []
         self._number = 0
 
-    def send(self, peer: Peer, frame: bytes) -> bool:
-        return self.channel.send(peer, frame)
+    def send(self, peer: Peer, *frames: bytes) -> bool:
+        return self.channel.send(peer, *frames)
 
     def receive(self, timeout: float) -> list[Received]:
         deadline = time.monotonic() + timeout

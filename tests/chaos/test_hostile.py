@@ -109,10 +109,10 @@ class Pool:
             router.bind(self._endpoint)
             while not self._stopped.is_set():
                 if router.poll(20):
-                    route, _incarnation, frame = router.recv_multipart()
-                    message = decode_to_draft(frame)
-                    for answer in self._answers(message):
-                        router.send_multipart([route, answer])
+                    route, _incarnation, *frames = router.recv_multipart()
+                    for message in map(decode_to_draft, frames):
+                        for answer in self._answers(message):
+                            router.send_multipart([route, answer])
 
     def _answers(self, message: object) -> list[bytes]:
         if not isinstance(message, Open | Commit):

@@ -135,7 +135,7 @@ def engine_over(target: Path, channel: Channel, **config: object) -> Iterator[En
     """An engine whose draft is at the other end of a channel."""
     hello = Hello(PROTOCOL_VERSION, tokenizer_digest(load_tokenizer(target)), VOCAB, "target")
     channel_thread = ChannelThread(channel)
-    drafter = RemoteDrafter(hello, [DraftPool("the pool", b"0")], channel_thread.post_all, RemoteOptions(256))
+    drafter = RemoteDrafter(hello, [DraftPool("the pool", b"0")], channel_thread.post, RemoteOptions(256))
     channel_thread.start(drafter.receive, drafter.tick)
     with make_engine(target, drafter, **config) as engine:
         try:

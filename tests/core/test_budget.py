@@ -15,7 +15,7 @@ from pilotfish.core.calibration import StepCosts
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.step import Chunk, RequestCommit, Step
-from pilotfish.core.tree import OTHER, Forest, TokenTree
+from pilotfish.core.tree import OTHER, Forest, Guesses
 
 NODES, LEVELS = 8, 8
 PARAMS = SamplingParams()
@@ -62,8 +62,8 @@ class Device:
         if isinstance(budget, AdaptiveBudget) and (not self.choices or self.choices[-1][1] != budget.choice):
             self.choices.append((self.now, budget.choice))
 
-    def _chain(self, depth: int) -> TokenTree:
-        return TokenTree.chain([1] * depth, [math.log(self.chance) * self.bias * (d + 1) for d in range(depth)], OTHER)
+    def _chain(self, depth: int) -> Guesses:
+        return Guesses.chain([1] * depth, [math.log(self.chance) * self.bias * (d + 1) for d in range(depth)], OTHER)
 
     def _commit(self, request: Request, first: int, end: int) -> RequestCommit:
         path = list[int]()

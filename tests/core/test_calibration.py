@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.core.calibration import Calibration, GainCurve, SecondsBySize, StepCosts
-from pilotfish.core.tree import ROOT, TokenTree, TreeBuilder
+from pilotfish.core.tree import ROOT, Guesses, TokenTree
 
 
 def test_costs_are_lines_between_knots() -> None:
@@ -47,7 +47,7 @@ def test_costs_follow_what_is_seen() -> None:
 
 
 def chain(chance: float, length: int) -> TokenTree:
-    tree, node = TreeBuilder(), ROOT
+    tree, node = Guesses(), ROOT
     for depth in range(length):
         node = tree.add(node, 1, math.log(chance) * (depth + 1))
     return tree.tree()

@@ -9,7 +9,7 @@ from support import limits
 from pilotfish.core.drafter import CombinedDrafter, DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import ROOT, TokenTree, TreeBuilder
+from pilotfish.core.tree import ROOT, Guesses
 
 
 class Fixed:
@@ -20,14 +20,14 @@ class Fixed:
     def __init__(self, tokens: list[int], score: float) -> None:
         self.tokens, self.score, self.told = tokens, score, list[str]()
 
-    def propose(self, requests: Sequence[Request], _: DraftLimits) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], _: DraftLimits) -> list[Guesses]:
         return [self._tree() for _ in requests]
 
-    def _tree(self) -> TokenTree:
-        tree, node = TreeBuilder(), ROOT
+    def _tree(self) -> Guesses:
+        tree, node = Guesses(), ROOT
         for depth, token in enumerate(self.tokens):
             node = tree.add(node, token, self.score * (depth + 1))
-        return tree.tree()
+        return tree
 
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
         self.told.append(f"commit {request.id} {list(tokens)}")
@@ -44,7 +44,8 @@ REQUESTS = [Request(i, [1], SamplingParams(), 0, frozenset(), 10) for i in range
 
 def test_the_best_nodes_of_all_trees() -> None:
     combined = CombinedDrafter([Fixed([5, 6], -1.0), Fixed([5, 7, 8], -0.4)])
-    for tree in combined.propose(REQUESTS, limits(3)):
+    for guesses in combined.propose(REQUESTS, limits(3)):
+        tree = guesses.tree()
         assert sorted(tree.tokens) in ([5, 6, 7], [5, 7, 8])
         first = tree.child(ROOT, 5)
         assert first is not None

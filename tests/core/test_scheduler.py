@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support import random_tree
+from support import random_guesses
 from trees import trees_of
 
 from pilotfish.core.request import FinishReason, Request
@@ -15,7 +15,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.step import Step
-from pilotfish.core.tree import ROOT, Forest, TokenTree, TreeBuilder
+from pilotfish.core.tree import ROOT, Forest, Guesses, TokenTree
 from pilotfish.errors import PromptError
 
 VOCAB = 5
@@ -40,15 +40,15 @@ def new_request(number: int, prompt: int, max_tokens: int) -> Request:
     return Request(number, [number % VOCAB] * prompt, params, 1000 + number, frozenset({STOP}), 1000)
 
 
-def guess(request: Request, rng: np.random.Generator, nodes: int) -> TokenTree:
+def guess(request: Request, rng: np.random.Generator, nodes: int) -> Guesses:
     """A random tree, half of the time with the right path in it."""
-    tree, path = TreeBuilder(), list[int]()
+    tree, path = Guesses(), list[int]()
     node = ROOT
     for _ in range(int(rng.integers(0, 5)) if rng.random() < 0.5 else 0):
         path.append(next_token(request, path))
         node = tree.add(node, path[-1], float(-rng.exponential()))
-    tree.merge(random_tree(rng, VOCAB, nodes))
-    return tree.tree()
+    tree.merge(random_guesses(rng, VOCAB, nodes))
+    return tree
 
 
 def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
@@ -61,7 +61,7 @@ def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
     assert [chunk.request for chunk in step.chunks] == scheduler.running
     assert all(chunk.count >= 1 for chunk in step.chunks)
     for cut, whole in zip(trees_of(step.forest), trees, strict=True):
-        assert paths(cut).items() <= paths(whole).items()
+        assert paths(cut).items() <= paths(whole.tree()).items()
     scheduler.commit(step, sampled_of(step))
     return step
 
@@ -167,7 +167,7 @@ def test_rows_go_to_the_best_nodes_of_all_trees(seed: int, count: int, budget: i
     scheduler = Scheduler(SlotPool(1000), max_rows=100, max_requests=8)
     for number in range(count):
         scheduler.add(new_request(number, 1, 100))
-    trees = [random_tree(rng, VOCAB, int(rng.integers(0, 12))) for _ in range(count)]
+    trees = [random_guesses(rng, VOCAB, int(rng.integers(0, 12))) for _ in range(count)]
     step = scheduler.schedule(scheduler.plan().chunks, Forest.of(trees), budget)
     every = sorted((score for tree in trees for score in tree.scores), reverse=True)
     assert sorted(step.forest.nodes.scores, reverse=True) == every[:budget]
@@ -179,10 +179,10 @@ def test_a_request_may_want_few_nodes_or_none() -> None:
     for number, most in enumerate((None, 3, 0)):
         params = SamplingParams(max_tokens=100)
         scheduler.add(Request(number, [1], params, number, frozenset(), 1000, max_nodes=most))
-    trees = [random_tree(rng, VOCAB, 12) for _ in range(3)]
+    trees = [random_guesses(rng, VOCAB, 12) for _ in range(3)]
     step = scheduler.schedule(scheduler.plan().chunks, Forest.of(trees), 1000)
     assert [len(tree) for tree in trees_of(step.forest)] == [len(trees[0]), 3, 0]
-    assert paths(trees_of(step.forest)[1]) == paths(trees[1].take(trees[1].best(3)))
+    assert paths(trees_of(step.forest)[1]) == paths(trees[1].best(3).tree())
 
 
 def test_a_long_prompt_delays_nobody() -> None:
@@ -253,7 +253,7 @@ def test_prompt_tokens_are_scored_once_however_often_they_are_computed() -> None
 def test_nodes_too_deep_to_be_committed_get_no_row() -> None:
     scheduler = Scheduler(SlotPool(100), max_rows=64, max_requests=1)
     scheduler.add(new_request(0, 3, 3))
-    chain = TokenTree.chain(range(8), [-0.1] * 8, "ngram")
+    chain = Guesses.chain(range(8), [-0.1] * 8, "ngram")
     step = scheduler.schedule(scheduler.plan().chunks, Forest.of([chain]), 1000)
     assert step.forest.nodes.depths.max() == 2  # two nodes and the bonus token make three
 
@@ -262,10 +262,10 @@ def test_a_commit_says_who_guessed_its_tokens() -> None:
     scheduler = Scheduler(SlotPool(100), max_rows=64, max_requests=1)
     request = new_request(0, 3, 30)
     scheduler.add(request)
-    tree = TreeBuilder()
+    tree = Guesses()
     second = tree.add(tree.add(ROOT, 7, -0.1, "ngram"), 8, -0.2, "pool 1")
     tree.add(second, 9, -0.3, "lm")
-    step = scheduler.schedule(scheduler.plan().chunks, Forest.of([tree.tree()]), 1000)
+    step = scheduler.schedule(scheduler.plan().chunks, Forest.of([tree]), 1000)
     (commit,) = scheduler.commit(step, np.array([7, 8, 50, 0]))
     assert (commit.tokens, commit.accepted, commit.origins) == ([7, 8, 50], 2, ["ngram", "pool 1"])
     assert request.stats.accepted_by_origin == {"ngram": 1, "pool 1": 1}
@@ -314,7 +314,7 @@ def finish(scheduler: Scheduler, nodes: int = 0) -> int:
     while scheduler.busy:
         plan = scheduler.plan()
         sampling = [chunk.request for chunk in plan.chunks if chunk.complete]
-        trees = [guess(request, rng, nodes) if nodes else TokenTree.empty() for request in sampling]
+        trees = [guess(request, rng, nodes) if nodes else Guesses() for request in sampling]
         step = scheduler.schedule(plan.chunks, Forest.of(trees), 1000)
         computed += step.num_rows - len(step.forest)
         assert sum(rows.num_rows for rows in step.rows()) == step.num_rows

@@ -7,19 +7,23 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from support import random_tree
+from support import random_guesses
 from trees import trees_of
 
-from pilotfish.core.tree import NO_TOKEN, ROOT, Forest, TokenTree, TreeBuilder, walk
+from pilotfish.core.tree import NO_TOKEN, ROOT, Forest, Guesses, TokenTree, walk
 
 VOCAB = 4
 Target = Callable[[Sequence[int]], int]
 
 
 @st.composite
-def trees(draw: st.DrawFn, max_nodes: int = 24) -> TokenTree:
+def guesses(draw: st.DrawFn, max_nodes: int = 24) -> Guesses:
     rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
-    return random_tree(rng, VOCAB, draw(st.integers(0, max_nodes)))
+    return random_guesses(rng, VOCAB, draw(st.integers(0, max_nodes)))
+
+
+def trees() -> st.SearchStrategy[TokenTree]:
+    return guesses().map(Guesses.tree)
 
 
 def paths(tree: TokenTree) -> dict[tuple[int, ...], float]:
@@ -49,13 +53,13 @@ def test_siblings_carry_different_tokens(tree: TokenTree) -> None:
 
 
 def test_origins_follow_their_nodes() -> None:
-    tree, other = TreeBuilder(), TreeBuilder()
+    tree, other = Guesses(), Guesses()
     first = tree.add(ROOT, 3, -1.0, "lm")
     tree.add(first, 4, -1.5, "lm")
     tree.add(ROOT, 5, -0.5, "pool 0")
     again = other.add(ROOT, 3, -0.1, "ngram")
     other.add(again, 9, -0.2, "ngram")
-    tree.merge(other.tree())
+    tree.merge(other)
     merged = tree.tree()
     named = {tuple(merged.path_tokens(node)): merged.origins[node] for node in range(len(merged))}
     assert named == {(3,): "lm", (3, 4): "lm", (5,): "pool 0", (3, 9): "ngram"}  # the first to guess it holds it
@@ -66,7 +70,7 @@ def test_origins_follow_their_nodes() -> None:
 
 
 def test_a_child_added_twice_is_one_child_with_its_first_score() -> None:
-    tree = TreeBuilder()
+    tree = Guesses()
     first = tree.add(ROOT, 3, -1.0)
     assert tree.add(ROOT, 3, -0.1) == first
     assert tree.scores[first] == -1.0
@@ -76,7 +80,7 @@ def test_a_child_added_twice_is_one_child_with_its_first_score() -> None:
 @given(tokens=st.lists(st.integers(0, VOCAB - 1), max_size=5))
 def test_a_chain_is_one_path(tokens: list[int]) -> None:
     scores = [-0.5 * (place + 1) for place in range(len(tokens))]
-    tree, built, node = TokenTree.chain(tokens, scores, "ngram"), TreeBuilder(), ROOT
+    tree, built, node = Guesses.chain(tokens, scores, "ngram").tree(), Guesses(), ROOT
     for token, score in zip(tokens, scores, strict=True):
         node = built.add(node, token, score, "ngram")
     for name, values in vars(tree).items():
@@ -94,6 +98,14 @@ def test_the_best_nodes_form_a_connected_tree(tree: TokenTree, count: int) -> No
     assert all(score <= worst for path, score in every.items() if path not in paths(best))
 
 
+@given(grown=guesses(), count=st.integers(0, 30))
+def test_the_best_of_lists_are_the_best_of_arrays(grown: Guesses, count: int) -> None:
+    tree = grown.tree()
+    expected = tree.take(tree.best(count))
+    for name, values in vars(grown.best(count).tree()).items():
+        assert values.tolist() == getattr(expected, name).tolist(), name
+
+
 @given(tree=trees(), depth=st.integers(0, 4))
 def test_a_subtree_keeps_paths_and_scores(tree: TokenTree, depth: int) -> None:
     cut = tree.take(np.flatnonzero(tree.depths <= depth))
@@ -109,12 +121,11 @@ def test_follow_goes_as_far_as_the_tree(tree: TokenTree, tokens: list[int]) -> N
         assert tree.child(nodes[-1] if nodes else ROOT, tokens[len(nodes)]) is None
 
 
-@given(one=trees(), other=trees())
-def test_merge_holds_both_and_keeps_its_own_scores(one: TokenTree, other: TokenTree) -> None:
-    before, added, builder = paths(one), paths(other), TreeBuilder()
-    builder.merge(one)
-    builder.merge(other)
-    merged = paths(builder.tree())
+@given(one=guesses(), other=guesses())
+def test_merge_holds_both_and_keeps_its_own_scores(one: Guesses, other: Guesses) -> None:
+    before, added = paths(one.tree()), paths(other.tree())
+    one.merge(other)
+    merged = paths(one.tree())
     assert merged.keys() == before.keys() | added.keys()
     assert before.items() <= merged.items()
 
@@ -128,16 +139,17 @@ def test_paths_as_rows(tree: TokenTree, data: st.DataObject) -> None:
         assert along[row].tolist() == [*values[tree.path(node)], *[0] * (along.shape[1] - tree.depths[node])]
 
 
-@given(forest=st.lists(trees(), max_size=5), seed=st.integers(0, 1 << 20))
-def test_a_walk_gives_what_the_target_alone_gives(forest: list[TokenTree], seed: int) -> None:
+@given(proposed=st.lists(guesses(), max_size=5), seed=st.integers(0, 1 << 20))
+def test_a_walk_gives_what_the_target_alone_gives(proposed: list[Guesses], seed: int) -> None:
     """Of trees side by side, each with a target of its own."""
+    forest = [each.tree() for each in proposed]
     models = [target(seed + index) for index in range(len(forest))]
     sampled = [
         model(tree.path_tokens(node))
         for model, tree in zip(models, forest, strict=True)
         for node in (ROOT, *range(len(tree)))
     ]
-    together = Forest.of(forest)
+    together = Forest.of(proposed)
     verdicts = walk(together, np.array(sampled, np.int64))
     for tree, model, verdict in zip(forest, models, verdicts, strict=True):
         alone: list[int] = []
@@ -151,9 +163,9 @@ def test_a_walk_gives_what_the_target_alone_gives(forest: list[TokenTree], seed:
         assert (verdict.nodes, verdict.deepest) == (len(tree), tree.depths.max(initial=0))
 
 
-@given(forest=st.lists(trees(), max_size=5), data=st.data())
-def test_trees_side_by_side_stay_what_they_are(forest: list[TokenTree], data: st.DataObject) -> None:
-    together = Forest.of(forest)
+@given(proposed=st.lists(guesses(), max_size=5), data=st.data())
+def test_trees_side_by_side_stay_what_they_are(proposed: list[Guesses], data: st.DataObject) -> None:
+    together, forest = Forest.of(proposed), [each.tree() for each in proposed]
     assert [paths(tree) for tree in trees_of(together)] == [paths(tree) for tree in forest]
     count = data.draw(st.integers(0, 40))
     cut = together.take(together.nodes.best(count))
@@ -163,15 +175,15 @@ def test_trees_side_by_side_stay_what_they_are(forest: list[TokenTree], data: st
 
 
 def test_an_empty_tree_gives_the_bonus_token() -> None:
-    (verdict,) = walk(Forest.of([TokenTree.empty()]), np.array([7]))
+    (verdict,) = walk(Forest.of([Guesses()]), np.array([7]))
     assert (verdict.path, verdict.tokens, verdict.samples) == ([], [7], [0])
 
 
 def test_a_walk_ends_before_a_node_that_cannot_be_sampled() -> None:
-    tree = TreeBuilder()
+    tree = Guesses()
     second = tree.add(tree.add(ROOT, 1, -0.1), 2, -0.2)
     tree.add(second, 3, -0.3)
-    forest = Forest.of([tree.tree()])
+    forest = Forest.of([tree])
     (verdict,) = walk(forest, np.array([1, 2, NO_TOKEN, 5]))
     assert (verdict.path, verdict.tokens) == ([0, 1], [1, 2])  # the next step finds nothing to sample at its root
     (verdict,) = walk(forest, np.array([NO_TOKEN, 2, 3, 5]))

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from support import tree_of
 from trees import check_tree
 
-from pilotfish.core.living_tree import best_trees
 from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.messages import Tree
 from pilotfish.core.tree import OTHER, TokenTree
@@ -181,7 +180,7 @@ def test_the_best_are_the_likeliest_and_the_older_of_equals(
     size = len(committed)
     below = [p for p in expected if len(p) > size and p[:size] == tuple(committed)]
     best = sorted(below, key=lambda p: -expected[p])[:count]  # a stable sort
-    assert list(paths(best_trees([copy], count, [OTHER])[0])) == [p[size:] for p in best]
+    assert list(paths(copy.best(count, OTHER).tree())) == [p[size:] for p in best]
 
 
 @given(st.data())

@@ -51,8 +51,8 @@ class Box:
         self.inbox: list[Received] = []
         self.sent: dict[Peer, list[bytes]] = defaultdict(list)
 
-    def send(self, peer: Peer, frame: bytes) -> bool:
-        self.sent[peer].append(frame)
+    def send(self, peer: Peer, *frames: bytes) -> bool:
+        self.sent[peer].extend(frames)
         return True
 
     def receive(self, timeout: float) -> list[Received]:  # noqa: ARG002

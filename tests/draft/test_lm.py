@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import VOCAB, RowSampling, children_of, limits, native_model, paths_of, sampling_of
+from support import VOCAB, RowSampling, children_of, limits, native_model, paths_of, proposed, sampling_of
 
 from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.lookahead import Lookahead
@@ -55,7 +55,7 @@ def test_a_draft_equal_to_the_target_is_always_right(
     monkeypatch.setattr(Lookahead, "FLOOR", -100.0)
     drafter, request = make_drafter(llama, 1, 1), make_request(temperature=temperature, top_k=20)
     for _ in range(3):
-        (tree,) = drafter.propose([request], LIMITS)
+        (tree,) = proposed(drafter, [request], LIMITS)
         expected = []
         for _ in range(LIMITS.levels):
             expected.append(next_token(llama, request))
@@ -70,8 +70,8 @@ def test_kept_kv_changes_no_guess(llama: Path) -> None:
     drafter, request = make_drafter(llama), make_request(temperature=0.8)
     rng = np.random.default_rng(0)
     for _ in range(6):
-        (tree,) = drafter.propose([request], LIMITS)
-        (fresh,) = make_drafter(llama).propose([request], LIMITS)
+        (tree,) = proposed(drafter, [request], LIMITS)
+        (fresh,) = proposed(make_drafter(llama), [request], LIMITS)
         assert paths_of(tree) == pytest.approx(paths_of(fresh))
         path = tree.path_tokens(int(tree.depths.argmax()))[: int(rng.integers(0, 4))]
         tokens = [*path, int(rng.integers(VOCAB))]
@@ -92,8 +92,8 @@ def test_a_surviving_subtree_keeps_its_kv(llama: Path) -> None:
     assert not drafter.commit(request, tokens)
     drafter.table.check()
     assert session.slots[before:].tolist() == slots and set(session.tree.slots) == kept
-    (tree,) = drafter.propose([request], LIMITS)
-    (fresh,) = make_drafter(llama).propose([request], LIMITS)
+    (tree,) = proposed(drafter, [request], LIMITS)
+    (fresh,) = proposed(make_drafter(llama), [request], LIMITS)
     ours, theirs = paths_of(tree), paths_of(fresh)
     assert drafter.levels == LIMITS.levels and max(tree.depths) >= max(fresh.depths)
     assert {path: ours[path] for path in ours.keys() & theirs.keys()} == pytest.approx(
@@ -114,11 +114,11 @@ def test_a_level_that_does_not_pay_is_not_run(llama: Path) -> None:
     tokens = session.tree.path_tokens(session.tree.expanded[0])
     request.extend(tokens)
     drafter.commit(request, tokens)
-    (tree,) = drafter.propose([request], dear)
+    (tree,) = proposed(drafter, [request], dear)
     assert drafter.levels == 0 and len(tree) > 0
     request.extend([1])
     drafter.commit(request, [1])
-    (tree,) = drafter.propose([request], dear)
+    (tree,) = proposed(drafter, [request], dear)
     assert drafter.levels == 1 and max(tree.depths) == 1
 
 
@@ -131,20 +131,20 @@ def test_kept_trees_give_way_where_slots_are_short(llama: Path) -> None:
     drafter.commit(one, tokens)
     assert len(session.tree) and drafter.table.pool.num_free < 30 + 9 + session.num_slots
     drafter.table.pool.allocate(drafter.table.pool.num_free - 30 - 9 + 1)  # as if by others
-    (tree,) = drafter.propose([other], LIMITS)
+    (tree,) = proposed(drafter, [other], LIMITS)
     assert len(tree) > 0 and not len(session.tree) and session.num_pending == 1
 
 
 def test_company_changes_no_guess(llama: Path) -> None:
     requests = [make_request(i, prompt=5 + 30 * i, temperature=0.5 * i) for i in range(4)]
-    together = make_drafter(llama).propose(requests, LIMITS)
+    together = proposed(make_drafter(llama), requests, LIMITS)
     for request, tree in zip(requests, together, strict=True):
-        (alone,) = make_drafter(llama).propose([request], LIMITS)
+        (alone,) = proposed(make_drafter(llama), [request], LIMITS)
         assert paths_of(tree) == pytest.approx(paths_of(alone))
 
 
 def test_trees_keep_their_shape(llama: Path) -> None:
-    (tree,) = make_drafter(llama).propose([make_request(temperature=1.0)], LIMITS)
+    (tree,) = proposed(make_drafter(llama), [make_request(temperature=1.0)], LIMITS)
     assert 0 < len(tree) <= LIMITS.nodes
     assert max(tree.depths) <= LIMITS.levels
     assert all(len(children_of(tree, node)) <= CHILDREN for node in (ROOT, *range(len(tree))))
@@ -152,28 +152,28 @@ def test_trees_keep_their_shape(llama: Path) -> None:
 
 
 def test_filters_leave_no_guess_that_cannot_be(llama: Path) -> None:
-    (tree,) = make_drafter(llama).propose([make_request(temperature=1.0, top_k=1)], LIMITS)
+    (tree,) = proposed(make_drafter(llama), [make_request(temperature=1.0, top_k=1)], LIMITS)
     assert all(len(children_of(tree, node)) <= 1 for node in (ROOT, *range(len(tree))))
     assert all(score > -np.inf for score in tree.scores)
 
 
 def test_no_level_beyond_the_last_token(llama: Path) -> None:
-    (tree,) = make_drafter(llama).propose([make_request(max_tokens=1, temperature=0.0)], LIMITS)
+    (tree,) = proposed(make_drafter(llama), [make_request(max_tokens=1, temperature=0.0)], LIMITS)
     assert len(tree) == 0  # the target draws it after the last committed one
-    (tree,) = make_drafter(llama).propose([make_request(max_tokens=2, temperature=0.0)], LIMITS)
+    (tree,) = proposed(make_drafter(llama), [make_request(max_tokens=2, temperature=0.0)], LIMITS)
     assert set(tree.depths) == {1}
 
 
 def test_a_long_prompt_takes_several_forwards(llama: Path) -> None:
     drafter, request = make_drafter(llama, slots=2 * CHUNK + 100), make_request(prompt=2 * CHUNK + 7, temperature=0.0)
-    (tree,) = drafter.propose([request], LIMITS)
+    (tree,) = proposed(drafter, [request], LIMITS)
     assert tree.child(ROOT, next_token(llama, request)) is not None
 
 
 def test_without_slots_there_are_no_guesses(llama: Path) -> None:
     drafter = make_drafter(llama, slots=50)
     small, large = make_request(0, prompt=10), make_request(1, prompt=60)
-    trees = drafter.propose([large, small], LIMITS)
+    trees = proposed(drafter, [large, small], LIMITS)
     assert [len(tree) > 0 for tree in trees] == [False, True]
     drafter.table.check()
     for request in (small, large):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support import limits
+from support import limits, proposed
 
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
@@ -35,18 +35,18 @@ def request(tokens: list[int]) -> Request:
 
 
 def test_it_proposes_what_followed_as_a_chain() -> None:
-    (tree,) = NgramDrafter().propose([request([1, 2, 3, 4, 5, 6, 1, 2])], limits(3))
+    (tree,) = proposed(NgramDrafter(), [request([1, 2, 3, 4, 5, 6, 1, 2])], limits(3))
     assert tree.tokens.tolist() == [3, 4, 5]
     assert tree.depths.tolist() == [1, 2, 3]
 
 
 def test_nothing_seen_before_gives_nothing() -> None:
-    (tree,) = NgramDrafter().propose([request([1, 2, 3])], limits(3))
+    (tree,) = proposed(NgramDrafter(), [request([1, 2, 3])], limits(3))
     assert len(tree) == 0
 
 
 def test_the_latest_continuation_is_taken() -> None:
-    (tree,) = NgramDrafter().propose([request([1, 7, 1, 8, 1])], limits(1))
+    (tree,) = proposed(NgramDrafter(), [request([1, 7, 1, 8, 1])], limits(1))
     assert tree.tokens.tolist() == [8]
 
 
@@ -56,5 +56,5 @@ def test_closing_forgets() -> None:
     drafter.propose([first], limits(3))
     drafter.close(first)
     drafter.close(first)
-    (tree,) = drafter.propose([request([3, 1])], limits(3))
+    (tree,) = proposed(drafter, [request([3, 1])], limits(3))
     assert len(tree) == 0

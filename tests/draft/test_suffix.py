@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import children_of, limits
+from support import children_of, limits, proposed
 
 from pilotfish.core.noise import gumbel
 from pilotfish.core.request import FinishReason, Request
@@ -111,7 +111,7 @@ def test_chances_under_the_noise_are_right_on_average() -> None:
 
 
 def test_what_followed_becomes_a_tree() -> None:
-    (tree,) = make_drafter().propose([request([1, 2, 3, 4, 0, 1, 2, 5, 6, 0, 1, 2, 3, 0, 9, 1, 2])], limits(12))
+    (tree,) = proposed(make_drafter(), [request([1, 2, 3, 4, 0, 1, 2, 5, 6, 0, 1, 2, 3, 0, 9, 1, 2])], limits(12))
     first = {tree.tokens[node] for node in children_of(tree, ROOT)}
     assert first == {3, 5}
     assert tree.tokens[0] == 3  # followed twice
@@ -119,12 +119,12 @@ def test_what_followed_becomes_a_tree() -> None:
 
 
 def test_text_that_repeats_is_continued_beyond_its_end() -> None:
-    (tree,) = make_drafter().propose([request([7, 8] * 6)], limits(6))
+    (tree,) = proposed(make_drafter(), [request([7, 8] * 6)], limits(6))
     assert len(tree.follow([7, 8, 7, 8, 7])) >= 4
 
 
 def test_nothing_seen_before_gives_nothing() -> None:
-    (tree,) = make_drafter().propose([request([1, 2, 3])], LIMITS)
+    (tree,) = proposed(make_drafter(), [request([1, 2, 3])], LIMITS)
     assert len(tree) == 0
 
 
@@ -140,7 +140,7 @@ def test_trees_are_bounded_and_best_first(
     drafter = make_drafter()
     for response in past:
         drafter.responses.add("a", response)
-    (tree,) = drafter.propose([request(tokens, "a", temperature)], limits(max_nodes))
+    (tree,) = proposed(drafter, [request(tokens, "a", temperature)], limits(max_nodes))
     assert len(tree) <= max_nodes
     assert set(tree.tokens.tolist()) <= set(tokens).union(*past)
     assert tree.scores.tolist() == sorted(tree.scores.tolist(), reverse=True)
@@ -149,7 +149,7 @@ def test_trees_are_bounded_and_best_first(
         assert len(children_of(tree, node)) <= CHILDREN
     larger = make_drafter()
     larger.responses = drafter.responses
-    (more,) = larger.propose([request(tokens, "a", temperature)], limits(max_nodes + 1))
+    (more,) = proposed(larger, [request(tokens, "a", temperature)], limits(max_nodes + 1))
     assert more.tokens[: len(tree)].tolist() == tree.tokens.tolist()  # the best nodes, whatever the limit
 
 
@@ -158,8 +158,8 @@ def test_growing_with_the_sequence_is_reading_it_at_once(tokens: list[int], data
     start = data.draw(st.integers(1, len(tokens)))
     drafter, r = make_drafter(), request(tokens[:start])
     while True:
-        (tree,) = drafter.propose([r], LIMITS)
-        (fresh,) = make_drafter().propose([request(r.tokens)], LIMITS)
+        (tree,) = proposed(drafter, [r], LIMITS)
+        (fresh,) = proposed(make_drafter(), [request(r.tokens)], LIMITS)
         assert seen(tree) == seen(fresh)
         if len(r.tokens) == len(tokens):
             return
@@ -172,7 +172,7 @@ def test_the_noise_chooses_among_equals() -> None:
     """Three tokens followed as often; the first child is the one that the noise favours."""
     for length in range(20):
         tokens = [8] * length + [1, 5, 2, 1, 6, 3, 1, 7, 4, 1]
-        (tree,) = make_drafter().propose([request(tokens, temperature=1.0)], LIMITS)
+        (tree,) = proposed(make_drafter(), [request(tokens, temperature=1.0)], LIMITS)
         noise = gumbel(3, len(tokens), 8)
         children = [tree.tokens[node] for node in children_of(tree, ROOT)]
         assert children[0] == max((5, 6, 7), key=noise.__getitem__)
@@ -184,14 +184,14 @@ def test_the_noise_chooses_among_equals() -> None:
 def test_past_responses_of_the_tenant_are_guessed_from() -> None:
     drafter = make_drafter()
     finish(drafter, request([1, 2, 3], "a"), [10, 11, 12, 13])
-    (tree,) = drafter.propose([request([5, 10, 11], "a", number=1)], LIMITS)
+    (tree,) = proposed(drafter, [request([5, 10, 11], "a", number=1)], LIMITS)
     assert len(tree.follow([12, 13])) == 2
 
 
 def test_the_prompts_end_leads_to_the_first_token() -> None:
     drafter = make_drafter()
     finish(drafter, request([9, 9, 9, 1, 2, 3, 4], "a"), [10, 11])
-    (tree,) = drafter.propose([request([6, 3, 4], "a", number=1)], LIMITS)
+    (tree,) = proposed(drafter, [request([6, 3, 4], "a", number=1)], LIMITS)
     assert len(tree.follow([10, 11])) == 2
     assert drafter.responses.num_tokens == LEAD + 2
 
@@ -199,7 +199,7 @@ def test_the_prompts_end_leads_to_the_first_token() -> None:
 def test_both_sources_share_a_tree() -> None:
     drafter = make_drafter()
     finish(drafter, request([1], "a"), [7, 8, 20])
-    (tree,) = drafter.propose([request([7, 8, 30, 5, 7, 8], "a", number=1)], LIMITS)
+    (tree,) = proposed(drafter, [request([7, 8, 30, 5, 7, 8], "a", number=1)], LIMITS)
     assert {tree.tokens[node] for node in children_of(tree, ROOT)} == {20, 30}
 
 
@@ -232,18 +232,18 @@ def test_nobody_else_sees_or_feels_them(
             busy.propose([request([1, 2], other, number=9)], LIMITS)
     mine = [request([2, 3, 7, 1, 2, 3], salt, temperature, number=n) for n in (10, 11)]
     for r in mine:
-        assert [seen(t) for t in busy.propose([r], LIMITS)] == [seen(t) for t in fresh.propose([r], LIMITS)]
+        assert [seen(t) for t in proposed(busy, [r], LIMITS)] == [seen(t) for t in proposed(fresh, [r], LIMITS)]
         assert len(busy.propose([r], LIMITS)[0])
     for drafter in (busy, fresh):
         finish(drafter, request([2, 3], salt, number=12), [4, 5])
     r = request([2, 3, 7, 1, 2, 3], salt, temperature, number=13)
-    assert [seen(t) for t in busy.propose([r], LIMITS)] == [seen(t) for t in fresh.propose([r], LIMITS)]
+    assert [seen(t) for t in proposed(busy, [r], LIMITS)] == [seen(t) for t in proposed(fresh, [r], LIMITS)]
 
 
 def test_requests_that_run_together_do_not_see_each_other() -> None:
     drafter = make_drafter()
     drafter.propose([request([1, 2, 3], "a")], LIMITS)
-    (tree,) = drafter.propose([request([1, 2], "a", number=1)], LIMITS)
+    (tree,) = proposed(drafter, [request([1, 2], "a", number=1)], LIMITS)
     assert len(tree) == 0
 
 
@@ -261,4 +261,4 @@ def test_closing_frees_the_sequence() -> None:
     finish(drafter, first, [])
     drafter.close(first)
     assert not drafter._own
-    assert [len(tree) for tree in drafter.propose([request([3, 1])], LIMITS)] == [0]
+    assert [len(tree) for tree in proposed(drafter, [request([3, 1])], LIMITS)] == [0]

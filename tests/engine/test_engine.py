@@ -6,7 +6,6 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -374,7 +373,9 @@ class UncertainDrafter(RandomDrafter):
 
     def propose(self, requests: Sequence[Any], limits: DraftLimits) -> list[Any]:
         trees = super().propose(requests, limits)
-        return [replace(tree, scores=np.full(len(tree), math.nan)) for tree in trees]
+        for tree in trees:
+            tree.scores = [math.nan] * len(tree)
+        return trees
 
 
 @pytest.mark.parametrize("budget", ["auto", "fixed"])

@@ -27,7 +27,7 @@ from support import (
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import ROOT, TokenTree, TreeBuilder
+from pilotfish.core.tree import ROOT, Guesses
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.llm import LLM
 from pilotfish.engine.sample import Sample
@@ -48,16 +48,16 @@ class Oracle:
     def __init__(self, path: Sequence[int], wrong: int) -> None:
         self.path, self.wrong = list(path), wrong
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
         return [self._tree(len(request.output)) for request in requests]
 
-    def _tree(self, done: int) -> TokenTree:
-        tree = TreeBuilder()
+    def _tree(self, done: int) -> Guesses:
+        tree = Guesses()
         node = ROOT
         for depth, token in enumerate(self.path[done : done + 6], 1):
             node = tree.add(node, token, -0.1 * depth)
         tree.add(ROOT, self.wrong, -0.5)
-        return tree.tree()
+        return tree
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         return False

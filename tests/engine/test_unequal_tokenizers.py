@@ -16,7 +16,7 @@ from pilotfish.config import EngineConfig
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import Guesses
 from pilotfish.core.vocabulary import MAX_ADDED, added_tokens, tokenizer_digest, why_unequal
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.engine.memory import check_models
@@ -138,11 +138,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     for kind in (LMDrafter, RemoteDrafter):
         propose = kind.propose
 
-        def watching(
-            self: Any, requests: Sequence[Request], limits: DraftLimits, own: Any = propose
-        ) -> list[TokenTree]:
-            trees: list[TokenTree] = own(self, requests, limits)
-            seen.update(token for tree in trees for token in tree.tokens.tolist())
+        def watching(self: Any, requests: Sequence[Request], limits: DraftLimits, own: Any = propose) -> list[Guesses]:
+            trees: list[Guesses] = own(self, requests, limits)
+            seen.update(token for tree in trees for token in tree.tokens)
             return trees
 
         monkeypatch.setattr(kind, "propose", watching)

@@ -214,8 +214,7 @@ def test_garbage_harms_nobody(target: Target) -> None:
     for frame in frames:
         target.socket.send_multipart([target.incarnation, frame])
     target.socket.send_multipart([b"alone"])
-    target.socket.send_multipart([target.incarnation, encode(HELLO), b"more"])
-    target.send(Commit(5, 1, 30, [100], wanted=8))
+    target.socket.send_multipart([target.incarnation, b"none", encode(Commit(5, 1, 30, [100], wanted=8)), b"more"])
     assert target.next(Resync).session == 5
     assert target.next(Load).own_sessions == 0
 

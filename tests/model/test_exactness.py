@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from support import RowSampling, random_tree, reference_probs, sampling_of
+from support import RowSampling, guesses_of, random_tree, reference_probs, sampling_of
 
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import ROOT, Forest, TokenTree, TreeBuilder, walk
+from pilotfish.core.tree import ROOT, Forest, Guesses, TokenTree, walk
 from pilotfish.model.native import load_kernels
 from pilotfish.model.sampling import filtered, sample
 
@@ -120,7 +120,7 @@ def mirror_trees(world: World, widths: tuple[int, ...]) -> Trees:
 @functools.cache
 def build(levels: tuple[tuple[Path, ...], ...]) -> TokenTree:
     """The tree of these paths, from below the root."""
-    tree, nodes = TreeBuilder(), {(): ROOT}
+    tree, nodes = Guesses(), {(): ROOT}
     for path in itertools.chain.from_iterable(levels[1:]):
         nodes[path] = tree.add(nodes[path[:-1]], path[-1], -1.0)
     return tree.tree()
@@ -133,7 +133,7 @@ def lossless(world: World, walks: Walks) -> list[tuple[Path, Places]]:
     """The engine's own walk; once for all seeds that have the same tree and draw the same tokens at its nodes."""
     drawn = [(tree, prefix, *each) for tree, prefix, seeds in walks for each in draws(world, tree, prefix, seeds)]
     sampled = [token for _, _, tokens, _ in drawn for token in tokens]
-    verdicts = walk(Forest.of([tree for tree, *_ in drawn]), np.array(sampled, np.int64))
+    verdicts = walk(Forest.of([guesses_of(tree) for tree, *_ in drawn]), np.array(sampled, np.int64))
     return [((*prefix, *v.tokens), seeds) for v, (_, prefix, _, seeds) in zip(verdicts, drawn, strict=True)]
 
 

@@ -32,7 +32,7 @@ class Side:
         self.drafter = RemoteDrafter(
             HELLO,
             self.pools,
-            lambda frames: self.posted.extend((peer, decode_to_draft(frame)) for peer, frame in frames),
+            lambda peer, *frames: self.posted.extend((peer, decode_to_draft(frame)) for frame in frames),
             RemoteOptions(wanted=256, **options),  # type: ignore[arg-type]
             self.problems.get,
             lambda: self.now,
@@ -54,7 +54,7 @@ class Side:
         return self.pools[pool].drops.occurred
 
     def propose(self, *requests: Request) -> list[TokenTree]:
-        return self.drafter.propose(requests, LIMITS)
+        return [tree.tree() for tree in self.drafter.propose(requests, LIMITS)]
 
     def commit(self, request: Request, *tokens: int) -> None:
         request.extend(tokens)

@@ -39,7 +39,11 @@ class BadLine:
         self.inner, self.rng = inner, np.random.default_rng(seed)
         self.held: list[bytes] = []
 
-    def send(self, peer: Peer, frame: bytes) -> bool:
+    def send(self, peer: Peer, *frames: bytes) -> bool:
+        sent = [self._send(peer, frame) for frame in frames]
+        return all(sent)
+
+    def _send(self, peer: Peer, frame: bytes) -> bool:
         chance = self.rng.random()
         if chance < 0.02:
             return True  # lost, though it seemed not
@@ -111,7 +115,7 @@ def drafting(
     pool = DraftPool("loopback", POOL)
     options = RemoteOptions(wanted=100, quarantine=0.0)
     channel_thread = ChannelThread(ends[0], period=0.01)
-    drafter = RemoteDrafter(hello, [pool], channel_thread.post_all, options)
+    drafter = RemoteDrafter(hello, [pool], channel_thread.post, options)
     thread = threading.Thread(target=worker.run)
     thread.start()
     channel_thread.start(drafter.receive, drafter.tick)

@@ -15,7 +15,7 @@ from ends import LONG, connect, exactly, introduce, silent, until
 
 from pilotfish.core.messages import MAX_FRAME
 from pilotfish.wire import sockets as sockets_module
-from pilotfish.wire.channel import HIGH_WATER, Channel
+from pilotfish.wire.channel import HIGH_WATER, MAX_FRAMES, Channel
 from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 
 Both = tuple[ListeningChannel, DialingChannel]
@@ -145,22 +145,39 @@ def test_what_is_no_message_is_dropped(listen: Listen, raw: Any) -> None:
     listening = listen(ANY_PORT)
     client = raw(zmq.DEALER)
     client.connect(listening.endpoint)
-    for parts in ([b"one part"], [b"run", b"three", b"parts"], [b"", b"unnamed"], [bytes(65), b"long name"]):
+    for parts in ([b"one part"], [b"", b"unnamed"], [bytes(65), b"long name"]):
         client.send_multipart(parts)
     client.send_multipart([b"run", b"good"])
     assert exactly(1, listening)[0].frame == b"good"
 
 
-def test_parts_of_a_pool_s_message_are_dropped(dial: Dial, raw: Any) -> None:
-    pool = raw(zmq.ROUTER)
+def test_frames_of_one_message_arrive_in_order(listen: Listen, dial: Dial) -> None:
+    listening = listen(ANY_PORT)
+    dialing = dial(listening.endpoint)
+    connect(dialing)
+    until(lambda: dialing.send(b"0", b"one", b"two", b"three"), dialing)
+    frames = exactly(3, listening)
+    assert [received.frame for received in frames] == [b"one", b"two", b"three"]
+    assert listening.send(frames[0].peer, b"four", b"five")
+    assert [received.frame for received in exactly(2, dialing)] == [b"four", b"five"]
+
+
+def test_a_message_of_too_many_frames_is_dropped(listen: Listen, dial: Dial, raw: Any) -> None:
+    many = [b""] * (MAX_FRAMES + 1)
+    listening, client, pool = listen(ANY_PORT), raw(zmq.DEALER), raw(zmq.ROUTER)
+    client.connect(listening.endpoint)
+    client.send_multipart([b"run", *many])
+    client.send_multipart([b"run", b"good"])
+    (received,) = exactly(1, listening)
+    assert received.frame == b"good" and not listening.send(received.peer, *many)
     pool.bind(ANY_PORT)
     dialing = dial(pool.last_endpoint.decode())
     connect(dialing)
     until(lambda: dialing.send(b"0", b"?"), dialing)
     route = pool.recv_multipart()[0]
-    pool.send_multipart([route, b"two", b"parts"])
+    pool.send_multipart([route, *many])
     pool.send_multipart([route, b"good"])
-    assert exactly(1, dialing)[0].frame == b"good"
+    assert exactly(1, dialing)[0].frame == b"good" and not dialing.send(b"0", *many)
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" * 1000, b"\xff\0\0\0\0\0\0\0\1\x7f\3"])

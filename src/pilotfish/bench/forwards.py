@@ -21,7 +21,7 @@ from pilotfish.bench.workload import TEMPERATURES, Job, Prompt, jobs_at
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import OTHER, TokenTree, TreeBuilder
+from pilotfish.core.tree import OTHER, Guesses
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import anonymous_memory, gib
 from pilotfish.model.executor import TorchExecutor
@@ -50,7 +50,7 @@ def context_and_tree(rows: int, vocab_size: int) -> tuple[SequenceRows, Sequence
     """`CONTEXT` tokens; then a token and a tree below it, `rows` together. Slots count up from 0."""
     prefix = np.arange(CONTEXT + 1, dtype=np.int32)
     prompt = [1 + token % (vocab_size - 1) for token in range(CONTEXT + 1)]
-    tree = TreeBuilder()
+    tree = Guesses()
     for node in range(rows - 1):
         tree.add(node // 4 - 1, (node + 1) % vocab_size, -float(node + 1))
     nodes = NodeRows.of(tree.tree(), np.arange(CONTEXT + 1, CONTEXT + rows, dtype=np.int32))
@@ -153,7 +153,7 @@ def _score_text(executor: TorchExecutor, tokens: Sequence[int]) -> Iterator[tupl
     slots = np.arange(len(tokens), dtype=np.int32)
     for first in range(0, len(tokens) - 1, CHUNK):
         chunk, following = tokens[first : first + CHUNK], torch.tensor(tokens[first + 1 : first + CHUNK + 1])
-        chain = TokenTree.chain(chunk[1:], [0.0] * (len(chunk) - 1), OTHER)
+        chain = Guesses.chain(chunk[1:], [0.0] * (len(chunk) - 1), OTHER).tree()
         nodes = NodeRows.of(chain, slots[first + 1 : first + len(chunk)])
         rows = SequenceRows(first, chunk[:1], slots[: first + 1], nodes, kept=[0])
         logits = executor.forward([rows])[: len(following)]

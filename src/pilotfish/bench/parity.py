@@ -23,7 +23,7 @@ from pilotfish.core.drafter import DraftLimits, NoDrafter
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import HEADROOM
-from pilotfish.core.tree import TokenTree, TreeBuilder
+from pilotfish.core.tree import Guesses
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import precision_here
 
@@ -198,14 +198,14 @@ class RandomDrafter(NoDrafter):
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
         return [self._tree(request) for request in requests]
 
-    def _tree(self, request: Request) -> TokenTree:
+    def _tree(self, request: Request) -> Guesses:
         rng = np.random.default_rng((request.seed, len(request.tokens)))
-        tree = TreeBuilder()
+        tree = Guesses()
         for _ in range(rng.integers(MOST_RANDOM + 1)):
             seen = request.tokens[rng.integers(len(request.tokens))]
             token = seen if rng.random() < 0.5 else int(rng.integers(self.vocab_size))
             tree.add(int(rng.integers(-1, len(tree))), token, -float(rng.exponential()))
-        return tree.tree()
+        return tree

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pilotfish.core.request import Request
-from pilotfish.core.tree import TokenTree, TreeBuilder
+from pilotfish.core.tree import Guesses
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Drafter(Protocol):
     def levels(self) -> int:
         """Forwards of a draft model that the last trees took one after the other."""
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
-        """A tree below each request's last committed token; an empty tree is always right."""
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
+        """A tree below each request's last committed token, for the caller to keep; an empty tree is always right."""
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """`tokens` were just added to `request`: re-root; whether it is a hit: all were in a tree that lives on."""
@@ -46,8 +46,8 @@ class NoDrafter:
 
     levels = 0
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:  # noqa: ARG002
-        return [TokenTree.empty()] * len(requests)
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
+        return [Guesses() for _ in requests]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """Nothing is held."""
@@ -75,7 +75,7 @@ class CombinedDrafter:
     def levels(self) -> int:
         return max(drafter.levels for drafter in self.drafters)
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         proposals = zip(*(drafter.propose(requests, limits) for drafter in self.drafters), strict=True)
         return [_merged(trees, limits.nodes) for trees in proposals]
 
@@ -92,9 +92,8 @@ class CombinedDrafter:
             drafter.close(request)
 
 
-def _merged(trees: Sequence[TokenTree], most: int) -> TokenTree:
-    merged = TreeBuilder()
-    for tree in trees:
+def _merged(trees: Sequence[Guesses], most: int) -> Guesses:
+    merged = trees[0]
+    for tree in trees[1:]:
         merged.merge(tree)
-    tree = merged.tree()
-    return tree if len(tree) <= most else tree.take(tree.best(most))
+    return merged.best(most)

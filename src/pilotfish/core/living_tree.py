@@ -10,13 +10,10 @@ now and then. An array operation over all nodes would cost more than what is don
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from itertools import accumulate, pairwise, starmap
 
-import numpy as np
-
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.tree import ROOT, Guesses
 
 #: Nodes are cleaned up when there are twice as many as were left the last time, and so many more.
 SPARE = 64
@@ -74,13 +71,13 @@ class LivingTree:
                 heappush(reached, (-scores[child], child))
         return found
 
-    def rows(self, nodes: Sequence[int]) -> Iterator[tuple[int, int, int, float]]:
-        """Parent (as an index in `nodes`), token, depth and score of each; each comes after its parent."""
-        place = {node: index for index, node in enumerate(nodes)}
-        depth, score = self._depths[self.root], self._scores[self.root]
-        for node in nodes:
-            above = place.get(self._parents[node], ROOT)
-            yield above, self._tokens[node], self._depths[node] - depth, min(self._scores[node] - score, 0.0)
+    def best(self, count: int, origin: str) -> Guesses:
+        """The tree of the `count` likeliest nodes."""
+        number, best, score = {self.root: ROOT}, Guesses(), self._scores[self.root]
+        for node in self.likeliest(count):
+            parent = number[self._parents[node]]
+            number[node] = best.add(parent, self._tokens[node], self._scores[node] - score, origin)
+        return best
 
     def _below_root(self) -> list[int]:
         """Each after its parent."""
@@ -102,15 +99,3 @@ class LivingTree:
         }
         self.root, self._left = place[self.root], len(kept)
         return place
-
-
-def best_trees(trees: Sequence[LivingTree], count: int, origins: Sequence[str]) -> list[TokenTree]:
-    """Of each tree that of the `count` likeliest nodes. All arrays are parts of a few: they are many small trees."""
-    chosen = [tree.likeliest(count) for tree in trees]
-    rows = [row for tree, nodes in zip(trees, chosen, strict=True) for row in tree.rows(nodes)]
-    parents, tokens, depths, scores = zip(*rows, strict=True) if rows else ((), (), (), ())
-    names = [origin for origin, nodes in zip(origins, chosen, strict=True) for _ in nodes]
-    integers = (np.array(values, np.int64) for values in (parents, tokens, depths))
-    arrays = (*integers, np.array(scores, np.float64), np.array(names, object))
-    spans = starmap(slice, pairwise(accumulate(map(len, chosen), initial=0)))
-    return [TokenTree(*(values[span] for values in arrays)) for span in spans]

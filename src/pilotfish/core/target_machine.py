@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from pilotfish.core.living_tree import best_trees
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
@@ -37,7 +36,7 @@ from pilotfish.core.messages import (
 )
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
-from pilotfish.core.tree import OTHER, TokenTree
+from pilotfish.core.tree import OTHER, Guesses
 from pilotfish.core.tree_copy import TreeCopy
 
 #: Seconds without a draft double up to this many times.
@@ -134,10 +133,10 @@ class TargetMachine:
 
     # -- the step loop
 
-    def propose(self, requests: Sequence[Request], count: int, now: float) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], count: int, now: float) -> list[Guesses]:
         """The `count` best nodes of each request's tree."""
         sessions = [self._asked(request, now) for request in requests]
-        return best_trees([session.copy for session in sessions], count, [session.origin for session in sessions])
+        return [session.copy.best(count, session.origin) for session in sessions]
 
     def commit(self, request: Request, tokens: Sequence[int], now: float) -> bool:
         """`tokens` were just added to `request`; whether all were in its tree."""

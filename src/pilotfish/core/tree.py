@@ -9,7 +9,8 @@ root ─┬─ def ─┬─ main        parents -1 -1 0 0   The root, the last 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from heapq import nlargest
 from itertools import accumulate, pairwise
 from typing import Any, Self
 
@@ -43,13 +44,6 @@ class TokenTree:
     @classmethod
     def empty(cls) -> TokenTree:
         return _EMPTY
-
-    @classmethod
-    def chain(cls, tokens: Sequence[int], scores: Sequence[float], origin: str) -> TokenTree:
-        """Each node the child of the one before."""
-        count = len(tokens)
-        parents, names = np.arange(ROOT, count - 1), np.full(count, origin, object)
-        return TokenTree(parents, np.array(tokens, np.int64), parents + 2, np.array(scores, np.float64), names)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -121,8 +115,9 @@ def best(scores: Floats, count: int) -> Ints:
     return np.flatnonzero(chosen)
 
 
-class TreeBuilder:
-    """Makes a tree node by node."""
+class Guesses:
+    """A tree while it is made, and as a drafter proposes it: in lists, because it is small and made anew in every step.
+    A forest is made of all of them at once."""
 
     def __init__(self) -> None:
         self.parents: list[int] = []
@@ -131,6 +126,14 @@ class TreeBuilder:
         self.scores: list[float] = []
         self.origins: list[str] = []
         self._children: dict[tuple[int, int], int] = {}
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], scores: Sequence[float], origin: str) -> Guesses:
+        """Each node the child of the one before."""
+        chain, node = cls(), ROOT
+        for token, score in zip(tokens, scores, strict=True):
+            node = chain.add(node, token, score, origin)
+        return chain
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -151,17 +154,25 @@ class TreeBuilder:
             self.origins.append(origin)
         return node
 
-    def merge(self, tree: TokenTree) -> None:
-        """Add every node of `tree`; a path that is there already keeps its scores and origins."""
-        number: list[int] = []
-        fields = (tree.parents, tree.tokens, tree.scores, tree.origins)
-        for parent, token, score, origin in zip(*(values.tolist() for values in fields), strict=True):
-            number.append(self.add(ROOT if parent == ROOT else number[parent], token, score, origin))
+    def merge(self, other: Guesses) -> None:
+        """Add every node of `other`; a path that is there already keeps its scores and origins."""
+        number = {ROOT: ROOT}
+        nodes = zip(other.parents, other.tokens, other.scores, other.origins, strict=True)
+        for node, (parent, token, score, origin) in enumerate(nodes):
+            number[node] = self.add(number[parent], token, score, origin)
+
+    def best(self, count: int) -> Guesses:
+        """The `count` nodes of highest score, ties to the older."""
+        if len(self) <= count:
+            return self
+        number, best = {ROOT: ROOT}, Guesses()
+        for node in sorted(nlargest(count, range(len(self)), self.scores.__getitem__)):
+            parent = number[self.parents[node]]
+            number[node] = best.add(parent, self.tokens[node], self.scores[node], self.origins[node])
+        return best
 
     def tree(self) -> TokenTree:
-        """The nodes so far."""
-        parents, tokens, depths = (np.array(x, np.int64) for x in (self.parents, self.tokens, self.depths))
-        return TokenTree(parents, tokens, depths, np.array(self.scores, np.float64), np.array(self.origins, object))
+        return _joined([self])
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,16 +184,12 @@ class Forest:
     starts: Ints  # [trees + 1], index of each tree's first node, and the number of all
 
     @classmethod
-    def of(cls, trees: Sequence[TokenTree]) -> Forest:
+    def of(cls, trees: Sequence[Guesses]) -> Forest:
         sizes = [len(tree) for tree in trees]
         if not any(sizes):
             return cls(_EMPTY, _EMPTY.parents, np.zeros(len(trees) + 1, np.int64))
         starts, owners = np.array([0, *accumulate(sizes)]), np.repeat(np.arange(len(trees)), sizes)
-        if len(trees) == 1:
-            return cls(trees[0], owners, starts)
-        nodes = _side_by_side(trees)
-        parents = np.where(nodes.parents == ROOT, ROOT, nodes.parents + starts[owners])
-        return cls(replace(nodes, parents=parents), owners, starts)
+        return cls(_joined(trees), owners, starts)
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -220,10 +227,18 @@ def _starts(owners: Ints, num_trees: int) -> Ints:
     return np.searchsorted(owners, np.arange(num_trees + 1))
 
 
-def _side_by_side(trees: Sequence[TokenTree]) -> TokenTree:
-    """Parents are still indices in each tree."""
-    fields = ("parents", "tokens", "depths", "scores", "origins")
-    return TokenTree(*(np.concatenate([getattr(tree, name) for tree in trees]) for name in fields))
+def _joined(trees: Sequence[Guesses]) -> TokenTree:
+    """One tree after the other."""
+    parents, firsts = list[int](), accumulate(map(len, trees), initial=0)
+    for tree, first in zip(trees, firsts, strict=False):
+        parents += [ROOT if parent == ROOT else parent + first for parent in tree.parents]
+    return TokenTree(
+        np.array(parents, np.int64),
+        np.array([token for tree in trees for token in tree.tokens], np.int64),
+        np.array([depth for tree in trees for depth in tree.depths], np.int64),
+        np.array([score for tree in trees for score in tree.scores], np.float64),
+        np.array([origin for tree in trees for origin in tree.origins], object),
+    )
 
 
 #: Sampled after a row whose logits are not finite: there is nothing to sample from.

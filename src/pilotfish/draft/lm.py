@@ -14,12 +14,11 @@ from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, SessionTable, Unshared
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import Executor
-from pilotfish.core.living_tree import best_trees
 from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.messages import Open
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
-from pilotfish.core.tree import LM, TokenTree
+from pilotfish.core.tree import LM, Guesses
 from pilotfish.draft.worker import Grower
 
 if TYPE_CHECKING:  # imports transformers
@@ -58,16 +57,16 @@ class LMDrafter:
 
     # -- the protocol
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         self.levels = 0
         if limits.levels == 0:
-            return [TokenTree.empty()] * len(requests)
+            return [Guesses() for _ in requests]
         sessions = [self._session(request) for request in requests]
         served = self._affordable(sessions, limits.levels)
         for session in served:
             self._catch_up(session)
         self._grow(served, limits)
-        return best_trees([session.tree for session in sessions], limits.nodes, [LM] * len(sessions))
+        return [session.tree.best(limits.nodes, LM) for session in sessions]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """Never a hit: those are counted of trees that grow while the target verifies."""

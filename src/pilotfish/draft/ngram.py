@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
-from pilotfish.core.tree import NGRAM, TokenTree
+from pilotfish.core.tree import NGRAM, Guesses
 
 #: Chance, guessed, that a continuation's next token is right after a match of the key's length.
 CONFIDENCE = {1: 0.1, 2: 0.3, 3: 0.6, 4: 0.8}
@@ -48,19 +48,19 @@ class NgramDrafter:
         self.min_n = min_n
         self._indexes: dict[int, NgramIndex] = {}
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         return [self._tree(request, limits.nodes) for request in requests]
 
-    def _tree(self, request: Request, nodes: int) -> TokenTree:
+    def _tree(self, request: Request, nodes: int) -> Guesses:
         index = self._indexes.setdefault(request.id, NgramIndex(self.max_n, self.min_n))
         index.update(request.tokens)
         found = index.lookup(request.tokens)
         if found is None:
-            return TokenTree.empty()
+            return Guesses()
         n, start = found
         tokens = request.tokens[start : start + nodes]
         confidence = math.log(CONFIDENCE[min(n, max(CONFIDENCE))])
-        return TokenTree.chain(tokens, [confidence * (place + 1) for place in range(len(tokens))], NGRAM)
+        return Guesses.chain(tokens, [confidence * (place + 1) for place in range(len(tokens))], NGRAM)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """The index catches up in `propose`."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.noise import gumbel_of
 from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.tree import ROOT, SUFFIX, TokenTree, TreeBuilder
+from pilotfish.core.tree import ROOT, SUFFIX, Guesses
 from pilotfish.draft.automaton import Context, Match, SuffixAutomaton
 
 #: Salts remembered at a time.
@@ -157,7 +157,7 @@ class SuffixDrafter:
         self.responses = responses
         self._own: dict[int, SuffixAutomaton] = {}
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         return [self._tree(request, limits.nodes) for request in requests]
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
@@ -172,9 +172,9 @@ class SuffixDrafter:
         if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.responses.add(request.cache_salt, request.tokens[max(0, request.num_prompt_tokens - LEAD) :])
 
-    def _tree(self, request: Request, nodes: int) -> TokenTree:
+    def _tree(self, request: Request, nodes: int) -> Guesses:
         """The `nodes` likeliest paths."""
-        tree, leaves = TreeBuilder(), list[_Leaf]()
+        tree, leaves = Guesses(), list[_Leaf]()
         node, cursors = ROOT, self._cursors(request)
         while len(tree) < nodes:
             for rank, (token, score) in enumerate(_children(request, tree, node, cursors)):
@@ -184,7 +184,7 @@ class SuffixDrafter:
             leaf = heapq.heappop(leaves)
             node = tree.add(leaf.parent, leaf.token, -leaf.cost, SUFFIX)
             cursors = [(automaton, automaton.follow(match, leaf.token)) for automaton, match in leaf.cursors]
-        return tree.tree()
+        return tree
 
     def _cursors(self, request: Request) -> Cursors:
         own = self._own.setdefault(request.id, SuffixAutomaton())
@@ -194,7 +194,7 @@ class SuffixDrafter:
         return [*((each, each.match(recent)) for each in shared), (own, own.seen_before())]
 
 
-def _children(request: Request, tree: TreeBuilder, node: int, cursors: Cursors) -> list[tuple[int, float]]:
+def _children(request: Request, tree: Guesses, node: int, cursors: Cursors) -> list[tuple[int, float]]:
     """The likeliest children of `node`, at which the cursors stand: tokens and scores."""
     found = (islice(automaton.contexts(match), MAX_CONTEXTS) for automaton, match in cursors)
     chances = next_token_chances(list(chain.from_iterable(found)))

@@ -18,7 +18,7 @@ from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, S
 from pilotfish.core.lookahead import NewNodes, path_table
 from pilotfish.errors import WireError
 from pilotfish.observe.records import LevelRecord, ObserveLevel
-from pilotfish.wire.channel import Channel, Received, decode_to_draft, encode
+from pilotfish.wire.channel import Channel, Received, decode_to_draft, framed
 
 if TYPE_CHECKING:  # imports transformers
     from pilotfish.model.pacer import Pacer
@@ -95,8 +95,8 @@ class DraftWorker:
         self.machine.receive(received.peer, message, self._clock(), received.tenant, received.weight)
 
     def _send(self) -> None:
-        for outgoing in self.machine.outbox:
-            self.channel.send(outgoing.peer, encode(outgoing.message))  # a lost one shows as a gap
+        for peer, frames in framed(self.machine.outbox).items():
+            self.channel.send(peer, *frames)  # lost ones show as gaps
         for notice in self.machine.notices:
             logger.log(notice.level, "%s", notice.text)
         self.machine.outbox.clear()

@@ -27,12 +27,12 @@ from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RemoteOptions, TargetMachine
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.tree import Guesses
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.errors import EngineError, ModelError, ParameterError, WireError
-from pilotfish.wire.channel import ChannelThread, Received, decode_to_target, encode
+from pilotfish.wire.channel import ChannelThread, Received, decode_to_target, framed
 from pilotfish.wire.curve_keys import load_target_keys
 from pilotfish.wire.sockets import DialingChannel
 
@@ -90,7 +90,7 @@ class RemoteDrafts:
         digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
         hello = Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added)
         options = RemoteOptions(config.wanted)
-        drafter = self.drafter = RemoteDrafter(hello, self.pools, thread.post_all, options, channel.problem)
+        drafter = self.drafter = RemoteDrafter(hello, self.pools, thread.post, options, channel.problem)
         self._open.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._open.callback(thread.close)
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -145,12 +145,13 @@ class RemoteDrafter:
         self,
         hello: Hello,
         pools: Sequence[DraftPool],
-        post: Callable[[Sequence[tuple[Peer, bytes]]], None],
+        post: Callable[..., None],
         options: RemoteOptions,
         problem: Callable[[Peer], str | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`post` sends frames; from any thread, without waiting. `problem` tells why a pool is not connected."""
+        """`post` sends frames to a peer; from any thread, without waiting. `problem` tells why a pool is not
+        connected."""
         self.machine = TargetMachine(hello, pools, options)
         self._post = post
         self._problem = problem
@@ -163,7 +164,8 @@ class RemoteDrafter:
         with self._lock:
             yield self._clock()
             if self.machine.outbox:
-                self._post([(outgoing.peer, encode(outgoing.message)) for outgoing in self.machine.outbox])
+                for peer, frames in framed(self.machine.outbox).items():
+                    self._post(peer, *frames)
                 self.machine.outbox.clear()
             for pool in self.machine.pools:
                 for notice in pool.notices:
@@ -172,7 +174,7 @@ class RemoteDrafter:
 
     # -- the step loop: the Drafter protocol
 
-    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[TokenTree]:
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         with self._turn() as now:
             return self.machine.propose(requests, limits.nodes, now)
 

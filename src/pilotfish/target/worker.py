@@ -17,7 +17,7 @@ from pilotfish.core.executor import Executor, ForwardSeconds, Outcome
 from pilotfish.core.request import Request
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.step import Chunk, RequestCommit, Step
-from pilotfish.core.tree import ROOT, Forest, TokenTree
+from pilotfish.core.tree import ROOT, Forest, Guesses
 from pilotfish.observe.records import ObserveStep, StepRecord
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class GuardedDrafter:
         """A tree for each request, empty for those that want none."""
         wants = [limits.nodes > 0 and request.max_nodes != 0 for request in requests]
         asked = [request for request, wanted in zip(requests, wants, strict=True) if wanted]
-        empty = Forest.of([TokenTree.empty()] * len(asked))
+        empty = Forest.of([Guesses() for _ in asked])
         return (self._try(lambda: self._verifiable(asked, limits), empty) if asked else empty).among(wants)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
@@ -183,12 +183,12 @@ class GuardedDrafter:
         trees = self.drafter.propose(requests, limits)
         if len(trees) != len(requests):
             self._drop(f"{len(trees)} trees for {len(requests)} requests")
-            trees = [TokenTree.empty()] * len(requests)
+            trees = [Guesses() for _ in requests]
         forest = Forest.of(trees)
         broken = set(forest.owners[~_lawful(forest, self._vocab_size)].tolist()) if len(forest) else ()
         if not broken:
             return forest
-        return Forest.of([TokenTree.empty() if index in broken else tree for index, tree in enumerate(trees)])
+        return Forest.of([Guesses() if index in broken else tree for index, tree in enumerate(trees)])
 
     def _try(self, call: Callable[[], T], otherwise: T) -> T:
         try:

@@ -8,22 +8,25 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias, TypeVar
 
 import msgspec
 import zmq
 
-from pilotfish.core.messages import MAX_FRAME, Peer, ToDraft, ToTarget, Tree
+from pilotfish.core.messages import MAX_FRAME, Outgoing, Peer, ToDraft, ToTarget, Tree
 from pilotfish.errors import WireError
 from pilotfish.wire.endpoints import Endpoint
 
 logger = logging.getLogger(__name__)
 
-#: Frames that wait for a peer which does not take them. More are lost, which both sides notice and mend.
+#: Messages that wait for a peer which does not take them. More are lost, which both sides notice and mend.
 HIGH_WATER = 1024
+#: Frames of one message: more than a target has requests, and a draft sessions.
+MAX_FRAMES = 1 << 14
 #: Messages that one socket hands over at a time.
 MAX_MESSAGES = 256
 LINGER_MS = 100
@@ -44,6 +47,14 @@ Message = TypeVar("Message")
 _to_draft: msgspec.msgpack.Decoder[ToDraft] = msgspec.msgpack.Decoder(ToDraft)
 _to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
 encode = msgspec.msgpack.Encoder().encode
+
+
+def framed(outbox: Iterable[Outgoing]) -> dict[Peer, list[bytes]]:
+    """Frames for each peer, in order, to be sent together: a message of many frames costs little more than one."""
+    frames: dict[Peer, list[bytes]] = {}
+    for outgoing in outbox:
+        frames.setdefault(outgoing.peer, []).append(encode(outgoing.message))
+    return frames
 
 
 def decode_to_draft(frame: bytes) -> ToDraft:
@@ -82,8 +93,8 @@ class Received:
 
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
-#: Takes a message's parts; returns the frame if the message holds one for the channel's user.
-Handler: TypeAlias = Callable[[Sequence[zmq.Frame]], Received | None]
+#: Takes a message's parts; returns the frames in it that are for the channel's user.
+Handler: TypeAlias = Callable[[Sequence[zmq.Frame]], Sequence[Received]]
 
 
 class Channel:
@@ -91,7 +102,7 @@ class Channel:
     any."""
 
     def __init__(self, high_water: int = HIGH_WATER) -> None:
-        """`high_water`: frames that may wait for a peer, and from one; more are lost. 0: no limit, none is."""
+        """`high_water`: messages that may wait for a peer, and from one; more are lost. 0: no limit, none is."""
         self._high_water = high_water
         self._context = zmq.Context()
         self._poller = zmq.Poller()
@@ -102,8 +113,8 @@ class Channel:
         self._waker_lock = threading.RLock()
         self._poller.register(self._waker, zmq.POLLIN)
 
-    def send(self, peer: Peer, frame: bytes) -> bool:
-        """Never blocks; False where the frame is lost: nobody is there, or too many are waiting."""
+    def send(self, peer: Peer, *frames: bytes) -> bool:
+        """Send frames together. Never blocks; False where they are lost: nobody is there, or too many are waiting."""
         raise NotImplementedError
 
     def receive(self, timeout: float) -> list[Received]:
@@ -150,7 +161,7 @@ class Channel:
                 os.eventfd_read(self._waker)
                 self._woken = True
             else:
-                frames.extend(filter(None, map(self._handlers[source], _messages(source))))
+                frames.extend(chain.from_iterable(map(self._handlers[source], _messages(source))))
         return frames
 
 
@@ -166,7 +177,7 @@ class ChannelThread:
     def __init__(self, channel: Channel, period: float = 0.1) -> None:
         self._channel = channel
         self._period = period
-        self._outbox: deque[tuple[Peer, bytes]] = deque()
+        self._outbox: deque[tuple[Peer, Sequence[bytes]]] = deque()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -175,13 +186,9 @@ class ChannelThread:
         self._thread = threading.Thread(target=self._run, args=(handle, tick), name="channel", daemon=True)
         self._thread.start()
 
-    def post(self, peer: Peer, frame: bytes) -> None:
-        """Send soon, in order; from any thread. It may be lost."""
-        self.post_all([(peer, frame)])
-
-    def post_all(self, frames: Sequence[tuple[Peer, bytes]]) -> None:
-        """The same of many. The thread is woken once: it then takes the interpreter from whoever posts."""
-        self._outbox.extend(frames)
+    def post(self, peer: Peer, *frames: bytes) -> None:
+        """Send frames together, soon and in order; from any thread. They may be lost."""
+        self._outbox.append((peer, frames))
         self._channel.wake()
 
     def close(self) -> None:
@@ -207,7 +214,8 @@ class ChannelThread:
 
     def _send_posted(self) -> None:
         while self._outbox:
-            self._channel.send(*self._outbox.popleft())
+            peer, frames = self._outbox.popleft()
+            self._channel.send(peer, *frames)
 
 
 def _safely(call: Callable[..., None], *arguments: Received) -> None:

@@ -18,7 +18,7 @@ from zmq.utils import z85
 
 from pilotfish.core.messages import MAX_FRAME, Peer
 from pilotfish.errors import ParameterError
-from pilotfish.wire.channel import HIGH_WATER, Channel, Received, Socket
+from pilotfish.wire.channel import HIGH_WATER, MAX_FRAMES, Channel, Received, Socket
 from pilotfish.wire.curve_keys import KEY_LENGTH, PoolKeys, TargetKeys
 from pilotfish.wire.endpoints import Endpoint, check_private, dialled_endpoint, listening_endpoint
 
@@ -81,12 +81,12 @@ class ListeningChannel(Channel):
         self._watch(self._router, self._received)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def send(self, peer: Peer, frame: bytes) -> bool:
+    def send(self, peer: Peer, *frames: bytes) -> bool:
         routes = self._routes.get(peer[: self._key_length], {})
-        if peer not in routes or len(frame) > MAX_FRAME:
+        if peer not in routes or not _fit(frames):
             return False
         try:
-            self._router.send_multipart((routes[peer], frame), zmq.NOBLOCK)
+            self._router.send_multipart((routes[peer], *frames), zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -110,25 +110,27 @@ class ListeningChannel(Channel):
         self._router.curve_secretkey = keys.own.secret.encode()
         self._router.zap_domain = b"pilotfish"  # with a domain, no answer is a refusal
 
-    def _admit(self, zap: Socket, parts: Sequence[zmq.Frame]) -> None:
+    def _admit(self, zap: Socket, parts: Sequence[zmq.Frame]) -> list[Received]:
         """Answer who may connect (ZAP, ZeroMQ RFC 27): allowed keys, whose text becomes the User-Id of all frames."""
         version, request, _domain, _address, _name, mechanism, *credentials = (part.bytes for part in parts)
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" else b""
         allowed = key.decode() in self._allowed
         zap.send_multipart([version, request, *([b"200", b"", key] if allowed else [b"400", b"", b""]), b""])
+        return []
 
-    def _received(self, parts: Sequence[zmq.Frame]) -> Received | None:
-        """None for what is not a message of two parts on a connection that ZeroMQ has numbered."""
-        if len(parts) != 3:
-            return None
-        route, incarnation, frame = (part.bytes for part in parts)
+    def _received(self, parts: Sequence[zmq.Frame]) -> list[Received]:
+        """None of what is not an incarnation and frames on a connection that ZeroMQ has numbered."""
+        if not 3 <= len(parts) <= MAX_FRAMES + 2:
+            return []
+        route, incarnation, *frames = (part.bytes for part in parts)
         if len(route) != 5 or route[0] or not 1 <= len(incarnation) <= MAX_INCARNATION:
-            return None
+            return []
         if not self._key_length:
-            return Received(self._learn(b"", incarnation, route), frame)
+            peer = self._learn(b"", incarnation, route)
+            return [Received(peer, frame) for frame in frames]
         key = str(parts[1].get("User-Id"))
-        client = self._allowed[key]
-        return Received(self._learn(key.encode(), incarnation, route), frame, client.tenant, client.weight)
+        client, peer = self._allowed[key], self._learn(key.encode(), incarnation, route)
+        return [Received(peer, frame, client.tenant, client.weight) for frame in frames]
 
     def _learn(self, key: bytes, incarnation: bytes, route: bytes) -> Peer:
         peer = key + incarnation
@@ -138,6 +140,10 @@ class ListeningChannel(Channel):
         if len(routes) > MAX_PEERS:
             del routes[next(iter(routes))]
         return peer
+
+
+def _fit(frames: Sequence[bytes]) -> bool:
+    return len(frames) <= MAX_FRAMES and all(len(frame) <= MAX_FRAME for frame in frames)
 
 
 def _bind(router: Socket, endpoint: str, where: Endpoint) -> None:
@@ -182,12 +188,12 @@ class DialingChannel(Channel):
             self._watch(socket, connection.received)  # before its events: none is lost
             self._watch(connection.events, connection.observe)
 
-    def send(self, peer: Peer, frame: bytes) -> bool:
+    def send(self, peer: Peer, *frames: bytes) -> bool:
         connection = self._connections.get(peer)
-        if connection is None or len(frame) > MAX_FRAME:
+        if connection is None or not _fit(frames):
             return False
         try:
-            connection.socket.send_multipart((self._incarnation, frame), zmq.NOBLOCK)
+            connection.socket.send_multipart((self._incarnation, *frames), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -224,14 +230,16 @@ class _Connection:
         self.events = socket.get_monitor_socket(_WATCHED)
         socket.connect(endpoint)
 
-    def received(self, parts: Sequence[zmq.Frame]) -> Received | None:
-        return Received(self._peer, parts[0].bytes) if len(parts) == 1 else None
+    def received(self, parts: Sequence[zmq.Frame]) -> list[Received]:
+        """None of a message of more frames than pools send."""
+        return [Received(self._peer, part.bytes) for part in parts] if len(parts) <= MAX_FRAMES else []
 
-    def observe(self, parts: Sequence[zmq.Frame]) -> None:
+    def observe(self, parts: Sequence[zmq.Frame]) -> list[Received]:
         """Take in what has happened; while hung up, nothing that matters."""
         event, _value = struct.unpack("=Hi", parts[0].bytes)
         if self.redial_at == math.inf:
             self._on(zmq.Event(event))
+        return []
 
     def redial_if_due(self) -> None:
         if self.redial_at <= time.monotonic():
