@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Invoke, Measure
-from support import limits, paths_of
+from support import limits, paths_of, proposed
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -156,7 +156,7 @@ def test_random_trees_repeat_and_stay_in_the_vocabulary(config: EngineConfig, pr
     engine = Engine(config)
     [job] = jobs_at(prompts[:1], 0.8, 4)
     [sample] = engine.submit(job.prompt.text, job.params)
-    trees = [RandomDrafter(9).propose([sample.request], limits())[0] for _ in range(2)]
+    trees = [proposed(RandomDrafter(9), [sample.request], limits())[0] for _ in range(2)]
     assert paths_of(trees[0]) == paths_of(trees[1])
     assert set(trees[0].tokens.tolist()) <= set(range(9)) | set(sample.request.tokens)
 
