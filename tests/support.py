@@ -21,7 +21,7 @@ from pilotfish.core.living_tree import LivingTree
 from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import OTHER, Guesses, TokenTree
+from pilotfish.core.tree import OTHER, ROOT, Guesses, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.model.loader import LoadedModel, load_model
 
@@ -227,6 +227,17 @@ def tree_of(tree: LivingTree) -> TokenTree:
 def paths_of(tree: TokenTree) -> dict[tuple[int, ...], float]:
     """Score of every path, by its tokens."""
     return {tuple(tree.path_tokens(node)): float(tree.scores[node]) for node in range(len(tree))}
+
+
+def follow(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
+    """Nodes along `tokens` from the root, as far as the tree goes."""
+    known = {(parent, token): node for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    path: list[int] = []
+    for token in tokens:
+        if (path[-1] if path else ROOT, token) not in known:
+            break
+        path.append(known[path[-1] if path else ROOT, token])
+    return path
 
 
 def children_of(tree: TokenTree, node: int) -> list[int]:

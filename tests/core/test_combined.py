@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from support import limits
+from support import follow, limits
 
 from pilotfish.core.drafter import CombinedDrafter, DraftLimits
 from pilotfish.core.request import Request
@@ -47,8 +47,7 @@ def test_the_best_nodes_of_all_trees() -> None:
     for guesses in combined.propose(REQUESTS, limits(3)):
         tree = guesses.tree()
         assert sorted(tree.tokens) in ([5, 6, 7], [5, 7, 8])
-        first = tree.child(ROOT, 5)
-        assert first is not None
+        (first,) = follow(tree, [5])
         assert tree.scores[first] == -1.0  # the first drafter's
 
 

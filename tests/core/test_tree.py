@@ -44,7 +44,6 @@ def test_parents_come_first_and_scores_never_rise(tree: TokenTree) -> None:
         above, depth = (0.0, 0) if parent == ROOT else (tree.scores[parent], tree.depths[parent])
         assert tree.scores[node] <= above
         assert tree.depths[node] == depth + 1 == len(tree.path(node))
-        assert tree.child(parent, tree.tokens[node]) == node
 
 
 @given(tree=trees())
@@ -110,15 +109,6 @@ def test_the_best_of_lists_are_the_best_of_arrays(grown: Guesses, count: int) ->
 def test_a_subtree_keeps_paths_and_scores(tree: TokenTree, depth: int) -> None:
     cut = tree.take(np.flatnonzero(tree.depths <= depth))
     assert paths(cut) == {path: score for path, score in paths(tree).items() if len(path) <= depth}
-
-
-@given(tree=trees(), tokens=st.lists(st.integers(0, VOCAB - 1), max_size=6))
-def test_follow_goes_as_far_as_the_tree(tree: TokenTree, tokens: list[int]) -> None:
-    nodes = tree.follow(tokens)
-    assert [tree.tokens[node] for node in nodes] == tokens[: len(nodes)]
-    assert not nodes or tree.path(nodes[-1]) == nodes
-    if len(nodes) < len(tokens):
-        assert tree.child(nodes[-1] if nodes else ROOT, tokens[len(nodes)]) is None
 
 
 @given(one=guesses(), other=guesses())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import VOCAB, RowSampling, children_of, limits, native_model, paths_of, proposed, sampling_of
+from support import VOCAB, RowSampling, children_of, follow, limits, native_model, paths_of, proposed, sampling_of
 
 from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.lookahead import Lookahead
@@ -60,7 +60,7 @@ def test_a_draft_equal_to_the_target_is_always_right(
         for _ in range(LIMITS.levels):
             expected.append(next_token(llama, request))
             request.extend(expected[-1:])
-        assert len(tree.follow(expected)) == LIMITS.levels
+        assert len(follow(tree, expected)) == LIMITS.levels
         drafter.commit(request, expected)
         drafter.table.check()
 
@@ -167,7 +167,7 @@ def test_no_level_beyond_the_last_token(llama: Path) -> None:
 def test_a_long_prompt_takes_several_forwards(llama: Path) -> None:
     drafter, request = make_drafter(llama, slots=2 * CHUNK + 100), make_request(prompt=2 * CHUNK + 7, temperature=0.0)
     (tree,) = proposed(drafter, [request], LIMITS)
-    assert tree.child(ROOT, next_token(llama, request)) is not None
+    assert follow(tree, [next_token(llama, request)])
 
 
 def test_without_slots_there_are_no_guesses(llama: Path) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from support import tree_of
+from support import follow, tree_of
 
 from pilotfish.core.messages import (
     CONNECTION,
@@ -228,13 +228,13 @@ def test_trees_follow_the_text_and_the_rules(target: Target) -> None:
     copy = TreeCopy(len(text), VOCAB, 1000)
     target.send(opened(1, text))
     trees = [target.tree(copy, len(text))]
-    assert len(tree_of(copy).follow(LOOP)) >= 6 and len(tree_of(copy)) == script.NODES and copy.repeated == 0
+    assert len(follow(tree_of(copy), LOOP)) >= 6 and len(tree_of(copy)) == script.NODES and copy.repeated == 0
     for tokens, hit in (([100, 101], True), ([102, 100], False), ([101], True)):
         assert copy.commit(tokens) is hit
         target.send(Commit(1, 1, len(text), tokens, WANTED))
         text += tokens
         trees.append(target.tree(copy, len(text)))
-        assert len(tree_of(copy).follow([text[-1] + i for i in range(1, 4)])) == 3
+        assert len(follow(tree_of(copy), [text[-1] + i for i in range(1, 4)])) == 3
     assert [tree.sequence for tree in trees] == list(range(4))
     assert (copy.dropped, copy.late) == (0, 0) and copy.repeated > 0
     above = np.append(tree_of(copy).scores, 0.0)[tree_of(copy).parents]

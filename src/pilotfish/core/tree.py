@@ -8,7 +8,7 @@ root ─┬─ def ─┬─ main        parents -1 -1 0 0   The root, the last 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate, pairwise
@@ -58,21 +58,6 @@ class TokenTree:
     def best(self, count: int) -> Ints:
         """The `count` nodes of highest score, ties to the older, ascending: a connected subtree."""
         return best(self.scores, count)
-
-    def child(self, parent: int, token: int) -> int | None:
-        """The child of `parent` that carries `token`."""
-        found = np.flatnonzero((self.parents == parent) & (self.tokens == token))
-        return int(found[0]) if len(found) else None
-
-    def follow(self, tokens: Iterable[int]) -> list[int]:
-        """Nodes along `tokens` from the root, as far as the tree goes."""
-        path: list[int] = []
-        for token in tokens:
-            child = self.child(path[-1] if path else ROOT, token)
-            if child is None:
-                break
-            path.append(child)
-        return path
 
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`, both included; none for the root."""
