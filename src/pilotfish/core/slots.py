@@ -14,16 +14,19 @@ NO_SLOTS: Slots = np.zeros(0, np.int32)
 
 
 class SlotPool:
-    """A pool of `capacity` slots, numbered from 0, each with a count of owners; one without any is free.
+    """A pool of `capacity` slots, numbered from 0, each with a count of owners. One without any is free, or idle: a
+    cache of prefixes keeps what is in it (core/prefix_cache.py).
 
-    Invariant, checked on every call that could break it: free ∪ live = all, disjoint.
+    Invariant, checked on every call that could break it: free ∪ idle ∪ live = all, disjoint.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._free = np.arange(capacity, dtype=np.int32)[::-1].copy()  # a stack; the first `num_free` count
         self._owners = np.zeros(capacity, np.int32)
+        self._kept = np.zeros(capacity, np.bool_)  # by a cache, beside or after its owners
         self.num_free = capacity
+        self.num_idle = 0
 
     def allocate(self, count: int) -> Slots:
         """Take `count` slots, with one owner each; EngineError when fewer are free (callers ask `num_free` first)."""
@@ -37,13 +40,15 @@ class SlotPool:
         return slots
 
     def share(self, slots: Slots) -> None:
-        """One more owner for each of these live slots."""
-        if not self._owners[slots].all():
+        """One more owner for each of these slots, which are live or idle."""
+        owners = self._owners[slots]
+        if not (owners.all() or self._kept[slots[owners == 0]].all()):
             raise EngineError("slots: a free slot cannot be shared")
-        self._owners[slots] += 1
+        self.num_idle -= len(slots) - np.count_nonzero(owners)
+        self._owners[slots] = owners + 1
 
     def release(self, slots: Slots | Sequence[int]) -> None:
-        """One owner less for each of these slots; EngineError for one that is free already, or is here twice."""
+        """One owner less for each of these slots; EngineError for one that has none, or is here twice."""
         slots = np.asarray(slots, np.int32)
         if not len(slots):
             return
@@ -52,16 +57,44 @@ class SlotPool:
             twice = next(slot for slot in every if not self._owners[slot] or every.count(slot) > 1)
             raise EngineError(f"slots: {twice} released twice")
         self._owners[slots] = owners - 1
-        freed = slots[owners == 1]
+        left = slots[owners == 1]
+        freed = left[~self._kept[left]]
+        self.num_idle += len(left) - len(freed)
+        self._push(freed)
+
+    def keep(self, slots: Slots) -> None:
+        """Live slots become idle, not free, when they lose their last owner."""
+        if not self._owners[slots].all() or self._kept[slots].any():
+            raise EngineError("slots: what is kept must be live, and not be kept already")
+        self._kept[slots] = True
+
+    def drop(self, slots: Slots) -> None:
+        """These are no longer kept: the idle ones are free."""
+        if not self._kept[slots].all():
+            raise EngineError("slots: what is not kept cannot be dropped")
+        self._kept[slots] = False
+        idle = slots[self._owners[slots] == 0]
+        self.num_idle -= len(idle)
+        self._push(idle)
+
+    def owned(self, slots: Slots) -> int:
+        """How many of these have an owner."""
+        return int(np.count_nonzero(self._owners[slots]))
+
+    def _push(self, freed: Slots) -> None:
         self._free[self.num_free : self.num_free + len(freed)] = freed
         self.num_free += len(freed)
 
-    def check(self, held: Slots | Sequence[int]) -> None:
-        """EngineError unless `held` has every slot as often as it has owners."""
+    def check(self, held: Slots | Sequence[int], kept: Slots | Sequence[int] = ()) -> None:
+        """EngineError unless `held` has every slot as often as it has owners, and `kept` those that are kept, once."""
         counts = np.bincount(np.asarray(held, np.int32), minlength=self.capacity)
         if not np.array_equal(counts, self._owners):
             raise EngineError(f"slots: {self._owners.sum()} owners are counted, {len(held)} are known")
-        free = np.zeros(self.capacity, np.bool_)
+        if not np.array_equal(np.bincount(np.asarray(kept, np.int32), minlength=self.capacity), self._kept):
+            raise EngineError(f"slots: {self._kept.sum()} are kept, {len(kept)} are known")
+        free, unused = np.zeros(self.capacity, np.bool_), self._owners == 0
         free[self._free[: self.num_free]] = True
-        if np.count_nonzero(free) != self.num_free or not np.array_equal(free, self._owners == 0):
+        if np.count_nonzero(free) != self.num_free or not np.array_equal(free, unused & ~self._kept):
             raise EngineError("slots: the free list disagrees with the counts of owners")
+        if self.num_idle != np.count_nonzero(unused & self._kept):
+            raise EngineError(f"slots: {self.num_idle} idle ones are counted wrong")

@@ -1,0 +1,162 @@
+"""KV of earlier requests, found by the tokens that it is of: a radix tree over slots.
+
+A run is tokens that always came one after the other, and their slots. Runs that begin alike share what they have in
+common, to the token; each tenant (its salt) has a root of its own, so nothing is ever found below another's:
+
+    salt "a" ─── The cat ─┬─ sat          a request of "a" for `The cat ate` takes the slots of `The cat`
+                          └─ ran away
+    salt "b" ─── The cat sat              never those of "b"
+
+Slots in the tree are live while requests own them, and idle afterwards (`core/slots.py`). When slots are needed the end
+of the run that was used longest ago goes first. A run is used whenever one below it is, so ends go before what they
+hang on. Owners hold a path from its root on: what is idle in a run is its end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
+from pilotfish.core.tree import Ints
+from pilotfish.errors import EngineError
+
+
+class CachedRun:
+    """Tokens, the slots that hold their KV, and the runs that follow it, by their first tokens."""
+
+    def __init__(self, above: CachedRun | None, tokens: Ints, slots: Slots) -> None:
+        self.above = above  # None: it is a root, without tokens
+        self.tokens = tokens  # [n]
+        self.slots = slots  # [n]
+        self.below: dict[int, CachedRun] = {}
+
+    def common(self, tokens: Ints) -> int:
+        """How many first tokens it has in common with `tokens`."""
+        count = min(len(self.tokens), len(tokens))
+        differs: NDArray[np.bool_] = self.tokens[:count] != tokens[:count]
+        first = int(differs.argmax()) if count else 0
+        return first if count and differs[first] else count
+
+
+class PrefixCache:
+    """What it holds of a pool's slots it keeps there; nobody else may keep any."""
+
+    def __init__(self, pool: SlotPool) -> None:
+        self.pool = pool
+        self.evicted = 0  # slots, so far
+        self._roots: dict[str | None, CachedRun] = {}  # by salt
+        self._runs: OrderedDict[CachedRun, None] = OrderedDict()  # but for roots; used longest ago first
+
+    def match(self, salt: str | None, tokens: Sequence[int]) -> Slots:
+        """Slots of the longest prefix of `tokens` that is known under this salt. They may be evicted until their caller
+        shares them (`SlotPool.share`)."""
+        path = self._path(salt, np.asarray(tokens, np.int64))
+        self._use(path)
+        return np.concatenate([run.slots for run in path]) if path else NO_SLOTS
+
+    def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> None:
+        """Know `tokens`, whose KV is in these live slots. Where their beginning is known already its slots stay, and
+        those given are their owners' alone."""
+        wanted = np.asarray(tokens, np.int64)
+        path = self._path(salt, wanted)
+        known = sum(len(run.tokens) for run in path)
+        if known < len(wanted):
+            above = path[-1] if path else self._roots.setdefault(salt, CachedRun(None, wanted[:0], NO_SLOTS))
+            run = above.below[int(wanted[known])] = CachedRun(above, wanted[known:].copy(), slots[known:].copy())
+            self.pool.keep(run.slots)
+            path.append(run)
+        self._use(path)
+
+    def evict(self, count: int) -> int:
+        """Have idle slots become free, those used longest ago first; how many, `count` at most."""
+        left, turns = count, len(self._runs)
+        while left > 0 and turns > 0 and self.pool.num_idle > 0:
+            run, turns = next(iter(self._runs)), turns - 1
+            idle = 0 if run.below else len(run.slots) - self.pool.owned(run.slots)
+            self._cut(run, min(idle, left))
+            left -= min(idle, left)
+            if run in self._runs and left > 0:  # owned, or one below it is: in use
+                self._use(_ancestry(run))
+        self.evicted += count - left
+        return count - left
+
+    def _path(self, salt: str | None, tokens: Ints) -> list[CachedRun]:
+        """Runs along `tokens` as far as they are known; the last is cut in two where `tokens` leave it."""
+        path: list[CachedRun] = []
+        run, at = self._roots.get(salt), 0
+        while run is not None and at < len(tokens) and (below := run.below.get(int(tokens[at]))) is not None:
+            common = below.common(tokens[at:])
+            run = below if common == len(below.tokens) else self._split(below, common)
+            path.append(run)
+            at += common
+        return path
+
+    def _split(self, run: CachedRun, at: int) -> CachedRun:
+        """A run of its first `at` tokens, above what is left of it."""
+        assert run.above is not None
+        upper = CachedRun(run.above, run.tokens[:at], run.slots[:at])
+        run.above.below[int(upper.tokens[0])] = upper
+        run.above, run.tokens, run.slots = upper, run.tokens[at:], run.slots[at:]
+        upper.below[int(run.tokens[0])] = run
+        self._runs[upper] = None
+        return upper
+
+    def _use(self, path: Sequence[CachedRun]) -> None:
+        """From the end to the root: what is above is used later."""
+        for run in reversed(path):
+            self._runs[run] = None
+            self._runs.move_to_end(run)
+
+    def _cut(self, run: CachedRun, count: int) -> None:
+        """Drop its last `count` tokens."""
+        if not count:
+            return
+        left = len(run.slots) - count
+        self.pool.drop(run.slots[left:])
+        if left:
+            run.tokens, run.slots = run.tokens[:left], run.slots[:left]
+            return
+        assert run.above is not None
+        del run.above.below[int(run.tokens[0])], self._runs[run]
+        if run.above.above is None and not run.above.below:
+            self._roots = {salt: root for salt, root in self._roots.items() if root is not run.above}
+
+    @property
+    def slots(self) -> list[int]:
+        """All that it keeps."""
+        return [slot for run in self._runs for slot in run.slots.tolist()]
+
+    def check(self) -> None:
+        """EngineError unless the tree is one: every run hangs where its first token says, is listed once, and before
+        what it hangs on."""
+        found = [run for root in self._roots.values() for run in _descendants(root)]
+        if len(found) != len(self._runs) or any(run not in self._runs for run in found):
+            raise EngineError(f"prefix cache: {len(found)} runs hang in the tree, {len(self._runs)} are listed")
+        if any(len(run.tokens) != len(run.slots) or not len(run.tokens) for run in found):
+            raise EngineError("prefix cache: a run is empty, or has other slots than tokens")
+        turn = {run: place for place, run in enumerate(self._runs)}
+        if any(run.above in turn and turn[run.above] < turn[run] for run in found if run.above is not None):
+            raise EngineError("prefix cache: a run would be evicted before one that hangs on it")
+
+
+def _ancestry(run: CachedRun) -> list[CachedRun]:
+    """From below the root down to `run`."""
+    path = [run]
+    while (above := path[-1].above) is not None and above.above is not None:
+        path.append(above)
+    return path[::-1]
+
+
+def _descendants(root: CachedRun) -> Iterator[CachedRun]:
+    waiting = [root]
+    while waiting:
+        run = waiting.pop()
+        for first, below in run.below.items():
+            if below.above is not run or int(below.tokens[0]) != first:
+                raise EngineError("prefix cache: a run hangs in the wrong place")
+            yield below
+            waiting.append(below)

@@ -1,0 +1,141 @@
+"""The prefix cache: what it gives is KV of those very tokens under that very salt; nothing that is owned is evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.slots import SlotPool, Slots
+from pilotfish.errors import EngineError
+
+CAPACITY = 24
+SALTS = (None, "a", "b")
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+
+
+def filled(pool: SlotPool, cache: PrefixCache, salt: str | None, tokens: Sequence[int]) -> Slots:
+    """Slots of a request that has computed `tokens`, known and released."""
+    slots = pool.allocate(len(tokens))
+    cache.insert(salt, tokens, slots)
+    pool.release(slots)
+    return slots
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests come, share what is known, compute the rest, and leave it, or nothing. `written` is what a device would
+    have in each slot: the salt, and the tokens up to its own."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.pool = SlotPool(CAPACITY)
+        self.cache = PrefixCache(self.pool)
+        self.written: dict[int, tuple[str | None, tuple[int, ...]]] = {}
+        self.running: list[tuple[str | None, list[int], Slots]] = []
+
+    @rule(salt=st.sampled_from(SALTS), tokens=TOKENS)
+    def arrive(self, salt: str | None, tokens: list[int]) -> None:
+        shared = self.cache.match(salt, tokens)
+        for length, slot in enumerate(shared.tolist(), 1):
+            assert self.written[slot] == (salt, tuple(tokens[:length]))
+        self.pool.share(shared)
+        missing = len(tokens) - len(shared)
+        room = self.pool.num_free + self.pool.num_idle
+        lacking = max(missing - self.pool.num_free, 0)
+        evicted = self.cache.evict(lacking)
+        assert evicted == min(lacking, room - self.pool.num_free + evicted)
+        if missing > self.pool.num_free:
+            self.pool.release(shared)
+            return
+        own = self.pool.allocate(missing)
+        for length, slot in enumerate(own.tolist(), len(shared) + 1):
+            self.written[slot] = (salt, tuple(tokens[:length]))
+        self.running.append((salt, tokens, np.concatenate((shared, own))))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), leaves=st.sampled_from(["all", "a part", "nothing"]))
+    def end(self, data: st.DataObject, leaves: str) -> None:
+        salt, tokens, slots = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        count = {"all": len(tokens), "a part": len(tokens) // 2, "nothing": 0}[leaves]
+        self.cache.insert(salt, tokens[:count], slots[:count])
+        if leaves != "nothing":
+            assert len(self.cache.match(salt, tokens)) >= count
+        self.pool.release(slots)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        """Known while it runs."""
+        salt, tokens, slots = self.running[data.draw(st.integers(0, len(self.running) - 1))]
+        self.cache.insert(salt, tokens, slots)
+
+    @rule(count=st.integers(0, CAPACITY))
+    def evict(self, count: int) -> None:
+        idle = self.pool.num_idle
+        assert self.cache.evict(count) == min(count, idle)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.pool.check([slot for *_, slots in self.running for slot in slots.tolist()], self.cache.slots)
+        self.cache.check()
+
+
+TestCache = CacheMachine.TestCase
+TestCache.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def test_prefixes_that_part_at_every_offset() -> None:
+    pool = SlotPool(400)
+    cache, tokens = PrefixCache(pool), list(range(20))
+    first = filled(pool, cache, None, tokens)
+    for offset in range(20):
+        other = [*tokens[:offset], 99, *range(100, 110)]
+        assert cache.match(None, other).tolist() == first[:offset].tolist()
+        filled(pool, cache, None, other)
+        assert cache.match(None, tokens).tolist() == first.tolist()
+        assert len(cache.match(None, other)) == len(other)
+
+
+def test_salts_share_nothing() -> None:
+    pool = SlotPool(100)
+    cache, tokens = PrefixCache(pool), list(range(10))
+    found = {salt: filled(pool, cache, salt, tokens).tolist() for salt in SALTS}
+    assert len({slot for slots in found.values() for slot in slots}) == 30
+    assert {salt: cache.match(salt, tokens).tolist() for salt in SALTS} == found
+    assert len(cache.match("c", tokens)) == 0
+
+
+def test_the_longest_unused_goes_first_from_its_end() -> None:
+    pool = SlotPool(12)
+    cache = PrefixCache(pool)
+    filled(pool, cache, None, [1, 2, 3, 4])
+    filled(pool, cache, None, [5, 6, 7, 8])
+    filled(pool, cache, None, [1, 2, 9, 9])
+    cache.match(None, [5, 6])
+    assert cache.evict(3) == 3  # 3 and 4, and the second 9 are older than what [5, 6] has left
+    assert [len(cache.match(None, tokens)) for tokens in ([1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 9, 9])] == [2, 3, 4]
+
+
+def test_what_is_owned_stays() -> None:
+    pool = SlotPool(8)
+    cache = PrefixCache(pool)
+    filled(pool, cache, None, [1, 2, 3, 4])
+    shared = cache.match(None, [1, 2])
+    pool.share(shared)
+    assert cache.evict(8) == 2
+    assert cache.match(None, [1, 2, 3, 4]).tolist() == shared.tolist()
+    pool.release(shared)
+    assert cache.evict(8) == 2 and pool.num_free == 8
+
+
+def test_slots_that_are_not_live_cannot_be_known() -> None:
+    pool = SlotPool(8)
+    slots = pool.allocate(2)
+    pool.release(slots)
+    with pytest.raises(EngineError, match="must be live"):
+        PrefixCache(pool).insert(None, [1, 2], slots)
