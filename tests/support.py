@@ -181,7 +181,7 @@ def assert_idle(engine: Engine) -> None:
     scheduler = engine.worker.scheduler
     scheduler.check()
     assert not engine.busy and not engine._samples
-    assert scheduler.pool.num_free == scheduler.pool.capacity
+    assert scheduler.pool.num_available == scheduler.pool.capacity
     for drafter in getattr(engine.drafter, "drafters", [engine.drafter]):
         if hasattr(drafter, "table"):
             drafter.table.check()

@@ -127,6 +127,7 @@ class EngineConfig:
     memory: Annotated[float, machine("GiB to stay within; 0: most of what is free.", 0, 1 << 20, unit="GiB")] = 0.0
     pace: Annotated[str, machine("Emulate devices, as in target=10.4ms,draft=2.6ms.")] = ""
     trace: Annotated[Path, machine("Write a timeline of steps and levels to this file.")] | None = None
+    prefix_cache: Annotated[bool, machine("Keep the KV of requests for later ones that begin alike.")] = True
     eager: Annotated[bool, machine("The reference: plain torch operations, no C++ kernels.")] = False
     max_requests: Annotated[
         int, limit("Sequences that run at a time.", 1, 1 << 12, names=("--max-requests", "--max-num-seqs"))

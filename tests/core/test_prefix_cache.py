@@ -22,7 +22,7 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 def filled(pool: SlotPool, cache: PrefixCache, salt: str | None, tokens: Sequence[int]) -> Slots:
     """Slots of a request that has computed `tokens`, known and released."""
     slots = pool.allocate(len(tokens))
-    cache.insert(salt, tokens, slots)
+    slots = cache.insert(salt, tokens, slots)
     pool.release(slots)
     return slots
 
@@ -62,7 +62,7 @@ class CacheMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject, leaves: str) -> None:
         salt, tokens, slots = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         count = {"all": len(tokens), "a part": len(tokens) // 2, "nothing": 0}[leaves]
-        self.cache.insert(salt, tokens[:count], slots[:count])
+        slots = np.concatenate((self.cache.insert(salt, tokens[:count], slots[:count]), slots[count:]))
         if leaves != "nothing":
             assert len(self.cache.match(salt, tokens)) >= count
         self.pool.release(slots)
@@ -71,8 +71,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         """Known while it runs."""
-        salt, tokens, slots = self.running[data.draw(st.integers(0, len(self.running) - 1))]
-        self.cache.insert(salt, tokens, slots)
+        place = data.draw(st.integers(0, len(self.running) - 1))
+        salt, tokens, slots = self.running[place]
+        self.running[place] = salt, tokens, self.cache.insert(salt, tokens, slots)
 
     @rule(count=st.integers(0, CAPACITY))
     def evict(self, count: int) -> None:

@@ -215,7 +215,7 @@ def test_an_abort_frees_everything_at_once(target: Target) -> None:
     target.tell(Submit(2, [5], params(max_tokens=1)))
     target.until(request=2)
     scheduler = target.engine.worker.scheduler
-    assert scheduler.pool.num_free == scheduler.pool.capacity
+    assert scheduler.pool.num_available == scheduler.pool.capacity
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])

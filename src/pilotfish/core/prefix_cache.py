@@ -58,22 +58,32 @@ class PrefixCache:
         self._use(path)
         return np.concatenate([run.slots for run in path]) if path else NO_SLOTS
 
-    def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> None:
-        """Know `tokens`, whose KV is in these live slots. Where their beginning is known already its slots stay, and
-        those given are their owners' alone."""
+    def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
+        """Know `tokens`, whose KV is in these live slots; the slots that the owner has from now on. Where a beginning
+        is known already those are the cache's, and its own copies are released: an owner of a run owns all above."""
         wanted = np.asarray(tokens, np.int64)
         path = self._path(salt, wanted)
-        known = sum(len(run.tokens) for run in path)
-        if known < len(wanted):
+        known = np.concatenate([run.slots for run in path]) if path else NO_SLOTS
+        copies = known != slots[: len(known)]
+        self.pool.share(known[copies])
+        self.pool.release(slots[: len(known)][copies])
+        if len(known) < len(wanted):
             above = path[-1] if path else self._roots.setdefault(salt, CachedRun(None, wanted[:0], NO_SLOTS))
-            run = above.below[int(wanted[known])] = CachedRun(above, wanted[known:].copy(), slots[known:].copy())
+            run = CachedRun(above, wanted[len(known) :].copy(), slots[len(known) :].copy())
+            above.below[int(run.tokens[0])] = run
             self.pool.keep(run.slots)
             path.append(run)
         self._use(path)
+        return np.concatenate((known, slots[len(known) :]))
+
+    def allocate(self, count: int) -> Slots:
+        """Take slots of the pool, where it has too few free ones after others were dropped."""
+        self.evict(count - self.pool.num_free)
+        return self.pool.allocate(count)
 
     def evict(self, count: int) -> int:
         """Have idle slots become free, those used longest ago first; how many, `count` at most."""
-        left, turns = count, len(self._runs)
+        left, turns = max(count, 0), len(self._runs)
         while left > 0 and turns > 0 and self.pool.num_idle > 0:
             run, turns = next(iter(self._runs)), turns - 1
             idle = 0 if run.below else len(run.slots) - self.pool.owned(run.slots)
@@ -81,8 +91,9 @@ class PrefixCache:
             left -= min(idle, left)
             if run in self._runs and left > 0:  # owned, or one below it is: in use
                 self._use(_ancestry(run))
-        self.evicted += count - left
-        return count - left
+        evicted = max(count, 0) - left
+        self.evicted += evicted
+        return evicted
 
     def _path(self, salt: str | None, tokens: Ints) -> list[CachedRun]:
         """Runs along `tokens` as far as they are known; the last is cut in two where `tokens` leave it."""

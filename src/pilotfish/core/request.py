@@ -43,6 +43,7 @@ class RequestStats:
 
     verify_steps: int = 0
     preemptions: int = 0
+    cached_tokens: int = 0  # whose KV was there when it was last admitted
     draft_tokens: int = 0
     accepted_tokens: int = 0
     hits: int = 0  # verify steps whose tokens, the bonus token too, were in a tree that lives on

@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.slots import SlotPool, Slots
+from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
 from pilotfish.core.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.errors import PromptError
@@ -29,13 +30,17 @@ class Scheduler:
     slots run out the youngest is preempted: its slots are freed, and it waits, first in the queue, until the slots
     of its longest possible sequence can be reserved; its KV is computed again and its output is the same. So a
     request is preempted once at most, and the oldest always ends. Trees take only slots that nobody else needs.
-    Requests of one group share the slots of their prompt, which the first of them computes.
+    Requests of one group share the slots of their prompt, which the first of them computes. Those admitted later find
+    the KV of earlier ones in the cache, if there is one: of prompts as soon as they are computed, of outputs once they
+    have ended or were preempted.
 
-        pool   [ live ........ | reserved  | growth of the others, trees | free ]
+        pool   [ live ........ | reserved  | growth of the others, trees | idle, free ]
     """
 
-    def __init__(self, pool: SlotPool, max_rows: int, max_requests: int) -> None:
+    def __init__(self, pool: SlotPool, max_rows: int, max_requests: int, cache: PrefixCache | None = None) -> None:
+        """`cache`, of this pool, keeps the KV of requests that have ended."""
         self.pool = pool
+        self.cache = cache
         self.max_rows = max_rows
         self.max_requests = min(max_requests, max_rows)  # so that each running request gets a row
         self.headroom = HEADROOM
@@ -105,12 +110,32 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_requests:
             request = self.waiting[0]
+            known = self._known(request)
             pending = sum(self._missing(r) for r in self.running if not r.reserved)
             need = request.max_length if request.stats.preemptions else self._missing(request) + self.headroom
-            if min(need, request.max_length) > self._unclaimed() - pending:
+            if min(need, request.max_length) - self.pool.owned(known) > self._unclaimed() - pending:
                 return
             request.reserved = bool(request.stats.preemptions)
+            self.pool.share(known)
+            request.add_slots(known)
+            request.stats.cached_tokens = len(known)
             self.running.append(self.waiting.popleft())
+
+    def _known(self, request: Request) -> Slots:
+        """Slots of a waiting request's first tokens whose KV the cache has; not of the last one, whose row must be its
+        own. None while its prompt is to be scored, and where it shares that of its group."""
+        if self.cache is None or not request.num_shareable or self._first_of_group(request) is not None:
+            return NO_SLOTS
+        return self.cache.match(request.cache_salt, request.tokens[:-1])
+
+    def _remember(self, request: Request, count: int) -> None:
+        """Let others find the KV of its first `count` tokens; where it was known already, have that instead."""
+        if self.cache is not None and request.finish_reason is not FinishReason.ERROR:
+            own = request.slots[:count]
+            own[:] = self.cache.insert(request.cache_salt, request.tokens[:count], own)
+
+    def _take(self, count: int) -> Slots:
+        return self.pool.allocate(count) if self.cache is None else self.cache.allocate(count)
 
     def _preempt(self) -> Request:
         """The youngest whose slots are not reserved: there is one, or nobody could lack any."""
@@ -122,8 +147,8 @@ class Scheduler:
         return request
 
     def _unclaimed(self) -> int:
-        """Free slots that are not reserved for a running request."""
-        return self.pool.num_free - sum(r.max_length - r.num_computed for r in self.running if r.reserved)
+        """Available slots that are not reserved for a running request."""
+        return self.pool.num_available - sum(r.max_length - r.num_computed for r in self.running if r.reserved)
 
     @staticmethod
     def _growth(chunks: Sequence[Chunk]) -> int:
@@ -142,11 +167,11 @@ class Scheduler:
         forest = forest.among([chunk.complete for chunk in chunks if chunk.samples])
         scored = [chunk.request.to_score(chunk.count) for chunk in chunks]
         slots = self._allocate(chunks)
-        return Step(list(chunks), samples, scored, slots, forest, self.pool.allocate(len(forest)))
+        return Step(list(chunks), samples, scored, slots, forest, self._take(len(forest)))
 
     def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
         """Slots of each chunk's tokens: new ones, or those of the prompt that it shares."""
-        slots, used = self.pool.allocate(sum(chunk.count for chunk in chunks)), 0
+        slots, used = self._take(sum(chunk.count for chunk in chunks)), 0
         taken: dict[int, Slots] = {}
         for chunk in chunks:
             if (first := chunk.forked_from) is None:
@@ -160,7 +185,7 @@ class Scheduler:
         """Slots available to trees after the chunks. Reserved slots count too when every running request has a
         reservation: nodes that are not accepted are freed after the step, so nobody else can lose them."""
         if all(chunk.request.reserved for chunk in chunks):
-            return self.pool.num_free - sum(chunk.count for chunk in chunks)
+            return self.pool.num_available - sum(chunk.count for chunk in chunks)
         return self._unclaimed() - self._growth(chunks)
 
     # -- what its outcome commits
@@ -188,6 +213,8 @@ class Scheduler:
                 commits.append(_extended(request, verdict, scored, step))
             if request.finish_reason is not None:
                 self._retire(request)
+            elif request.num_computed - chunk.count < request.num_prompt_tokens <= request.num_computed:
+                self._remember(request, request.num_prompt_tokens)
         return commits
 
     def _keep_slots(self, step: Step, verdicts: Sequence[Verdict]) -> None:
@@ -219,11 +246,15 @@ class Scheduler:
 
     def _retire(self, request: Request) -> None:
         self.running.remove(request)
+        self._remember(request, min(request.num_computed, len(request.tokens)))  # it may have ended on its path
         self.pool.release(request.slots[: request.num_computed])
 
     def check(self) -> None:
-        """EngineError unless every slot is free or counts the running requests that it belongs to."""
-        self.pool.check([slot for r in self.running for slot in r.slots[: r.num_computed].tolist()])
+        """EngineError unless every slot is free, or in the cache, or counts the running requests that it belongs to."""
+        kept = () if self.cache is None else self.cache.slots
+        self.pool.check([slot for r in self.running for slot in r.slots[: r.num_computed].tolist()], kept)
+        if self.cache is not None:
+            self.cache.check()
 
 
 def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> RequestCommit:

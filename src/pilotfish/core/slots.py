@@ -28,6 +28,11 @@ class SlotPool:
         self.num_free = capacity
         self.num_idle = 0
 
+    @property
+    def num_available(self) -> int:
+        """Slots without an owner: free, or free once their cache drops them."""
+        return self.num_free + self.num_idle
+
     def allocate(self, count: int) -> Slots:
         """Take `count` slots, with one owner each; EngineError when fewer are free (callers ask `num_free` first)."""
         if count > self.num_free:
@@ -44,7 +49,7 @@ class SlotPool:
         owners = self._owners[slots]
         if not (owners.all() or self._kept[slots[owners == 0]].all()):
             raise EngineError("slots: a free slot cannot be shared")
-        self.num_idle -= len(slots) - np.count_nonzero(owners)
+        self.num_idle -= len(slots) - int(np.count_nonzero(owners))
         self._owners[slots] = owners + 1
 
     def release(self, slots: Slots | Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from pilotfish.core.budget import Budget
 from pilotfish.core.drafter import CombinedDrafter, Drafter, NoDrafter
 from pilotfish.core.logit_rules import check_token_ids
 from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import FinishReason, Request, check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams, plain
 from pilotfish.core.scheduler import Scheduler
@@ -88,7 +89,9 @@ class Engine:
         target_pacer = self._pacer("target", config.paces.target)
         self.executor = TorchExecutor(self.model, self.memory.slots, target_pacer)
         self.drafter = drafter or self.make_drafter(() if config.mode == "off" else config.drafters)
-        scheduler = Scheduler(SlotPool(self.memory.slots), config.max_rows, config.max_requests)
+        pool = SlotPool(self.memory.slots)
+        cache = PrefixCache(pool) if config.prefix_cache else None
+        scheduler = Scheduler(pool, config.max_rows, config.max_requests, cache)
         budget = make_budget(config, self.executor, self.drafter)
         self.worker = TargetWorker(self.executor, scheduler, self.drafter, budget)
         self.reset_pacing()  # what was measured at start is no part of a run

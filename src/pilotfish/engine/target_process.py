@@ -213,7 +213,7 @@ class TargetService:
             identity=identity_of(self._engine),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            free_slots=scheduler.pool.num_free,
+            free_slots=scheduler.pool.num_available,
             preemptions=scheduler.preemptions,
             pools=_pools(self._engine),
         )
