@@ -74,6 +74,10 @@ def model_name(directory: Path) -> str:
     return "/".join(directory.resolve().parts[-2:])
 
 
+#: Ours, and vLLM's.
+PREFIX_CACHE = ("--prefix-cache/--no-prefix-cache", "--enable-prefix-caching/--no-enable-prefix-caching")
+
+
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -127,7 +131,7 @@ class EngineConfig:
     memory: Annotated[float, machine("GiB to stay within; 0: most of what is free.", 0, 1 << 20, unit="GiB")] = 0.0
     pace: Annotated[str, machine("Emulate devices, as in target=10.4ms,draft=2.6ms.")] = ""
     trace: Annotated[Path, machine("Write a timeline of steps and levels to this file.")] | None = None
-    prefix_cache: Annotated[bool, machine("Keep the KV of requests for later ones that begin alike.")] = True
+    prefix_cache: Annotated[bool, machine("Keep KV for requests that begin alike.", names=PREFIX_CACHE)] = True
     eager: Annotated[bool, machine("The reference: plain torch operations, no C++ kernels.")] = False
     max_requests: Annotated[
         int, limit("Sequences that run at a time.", 1, 1 << 12, names=("--max-requests", "--max-num-seqs"))

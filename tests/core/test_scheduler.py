@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support import random_guesses
 from trees import trees_of
 
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
@@ -36,8 +37,9 @@ def alone(request: Request) -> list[int]:
 
 
 def new_request(number: int, prompt: int, max_tokens: int) -> Request:
-    params = SamplingParams(max_tokens=max_tokens)
-    return Request(number, [number % VOCAB] * prompt, params, 1000 + number, frozenset({STOP}), 1000)
+    params, salt = SamplingParams(max_tokens=max_tokens), (None, "a", "b")[number % 5 % 3]
+    tokens = [number % 2 * (place % 3) for place in range(prompt)]  # they begin alike, and part at every length
+    return Request(number, tokens, params, 1000 + number, frozenset({STOP}), 1000, cache_salt=salt)
 
 
 def guess(request: Request, rng: np.random.Generator, nodes: int) -> Guesses:
@@ -51,7 +53,26 @@ def guess(request: Request, rng: np.random.Generator, nodes: int) -> Guesses:
     return tree
 
 
-def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
+#: By slot: the tenant and the tokens, from the sequence's first one on, whose KV a device would have there.
+Written = dict[int, tuple[str | None, tuple[int, ...]]]
+
+
+def compute(step: Step, written: Written) -> None:
+    """Write what the forward of `step` would, after looking at what it reads."""
+    chunks = [chunk for chunk in step.chunks if chunk.forked_from is None]
+    trees = {request.id: tree for request, tree in zip(step.requests, trees_of(step.forest), strict=True)}
+    for chunk, rows in zip(chunks, step.rows(), strict=True):
+        salt, tokens = chunk.request.cache_salt, chunk.request.tokens
+        for place, slot in enumerate(rows.prefix_slots.tolist()):
+            held = salt, tuple(tokens[: place + 1])
+            if place >= rows.start:
+                written[slot] = held
+            assert written[slot] == held
+        for node, slot in enumerate(rows.nodes.slots.tolist() if len(rows.nodes) else ()):
+            written[slot] = salt, (*tokens, *trees[chunk.request.id].path_tokens(node))
+
+
+def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int, written: Written | None = None) -> Step:
     """One step as the worker takes it, its promises checked on the way."""
     plan = scheduler.plan()
     assert all(r.stats.preemptions == 1 and r.num_computed == 0 for r in plan.preempted)
@@ -62,6 +83,8 @@ def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int) -> Step:
     assert all(chunk.count >= 1 for chunk in step.chunks)
     for cut, whole in zip(trees_of(step.forest), trees, strict=True):
         assert paths(cut).items() <= paths(whole.tree()).items()
+    if written is not None:
+        compute(step, written)
     scheduler.commit(step, sampled_of(step))
     return step
 
@@ -87,9 +110,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         seed=st.integers(0, 1 << 32),
     )
     def begin(self, capacity: int, max_rows: int, max_requests: int, seed: int) -> None:
-        self.scheduler = Scheduler(SlotPool(capacity), max_rows, max_requests)
+        self.scheduler = Scheduler(pool := SlotPool(capacity), max_rows, max_requests, self.cache_of(pool))
         self.rng = np.random.default_rng(seed)
         self.requests: list[Request] = []
+        self.written: Written = {}
+
+    def cache_of(self, pool: SlotPool) -> PrefixCache | None:  # noqa: ARG002
+        return None
 
     @rule(prompt=st.integers(1, 30), max_tokens=st.integers(1, 12))
     def add(self, prompt: int, max_tokens: int) -> None:
@@ -112,7 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(nodes=st.integers(0, 20))
     def step(self, nodes: int) -> None:
         if self.scheduler.busy:
-            taken = advance(self.scheduler, self.rng, nodes)
+            taken = advance(self.scheduler, self.rng, nodes, self.written)
             assert taken.chunks, "something waits and nothing runs"
             waiting = [r.id for r in self.scheduler.waiting]
             assert waiting == sorted(waiting)  # in order of arrival
@@ -133,10 +160,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         for _ in range(sum(r.max_length for r in self.requests)):  # each step brings each a row
             if self.scheduler.busy:
-                advance(self.scheduler, self.rng, 6)
+                advance(self.scheduler, self.rng, 6, self.written)
         assert not self.scheduler.busy
         self.scheduler.check()
-        assert self.scheduler.pool.num_free == self.scheduler.pool.capacity
+        assert self.scheduler.pool.num_available == self.scheduler.pool.capacity
         for request in self.requests:
             self.assert_output(request)
         self.assert_nothing_is_claimed()
@@ -157,6 +184,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert [chunk.request for chunk in self.scheduler.plan().chunks] == [whole]
 
 
+class CachingMachine(SchedulerMachine):
+    """The same with a cache of prefixes: equal outputs, and every row reads the KV of its own sequence."""
+
+    def cache_of(self, pool: SlotPool) -> PrefixCache:
+        return PrefixCache(pool)
+
+
+TestCaching = CachingMachine.TestCase
+TestCaching.settings = settings(max_examples=120, stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=80, stateful_step_count=40)
 

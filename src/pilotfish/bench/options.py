@@ -74,9 +74,10 @@ class BenchOptions:
         return PairDirs(self.target, self.draft)
 
     def engine_config(self, **changes: Any) -> EngineConfig:
-        """A sync engine with an LM drafter, unless options or `changes` say otherwise."""
+        """A sync engine with an LM drafter and without a prefix cache, which would answer for the contestants that come
+        later, unless options or `changes` say otherwise."""
         models = self.models()
-        base = {"target": models.target, "draft": models.draft, "mode": "sync", "drafter": "lm"}
+        base = {"target": models.target, "draft": models.draft, "mode": "sync", "drafter": "lm", "prefix_cache": False}
         return EngineConfig(**{**base, **self.engine, **changes})
 
     def rows(self) -> list[Prompt]:

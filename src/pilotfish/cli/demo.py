@@ -81,4 +81,4 @@ def _build_kernels(config: EngineConfig, *, quiet: bool) -> None:
 
 def _config(pair: str, pace: str, engine: Given) -> EngineConfig:
     models = pairs.resolve_pair(pair)
-    return EngineConfig(target=models.target, draft=models.draft, mode="async", pace=pace, **engine)
+    return EngineConfig(target=models.target, draft=models.draft, mode="async", pace=pace, prefix_cache=False, **engine)

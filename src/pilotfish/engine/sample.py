@@ -58,6 +58,7 @@ class Sample:
             prompt_logprobs=list(commit.prompt_logprobs),
             seed=self.request.seed if first else None,
             queued=self.queued if first else None,
+            cached=min(self.request.stats.cached_tokens, self.request.num_prompt_tokens) if first else 0,
             finish=None if self.finish_reason is None else Finish(self.finish_reason, self.stop),
         )
 

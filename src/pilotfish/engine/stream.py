@@ -25,7 +25,7 @@ ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs")
 
 
 def joined(first: Delta, later: Delta) -> Delta:
-    """Two deltas of one output as one. `seed` and `queued` come with its first one."""
+    """Two deltas of one output as one. `seed`, `queued` and `cached` come with its first one."""
     sums = {name: getattr(first, name) + getattr(later, name) for name in ADDED}
     return replace(first, **sums, finish=later.finish)
 

@@ -72,8 +72,15 @@ class AnswerFormat:
             "prompt_tokens": prompts,
             "completion_tokens": completions,
             "total_tokens": prompts + completions,
-            "prompt_tokens_details": {"cached_tokens": 0},  # no KV is kept across requests
+            "prompt_tokens_details": {"cached_tokens": self._cached()},
         }
+
+    def _cached(self) -> int:
+        """Tokens of the prompts whose KV was there. Outputs of one prompt share what the first of them computes."""
+        cached: dict[int, int] = {}
+        for output in self.outputs:
+            cached[id(output.prompt)] = max(cached.get(id(output.prompt), 0), output.cached)
+        return sum(cached.values())
 
     def event_usage(self) -> Part:
         """Null if the closing event will have it, as in OpenAI's API."""

@@ -1,0 +1,134 @@
+"""KV of earlier requests: the same output with and without it, and none of another tenant's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SNIPPETS, assert_idle, make_engine, run
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample
+
+MODES: dict[str, dict[str, Any]] = {
+    "off": {},
+    "ngram": {"mode": "sync", "drafter": "ngram"},
+    "sync": {"mode": "sync", "drafter": "lm+ngram"},
+}
+
+
+def params(max_tokens: int, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
+
+
+@pytest.fixture(scope="module")
+def plain(llama: Path) -> Engine:
+    return make_engine(llama, prefix_cache=False)
+
+
+@pytest.fixture(params=MODES)
+def caching(request: pytest.FixtureRequest, llama: Path, draft: Path) -> Engine:
+    return make_engine(llama, draft=draft, **MODES[request.param])
+
+
+def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> list[Sample]:
+    samples = engine.submit(prompt, asked, salt)
+    while engine.busy:
+        engine.step()
+    assert_idle(engine)
+    return samples
+
+
+def test_prompts_that_part_at_every_offset(caching: Engine, plain: Engine) -> None:
+    whole = plain.check_prompt(SNIPPETS[1])[:40]
+    prompts = [whole, *([*whole[:offset], 7, *whole[offset:]] for offset in range(len(whole))), whole]
+    for place, prompt in enumerate(prompts):
+        (sample,) = finish(caching, prompt, params(8))
+        assert [sample.token_ids] == run(plain, [prompt], [params(8)])
+        assert sample.request.stats.cached_tokens >= (min(place - 1, len(prompt) - 1) if place else 0)
+    assert sample.request.stats.cached_tokens == len(whole) - 1  # all but the one whose row samples
+
+
+def test_turns_of_a_conversation(caching: Engine, plain: Engine) -> None:
+    """Outputs are found too: the next turn begins with them."""
+    tokens, known = plain.check_prompt(SNIPPETS[0]), 0
+    for turn in range(4):
+        (sample,) = finish(caching, tokens, params(12, seed=turn))
+        assert [sample.token_ids] == run(plain, [tokens], [params(12, seed=turn)])
+        assert sample.request.stats.cached_tokens == known
+        known = len(tokens) + len(sample.token_ids) - 1  # the last token's KV was never computed
+        tokens = [*tokens, *sample.token_ids, 5 + turn]
+
+
+def test_a_prompt_is_found_while_its_request_still_runs(caching: Engine, plain: Engine) -> None:
+    first = caching.submit(SNIPPETS[2], params(30))[0]
+    while not first.token_ids:
+        caching.step()
+    second = caching.submit(SNIPPETS[2], params(30, seed=9))[0]
+    while caching.busy:
+        caching.step()
+    assert second.request.stats.cached_tokens == second.request.num_prompt_tokens - 1
+    each = [params(30), params(30, seed=9)]
+    assert [first.token_ids, second.token_ids] == run(plain, [SNIPPETS[2]] * 2, each)
+    assert_idle(caching)
+
+
+def test_tenants_share_nothing(caching: Engine) -> None:
+    outputs = {salt: finish(caching, SNIPPETS[0], params(8), salt)[0] for salt in (None, "a", "b")}
+    assert {salt: sample.request.stats.cached_tokens for salt, sample in outputs.items()} == {None: 0, "a": 0, "b": 0}
+    again = finish(caching, SNIPPETS[0], params(8), "a")[0]
+    assert again.request.stats.cached_tokens > 0 and again.token_ids == outputs["a"].token_ids
+
+
+def test_samples_of_one_prompt_find_it(caching: Engine, plain: Engine) -> None:
+    finish(caching, SNIPPETS[0], params(4))
+    samples = finish(caching, SNIPPETS[0], params(16, n=3))
+    assert samples[0].request.stats.cached_tokens == samples[0].request.num_prompt_tokens - 1
+    assert [s.token_ids for s in samples] == [s.token_ids for s in finish(plain, SNIPPETS[0], params(16, n=3))]
+
+
+def test_a_prompt_that_is_scored_is_computed(caching: Engine, plain: Engine) -> None:
+    finish(caching, SNIPPETS[0], params(4))
+    (scored,) = finish(caching, SNIPPETS[0], params(4, prompt_logprobs=1))
+    (expected,) = finish(plain, SNIPPETS[0], params(4, prompt_logprobs=1))
+    assert scored.prompt_logprobs == expected.prompt_logprobs and scored.request.stats.cached_tokens == 0
+
+
+def test_a_preempted_request_finds_its_kv_again(llama: Path, plain: Engine) -> None:
+    engine = make_engine(llama, kv_slots=300, max_rows=64)
+    prompts, each = [SNIPPETS[i] for i in range(3)], [params(120, seed=i) for i in range(3)]
+    samples = [engine.submit(prompt, own)[0] for prompt, own in zip(prompts, each, strict=True)]
+    while engine.busy:
+        engine.step()
+        engine.check()
+    assert [sample.token_ids for sample in samples] == run(plain, prompts, each)
+    assert_idle(engine)
+    preempted = [sample for sample in samples if sample.request.stats.preemptions]
+    assert preempted and any(sample.request.stats.cached_tokens for sample in preempted)
+
+
+def test_more_than_fits_is_forgotten_and_nothing_leaks(llama: Path, plain: Engine) -> None:
+    engine = make_engine(llama, kv_slots=256)
+    for turn in range(3):
+        for index, snippet in enumerate(SNIPPETS):
+            (sample,) = finish(engine, snippet, params(6, seed=turn))
+            assert [sample.token_ids] == run(plain, [snippet], [params(6, seed=turn)]), index
+            engine.check()
+    cache = engine.worker.scheduler.cache
+    assert cache is not None and cache.evicted > 0
+
+
+def test_requests_that_end_badly_leave_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(llama)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "execute", broken)
+        engine.submit(SNIPPETS[0], params(4))
+        with pytest.raises(Exception, match="broken"):
+            engine.step()
+    assert finish(engine, SNIPPETS[0], params(4))[0].request.stats.cached_tokens == 0
