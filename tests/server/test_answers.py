@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, STATUS, Client, Engine, Health, saying, unready
+from http_double import IDENTITY, STATUS, Client, Engine, Health, Submitted, Update, saying, unready
+from msgspec.structs import replace
 
 from pilotfish.wire.serving import Finish
 
@@ -34,6 +35,22 @@ def test_a_completion(client: Client, engine: Engine) -> None:
         },
     }
     assert engine.submitted[0].params.max_tokens == 16 and engine.submitted[0].aborted  # nothing is left running
+
+
+def test_cached_tokens_of_a_prompt_count_once(client: Client, engine: Engine, tokenizer: Any) -> None:
+    plain = saying(tokenizer, "import os")
+
+    def cached(submitted: Submitted) -> list[Update]:
+        """With each output's first delta."""
+        updates = plain(submitted)
+        found = len(submitted.tokens)
+        return [
+            Update(replace(u.delta, cached=found if u.delta.seed is not None else 0), index=u.index) for u in updates
+        ]
+
+    engine.script = cached
+    body = client.post(COMPLETIONS, {"prompt": [[5, 6, 7], [8, 9]], "n": 2}).json
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 5}
 
 
 def test_an_answer_has_the_id_of_its_request(client: Client) -> None:
