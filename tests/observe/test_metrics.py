@@ -13,7 +13,8 @@ from server_traffic import POOL, delta, everything, facts, progress, serve_one, 
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import MAX_TAGS, ServerMetrics
-from pilotfish.observe.requests import RequestRecord, checked_tag
+from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
+from pilotfish.wire.serving import Delta
 
 #: What the dashboards and benchmark clients of vLLM look up.
 VLLM_SAMPLES = {
@@ -166,10 +167,14 @@ def test_a_request_that_never_began_has_no_times(metrics: ServerMetrics) -> None
     assert "pilotfish_acceptance_rate_count" not in names(metrics)
 
 
-def test_there_is_no_prefix_cache(metrics: ServerMetrics) -> None:
-    serve_one(metrics, facts())
-    assert value(metrics, "vllm:prefix_cache_queries_total") == 0
-    assert value(metrics, "vllm:prefix_cache_hits_total") == 0
+def test_a_prompt_s_cached_tokens_count_once(metrics: ServerMetrics) -> None:
+    """Two outputs of each of two prompts."""
+    record = RequestRecord(metrics, RequestFacts((30, 5), 8, n=2), arrived=1.0)
+    for index, cached in enumerate((20, 20, 0, 4)):
+        record.update(index, Delta(1, index, [], "", [], [], queued=0.1, cached=cached), now=2.0)
+        record.update(index, Delta(1, index, [], "", [], []), now=2.0)
+    assert value(metrics, "vllm:prefix_cache_queries_total") == 35
+    assert value(metrics, "vllm:prefix_cache_hits_total") == 20
 
 
 def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:

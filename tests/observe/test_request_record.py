@@ -23,6 +23,9 @@ class Sink:
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
         self.told.append(("first", seconds, prompt_tokens))
 
+    def prefix(self, tokens: int, cached: int) -> None:
+        self.told.append(("prefix", tokens, cached))
+
     def inter_token(self, seconds: float) -> None:
         self.told.append(("inter", seconds))
 
@@ -49,7 +52,8 @@ def test_tokens_times_and_trees_add_up() -> None:
     record.update(0, delta((5.0, 1, 0, 0), queued=0.5), now=101.0)
     record.update(0, delta((5.25, 3, 8, 2), (5.75, 1, 8, 0), reason="stop"), now=102.0)  # two steps in one
     record.finish(now=102.5)
-    assert sink.told == [("started",), ("first", 1.0, 7), ("inter", 0.25), ("inter", 0.5), ("finished", record)]
+    assert sink.told[:3] == [("started",), ("prefix", 7, 0), ("first", 1.0, 7)]
+    assert sink.told[3:] == [("inter", 0.25), ("inter", 0.5), ("finished", record)]
     assert (record.reason, record.generation_tokens, record.longest) == ("stop", 5, 5)
     assert (record.verify_steps, record.drafted, record.accepted) == (2, 16, 2)
     assert (record.latency, record.time_to_first_token, record.queued) == (2.5, 1.0, 0.5)
@@ -75,7 +79,7 @@ def test_steps_without_tokens_leave_no_gap() -> None:
     record = RequestRecord(sink, facts(), arrived=0.0)
     record.update(0, delta((1.0, 0, 0, 0), queued=0.0), now=1.0)
     record.finish(now=2.0)
-    assert [told[0] for told in sink.told] == ["started", "finished"]
+    assert [told[0] for told in sink.told] == ["started", "prefix", "finished"]
     assert record.first_token is record.last_token is record.time_to_first_token is record.decode is None
     assert record.prefill is record.inference is record.time_per_output_token is None
 

@@ -73,13 +73,18 @@ class Answer:
     prompt_token_ids: Any = None
     fingerprint: str | None = None
     drafts: Any = field(default=None, compare=False)
+    cached: int = field(default=0, compare=False)  # tokens of the prompts
 
     def add(self, body: Mapping[str, Any]) -> None:
         """The whole, or the next chunk."""
         for part in body["choices"]:
             self.choices.setdefault(part["index"], Choice()).add(part)
-        for name in ("usage", "seed", "prompt_logprobs", "prompt_token_ids"):
+        for name in ("seed", "prompt_logprobs", "prompt_token_ids"):
             _once(self, name, body.get(name))
+        usage = body.get("usage")
+        if usage is not None:  # how much of it was cached depends on what was asked before
+            self.cached = usage["prompt_tokens_details"]["cached_tokens"]
+            _once(self, "usage", {name: count for name, count in usage.items() if name != "prompt_tokens_details"})
         assert self.fingerprint in (None, body["system_fingerprint"])
         self.fingerprint = body["system_fingerprint"]
         self.drafts = (body.get("metrics") or {}).get("speculative_decoding") or self.drafts

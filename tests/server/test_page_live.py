@@ -34,7 +34,8 @@ def test_a_completion_streams_in_coloured_by_origin(
         usage, reason = answer["usage"], answer["choices"][0]["finish_reason"]
         count, prompt = usage["completion_tokens"], usage["prompt_tokens"]
         assert len(tokens) == count
-        assert playground.shown("status") == f"{count} tokens · {reason} · seed 7 · prompt {prompt} tokens"
+        cached = f"{prompt - 1} of them cached"  # by the request before
+        assert playground.shown("status") == f"{count} tokens · {reason} · seed 7 · prompt {prompt} tokens, {cached}"
         assert playground.shown("acceptance").endswith("%") and float(playground.shown("per-step")) > 1
         assert playground.shown("rate") != "–" and playground.shown("first") != "–"
         assert playground.complaints == []

@@ -168,6 +168,11 @@ class ServerMetrics:
         self._metrics["vllm:time_to_first_token_seconds"].observe(seconds)
         self._metrics["vllm:prompt_tokens"].inc(prompt_tokens)
 
+    def prefix(self, tokens: int, cached: int) -> None:
+        """A prompt of so many `tokens` begins; the KV of `cached` was there."""
+        self._metrics["vllm:prefix_cache_queries"].inc(tokens)
+        self._metrics["vllm:prefix_cache_hits"].inc(cached)
+
     def inter_token(self, seconds: float) -> None:
         self._metrics["vllm:inter_token_latency_seconds"].observe(seconds)
 

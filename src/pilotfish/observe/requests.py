@@ -92,6 +92,9 @@ class RequestRecord:
 
     def update(self, index: int, delta: Delta, now: float) -> None:
         """Count a delta of output `index` among all outputs of the request, which reached the server at `now`."""
+        prompt, output = divmod(index, self.facts.n)
+        if delta.queued is not None and output == 0:  # its first, and that of its prompt
+            self._metrics.prefix(self.facts.prompts[prompt], delta.cached)
         if delta.queued is not None and self.queued is None:
             self.queued = delta.queued
         if delta.tokens:
