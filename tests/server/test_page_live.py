@@ -23,11 +23,11 @@ def chromium() -> Iterator[Browser]:
 def test_a_completion_streams_in_coloured_by_origin(
     temperature: float, chromium: Browser, synchronous: LiveServer
 ) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 64, "temperature": temperature, "seed": 7}
+    body = {"prompt": PROMPT, "max_tokens": 192, "temperature": temperature, "seed": 7}
     status, answer = synchronous.post("/v1/completions", body)
     assert status == 200
     with Playground(chromium, synchronous.url) as playground:
-        playground.run(PROMPT, max_tokens="64", temperature=str(temperature), seed="7")
+        playground.run(PROMPT, max_tokens="192", temperature=str(temperature), seed="7")
         tokens = playground.tokens()
         assert playground.text() == answer["choices"][0]["text"] == "".join(text for text, _ in tokens)
         assert {origin for _, origin in tokens} == {"drafted", "own"}
