@@ -41,9 +41,10 @@ from pilotfish.openmp import POLICY
 
 TINY = llama(layers=2, hidden=64, heads=2, kv_heads=1, ffn=96)
 HOLDER = """
-import time
+import signal, time
 from pilotfish.bench.neighbours import busy_neighbours
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs are started with it ignored
 with busy_neighbours(2) as pids:
     print(*pids, flush=True)
     time.sleep(600)

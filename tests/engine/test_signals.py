@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from pilotfish.engine import process
 from pilotfish.engine.process import PARENT, Signals, Stopped
 from pilotfish.server import main
 
@@ -59,6 +60,26 @@ def test_a_signal_that_was_lost_while_an_object_was_deleted_stops_the_loop() -> 
         Deleted()
         signals.call(lambda: stopped.append(signals.received))
         assert stopped == [signal.SIGTERM]
+
+
+def test_a_library_that_fails_over_a_signal_ends_the_worker_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clean-up may raise something else than the signal did. What the loop raises counts."""
+    monkeypatch.setattr(process, "name_process", lambda _: None)
+    monkeypatch.setattr(process, "die_with_parent", lambda _: None)
+
+    def load(_: Signals) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            raise UnboundLocalError("clean-up")
+
+    def serve(signals: Signals) -> None:
+        signals.call(lambda: None)
+        load(signals)
+
+    process.run_worker("a worker", load)
+    with pytest.raises(UnboundLocalError, match="clean-up"):
+        process.run_worker("a worker", serve)
 
 
 #: A channel that signals wake, of which others come between any two lines of a handler.

@@ -2,8 +2,8 @@
 
     root ──► key 0 = H(root, tokens 0 .. 63) ──► key 1 = H(key 0, tokens 64 .. 127) ──► …
 
-A key names all tokens up to its own, so equal keys mean equal prefixes. The root says what else must be equal: whose the
-tokens are (the tenant's salt) and, where KV is named and not only text, all that shapes the KV.
+A key names all tokens up to its own, so equal keys mean equal prefixes. The root says what else must be equal: whose
+the tokens are (the tenant's salt) and, where KV is named and not only text, all that shapes the KV.
 """
 
 from __future__ import annotations

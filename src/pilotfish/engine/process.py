@@ -201,6 +201,11 @@ class Signals:
         if self.received:
             stop()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether Stopped was raised."""
+        return bool(self.received) and self._stop is None
+
     def __enter__(self) -> Signals:
         all_three = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         numbers = all_three if supervised() else heeded(all_three)
@@ -224,8 +229,12 @@ def run_worker(role: str, work: Callable[[Signals], None]) -> None:
     once."""
     name_process(role)
     signals = Signals()
-    with suppress(Stopped), signals:  # from here on there are processes to end
-        die_with_parent(signal.SIGHUP)
-        work(signals)
+    with signals:  # from here on there are processes to end
+        try:
+            die_with_parent(signal.SIGHUP)
+            work(signals)
+        except (Stopped, Exception):
+            if not signals.stopped:  # a library's clean-up that Stopped interrupted may raise something else
+                raise
     if signals.received == signal.SIGHUP:
         remove_directory()
