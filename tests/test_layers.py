@@ -19,13 +19,13 @@ LAYERS = (
     ("__init__",),  # `from pilotfish import LLM` hands up what the engine offers
     ("engine",),
     ("target", "draft", "prefill"),  # these three meet only through core and wire
-    ("kv",),
     ("pairs",),
     ("model",),
     ("observe",),
     ("wire",),
     ("config",),  # a configuration is checked when it is made, paces of named devices included
     ("plan",),
+    ("kv",),  # knows no device: tiers move bytes
     ("core",),
     ("prompts", "command", "openmp", "logs"),
     ("options",),

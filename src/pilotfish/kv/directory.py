@@ -1,0 +1,240 @@
+"""A directory of objects: what lies where, for whom it was written, and who has it now.
+
+DIR/lock            locked (flock) by the process that has the directory; holds its id
+DIR/manifest.json   format, shape and object size of everything here
+DIR/4f/4fd0….kv     the object with the key 4fd0…
+DIR/4f/4fd0….tmp    one that is being written, or that nobody finished
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from pilotfish.core.prefix_keys import KEY_BYTES, Key
+from pilotfish.errors import ParameterError
+from pilotfish.kv.object_files import FORMAT_VERSION, SAFELY, UNFINISHED, ObjectFormat
+from pilotfish.printable import one_line
+
+MANIFEST, LOCK = "manifest.json", "lock"
+_OBJECT = ".kv"
+_NEW_MANIFEST = MANIFEST + UNFINISHED
+#: What a directory may hold that never got a manifest.
+_BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST}
+_SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
+_FILE = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})({re.escape(_OBJECT)}|{re.escape(UNFINISHED)})")
+#: How often, and after how many seconds, a lock is tried again: whoever looks for an owner holds it for a moment.
+_TRIES, _PAUSE = 5, 0.05
+#: Bytes of what is read of a manifest or a lock.
+_MAX_SMALL_FILE = 4096
+OURS = "an empty directory, or one that Pilotfish keeps KV in"
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A file with a name of ours."""
+
+    path: Path
+    key: Key
+    whole: bool  # by its name and place: not one that nobody finished, or that another directory should hold
+    size: int  # bytes; -1: it is no regular file
+    used_at: float  # seconds since 1970
+
+
+def object_path(directory: Path, key: Key) -> Path:
+    name = key.hex()
+    return directory / name[:2] / (name + _OBJECT)
+
+
+def found_files(directory: Path) -> Iterator[FoundFile]:
+    """All files with names of ours, by name and status alone."""
+    for parent in _subdirectories(directory):
+        for entry in os.scandir(parent):
+            if match := _FILE.fullmatch(entry.name):
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # removed meanwhile
+                    continue
+                size = status.st_size if stat.S_ISREG(status.st_mode) else -1
+                whole = match[2] == _OBJECT and match[1].startswith(parent.name)
+                yield FoundFile(parent / entry.name, bytes.fromhex(match[1]), whole, size, status.st_mtime)
+
+
+def _subdirectories(directory: Path) -> list[Path]:
+    entries = [entry for entry in os.scandir(directory) if _SUBDIRECTORY.fullmatch(entry.name)]
+    return sorted(directory / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+# -- for whom
+
+
+class _Versioned(msgspec.Struct, frozen=True, tag_field="holds", tag="pilotfish kv"):
+    version: int
+
+
+class Manifest(_Versioned, frozen=True, tag_field="holds", tag="pilotfish kv"):
+    """What all objects of a directory have in common."""
+
+    shape: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    object_bytes: Annotated[int, msgspec.Meta(gt=0)]
+
+    @classmethod
+    def of(cls, objects: ObjectFormat) -> Manifest:
+        return cls(FORMAT_VERSION, objects.shape.hex(), objects.object_bytes)
+
+    @property
+    def objects(self) -> ObjectFormat:
+        return ObjectFormat(bytes.fromhex(self.shape), self.object_bytes)
+
+
+def read_manifest(field: str, directory: Path) -> Manifest | None:
+    """None of an empty directory. ParameterError, naming `field`, of one that is not ours, or of another version."""
+    with refusing(field, directory):
+        names = {entry.name for entry in os.scandir(directory)}
+        if not names - _BEFORE_MANIFEST:
+            return None
+        if MANIFEST not in names:
+            raise ParameterError(field, str(directory), f"{OURS}; this one holds {min(names - _BEFORE_MANIFEST)!r}")
+        contents = _start_of(directory / MANIFEST)
+    return _decoded(field, directory, contents)
+
+
+def _decoded(field: str, directory: Path, contents: bytes) -> Manifest:
+    try:
+        version = msgspec.json.decode(contents, type=_Versioned).version
+        if version != FORMAT_VERSION:
+            allowed = f"{OURS} in format {FORMAT_VERSION}; this one is of format {version}, for another Pilotfish"
+            raise ParameterError(field, str(directory), allowed)
+        return msgspec.json.decode(contents, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ParameterError(field, str(directory), f"{OURS}; its {MANIFEST} is not ours: {error}") from error
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Unlike an object it is flushed to the device: without it nobody takes the directory for ours."""
+    unfinished = directory / _NEW_MANIFEST
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(manifest) + b"\n")
+        file.flush()
+        os.fsync(descriptor)
+    unfinished.rename(directory / MANIFEST)
+
+
+# -- whose
+
+
+class OwnedDirectory:
+    """A directory that no other process owns until this one releases it, or ends."""
+
+    def __init__(self, field: str, path: Path) -> None:
+        """ParameterError, naming `field`, where that cannot be."""
+        self.path = path
+        read_manifest(field, path)  # before a lock is left in what is not ours
+        with refusing(field, path):
+            if path.stat().st_mode & stat.S_IWOTH:
+                raise ParameterError(field, str(path), "a directory that others cannot write to, as after `chmod o-w`")
+            if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            self._lock = self._locked(field)
+
+    def release(self) -> None:
+        os.close(self._lock)
+
+    def _locked(self, field: str) -> int:
+        """A descriptor that holds the lock."""
+        path = self.path / LOCK
+        for _ in range(_TRIES):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFELY, 0o600)
+            if _try_lock(descriptor, fcntl.LOCK_EX) and _is_still(descriptor, path):
+                with suppress(OSError):  # of a full disk: the lock holds without it
+                    os.pwrite(descriptor, f"{os.getpid():<10}\n".encode(), 0)
+                return descriptor
+            os.close(descriptor)
+            time.sleep(_PAUSE)
+        allowed = f"a directory that no other process uses; process {owner(self.path)} has this one"
+        raise ParameterError(field, str(self.path), allowed)
+
+
+def own_for(field: str, directory: Path, manifest: Manifest) -> OwnedDirectory:
+    """A directory of objects as `manifest` describes them; made where its parent is there. ParameterError, naming
+    `field`, where that cannot be."""
+    with refusing(field, directory):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        owned = OwnedDirectory(field, directory)
+        with releasing_if_it_fails(owned):
+            written = read_manifest(field, directory)
+            if written is None:
+                write_manifest(directory, manifest)
+            elif written != manifest:
+                allowed = f"{OURS} of this model with these settings; this one's is of others, and may be purged"
+                raise ParameterError(field, str(directory), allowed)
+    return owned
+
+
+def owner(directory: Path) -> str | None:
+    """The process that owns the directory, by its own word; None if nobody does."""
+    path = directory / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDONLY | SAFELY)
+    except FileNotFoundError:
+        return None
+    try:
+        return None if _try_lock(descriptor, fcntl.LOCK_SH) else one_line(_start_of(path).decode(errors="replace"))
+    finally:
+        os.close(descriptor)
+
+
+def _start_of(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | SAFELY)
+    try:
+        return os.read(descriptor, _MAX_SMALL_FILE)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_still(descriptor: int, path: Path) -> bool:
+    """Whether the file has its name yet: `remove_all` takes it away."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def releasing_if_it_fails(owned: OwnedDirectory) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        owned.release()
+        raise
+
+
+@contextmanager
+def refusing(field: str, directory: Path) -> Iterator[None]:
+    """Turns what the file system refuses into a line for whoever named the directory."""
+    try:
+        yield
+    except OSError as error:
+        allowed = f"{OURS}, readable and writable ({error.strerror or error})"
+        raise ParameterError(field, str(directory), allowed) from error

@@ -1,0 +1,52 @@
+"""Small objects and their store, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from pilotfish.core.prefix_keys import OBJECT_TOKENS, next_key, root_key
+from pilotfish.kv.disk import DiskStore
+from pilotfish.kv.object_files import ObjectFormat
+from pilotfish.kv.objects import KVObject
+
+OBJECT_BYTES = 1000
+SHAPE, OTHER_SHAPE = bytes(range(32)), bytes(32)
+FORMAT = ObjectFormat(SHAPE, OBJECT_BYTES)
+FILE_BYTES = FORMAT.file_bytes
+
+
+def some_kv(seed: int = 0, object_bytes: int = OBJECT_BYTES) -> KVObject:
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 1 << 32, OBJECT_TOKENS, np.uint32)
+    key = next_key(root_key(SHAPE, None), tokens)
+    return KVObject.of(key, tokens, rng.integers(0, 256, object_bytes, np.uint8))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def store_in(directory: Path, objects: float = 4, clock: Callable[[], float] | None = None) -> DiskStore:
+    """A store with room for so many objects."""
+    return DiskStore(directory, int(objects * FILE_BYTES), SHAPE, OBJECT_BYTES, clock or Clock())
+
+
+def files_of(directory: Path) -> list[Path]:
+    """All that lies in subdirectories."""
+    return sorted(directory.glob("*/*"))
+
+
+def bytes_on_disk(directory: Path) -> int:
+    return sum(path.stat(follow_symlinks=False).st_size for path in files_of(directory))
+
+
+def equal(a: KVObject | None, b: KVObject) -> bool:
+    same = a is not None and (a.key, a.checksum, a.tokens.tolist()) == (b.key, b.checksum, b.tokens.tolist())
+    return same and a is not None and bool((a.data == b.data).all())

@@ -1,0 +1,259 @@
+"""A directory is taken if it is empty or ours, of this format and shape, and nobody else's now; refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kv_objects import OBJECT_BYTES, OTHER_SHAPE, SHAPE, store_in
+
+from pilotfish.errors import ParameterError
+from pilotfish.kv import directory as directories
+from pilotfish.kv.directory import LOCK, MANIFEST, OwnedDirectory, owner
+from pilotfish.kv.disk import DiskStore
+
+OWNER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from kv_objects import store_in
+store = store_in(Path(sys.argv[1]))
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "kv"
+
+
+@contextmanager
+def another_owner(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has the directory open."""
+    script = OWNER.format(tests=str(Path(__file__).parent))
+    with subprocess.Popen([sys.executable, "-c", script, directory], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "open\n"
+        yield process
+        process.kill()
+
+
+def refusal(open_it: Callable[[], object]) -> str:
+    """The line of whoever refuses."""
+    with pytest.raises(ParameterError) as refused:
+        open_it()
+    assert refused.value.field == "kv_disk" and "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_an_empty_directory_becomes_ours(directory: Path) -> None:
+    directory.mkdir()
+    store_in(directory).close()
+    assert sorted(path.name for path in directory.iterdir()) == [LOCK, MANIFEST]
+    written = json.loads((directory / MANIFEST).read_text())
+    assert written == {"holds": "pilotfish kv", "version": 1, "shape": SHAPE.hex(), "object_bytes": OBJECT_BYTES}
+    assert (directory / LOCK).read_text().split() == [str(os.getpid())]
+    store_in(directory).close()
+
+
+def test_another_process_has_it_until_it_ends(directory: Path) -> None:
+    with another_owner(directory) as process:
+        line = refusal(lambda: store_in(directory))
+        assert line.endswith(f"expected a directory that no other process uses; process {process.pid} has this one")
+        assert owner(directory) == str(process.pid)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert owner(directory) is None
+        store_in(directory).close()
+
+
+def test_nobody_opens_it_twice(directory: Path) -> None:
+    store = store_in(directory)
+    assert "no other process uses" in refusal(lambda: store_in(directory))
+    store.close()
+    store_in(directory).close()
+
+
+def test_a_look_at_the_owner_keeps_nobody_out(directory: Path) -> None:
+    store_in(directory).close()
+    ended, looks = threading.Event(), 0
+
+    def look() -> None:
+        nonlocal looks
+        while not ended.is_set():
+            owner(directory)
+            looks += 1
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for _ in range(100):
+        store_in(directory).close()
+    ended.set()
+    looking.join()
+    assert looks > 100
+
+
+def test_a_lock_file_that_was_replaced_is_not_taken_for_the_lock(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening and locking it a purge may have removed the file, and another process made a new one."""
+    store_in(directory).close()
+    true_try, tries = directories._try_lock, 0
+
+    def try_lock(descriptor: int, kind: int) -> bool:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            (directory / LOCK).unlink()
+        return true_try(descriptor, kind)
+
+    monkeypatch.setattr(directories, "_try_lock", try_lock)
+    store = store_in(directory)
+    assert tries == 2 and owner(directory) is not None
+    store.close()
+
+
+# -- refused
+
+
+@pytest.mark.parametrize(("shape", "object_bytes"), [(OTHER_SHAPE, OBJECT_BYTES), (SHAPE, OBJECT_BYTES + 1)])
+def test_another_shape(directory: Path, shape: bytes, object_bytes: int) -> None:
+    store_in(directory).close()
+    line = refusal(lambda: DiskStore(directory, 1 << 20, shape, object_bytes))
+    assert (
+        line.startswith(f"kv_disk: {str(directory)!r} is not allowed") and "of this model with these settings" in line
+    )
+    store_in(directory).close()  # nor did it keep the lock
+
+
+def test_another_version(directory: Path) -> None:
+    store_in(directory).close()
+    written = json.loads((directory / MANIFEST).read_text())
+    (directory / MANIFEST).write_text(json.dumps({"holds": written["holds"], "version": 2, "colours": ["red"]}))
+    assert "in format 1; this one is of format 2" in refusal(lambda: store_in(directory))
+
+
+@pytest.mark.parametrize(
+    "contents",
+    ["", "{", "[]", '{"name": "an app"}', '{"holds": "pilotfish kv"}', "\xff", '{"holds": "cheese", "version": 1}']
+    + [
+        json.dumps({"holds": "pilotfish kv", "version": 1, "shape": shape, "object_bytes": object_bytes})
+        for shape, object_bytes in (("ab", 5), ("x" * 64, 5), ("ab" * 32, 0), ("ab" * 32, "5"))
+    ],
+)
+def test_another_manifest(directory: Path, contents: str) -> None:
+    directory.mkdir()
+    (directory / MANIFEST).write_text(contents, "latin-1")
+    assert f"its {MANIFEST} is not ours" in refusal(lambda: store_in(directory))
+    assert [path.name for path in directory.iterdir()] == [MANIFEST]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("elsewhere")])
+def test_a_manifest_or_lock_that_is_no_file_hangs_nobody(directory: Path, make: Callable[[Path], None]) -> None:
+    directory.mkdir()
+    make(directory / MANIFEST)
+    refusal(lambda: store_in(directory))
+    directory = directory.with_name("other")
+    directory.mkdir()
+    make(directory / LOCK)
+    if (directory / LOCK).is_fifo():  # locks as well as a file
+        store_in(directory).close()
+    else:
+        refusal(lambda: store_in(directory))
+
+
+def test_files_of_others(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "thesis.tex").touch()
+    assert "this one holds 'thesis.tex'" in refusal(lambda: store_in(directory))
+    assert [path.name for path in directory.iterdir()] == ["thesis.tex"]
+
+
+def test_what_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "(File exists)" in refusal(lambda: store_in(tmp_path / "file"))
+    assert "(Not a directory)" in refusal(lambda: store_in(tmp_path / "file" / "kv"))
+    assert "(No such file or directory)" in refusal(lambda: store_in(tmp_path / "no" / "kv"))
+    assert "(File name too long)" in refusal(lambda: store_in(tmp_path / ("x" * 300)))
+    refusal(lambda: store_in(Path("/proc/kv")))
+
+
+def test_a_directory_that_everyone_may_write(directory: Path) -> None:
+    directory.mkdir()
+    directory.chmod(0o777)
+    assert "chmod o-w" in refusal(lambda: store_in(directory))
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A directory that this process may only read: root becomes somebody else for the test."""
+    with tempfile.TemporaryDirectory() as name:
+        directory, user = Path(name), os.geteuid()
+        directory.chmod(0o555)
+        if user == 0:
+            os.seteuid(65534)
+        yield directory
+        os.seteuid(user)
+        directory.chmod(0o755)
+
+
+def test_an_unwritable_directory(as_nobody: Path) -> None:
+    assert "readable and writable (Permission denied)" in refusal(lambda: store_in(as_nobody))
+    assert "(Permission denied)" in refusal(lambda: store_in(as_nobody / "kv"))
+
+
+def test_an_unwritable_directory_of_ours(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_in(directory).close()
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    assert "(Permission denied)" in refusal(lambda: store_in(directory))
+
+
+# -- interrupted
+
+
+def test_a_directory_that_got_no_manifest_is_empty(directory: Path) -> None:
+    directory.mkdir()
+    (directory / LOCK).touch()
+    (directory / f"{MANIFEST}.tmp").write_text('{"hol')
+    store_in(directory).close()
+    assert sorted(path.name for path in directory.iterdir()) == [LOCK, MANIFEST]
+
+
+def test_a_failure_gives_the_directory_back(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, "fsync", fails)
+    assert "(No space left on device)" in refusal(lambda: store_in(directory))
+    monkeypatch.undo()
+    monkeypatch.setattr("pilotfish.kv.disk.found_files", fails)
+    assert "(No space left on device)" in refusal(lambda: store_in(directory))
+    monkeypatch.undo()
+    assert owner(directory) is None and len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def test_a_full_disk_does_not_keep_anyone_from_their_directory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store_in(directory).close()
+    monkeypatch.setattr(os, "pwrite", fails)
+    store_in(directory).close()
+
+
+def test_a_release_lets_others_in(directory: Path) -> None:
+    directory.mkdir()
+    OwnedDirectory("kv_disk", directory).release()
+    OwnedDirectory("kv_disk", directory).release()
