@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -27,14 +28,23 @@ def filled(pool: SlotPool, cache: PrefixCache, salt: str | None, tokens: Sequenc
     return slots
 
 
+def request(pool: SlotPool, cache: PrefixCache, tokens: Sequence[int]) -> int:
+    """A request that comes alone and leaves all it has computed; how many tokens it found."""
+    shared = cache.match(None, tokens)
+    pool.share(shared)
+    slots = np.concatenate((shared, cache.allocate(len(tokens) - len(shared))))
+    pool.release(cache.insert(None, tokens, slots))
+    return len(shared)
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Requests come, share what is known, compute the rest, and leave it, or nothing. `written` is what a device would
     have in each slot: the salt, and the tokens up to its own."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(proven_share=st.sampled_from([0, 0.2, 0.6, 1]))
+    def begin(self, proven_share: float) -> None:
         self.pool = SlotPool(CAPACITY)
-        self.cache = PrefixCache(self.pool)
+        self.cache = PrefixCache(self.pool, proven_share)
         self.written: dict[int, tuple[str | None, tuple[int, ...]]] = {}
         self.running: list[tuple[str | None, list[int], Slots]] = []
 
@@ -113,13 +123,62 @@ def test_salts_share_nothing() -> None:
 
 def test_the_longest_unused_goes_first_from_its_end() -> None:
     pool = SlotPool(12)
-    cache = PrefixCache(pool)
+    cache = PrefixCache(pool, proven_share=0)
     filled(pool, cache, None, [1, 2, 3, 4])
     filled(pool, cache, None, [5, 6, 7, 8])
     filled(pool, cache, None, [1, 2, 9, 9])
     cache.match(None, [5, 6])
-    assert cache.evict(3) == 3  # 3 and 4, and the second 9 are older than what [5, 6] has left
+    assert cache.evict(3) == 3  # [3, 4], then the end of [7, 8]: neither was used since it came
     assert [len(cache.match(None, tokens)) for tokens in ([1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 9, 9])] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("proven_share", [0, 0.2])
+def test_prompts_that_nobody_repeats_drive_out_what_many_begin_with_only_without_a_share(proven_share: float) -> None:
+    pool = SlotPool(100)
+    cache, shared = PrefixCache(pool, proven_share), list(range(15))
+    for user in range(3):
+        request(pool, cache, [*shared, 100 + user])
+    found = [request(pool, cache, [1000 * n + k for k in range(1, 21)]) for n in range(1, 30)]
+    assert found == [0] * 29
+    assert len(cache.match(None, shared)) == (15 if proven_share else 0)
+
+
+def test_what_was_found_longest_ago_is_fresh_again_beyond_the_share() -> None:
+    pool = SlotPool(100)
+    cache = PrefixCache(pool, proven_share=0.2)
+    prefixes = [[1000 * n + k for k in range(10)] for n in range(1, 4)]
+    for prefix in [*prefixes, *prefixes]:  # the second of each finds the first; two of three fit into the share
+        request(pool, cache, prefix)
+    for n in range(10, 30):
+        request(pool, cache, [1000 * n + k for k in range(1, 21)])
+    assert [len(cache.match(None, prefix)) for prefix in prefixes] == [0, 10, 10]
+
+
+def test_proven_runs_are_evicted_where_nothing_else_is_idle() -> None:
+    pool = SlotPool(20)
+    cache = PrefixCache(pool, proven_share=1)
+    filled(pool, cache, None, [1, 2, 3, 4])
+    filled(pool, cache, None, [5, 6, 7, 8])
+    assert [len(cache.match(None, [1, 2, 3])), len(cache.match(None, [5, 6]))] == [3, 2]
+    held = pool.allocate(12)
+    assert cache.evict(6) == 6  # 4, 7 and 8; 3, 2 and 1
+    assert [len(cache.match(None, [1, 2, 3, 4])), len(cache.match(None, [5, 6, 7, 8]))] == [0, 2]
+    pool.release(held)
+
+
+@given(prompts=st.lists(TOKENS, max_size=60), capacity=st.integers(12, 30))
+def test_without_a_share_it_is_a_list_of_prefixes_by_last_use(prompts: list[list[int]], capacity: int) -> None:
+    pool, known = SlotPool(capacity), OrderedDict[tuple[int, ...], None]()
+    cache = PrefixCache(pool, proven_share=0)
+    for tokens in prompts:
+        prefixes = [tuple(tokens[:length]) for length in range(len(tokens), 0, -1)]
+        assert request(pool, cache, tokens) == sum(prefix in known for prefix in prefixes)
+        for prefix in prefixes:
+            known[prefix] = None
+            known.move_to_end(prefix)
+        while len(known) > capacity:
+            known.popitem(last=False)
+        assert len(known) == len(cache.slots)
 
 
 def test_what_is_owned_stays() -> None:

@@ -13,7 +13,7 @@ from pilotfish.bench.options import BENCHES, Bench
 from pilotfish.command import Given, taking
 
 app = typer.Typer(
-    help="Parity, speed, peers, acceptance, budgets, what steps cost, quantization, GPUs, draft pools, the server.",
+    help="Parity, speed, peers, acceptance, budgets, what steps cost, quantization, KV, GPUs, draft pools, the server.",
     no_args_is_help=True,
 )
 

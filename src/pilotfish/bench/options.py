@@ -57,6 +57,9 @@ class BenchOptions:
     weights: Annotated[str, option("Of the targets that share a pool, separated by commas.")] = "3,1"
     pause: Annotated[float, option("Seconds for which the draft is stopped.", 0.01, 1 << 20)] = 5.0
     openvino: Annotated[str, option("A Python interpreter that has OpenVINO GenAI and optimum-intel.")] = ""
+    trace: Annotated[str, option("JSON Lines of input_length and hash_ids; .gz or not.", metavar="FILE")] = ""
+    capacities: Annotated[str, option("Blocks of the pools, separated by commas.")] = "1000,3000,10000,30000,50000"
+    shares: Annotated[str, option("Of a pool, in which proven runs go last, separated by commas; 0: LRU.")] = "0,0.2"
     paces: Annotated[str, option("Emulated devices, joined by a space; none: unpaced.", names=("--pace",))] = (
         "target=20ms none"
     )
@@ -109,7 +112,7 @@ class Bench(Struct, frozen=True):
         own = [name for name in self.names if name in options_of(BenchOptions)]
         engine = [name for name in self.names if name not in own]
         defaults = {"prompts": REQUIRED, "openvino": REQUIRED, **self.defaults}
-        return pick(BenchOptions, *own, **defaults) + pick(EngineConfig, *engine, **defaults)
+        return pick(BenchOptions, *own, **defaults) + (pick(EngineConfig, *engine, **defaults) if engine else [])
 
     def options(self, **given: Any) -> BenchOptions:
         """Checks the given options and adds this bench's defaults."""

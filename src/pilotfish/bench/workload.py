@@ -85,6 +85,14 @@ def parse_numbers(field: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def parse_shares(field: str, text: str) -> list[float]:
+    """Numbers from 0 to 1 separated by commas."""
+    numbers = [float(part) if _NUMBER.fullmatch(part) else -1.0 for part in text.split(",")]
+    if not all(0 <= number <= 1 for number in numbers):
+        raise ParameterError(field, text, "numbers from 0 to 1 separated by commas")
+    return numbers
+
+
 def parse_milliseconds(field: str, text: str) -> list[float]:
     """Numbers from 0 to 10,000 separated by commas, ascending."""
     numbers = [float(part) if _NUMBER.fullmatch(part) else -1.0 for part in text.split(",")]

@@ -8,14 +8,23 @@ common, to the token; each tenant (its salt) has a root of its own, so nothing i
     salt "b" ─── The cat sat              never those of "b"
 
 Slots in the tree are live while requests own them, and idle afterwards (`core/slots.py`). When slots are needed the end
-of the run that was used longest ago goes first. A run is used whenever one below it is, so ends go before what they
-hang on. Owners hold a path from its root on: what is idle in a run is its end.
+of the run that was used longest ago goes first. Runs that a later request has found are proven: those found last, up to
+a share of the pool, go after all others, so that prompts which nobody repeats cannot drive out what many begin with
+(segmented LRU).
+
+    fresh     used longest ago ──► used last │ proven     found longest ago ──► found last
+    evicted   first ─────────────────────────┼────────────────────────────────────────► last
+              what is beyond the share returns here ◄── from here
+
+A run is used, and found, whenever one below it is, so ends go before what they hang on. Owners hold a path from its
+root on: what is idle in a run is its end.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +32,10 @@ from numpy.typing import NDArray
 from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
 from pilotfish.core.tree import Ints
 from pilotfish.errors import EngineError
+
+#: Of a pool's slots, those in which proven runs go last: what served a recorded hour of conversations best at most
+#: capacities, and nowhere worse than none (docs/benchmarks.md).
+PROVEN_SHARE = 0.2
 
 
 class CachedRun:
@@ -33,6 +46,7 @@ class CachedRun:
         self.tokens = tokens  # [n]
         self.slots = slots  # [n]
         self.below: dict[int, CachedRun] = {}
+        self.proven = False
 
     def common(self, tokens: Ints) -> int:
         """How many first tokens it has in common with `tokens`."""
@@ -45,17 +59,22 @@ class CachedRun:
 class PrefixCache:
     """What it holds of a pool's slots it keeps there; nobody else may keep any."""
 
-    def __init__(self, pool: SlotPool) -> None:
+    def __init__(self, pool: SlotPool, proven_share: float = PROVEN_SHARE) -> None:
+        """With a share of 0 the run used longest ago goes first, whatever was found."""
         self.pool = pool
         self.evicted = 0  # slots, so far
         self._roots: dict[str | None, CachedRun] = {}  # by salt
-        self._runs: OrderedDict[CachedRun, None] = OrderedDict()  # but for roots; used longest ago first
+        #: Runs but for roots, used longest ago first.
+        self._fresh: OrderedDict[CachedRun, None] = OrderedDict()
+        self._proven: OrderedDict[CachedRun, None] = OrderedDict()
+        self._proven_slots = 0
+        self._max_proven = int(proven_share * pool.capacity)
 
     def match(self, salt: str | None, tokens: Sequence[int]) -> Slots:
         """Slots of the longest prefix of `tokens` that is known under this salt. They may be evicted until their caller
         shares them (`SlotPool.share`)."""
         path = self._path(salt, np.asarray(tokens, np.int64))
-        self._use(path)
+        self._prove(path)
         return np.concatenate([run.slots for run in path]) if path else NO_SLOTS
 
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
@@ -82,18 +101,24 @@ class PrefixCache:
         return self.pool.allocate(count)
 
     def evict(self, count: int) -> int:
-        """Have idle slots become free, those used longest ago first; how many, `count` at most."""
-        left, turns = max(count, 0), len(self._runs)
+        """Have idle slots become free, of fresh runs before proven ones, those used longest ago first; how many,
+        `count` at most."""
+        evicted = 0
+        for runs in (self._fresh, self._proven):
+            evicted += self._evict_of(runs, count - evicted)
+        self.evicted += evicted
+        return evicted
+
+    def _evict_of(self, runs: OrderedDict[CachedRun, None], count: int) -> int:
+        left, turns = max(count, 0), len(runs)
         while left > 0 and turns > 0 and self.pool.num_idle > 0:
-            run, turns = next(iter(self._runs)), turns - 1
+            run, turns = next(iter(runs)), turns - 1
             idle = 0 if run.below else len(run.slots) - self.pool.owned(run.slots)
             self._cut(run, min(idle, left))
             left -= min(idle, left)
-            if run in self._runs and left > 0:  # owned, or one below it is: in use
+            if run in runs and left > 0:  # owned, or one below it is: in use
                 self._use(_ancestry(run))
-        evicted = max(count, 0) - left
-        self.evicted += evicted
-        return evicted
+        return max(count, 0) - left
 
     def _path(self, salt: str | None, tokens: Ints) -> list[CachedRun]:
         """Runs along `tokens` as far as they are known; the last is cut in two where `tokens` leave it."""
@@ -113,14 +138,36 @@ class PrefixCache:
         run.above.below[int(upper.tokens[0])] = upper
         run.above, run.tokens, run.slots = upper, run.tokens[at:], run.slots[at:]
         upper.below[int(run.tokens[0])] = run
-        self._runs[upper] = None
+        upper.proven = run.proven
+        self._listed(upper)[upper] = None
         return upper
+
+    def _listed(self, run: CachedRun) -> OrderedDict[CachedRun, None]:
+        """Where it has its turn."""
+        return self._proven if run.proven else self._fresh
 
     def _use(self, path: Sequence[CachedRun]) -> None:
         """From the end to the root: what is above is used later."""
         for run in reversed(path):
-            self._runs[run] = None
-            self._runs.move_to_end(run)
+            runs = self._listed(run)
+            runs[run] = None
+            runs.move_to_end(run)
+
+    def _prove(self, path: Sequence[CachedRun]) -> None:
+        """A request has found these runs. Those found longest ago are fresh again where the share is exceeded."""
+        for run in path:
+            if not run.proven:
+                self._move(run)
+        self._use(path)
+        while self._proven_slots > self._max_proven:
+            self._move(next(iter(self._proven)))
+
+    def _move(self, run: CachedRun) -> None:
+        """To the end of the other list."""
+        del self._listed(run)[run]
+        run.proven = not run.proven
+        self._listed(run)[run] = None
+        self._proven_slots += len(run.slots) if run.proven else -len(run.slots)
 
     def _cut(self, run: CachedRun, count: int) -> None:
         """Drop its last `count` tokens."""
@@ -128,30 +175,35 @@ class PrefixCache:
             return
         left = len(run.slots) - count
         self.pool.drop(run.slots[left:])
+        self._proven_slots -= count if run.proven else 0
         if left:
             run.tokens, run.slots = run.tokens[:left], run.slots[:left]
             return
         assert run.above is not None
-        del run.above.below[int(run.tokens[0])], self._runs[run]
+        del run.above.below[int(run.tokens[0])], self._listed(run)[run]
         if run.above.above is None and not run.above.below:
             self._roots = {salt: root for salt, root in self._roots.items() if root is not run.above}
 
     @property
     def slots(self) -> list[int]:
         """All that it keeps."""
-        return [slot for run in self._runs for slot in run.slots.tolist()]
+        return [slot for run in chain(self._fresh, self._proven) for slot in run.slots.tolist()]
 
     def check(self) -> None:
         """EngineError unless the tree is one: every run hangs where its first token says, is listed once, and before
-        what it hangs on."""
+        what it hangs on; and unless proven runs are within their share."""
         found = [run for root in self._roots.values() for run in _descendants(root)]
-        if len(found) != len(self._runs) or any(run not in self._runs for run in found):
-            raise EngineError(f"prefix cache: {len(found)} runs hang in the tree, {len(self._runs)} are listed")
+        turn = {run: place for place, run in enumerate(chain(self._fresh, self._proven))}
+        listed = len(self._fresh) + len(self._proven)
+        if len(found) != listed or any(run not in self._listed(run) for run in found):
+            raise EngineError(f"prefix cache: {len(found)} runs hang in the tree, {listed} are listed")
         if any(len(run.tokens) != len(run.slots) or not len(run.tokens) for run in found):
             raise EngineError("prefix cache: a run is empty, or has other slots than tokens")
-        turn = {run: place for place, run in enumerate(self._runs)}
         if any(run.above in turn and turn[run.above] < turn[run] for run in found if run.above is not None):
             raise EngineError("prefix cache: a run would be evicted before one that hangs on it")
+        proven = sum(len(run.slots) for run in self._proven)
+        if not proven == self._proven_slots <= self._max_proven:
+            raise EngineError(f"prefix cache: {proven} slots of proven runs are counted as {self._proven_slots}")
 
 
 def _ancestry(run: CachedRun) -> list[CachedRun]:

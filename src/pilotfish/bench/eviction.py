@@ -1,0 +1,115 @@
+"""Which KV the prefix cache keeps: requests of a trace, and of tenants whose prompts begin alike, found in pools of
+several sizes. No model runs: a slot holds a block of tokens, and requests come one at a time."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from pilotfish.bench.options import BenchOptions
+from pilotfish.bench.report import ProgressBar, Report, Row
+from pilotfish.bench.workload import parse_numbers, parse_shares
+from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.slots import SlotPool
+from pilotfish.errors import InputError, ParameterError
+
+#: Tokens of a block that a trace has the hash of.
+BLOCK_TOKENS = 512
+LRU = "LRU"
+#: Of the tenants' requests: their number; tenants, of which the i-th sends 1/i as many as the first; blocks that begin
+#: each, and at most of what follows those; every n-th is a document that nobody sends again, of so many blocks.
+REQUESTS, TENANTS, SYSTEM_BLOCKS, OTHER_BLOCKS, DOCUMENT_EVERY, DOCUMENT_BLOCKS = 10_000, 200, 8, 16, 20, 128
+
+Count = Annotated[int, Meta(ge=1)]
+
+
+class Arrival(Struct, frozen=True):
+    """A request of a trace, as its line says. Equal hashes are blocks that begin with equal prefixes."""
+
+    input_length: Count
+    hash_ids: Annotated[list[int], Meta(min_length=1)]
+    salt: str | None = None
+
+
+def run_eviction(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Hit rates: of all prompts' tokens, the share that was found."""
+    capacities, shares = parse_numbers("capacities", options.capacities), parse_shares("shares", options.shares)
+    workloads = {"tenants": tenants()}
+    if options.trace:
+        workloads = {"trace": read_trace(Path(options.trace)), **workloads}
+    longest = max(len(one.hash_ids) for arrivals in workloads.values() for one in arrivals)
+    if min(capacities) < longest:
+        raise ParameterError("capacities", options.capacities, f"at least {longest}, the blocks of the longest request")
+    progress.total = len(workloads) * len(capacities) * len(shares)
+    rows: list[Row] = []
+    for name, arrivals in workloads.items():
+        for capacity in capacities:
+            row: Row = {"workload": name, "blocks": capacity}
+            for share in shares:
+                row[f"{share:g} proven" if share else LRU] = hit_rate(arrivals, capacity, share)
+                progress(f"{name}, {capacity} blocks")
+            rows.append(row)
+    unlimited = {name: hit_rate(arrivals, distinct_blocks(arrivals), 0) for name, arrivals in workloads.items()}
+    return Report({"hit_rates": rows, "unlimited": unlimited})
+
+
+def read_trace(path: Path) -> list[Arrival]:
+    """Requests of a file of JSON Lines, compressed where its name ends with .gz. InputError names the first line that
+    is none."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise InputError(f"trace: {path} cannot be read: {error.strerror or error}") from error
+    if not lines:
+        raise InputError(f"trace: {path} has no rows; one JSON object a line is needed")
+    return [_arrival(line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+
+
+def _arrival(line: bytes, place: str) -> Arrival:
+    try:
+        return msgspec.json.decode(line, type=Arrival)
+    except msgspec.DecodeError as error:
+        allowed = "an object with input_length, in tokens, and hash_ids, a number for each block"
+        raise InputError(f"trace: {place} is not allowed ({error}); expected {allowed}") from error
+
+
+def tenants(requests: int = REQUESTS) -> list[Arrival]:
+    """Requests of tenants, each below a salt of its own: a beginning that they share and something new, or a
+    document."""
+    draw = np.random.default_rng(0)
+    often = 1 / np.arange(1, TENANTS + 1)
+    senders = draw.choice(TENANTS, requests, p=often / often.sum()).tolist()
+    arrivals, first = [], SYSTEM_BLOCKS
+    for index, (tenant, count) in enumerate(zip(senders, draw.integers(1, OTHER_BLOCKS + 1, requests), strict=True)):
+        document = index % DOCUMENT_EVERY == 0
+        new = range(first, first + (DOCUMENT_BLOCKS if document else int(count)))
+        blocks = [*([] if document else range(SYSTEM_BLOCKS)), *new]
+        arrivals.append(Arrival(BLOCK_TOKENS * len(blocks), blocks, f"tenant {tenant}"))
+        first = new.stop
+    return arrivals
+
+
+def hit_rate(arrivals: Sequence[Arrival], capacity: int, proven_share: float) -> float:
+    """Of all prompts' tokens, the share that a cache in a pool of `capacity` blocks has."""
+    pool = SlotPool(capacity)
+    cache = PrefixCache(pool, proven_share)
+    found = 0
+    for arrival in arrivals:
+        blocks = arrival.hash_ids
+        shared = cache.match(arrival.salt, blocks)
+        pool.share(shared)
+        slots = np.concatenate((shared, cache.allocate(len(blocks) - len(shared))))
+        pool.release(cache.insert(arrival.salt, blocks, slots))
+        found += min(len(shared) * BLOCK_TOKENS, arrival.input_length)
+    return found / sum(arrival.input_length for arrival in arrivals)
+
+
+def distinct_blocks(arrivals: Sequence[Arrival]) -> int:
+    return len({(arrival.salt, block) for arrival in arrivals for block in arrival.hash_ids})
