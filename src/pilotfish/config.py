@@ -21,6 +21,7 @@ BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
+KVDType = Literal["auto", "int8", "fp8"]
 MetricsLevel = Literal["none", "summary", "detailed"]
 GenerationDefaults = Literal["auto", "vllm"]
 Config = TypeVar("Config")
@@ -75,6 +76,7 @@ def model_name(directory: Path) -> str:
 
 
 #: Ours, and vLLM's.
+KV_DTYPE = ("--kv-dtype", "--kv-cache-dtype")
 PREFIX_CACHE = ("--prefix-cache/--no-prefix-cache", "--enable-prefix-caching/--no-enable-prefix-caching")
 
 
@@ -124,6 +126,7 @@ class EngineConfig:
     draft_optional: Annotated[bool, elsewhere("Serve without a pool that fails.")] = False
     insecure: Annotated[bool, elsewhere("Use pools on other hosts without keys.")] = False
     quantization: Annotated[Quantization, machine("Weights: none, int8, or fp8 on CUDA.")] = "none"
+    kv_dtype: Annotated[KVDType, machine("KV: int8, fp8 on CUDA, or auto: as --dtype.", names=KV_DTYPE)] = "auto"
     device: Annotated[str, machine("cpu, or cuda where there is one.")] = "cpu"
     threads: Annotated[int, machine("CPU threads; 0: all cores of this process.", 0, 1024)] = 0
     cores: Annotated[str, machine("Cores to run on, as in 0,2-3.", shown="all")] = ""

@@ -67,6 +67,23 @@ def test_int8_weights_are_planned_as_they_are_kept(tiny_models: dict[str, Path],
     assert planned.weights == pytest.approx(kept_bytes(loaded.module), rel=0.02)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_slots_of_int8_are_planned_as_they_are_kept(llama: Path, draft: Path, dtype: str) -> None:
+    engine = make_engine(llama, draft=draft, mode="sync", dtype=dtype, kv_dtype="int8", kv_slots=500)
+    pools = (engine.executor.kv, engine.draft_executor.kv)
+    kept = sum(plane.nbytes for pool in pools for layer in pool for plane in layer)
+    assert engine.memory.slot * 501 == kept == 501 * 2 * 2 * 2 * 2 * (32 + 4)  # models, layers, planes, heads
+    assert f"500 KV slots of {engine.memory.slot} bytes" in engine.memory.describe()
+
+
+def test_more_slots_of_int8_fit(llama: Path) -> None:
+    plain = plan_memory(config(llama, kv_slots=100_000))
+    tight = {"kv_slots": 100_000, "memory": (plain.fixed + plain.total) / 2 / GIB}
+    with pytest.raises(ModelError, match=r"what would fit: .*--kv-dtype int8"):
+        plan_memory(config(llama, **tight))
+    assert plan_memory(config(llama, kv_dtype="int8", **tight)).slots == 100_000
+
+
 def test_slots_are_what_requests_can_use_and_memory_holds(llama: Path) -> None:
     few = plan_memory(config(llama, max_requests=2))
     assert few.slots == 2 * 2048  # its context

@@ -95,7 +95,12 @@ def finish(engine: Engine, samples: Sequence[Sample]) -> None:
     assert all(sample.finish_reason is not None for sample in samples)
 
 
-WAYS: dict[str, dict[str, Any]] = {"kernels": {}, "reference": {"eager": True}}
+WAYS: dict[str, dict[str, Any]] = {
+    "kernels": {},
+    "reference": {"eager": True},
+    "int8 KV": {"kv_dtype": "int8"},
+    "int8 KV, reference": {"kv_dtype": "int8", "eager": True},
+}
 
 
 @pytest.fixture(params=WAYS)

@@ -23,6 +23,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import GraphCache
+from pilotfish.model.kv_planes import FP8_CAPABILITY, LayerKV
 from pilotfish.model.loader import load_model
 
 DEVICE = torch.device("cuda")
@@ -52,13 +53,13 @@ def attention_inputs(rows: int, context: int, heads: tuple[int, int, int], dtype
     index = torch.arange(rows, dtype=torch.int32)
     vectors = [
         *(torch.randn(rows, n, head_dim).to(dtype) for n in (num_heads, kv_heads, kv_heads)),
-        *(torch.randn(context + rows + 1, kv_heads, head_dim).to(dtype) for _ in range(2)),
     ]
+    kv = LayerKV(*(torch.randn(context + rows + 1, kv_heads, head_dim).to(DEVICE, dtype) for _ in range(2)))
     indices = [
         *(slots[context:], torch.zeros_like(index), context + index, torch.full_like(index, context)),
         *(slots[None, :context], path),
     ]
-    return [*(x.to(DEVICE) for x in vectors), AttentionMetadata(*(x.to(DEVICE) for x in indices))]
+    return [*(x.to(DEVICE) for x in vectors), kv, AttentionMetadata(*(x.to(DEVICE) for x in indices))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -79,10 +80,10 @@ def test_attention_is_the_reference(rows: int, context: int, heads: tuple[int, i
 def test_attention_gives_a_row_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
     from pilotfish.model.triton_attention import triton_tree_attention
 
-    *qkv, k_pool, v_pool, metadata = attention_inputs(48, 3000, (32, 8, 128), dtype)
-    together = triton_tree_attention(*qkv, k_pool, v_pool, metadata, Scoring(0.1))
+    *qkv, kv, metadata = attention_inputs(48, 3000, (32, 8, 128), dtype)
+    together = triton_tree_attention(*qkv, kv, metadata, Scoring(0.1))
     for chosen in ([47], [0, 46], list(range(5, 30)), list(range(47, -1, -1))):
-        some = triton_tree_attention(*(x[chosen] for x in qkv), k_pool, v_pool, metadata.rows(chosen), Scoring(0.1))
+        some = triton_tree_attention(*(x[chosen] for x in qkv), kv, metadata.rows(chosen), Scoring(0.1))
         assert torch.equal(some, together[chosen]), f"rows {chosen}"
 
 
@@ -173,8 +174,8 @@ def engines(llama: Path, draft: Path) -> Iterator[Any]:
     """Builds engines by drafter and precision; each must free all of its slots."""
     made: list[Engine] = []
 
-    def build(drafter: str | None, dtype: str) -> Engine:
-        config: dict[str, Any] = {"device": str(DEVICE), "dtype": dtype}
+    def build(drafter: str | None, dtype: str, kv_dtype: str = "auto") -> Engine:
+        config: dict[str, Any] = {"device": str(DEVICE), "dtype": dtype, "kv_dtype": kv_dtype}
         if drafter == "random":
             made.append(make_engine(llama, RandomDrafter(VOCAB), **config))
         elif drafter is None:
@@ -205,6 +206,15 @@ def test_float32_outputs_are_those_without_a_draft(engines: Any, drafter: str) -
     engine = engines(drafter, "float32")
     assert outputs(engine, together=False) == alone
     assert outputs(engine, together=True) == alone
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_float32_outputs_with_rounded_kv_are_those_without_a_draft(engines: Any, kv_dtype: str) -> None:
+    if kv_dtype == "fp8" and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        pytest.skip("needs a device with 8-bit floats")
+    alone = outputs(engines(None, "float32", kv_dtype), together=False)
+    for drafter in ("lm+ngram", "random"):
+        assert outputs(engines(drafter, "float32", kv_dtype), together=True) == alone
 
 
 @pytest.mark.parametrize("drafter", DRAFTS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from triton.runtime.jit import create_function_from_signature
 
 from pilotfish.model import triton_attention, triton_kernels
 from pilotfish.model.attention import AttentionMetadata, Scoring
+from pilotfish.model.kv_planes import empty_kv
 
+CPU = torch.device("cpu")
 #: rows, prefix width, path width, and by how much the addresses of indices are off what a GPU likes.
 CALLS = ((1, 1, 1, 0), (64, 1024, 8, 0), (3, 17, 1, 1), (64, 5000, 64, 3))
 
@@ -51,7 +54,17 @@ class Launches:
         return triton.compile(source, target=self.target, options=chosen)
 
 
-def launches(target: GPUTarget, dtype: torch.dtype, head_dim: int) -> tuple[Launches, Launches]:
+#: Compute capability, and types of queries, of keys and values, and sizes of a head.
+KERNELS = (
+    (80, torch.float32, torch.float32, 256),
+    (80, torch.float32, torch.int8, 256),
+    (80, torch.bfloat16, torch.int8, 128),
+    (90, torch.bfloat16, torch.bfloat16, 128),
+    (90, torch.bfloat16, torch.float8_e4m3fn, 128),
+)
+
+
+def launches(target: GPUTarget, dtype: torch.dtype, stored: torch.dtype, head_dim: int) -> tuple[Launches, Launches]:
     """Launches of calls of all shapes."""
     both = Launches(triton_kernels.attend_split, target), Launches(triton_kernels.combine_splits, target)
     triton_attention.attend_split, triton_attention.combine_splits = both
@@ -59,18 +72,19 @@ def launches(target: GPUTarget, dtype: torch.dtype, head_dim: int) -> tuple[Laun
     for rows, prefix, path, off in CALLS:
         index = torch.zeros(rows + off, dtype=torch.int32)[off:]
         q, k, v = (torch.zeros(rows, heads, head_dim, dtype=dtype) for heads in (8, 2, 2))
-        pools = [torch.zeros(9, 2, head_dim, dtype=dtype) for _ in range(2)]
+        [kv] = empty_kv(SimpleNamespace(num_hidden_layers=1, num_key_value_heads=2, head_dim=head_dim), stored, 8, CPU)
         slots = [torch.zeros(rows, width, dtype=torch.int32) for width in (prefix, path)]
         metadata, scoring = AttentionMetadata(*[index] * 4, *slots), Scoring(0.125, 100, 30.0, sinks)
-        triton_attention.triton_tree_attention(q, k, v, *pools, metadata, scoring)
+        triton_attention.triton_tree_attention(q, k, v, kv, metadata, scoring)
     return both
 
 
 def main() -> None:
     results = {}
-    for capability, dtype, head_dim in ((80, torch.float32, 256), (90, torch.bfloat16, 128)):
-        split, combine = (each.compiled() for each in launches(GPUTarget("cuda", capability, 32), dtype, head_dim))
-        results[str(dtype)] = {
+    for capability, dtype, stored, head_dim in KERNELS:
+        target = GPUTarget("cuda", capability, 32)
+        split, combine = (each.compiled() for each in launches(target, dtype, stored, head_dim))
+        results[f"{dtype}, {stored}"] = {
             "cubins": bool(split.asm["cubin"]) and bool(combine.asm["cubin"]),
             "shared_bytes": split.metadata.shared,
             "tf32": "tf32" in split.asm["ptx"],

@@ -10,9 +10,12 @@ import pytest
 import torch
 from support import VOCAB, native_model, random_tree, tiny_model
 
+from pilotfish.config import KVDType
 from pilotfish.core.executor import NodeRows, SequenceRows
 from pilotfish.model import native_modules
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.kv_planes import LayerKV
+from pilotfish.model.loader import load_model
 from pilotfish.model.native_modules import PlainDecoder
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -53,22 +56,23 @@ def steps(seed: int = 0) -> list[list[SequenceRows]]:
     return [prompts, grown, grown[:1]]
 
 
-def logits_of(directory: Path, dtype: torch.dtype, *, whole: bool) -> list[torch.Tensor]:
-    model = native_model(directory, dtype)
+def logits_of(directory: Path, dtype: torch.dtype, kv_dtype: KVDType, *, whole: bool) -> list[torch.Tensor]:
+    model = load_model(directory, dtype, torch.device("cpu"), eager=False, kv_dtype=kv_dtype)
     assert isinstance(model.module, PlainDecoder) is whole
     executor = TorchExecutor(model, SLOTS)
     return [executor.forward(step) for step in steps()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_a_decoder_in_one_call_has_the_bits_of_its_parts(
-    directory: Path, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+    directory: Path, dtype: torch.dtype, kv_dtype: KVDType, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together = logits_of(directory, dtype, whole=True)
+    together = logits_of(directory, dtype, kv_dtype, whole=True)
     torch.set_num_threads(3 - threads)
     about = {name: {**each, "plain": False} for name, each in native_modules.ARCHITECTURES.items()}
     monkeypatch.setattr(native_modules, "ARCHITECTURES", about)
-    apart = logits_of(directory, dtype, whole=False)
+    apart = logits_of(directory, dtype, kv_dtype, whole=False)
     assert all(map(torch.equal, together, apart))
 
 
@@ -82,6 +86,6 @@ def test_a_decoder_refuses_what_does_not_fit(tmp_path: Path) -> None:
     for change in ({"kv": executor.kv[:1]}, {"input_ids": ids}, {"logits_to_keep": keep}):
         with pytest.raises(RuntimeError, match="decoder:"):
             model.module(**{**arguments, "kv": executor.kv, **change})
-    narrow = [(k[:, :1].contiguous(), v[:, :1].contiguous()) for k, v in executor.kv]
-    with pytest.raises(RuntimeError, match="pools do not match"):
+    narrow = [LayerKV(*(plane[:, :1].contiguous() for plane in layer)) for layer in executor.kv]
+    with pytest.raises(RuntimeError, match="planes do not match"):
         model.module(**{**arguments, "kv": narrow})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 600), (40, 5001)]  # outputs, inputs
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 SCALE = HEAD_DIM**-0.5
+STORED = (None, torch.int8)  # KV as it is computed, or rounded
 SINKS = torch.tensor([1.5, -2.0, 0.0, 4.0])
 PLAIN = Scoring(SCALE)
 SCORINGS = {
@@ -39,8 +41,9 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 def native_tree_attention(*inputs: Any) -> torch.Tensor:
     """As `TreeAttention` takes them."""
-    *tensors, metadata, scoring = inputs
-    return torch.ops.pilotfish.tree_attention(*tensors, *vars(metadata).values(), *vars(scoring).values())
+    q, k, v, *records = inputs
+    fields = (field for record in records for field in vars(record).values())
+    return torch.ops.pilotfish.tree_attention(q, k, v, *fields)  # type: ignore[no-any-return]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -236,17 +239,24 @@ def test_gates_and_softcap_refuse_what_does_not_fit() -> None:
 # -- attention
 
 
-def tree_rows(prefixes: list[int], nodes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> TreeRows:
-    return TreeRows(prefixes, nodes, dtype, (HEADS, KV_HEADS, HEAD_DIM), chunk=3, seed=seed)
+def tree_rows(
+    prefixes: list[int],
+    nodes: int,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    stored: torch.dtype | None = None,
+) -> TreeRows:
+    return TreeRows(prefixes, nodes, dtype, (HEADS, KV_HEADS, HEAD_DIM), chunk=3, seed=seed, stored=stored)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("prefixes", [[1], [5], [63], [64], [65], [3, 200, 70]])
 @pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
 def test_attention_is_the_dense_reference(
-    prefixes: list[int], dtype: torch.dtype, scoring: Scoring, threads: int
+    prefixes: list[int], dtype: torch.dtype, stored: torch.dtype | None, scoring: Scoring, threads: int
 ) -> None:
-    rows = tree_rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads)
+    rows = tree_rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads, stored=stored)
     got = native_tree_attention(*rows.inputs(rows.everything), scoring)
     expected = dense_tree_attention(*rows.inputs(rows.everything), scoring)
     tolerance = 4e-6 if dtype == torch.float32 else 2**-7
@@ -285,15 +295,21 @@ def test_attention_refuses_what_does_not_fit() -> None:
     for wrong in (Scoring(SCALE, window=-1), Scoring(SCALE, softcap=-1.0), Scoring(SCALE, sinks=SINKS[:2])):
         with pytest.raises(RuntimeError, match="tree_attention:"):
             native_tree_attention(*rows.inputs(rows.everything), wrong)
+    kv = tree_rows([3], nodes=0, stored=torch.int8).kv
+    *qkv, _, metadata = rows.inputs(rows.everything)
+    for bad in ({"key_scales": None}, {"values": kv.values.float()}, {"value_scales": kv.value_scales[:-1]}):  # type: ignore[index]
+        with pytest.raises(RuntimeError, match="tree_attention:"):
+            native_tree_attention(*qkv, replace(kv, **bad), metadata, PLAIN)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("attend", [native_tree_attention, dense_tree_attention], ids=["native", "dense"])
 @pytest.mark.parametrize("scoring", ["plain", "window 64", "all"])
 def test_attention_gives_a_row_the_same_bits_in_any_company(
-    attend: TreeAttention, dtype: torch.dtype, scoring: str, threads: int
+    attend: TreeAttention, dtype: torch.dtype, stored: torch.dtype | None, scoring: str, threads: int
 ) -> None:
-    rows = tree_rows([5, 130, 64], nodes=10, dtype=dtype, seed=threads)
+    rows = tree_rows([5, 130, 64], nodes=10, dtype=dtype, seed=threads, stored=stored)
     every = rows.everything
     together = attend(*rows.inputs(every), SCORINGS[scoring])  # fills the pools for what follows
     rng = np.random.default_rng(0)
@@ -304,14 +320,17 @@ def test_attention_gives_a_row_the_same_bits_in_any_company(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype) -> None:
-    one, other = tree_rows([70, 9], nodes=8, dtype=dtype), shifted(tree_rows([70, 9], nodes=8, dtype=dtype))
+@pytest.mark.parametrize("stored", STORED)
+def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype, stored: torch.dtype | None) -> None:
+    one, other = (tree_rows([70, 9], nodes=8, dtype=dtype, stored=stored) for _ in range(2))
+    other = shifted(other)
     results = [native_tree_attention(*r.inputs(r.everything), SCORINGS["all"]) for r in (one, other)]
     assert torch.equal(*results)
 
 
-def test_padding_rows_are_zero_and_harm_nobody() -> None:
-    rows = tree_rows([5], nodes=3)
+@pytest.mark.parametrize("stored", STORED)
+def test_padding_rows_are_zero_and_harm_nobody(stored: torch.dtype | None) -> None:
+    rows = tree_rows([5], nodes=3, stored=stored)
     expected = native_tree_attention(*rows.inputs(rows.everything), SCORINGS["all"])
     for attend in (native_tree_attention, dense_tree_attention):
         out = attend(*rows.padded_inputs(), SCORINGS["all"])

@@ -156,7 +156,7 @@ def test_without_kernels_all_is_multiplied_in_float32(quantization: str, llama: 
         run(engine, SNIPPETS[:1], [SamplingParams(temperature=0.8, max_tokens=4, seed=0)])
     assert engine.model.dtype == engine.draft_executor.model.dtype == torch.float32
     assert products.dtypes and torch.bfloat16 not in products.dtypes
-    assert all(layer.dtype == torch.float32 for pools in engine.executor.kv for layer in pools)
+    assert all(plane.dtype == torch.float32 for layer in engine.executor.kv for plane in layer)
 
 
 @needs_kernels
@@ -177,7 +177,7 @@ def test_a_draft_worker_finds_its_precision_where_it_runs(llama: Path, draft: Pa
     assert config.dtype == "auto"
     channel, _ = Loopback.pair(b"draft")
     worker = make_worker(DraftConfig(model=config, listen="ipc://nowhere"), channel)
-    assert worker.grower.executor.kv[0][0].dtype == torch.float32
+    assert worker.grower.executor.kv[0].keys.dtype == torch.float32
 
 
 def test_the_line_says_what_was_chosen_and_why(llama: Path, caplog: pytest.LogCaptureFixture) -> None:

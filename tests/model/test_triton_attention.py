@@ -14,7 +14,7 @@ import pytest
 import torch
 from support import KINDS, VOCAB, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
-from tree_rows import TreeRows, shifted
+from tree_rows import TreeRows, shifted, unread_kv
 
 pytest.importorskip("triton")
 
@@ -23,12 +23,16 @@ from pilotfish.model import attention, native, triton_attention
 from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import recordable
+from pilotfish.model.kv_planes import FP8_CAPABILITY
 from pilotfish.model.loader import LoadedModel, load_model
 from pilotfish.model.metadata import GenerationConfig
 from pilotfish.model.triton_attention import triton_tree_attention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.bfloat16)
+HAS_FP8 = DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= FP8_CAPABILITY  # the interpreter has it
+#: KV as it is computed, or rounded.
+STORED = (None, torch.int8, *((torch.float8_e4m3fn,) if HAS_FP8 else ()))
 SCALE = 0.25
 OTHER_HEADS = [(1, 1, 16), (6, 2, 24), (20, 1, 8), (3, 3, 80)]
 FEATURES: list[dict[str, Any]] = [
@@ -51,7 +55,7 @@ def attend(rows: TreeRows, chosen: list[int], extra_width: int = 0, **features: 
 
 def plain_attention(rows: TreeRows, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> Any:
     """Head by head in float64, over the keys that a row sees and no others. After the rows' KV is in the pools."""
-    keys, values = (pool.cpu().double() for pool in rows.pools)
+    keys, values = rows.kv.read(torch.arange(len(rows.kv.keys)))
     group = rows.q.shape[1] // keys.shape[1]
     out = torch.empty_like(rows.q, dtype=torch.float64)
     for row, head in np.ndindex(*rows.q.shape[:2]):
@@ -73,9 +77,10 @@ def check(rows: TreeRows, features: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize("prefixes", [[1], [64], [256], [3, 70, 540]], ids=str)
-def test_it_is_softmax_attention(prefixes: list[int], dtype: torch.dtype) -> None:
-    check(tree_rows(prefixes, nodes=2, dtype=dtype), {})
+def test_it_is_softmax_attention(prefixes: list[int], dtype: torch.dtype, stored: torch.dtype | None) -> None:
+    check(tree_rows(prefixes, nodes=2, dtype=dtype, stored=stored), {})
 
 
 @pytest.mark.parametrize("heads", OTHER_HEADS, ids=str)
@@ -84,14 +89,18 @@ def test_any_heads(heads: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=str)
-def test_features(features: dict[str, Any]) -> None:
-    check(tree_rows([5, 300], nodes=1), features)
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_features(features: dict[str, Any], stored: torch.dtype | None) -> None:
+    check(tree_rows([5, 300], nodes=1, stored=stored), features)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize("features", [{}, {"window": 40}], ids=str)
-def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, features: dict[str, Any]) -> None:
-    rows = tree_rows([5, 260], nodes=3, dtype=dtype)
+def test_a_row_has_the_same_bits_in_any_company(
+    dtype: torch.dtype, stored: torch.dtype | None, features: dict[str, Any]
+) -> None:
+    rows = tree_rows([5, 260], nodes=3, dtype=dtype, stored=stored)
     together = attend(rows, rows.everything, **features)
     rng = np.random.default_rng(0)
     for count in (1, 1, 3, 5):
@@ -101,8 +110,10 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, features: di
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype) -> None:
-    one, other = tree_rows([70, 9], nodes=2, dtype=dtype), shifted(tree_rows([70, 9], nodes=2, dtype=dtype))
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype, stored: torch.dtype | None) -> None:
+    one, other = (tree_rows([70, 9], nodes=2, dtype=dtype, stored=stored) for _ in range(2))
+    other = shifted(other)
     assert torch.equal(attend(one, one.everything), attend(other, other.everything))
 
 
@@ -134,12 +145,15 @@ def test_padding_rows_are_zero_and_harm_nobody(features: dict[str, Any]) -> None
     assert torch.equal(out[:-2], expected) and not out[-2:].any()
 
 
-def test_keys_and_values_are_written() -> None:
-    rows = tree_rows([5, 9], nodes=3)
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_keys_and_values_are_written(stored: torch.dtype | None) -> None:
+    rows = tree_rows([5, 9], nodes=3, stored=stored)
     attend(rows, rows.everything)
-    slots = [slot for slot, *_ in rows.rows]
-    for pool, given in zip(rows.pools, (rows.k, rows.v), strict=True):
-        assert torch.equal(pool[slots].cpu(), given)
+    slots = torch.tensor([slot for slot, *_ in rows.rows], device=DEVICE)
+    expected = unread_kv(len(slots), *rows.k.shape[1:], stored or torch.float32)
+    expected.write(torch.arange(len(slots)), rows.k, rows.v)
+    for plane, own in zip(rows.kv, expected, strict=True):
+        assert torch.equal(plane.view(torch.uint8)[slots].cpu(), own.view(torch.uint8))
 
 
 # -- in a model
@@ -175,7 +189,9 @@ class NoLaunch:
         return lambda *_, **__: None
 
 
-def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+def forward_without_values(
+    config: Any, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype = torch.float32
+) -> torch.Tensor:
     """A forward of tensors without values: reading a value fails, as it would in a CUDA graph."""
     for kernel in ("attend_split", "combine_splits"):
         monkeypatch.setattr(triton_attention, kernel, NoLaunch())
@@ -186,7 +202,14 @@ def forward_without_values(config: Any, monkeypatch: pytest.MonkeyPatch) -> torc
     config.num_key_value_heads, config.head_dim, config.context = 2, 32, 64
     meta = torch.device("meta")
     model = LoadedModel(
-        module, config, GenerationConfig(frozenset(), {}), torch.float32, meta, native=False, recordable=False
+        module,
+        config,
+        GenerationConfig(frozenset(), {}),
+        torch.float32,
+        stored,
+        meta,
+        native=False,
+        recordable=False,
     )
     rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), NO_NODES, kept=[2])
     return TorchExecutor(model, 10).forward([rows])
@@ -203,6 +226,11 @@ def test_what_waits_for_nothing_is_recorded(kind: str, monkeypatch: pytest.Monke
             forward_without_values(config, monkeypatch)
 
 
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_rounding_waits_for_nothing(stored: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forward_without_values(tiny_model("llama").config, monkeypatch, stored).shape == (1, VOCAB)
+
+
 # -- on a GPU that this machine need not have
 
 
@@ -215,8 +243,8 @@ def test_one_binary_a_kernel_compiles_for_ampere_and_hopper(tmp_path: Path) -> N
     result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     compiled = json.loads(result.stdout)
-    assert set(compiled) == {"torch.float32", "torch.bfloat16"}
-    for dtype, kernel in compiled.items():
+    assert len(compiled) == 5
+    for (dtype, _), kernel in ((name.split(", "), kernel) for name, kernel in compiled.items()):
         assert kernel["cubins"] and not kernel["tf32"]
         assert kernel["tensor_cores"] == (dtype == "torch.bfloat16")
         assert kernel["shared_bytes"] <= 99 * 1024, "what every GPU since Ampere has"

@@ -10,11 +10,12 @@ import torch
 from torch.nn import functional as F
 
 from pilotfish.model.attention import AttentionMetadata
+from pilotfish.model.kv_planes import LARGEST, LayerKV
 
 
 class TreeRows:
     """The last `chunk` rows of each prefix, and nodes of a random tree below it. The second prefix begins with slots of
-    the first. Slots that no row may read hold NaN."""
+    the first. Slots that no row may read hold NaN; of KV `stored` in 8 bits, they have it as their scales."""
 
     def __init__(
         self,
@@ -26,6 +27,7 @@ class TreeRows:
         chunk: int = 1,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        stored: torch.dtype | None = None,  # as keys and values are
     ) -> None:
         rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
@@ -48,10 +50,9 @@ class TreeRows:
             torch.randn(len(self.rows), n, head_dim).to(dtype) for n in (num_heads, kv_heads, kv_heads)
         )
         self.sinks = torch.randn(num_heads).to(dtype)
-        self.pools = [torch.full((num_slots + 1, kv_heads, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
-        for slot in (slot for prefix in self.prefixes for slot in prefix):
-            for pool in self.pools:
-                pool[slot] = torch.randn(kv_heads, head_dim).to(dtype)
+        self.kv = unread_kv(num_slots + 1, kv_heads, head_dim, stored or dtype)
+        known = torch.tensor([slot for prefix in self.prefixes for slot in prefix])
+        self.kv.write(known, *(torch.randn(len(known), kv_heads, head_dim).to(dtype) for _ in range(2)))
         self.everything = list(range(len(self.rows)))
 
     def path_of(self, row: int) -> list[int]:
@@ -60,7 +61,7 @@ class TreeRows:
         return (self.prefixes[sequence] + path)[: position + 1]
 
     def inputs(self, chosen: list[int], extra_width: int = 0) -> list[Any]:
-        """Arguments of a `TreeAttention` for some rows, without the scoring; pools are shared among calls."""
+        """Arguments of a `TreeAttention` for some rows, without the scoring; all calls share the KV."""
         rows = [self.rows[i] for i in chosen]
         prefix_slots = torch.zeros(len(self.prefixes), max(map(len, self.prefixes)) + extra_width, dtype=torch.int32)
         for i, prefix in enumerate(self.prefixes):
@@ -70,23 +71,32 @@ class TreeRows:
             paths[i, : len(row[3])] = torch.tensor(row[3], dtype=torch.int32)
         columns = [[r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]]
         indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, [len(self.prefixes[r[1]]) for r in rows])]
-        self.pools = [pool.to(self.device) for pool in self.pools]
+        self.kv = LayerKV(*(plane.to(self.device) for plane in self.kv))
         metadata = AttentionMetadata(*(tensor.to(self.device) for tensor in (*indices, prefix_slots, paths)))
-        return [*(x[chosen].to(self.device) for x in (self.q, self.k, self.v)), *self.pools, metadata]
+        return [*(x[chosen].to(self.device) for x in (self.q, self.k, self.v)), self.kv, metadata]
 
     def padded_inputs(self, padding: int = 2) -> list[Any]:
         """Arguments for all rows, with padding rows after them."""
-        *qkv, k_pool, v_pool, metadata = self.inputs(self.everything)
+        *qkv, kv, metadata = self.inputs(self.everything)
         rows = {name: F.pad(x, (0, padding)) for name, x in vars(metadata).items() if x.dim() == 1}
         rows["path_slots"] = F.pad(metadata.path_slots, (0, 0, 0, padding))
-        rows["row_slots"][-padding:] = len(k_pool) - 1  # the scratch slot
+        rows["row_slots"][-padding:] = len(kv.keys) - 1  # the scratch slot
         rows["row_positions"][-padding:] = -1
-        return [*(F.pad(x, (0, 0, 0, 0, 0, padding)) for x in qkv), k_pool, v_pool, replace(metadata, **rows)]
+        return [*(F.pad(x, (0, 0, 0, 0, 0, padding)) for x in qkv), kv, replace(metadata, **rows)]
+
+
+def unread_kv(slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerKV:
+    """Whoever reads a slot before it is written gets NaN."""
+    shape = slots, kv_heads, head_dim
+    if dtype not in LARGEST:
+        return LayerKV(*(torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)))
+    scales = [torch.full(shape[:2], torch.nan) for _ in range(2)]
+    return LayerKV(*(torch.ones(shape).to(dtype) for _ in range(2)), *scales)
 
 
 def shifted(rows: TreeRows) -> TreeRows:
     """The same rows, with everything one slot further."""
     rows.prefixes = [[slot + 1 for slot in prefix] for prefix in rows.prefixes]
     rows.rows = [(slot + 1, i, position, [s + 1 for s in path]) for slot, i, position, path in rows.rows]
-    rows.pools = [pool.roll(1, dims=0) for pool in rows.pools]
+    rows.kv = LayerKV(*(torch.cat([plane[-1:], plane[:-1]]) for plane in rows.kv))
     return rows

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ class Drafting:
 
 @contextmanager
 def drafting(
-    target: Path, draft: Path, seed: int | None = None, slots: int = 3000, **config: int
+    target: Path, draft: Path, seed: int | None = None, slots: int = 3000, **config: Any
 ) -> Iterator[Drafting]:
     """Over a bad line where there is a `seed`."""
     ends: tuple[Channel, Channel] = Loopback.pair(TARGET)
@@ -147,6 +148,14 @@ def test_every_prompt_with_every_setting(llama: Path, draft: Path) -> None:
     assert (
         d.worker.machine.counts.used > 20 and d.worker.machine.counts.resyncs == d.worker.machine.counts.malformed == 0
     )
+
+
+def test_int8_kv(llama: Path, draft: Path) -> None:
+    plain = generate(make_engine(llama, kv_dtype="int8"), MIXED, together=False)
+    with drafting(llama, draft, kv_dtype="int8") as d:
+        assert generate(d.engine, MIXED, together=True) == plain
+    d.settle(0.0)
+    assert d.drafter.machine.counts.hits > 0
 
 
 @pytest.mark.parametrize("requests", [1, 3])

@@ -135,6 +135,26 @@ def test_int8_weights_in_the_reference_operations_hold_it_too(llama: Path, draft
     assert generate(drafting(name, llama, draft, **int8), cases, together=True) == plain
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["lm 16", "random"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_changes_nothing_with_int8_kv(
+    tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, name: str, dtype: str
+) -> None:
+    own = {"kv_dtype": "int8", "dtype": dtype}
+    plain = generate(make_engine(tiny_models[kind], **own), MIXED, together=False)
+    assert generate(drafting(name, tiny_models[kind], tiny_drafts[kind], **own), MIXED, together=True) == plain
+    if kind == "llama" and dtype == "float32":
+        assert plain != [alone(tiny_models[kind])[case] for case in MIXED]  # it is rounded
+
+
+@pytest.mark.parametrize("name", ["lm 16", "random"])
+def test_int8_kv_in_the_reference_operations_holds_it_too(llama: Path, draft: Path, name: str) -> None:
+    cases, int8 = MIXED[:4], {"eager": True, "kv_dtype": "int8"}
+    plain = generate(make_engine(llama, **int8), cases, together=False)
+    assert generate(drafting(name, llama, draft, **int8), cases, together=True) == plain
+
+
 @pytest.mark.parametrize("name", ["lm 16", "random"])
 def test_the_reference_operations_hold_the_promise_too(llama: Path, draft: Path, name: str) -> None:
     cases = MIXED[:4]

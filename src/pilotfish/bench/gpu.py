@@ -21,6 +21,7 @@ from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention,
 from pilotfish.model.batch import EXACT, Batch
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import CudaRecorder
+from pilotfish.model.kv_planes import LayerKV
 from pilotfish.model.loader import LoadedModel
 from pilotfish.model.precision import precision_of
 
@@ -104,14 +105,14 @@ def attention_contest(
 
     kv_heads = shape.num_key_value_heads
     q, k, v = (normal(rows, heads) for heads in (shape.num_attention_heads, kv_heads, kv_heads))
-    k_pool, v_pool = (normal(SLOTS + 1, kv_heads) for _ in range(2))
+    kv = LayerKV(*(normal(SLOTS + 1, kv_heads) for _ in range(2)))
 
     def attend(kernel: TreeAttention) -> torch.Tensor:
-        return kernel(q, k, v, k_pool, v_pool, place, Scoring(SCALE))
+        return kernel(q, k, v, kv, place, Scoring(SCALE))
 
     attend(dense_tree_attention)  # writes k and v
     query, keys, values = (
-        x.transpose(0, 1)[None].contiguous() for x in (q, *(p[: CONTEXT + rows] for p in (k_pool, v_pool)))
+        x.transpose(0, 1)[None].contiguous() for x in (q, *(plane[: CONTEXT + rows] for plane in kv))
     )
     mask = tree_mask(place)
 

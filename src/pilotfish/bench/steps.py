@@ -25,6 +25,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.errors import InputError
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.kv_planes import slot_bytes
 from pilotfish.model.loader import DTYPES, LoadedModel
 from pilotfish.model.native import load_kernels, multiplies_bfloat16
 from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight, PlainDecoder
@@ -214,8 +215,7 @@ def bytes_read(model: LoadedModel, positions: int) -> dict[str, int]:
 
 
 def kv_bytes(model: LoadedModel, positions: int) -> int:
-    slot = 2 * model.config.num_key_value_heads * model.config.head_dim * model.dtype.itemsize
-    return int(model.config.num_hidden_layers * positions * slot)
+    return positions * slot_bytes(model.config, model.kv_dtype)
 
 
 def _num_bytes(weight: PackedWeight) -> int:

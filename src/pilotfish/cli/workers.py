@@ -19,7 +19,10 @@ from pilotfish.errors import InputError
 from pilotfish.logs import configure
 from pilotfish.options import pick
 
-MODEL = ("dtype", "quantization", "device", "threads", "cores", "kv_slots", "memory", "pace", "trace", "eager")
+MODEL = (
+    *("dtype", "quantization", "kv_dtype", "device", "threads", "cores"),
+    *("kv_slots", "memory", "pace", "trace", "eager"),
+)
 
 
 @taking(pick(DraftConfig), pick(EngineConfig, *MODEL))

@@ -99,7 +99,8 @@ class MemoryPlan:
         return (self.draft.weights + self.slots * self.draft.slot) // self.target.slot
 
     def describe(self) -> str:
-        parts = [f"weights {gib(self.weights)}", f"{self.slots} KV slots {gib(self.slots * self.slot)}"]
+        kv = f"{self.slots} KV slots of {self.slot} bytes {gib(self.slots * self.slot)}"
+        parts = [f"weights {gib(self.weights)}", kv]
         parts += [f"workspace {gib(self.workspace)}", f"runtime {gib(self.runtime)}"]
         peak = f" ({gib(self.total)} while it is quantized)" if self.total > self.with_kv else ""
         draft = f"; the draft takes what {self.draft_in_slots} KV slots would" if self.draft else ""
@@ -131,8 +132,16 @@ def _without_slots(config: EngineConfig) -> MemoryPlan:
     device = device_of(config)
 
     def of(directory: Path, max_model_len: int = 0) -> Footprint:
-        eager, quantization, dtype = config.eager, config.quantization, precision_here(config, directory).dtype
-        return footprint(directory, dtype, device, eager=eager, quantization=quantization, max_model_len=max_model_len)
+        dtype = precision_here(config, directory).dtype
+        return footprint(
+            directory,
+            dtype,
+            device,
+            eager=config.eager,
+            quantization=config.quantization,
+            kv_dtype=config.kv_dtype,
+            max_model_len=max_model_len,
+        )
 
     if config.quantization != "none":
         load_torchao()  # before the runtime is measured
@@ -157,6 +166,7 @@ def _alternatives(config: EngineConfig, slots: int) -> list[tuple[str, int]]:
         "--mode off": (replace(config, mode="off"), slots),
         "--dtype bfloat16": (replace(config, dtype="bfloat16"), slots),
         "--quantization int8": (replace(config, quantization="int8"), slots),
+        "--kv-dtype int8": (replace(config, kv_dtype="int8"), slots),
         f"--mode off --quantization int8 --kv-slots {MIN_SLOTS}": (
             replace(config, mode="off", quantization="int8"),
             MIN_SLOTS,
@@ -171,9 +181,14 @@ def _alternatives(config: EngineConfig, slots: int) -> list[tuple[str, int]]:
 
 def load_configured(config: EngineConfig, directory: Path, max_model_len: int = 0) -> LoadedModel:
     """Load one of the configured models on the configured device."""
-    precision, device, quantization = precision_here(config, directory), device_of(config), config.quantization
     return load_model(
-        directory, precision.dtype, device, eager=config.eager, quantization=quantization, max_model_len=max_model_len
+        directory,
+        precision_here(config, directory).dtype,
+        device_of(config),
+        eager=config.eager,
+        quantization=config.quantization,
+        kv_dtype=config.kv_dtype,
+        max_model_len=max_model_len,
     )
 
 

@@ -256,6 +256,7 @@ def identity_of(engine: Engine) -> Identity:
         max_requests=engine.worker.scheduler.max_requests,
         max_nodes=0 if config.mode == "off" else config.nodes,
         quantization=config.quantization,
+        kv_dtype=config.kv_dtype,
     )
 
 

@@ -7,15 +7,15 @@ device's kernel, and `pilotfish_reference`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
+
+from pilotfish.model.kv_planes import KVPool, LayerKV
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,6 @@ class AttentionMetadata:
         return replace(self, **{name: x[part] for name, x in vars(self).items() if name != "prefix_slots"})
 
 
-#: Keys and values of every layer, a token a slot; the last slot is scratch for padding rows. Each [slots + 1, kv_heads,
-#: head_dim].
-KVPool = Sequence[tuple[Tensor, Tensor]]
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU from numpy, whose zeros take no memory before they are written; torch writes them."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
-
-
 @dataclass(frozen=True)
 class Scoring:
     """How a layer turns queries and keys into weights.
@@ -65,9 +53,8 @@ class Scoring:
 
 
 #: Attention of one layer, by any of the kernels: queries [rows, heads, head_dim], keys and values [rows, kv_heads,
-#: head_dim], the layer's pools of both [slots + 1, kv_heads, head_dim] -> [rows, heads, head_dim]. Writes keys and
-#: values to the pools first.
-TreeAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionMetadata, Scoring], Tensor]
+#: head_dim] -> [rows, heads, head_dim]. Writes keys and values to the pool first, and reads all of them from there.
+TreeAttention = Callable[[Tensor, Tensor, Tensor, LayerKV, AttentionMetadata, Scoring], Tensor]
 
 
 def slot_attention(
@@ -93,7 +80,7 @@ def slot_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     attend = attention or _attention_on(query.device)
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
-    return attend(q, k, v, *kv[layer], metadata, scoring).unsqueeze(0), None
+    return attend(q, k, v, kv[layer], metadata, scoring).unsqueeze(0), None
 
 
 def _attention_on(device: torch.device) -> TreeAttention:
@@ -106,23 +93,21 @@ def _attention_on(device: torch.device) -> TreeAttention:
 
 
 def dense_tree_attention(
-    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, metadata: AttentionMetadata, scoring: Scoring
+    q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
     """The reference on any device: every row gathers its own keys in position order.
 
     Products and sums run in float64 and are rounded once at the end, so that a row's result does not
     depend on how many rows or padded positions share the call.
     """
-    k_pool[metadata.row_slots.long()] = k
-    v_pool[metadata.row_slots.long()] = v
+    kv.write(metadata.row_slots.long(), k, v)
     slots = key_slots(metadata)
     groups = q.shape[1] // k.shape[1]
     positions = torch.arange(slots.shape[1], device=q.device)
     visible = positions <= metadata.row_positions[:, None]
     if scoring.window:
         visible &= positions > metadata.row_positions[:, None] - scoring.window
-    keys = k_pool[slots].double().repeat_interleave(groups, dim=2)  # [rows, positions, heads, head_dim]
-    values = v_pool[slots].double().repeat_interleave(groups, dim=2)
+    keys, values = (x.repeat_interleave(groups, dim=2) for x in kv.read(slots))  # [rows, positions, heads, head_dim]
     values = values.masked_fill(~visible[..., None, None], 0.0)  # another row's may be NaN
     scores = torch.einsum("rhd,rphd->rhp", q.double(), keys) * scoring.scale
     if scoring.softcap:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.tree import NO_TOKEN
-from pilotfish.model.attention import zeros
 from pilotfish.model.batch import EXACT, Batch, library_buckets
 from pilotfish.model.graphs import CudaRecorder, GraphCache
+from pilotfish.model.kv_planes import empty_kv
 from pilotfish.model.loader import LoadedModel
 from pilotfish.model.pacer import Pacer
 from pilotfish.model.sampling import likely_tokens, non_finite_rows, sample, token_logprobs
@@ -39,8 +39,7 @@ class TorchExecutor:
         self.context = config.context
         self.vocab_size = config.vocab_size
         self.pacer = pacer
-        layer = partial(zeros, (num_slots + 1, config.num_key_value_heads, config.head_dim), model.dtype, model.device)
-        self.kv = [(layer(), layer()) for _ in range(config.num_hidden_layers)]
+        self.kv = empty_kv(config, model.kv_dtype, num_slots, model.device)
         self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
         self._given = vocab_size
         self._forward: Callable[[Batch], Tensor] = self._run_model

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pilotfish.config import Quantization
+from pilotfish.config import KVDType, Quantization
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model import attention, experts, graphs, native  # noqa: F401  # attention and experts register themselves
 from pilotfish.model.checkpoint import check_weights, meta_module, refuse_non_finite, without_decompositions
 from pilotfish.model.features import ARCHITECTURES, refuse_nonsense, refuse_unsupported
+from pilotfish.model.kv_planes import element_type, slot_bytes
 from pilotfish.model.metadata import GenerationConfig, eos_ids, one_line, quiet, read_generation_config, read_object
 from pilotfish.model.native_modules import with_kernels
 from pilotfish.model.quantize import check_quantization, quantize
@@ -33,6 +34,7 @@ class LoadedModel:
     config: Any  # transformers', as `load_config` gives it
     generation: GenerationConfig
     dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the elements of its KV
     device: torch.device
     native: bool  # whether the C++ kernels run it
     recordable: bool  # whether CUDA graphs can record it
@@ -45,11 +47,13 @@ def load_model(
     *,
     eager: bool,
     quantization: Quantization = "none",
+    kv_dtype: KVDType = "auto",
     max_model_len: int = 0,
 ) -> LoadedModel:
     """ModelError for a model that is incomplete, corrupt or not supported, ParameterError for a quantization that the
-    device lacks, or a `max_model_len` above the model's context."""
+    device lacks, of weights or of KV, or a `max_model_len` above the model's context."""
     check_quantization(quantization, dtype, device)
+    kv_elements = element_type(kv_dtype, dtype, device)
     config = load_config(directory, max_model_len)
     generation = read_generation_config(directory, config.eos_token_id, config.vocab_size)
     if device.type == "cuda":
@@ -69,7 +73,7 @@ def load_model(
         for tensor in chain(module.parameters(), module.buffers()):
             tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
     recordable = not eager and device.type == "cuda" and graphs.recordable(config)
-    return LoadedModel(module, config, generation, dtype, device, use_native, recordable)
+    return LoadedModel(module, config, generation, dtype, kv_elements, device, use_native, recordable)
 
 
 def load_config(directory: Path, max_model_len: int = 0) -> Any:
@@ -147,6 +151,7 @@ def footprint(
     *,
     eager: bool,
     quantization: Quantization = "none",
+    kv_dtype: KVDType = "auto",
     max_model_len: int = 0,
 ) -> Footprint:
     """Of the model as `load_model` would keep it, with the same errors. Reads no weights."""
@@ -160,7 +165,7 @@ def footprint(
     return Footprint(
         parameters=sum(p.numel() for p in module.parameters()),
         weights=_weight_bytes(module, packed=packed, quantized=quantization != "none") + angles,
-        slot=2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size,
+        slot=slot_bytes(config, element_type(kv_dtype, dtype, device)),
         row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
         + _SAMPLING * config.vocab_size,
         loading=0 if quantization == "none" else _QUANTIZING * max(m.weight.numel() for m in linears),

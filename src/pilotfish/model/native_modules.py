@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pilotfish.model.attention import AttentionMetadata, KVPool, Scoring
+from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.experts import Affine, Mixture, Router, expert_parts, halves
 from pilotfish.model.features import ARCHITECTURES, activation, layer_windows
+from pilotfish.model.kv_planes import KVPool
 from pilotfish.model.native import PANEL, pack_weight
 
 #: What kernels replace, as transformers' names of such modules end.
@@ -160,8 +161,8 @@ class PackedAttention(torch.nn.Module):
             q, k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
         for x in (q, k):
             torch.ops.pilotfish.rotate(x[..., : self.rotated_per_angle * cos.shape[1]], cos, sin)
-        fields = *vars(metadata).values(), *vars(self.scoring).values()  # the kernel takes them in their order
-        out = torch.ops.pilotfish.tree_attention(q, k, v, *kv[self.layer], *fields)
+        fields = (field for record in (kv[self.layer], metadata, self.scoring) for field in vars(record).values())
+        out = torch.ops.pilotfish.tree_attention(q, k, v, *fields)  # the kernel takes them in their order
         attended: Tensor = self.out(out.view(-1, self.heads * self.head_dim))
         return attended
 
@@ -275,6 +276,6 @@ class PlainDecoder(torch.nn.Module):
         **_: object,
     ) -> SimpleNamespace:
         """`logits` float32 [1, kept rows, vocab]. Writes KV to the pool."""
-        pools = [pool for layer in kv for pool in layer]
-        logits = self._decoder.forward(input_ids[0], logits_to_keep, *vars(metadata).values(), pools, self.seconds)
+        planes = [plane for layer in kv for plane in layer]
+        logits = self._decoder.forward(input_ids[0], logits_to_keep, *vars(metadata).values(), planes, self.seconds)
         return SimpleNamespace(logits=logits[None])

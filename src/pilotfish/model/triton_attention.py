@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 
 from pilotfish.model.attention import AttentionMetadata, Scoring
+from pilotfish.model.kv_planes import LayerKV
 from pilotfish.model.triton_kernels import SPLIT, attend_split, combine_splits
 
 #: Bytes of a block of keys: with as many values, and the next block's of both on their way, it fits any GPU.
@@ -31,34 +32,33 @@ WARPS, STAGES = 4, 2
 
 
 def triton_tree_attention(
-    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, metadata: AttentionMetadata, scoring: Scoring
+    q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
     """As `dense_tree_attention`. float32 or bfloat16, any head_dim that is built for the device (256 and less fit all).
     Waits for nothing: a CUDA graph can record it, once a first call has compiled it.
     """
-    slots = metadata.row_slots.long()
-    k_pool[slots], v_pool[slots] = k, v
+    kv.write(metadata.row_slots.long(), k, v)
     splits = -(-(metadata.prefix_slots.shape[1] + metadata.path_slots.shape[1]) // SPLIT.value)
     chunk = max(1, PARTIAL_BYTES // (4 * q.shape[1] * splits * q.shape[2]))
     q = q.contiguous()
     out = torch.empty_like(q)
     for start in range(0, len(q), chunk):
         part = slice(start, start + chunk)
-        _attend(out[part], q[part], k_pool, v_pool, metadata.rows(part), scoring, splits)
+        _attend(out[part], q[part], kv, metadata.rows(part), scoring, splits)
     return out
 
 
-def _attend(
-    out: Tensor, q: Tensor, k_pool: Tensor, v_pool: Tensor, metadata: AttentionMetadata, scoring: Scoring, splits: int
-) -> None:
+def _attend(out: Tensor, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring, splits: int) -> None:
     """Both kernels over some rows, into `out`."""
     rows, heads, head_dim = q.shape
     row_positions, prefix_slots, path_slots = metadata.row_positions, metadata.prefix_slots, metadata.path_slots
     tops, masses = (q.new_empty(rows, heads, splits, dtype=torch.float32) for _ in range(2))
     sums = q.new_empty(rows, heads, splits, head_dim, dtype=torch.float32)
-    sizes = attention_sizes(heads, k_pool.shape[1], head_dim, q.element_size())
-    attend_split[rows, k_pool.shape[1], splits](
-        q, k_pool, v_pool, metadata.row_sequences, row_positions, metadata.row_prefixes, prefix_slots, path_slots,
+    kv_heads = kv.keys.shape[1]
+    sizes = attention_sizes(heads, kv_heads, head_dim, q.element_size())
+    attend_split[rows, kv_heads, splits](
+        q, kv.keys, kv.values, kv.key_scales, kv.value_scales,
+        metadata.row_sequences, row_positions, metadata.row_prefixes, prefix_slots, path_slots,
         tops, masses, sums, scoring.scale, prefix_slots.shape[1], path_slots.shape[1], splits,
         **sizes, window=scoring.window, softcap=scoring.softcap, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip

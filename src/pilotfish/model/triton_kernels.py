@@ -18,6 +18,8 @@ def attend_split(
     q,
     k_pool,
     v_pool,
+    key_scales,  # float32 [slots, kv_heads], of pools of 8 bits; else None
+    value_scales,
     row_sequences,
     row_positions,
     row_prefixes,
@@ -65,11 +67,14 @@ def attend_split(
         visible = (at >= first) & (at <= position)
         slot = tl.load(prefix_row + at, mask=visible & (at < prefix), other=0)
         slot += tl.load(path_row + (at - prefix), mask=visible & (at >= prefix), other=0)
-        where = (slot.to(tl.int64) * kv_heads + kv_head)[:, None] * head_dim + dim[None, :]
+        entry = slot.to(tl.int64) * kv_heads + kv_head
+        where = entry[:, None] * head_dim + dim[None, :]
         stored = visible[:, None] & real_dim[None, :]
-        keys = tl.load(k_pool + where, mask=stored, other=0.0)
-        values = tl.load(v_pool + where, mask=stored, other=0.0)
+        keys = _as_computed(tl.load(k_pool + where, mask=stored, other=0.0), query)
+        values = _as_computed(tl.load(v_pool + where, mask=stored, other=0.0), query)
         scores = _product(query, tl.trans(keys)) * scale
+        if key_scales is not None:
+            scores *= tl.load(key_scales + entry, mask=visible, other=0.0)[None, :]
         if softcap != 0:
             scores = softcap * _tanh(scores / softcap)
         scores = tl.where(visible[None, :], scores, float("-inf"))
@@ -77,6 +82,8 @@ def attend_split(
         weights = tl.exp(scores - higher[:, None])
         shrink = tl.exp(top - higher)
         mass = mass * shrink + tl.sum(weights, axis=1)
+        if value_scales is not None:
+            weights *= tl.load(value_scales + entry, mask=visible, other=0.0)[None, :]
         total = total * shrink[:, None] + _product(weights.to(values.dtype), values)
         top = higher
 
@@ -130,6 +137,14 @@ def _first_visible(position, window: tl.constexpr):
     if window:
         return tl.maximum(position - window + 1, 0)
     return position * 0
+
+
+@triton.jit
+def _as_computed(x, like):
+    """Elements of 8 bits in the type of `like`, which holds them exactly."""
+    if x.dtype != like.dtype:
+        x = x.to(tl.float32).to(like.dtype)  # the interpreter turns no integer into bfloat16
+    return x
 
 
 @triton.jit

@@ -154,7 +154,7 @@ class Api:
     def _fingerprint(self) -> str:
         """Equal for equal model, version and precision, on which outputs depend."""
         target = self._identity
-        text = f"{target.model}\n{target.dtype}\n{target.quantization}\n{VERSION}"
+        text = f"{target.model}\n{target.dtype}\n{target.quantization}\n{target.kv_dtype}\n{VERSION}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @cached_property

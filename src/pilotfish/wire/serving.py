@@ -55,6 +55,7 @@ class Identity(Readable, frozen=True):
     max_requests: Length  # sequences that run at a time
     max_nodes: Index  # of a sequence's tree; 0 in mode off
     quantization: Text = "none"  # of the weights
+    kv_dtype: Text = "auto"  # as it was asked for
 
 
 class Status(Struct, tag="status", frozen=True):

@@ -95,11 +95,63 @@ void check_linear(int64_t outputs, int64_t inputs) {
   }
 }
 
+// A head's elements as torch would round them, in doubles, and its scale.
+template <typename T>
+void check_rounding(const std::vector<T>& head, const int8_t* elements, float scale) {
+  float most = 0;
+  for (T x : head) most = std::max(most, std::abs(float{x}));
+  expect(scale == most / 127.0f, "rounding %s: a scale of %g, not %g", name_of<T>(), double{scale}, most / 127.0);
+  for (size_t i = 0; i < head.size(); ++i) {
+    const float steps = float{head[i]} / scale;
+    expect(elements[i] == (scale > 0 ? std::nearbyint(double{steps}) : 0.0), "rounding %s: %g steps became %d",
+           name_of<T>(), double{steps}, int{elements[i]});
+  }
+}
+
+template <typename T>
+void check_bad_heads() {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+    std::vector<T> head = random_values<T>(64);
+    head[40] = T(bad);
+    int8_t elements[64];
+    expect(std::isnan(round_head(head.data(), elements, 64)), "rounding %s: %g has a scale", name_of<T>(), double{bad});
+    for (int8_t element : elements) expect(element == 0, "rounding %s: %g leaves elements", name_of<T>(), double{bad});
+  }
+}
+
 constexpr int64_t kHidden = 96, kQueryHeads = 6, kKvHeads = 2, kHeadDim = 32, kInner = 200, kVocab = 130, kSlots = 400;
+
+// Random keys or values of all slots: of T, or rounded to int8.
+template <typename T>
+struct Stored {
+  std::vector<T> heads;
+  std::vector<int8_t> elements;
+  std::vector<float> scales;
+
+  explicit Stored(bool rounded) : heads(random_values<T>(kSlots * kKvHeads * kHeadDim)) {
+    if (!rounded) return;
+    elements.resize(heads.size());
+    scales.resize(kSlots * kKvHeads);
+    for (size_t i = 0; i < scales.size(); ++i)
+      scales[i] = round_head(heads.data() + i * kHeadDim, elements.data() + i * kHeadDim, kHeadDim);
+  }
+
+  Plane plane() {
+    if (scales.empty()) return {heads.data(), nullptr};
+    return {elements.data(), scales.data()};
+  }
+
+  double read(int64_t place) const {
+    if (scales.empty()) return float{heads[place]};
+    return double{scales[place / kHeadDim]} * elements[place];
+  }
+};
 
 // A random decoder of two layers, and its KV.
 template <typename T>
 struct Model {
+  std::vector<Stored<T>> kv;
   std::vector<std::vector<T>> tensors;
   DecoderShape<T> shape;
   int64_t width = (kQueryHeads + 2 * kKvHeads) * kHeadDim;
@@ -114,16 +166,21 @@ struct Model {
     return {tensors.back().data(), nullptr, inputs, outputs};
   }
 
-  Model() {
+  Plane plane(bool rounded) {
+    kv.emplace_back(rounded);
+    return kv.back().plane();
+  }
+
+  explicit Model(bool rounded) {
     tensors.reserve(100);
+    kv.reserve(4);
     shape = {kHidden, kQueryHeads, kKvHeads, kHeadDim, kHeadDim, 1e-5f, tensor(kVocab * kHidden),
              tensor(kSlots * kHeadDim), tensor(kSlots * kHeadDim), tensor(kHidden), {weight(kHidden, kVocab), nullptr}, {}};
     for (int64_t window : {0, 70})
       shape.layers.push_back({tensor(kHidden), {weight(kHidden, width), tensor(width)},
                               {weight(kQueryHeads * kHeadDim, kHidden), nullptr}, tensor(kHeadDim), nullptr, kHeadDim, 0,
                               0.2f, window, tensor(kHidden), weight(kHidden, kInner), weight(kHidden, kInner),
-                              weight(kInner, kHidden), tensor(kSlots * kKvHeads * kHeadDim),
-                              tensor(kSlots * kKvHeads * kHeadDim)});
+                              weight(kInner, kHidden), plane(rounded), plane(rounded)});
   }
 
   // Logits of tokens [first, last) of one sequence, whose slots run backwards.
@@ -156,8 +213,8 @@ struct Model {
 };
 
 template <typename T>
-void check_decoder() {
-  Model<T> model;
+void check_decoder(bool rounded) {
+  Model<T> model(rounded);
   std::vector<int64_t> tokens(150);
   for (int64_t& token : tokens) token = generator() % kVocab;
   const std::vector<float> together = model.run(3, tokens, 0, 150);
@@ -173,10 +230,10 @@ void check_decoder() {
 }
 
 template <typename T>
-void check_attention() {
+void check_attention(bool rounded) {
   constexpr int64_t kRows = 5, kLength = 131;
   const std::vector<T> q = random_values<T>(kRows * kQueryHeads * kHeadDim);
-  const std::vector<T> k = random_values<T>(kSlots * kKvHeads * kHeadDim), v = random_values<T>(k.size());
+  Stored<T> k(rounded), v(rounded);
   std::vector<int32_t> sequences(kRows, 0), positions, prefixes(kRows, kLength), prefix, path(kRows, 0);
   for (int32_t i = 0; i < kLength; ++i) prefix.push_back((7 * i) % kSlots);
   for (int32_t r = 0; r < kRows; ++r) positions.push_back(r * 32);
@@ -201,9 +258,10 @@ void check_attention() {
   std::vector<T> y(q.size());
   const auto groups = groups_of(in);
   Team::mine().run(2, [&](Member& member) {
-    attend(member, in, groups, q.data(), k.data(), v.data(), [&](int64_t row, int64_t column, const T* values, int64_t n) {
-      std::copy_n(values, n, y.data() + row * in.query_stride + column);
-    });
+    attend(member, in, groups, q.data(), k.plane(), v.plane(),
+           [&](int64_t row, int64_t column, const T* values, int64_t n) {
+             std::copy_n(values, n, y.data() + row * in.query_stride + column);
+           });
   });
   for (int64_t r = 0; r < kRows; ++r)
     for (int64_t h = 0; h < kQueryHeads; ++h) {
@@ -213,14 +271,14 @@ void check_attention() {
       for (int64_t p = std::max<int64_t>(0, positions[r] - 49); p <= positions[r]; ++p) {
         const int64_t place = (prefix[p] * kKvHeads + h / (kQueryHeads / kKvHeads)) * kHeadDim;
         double score = 0;
-        for (int64_t i = 0; i < kHeadDim; ++i) score += double{float{query[i]}} * double{float{k[place + i]}};
+        for (int64_t i = 0; i < kHeadDim; ++i) score += double{float{query[i]}} * k.read(place + i);
         const double weight = std::exp(3.0 * std::tanh(score * 0.2 / 3.0));
         total += weight;
-        for (int64_t i = 0; i < kHeadDim; ++i) out[i] += weight * float{v[place + i]};
+        for (int64_t i = 0; i < kHeadDim; ++i) out[i] += weight * v.read(place + i);
       }
       for (int64_t i = 0; i < kHeadDim; ++i)
-        expect(near(y[(r * kQueryHeads + h) * kHeadDim + i], out[i] / total, 1.0), "attention %s: row %ld, head %ld",
-               name_of<T>(), long(r), long(h));
+        expect(near(y[(r * kQueryHeads + h) * kHeadDim + i], out[i] / total, 1.0), "attention %s%s: row %ld, head %ld",
+               name_of<T>(), rounded ? " over int8" : "", long(r), long(h));
     }
 }
 
@@ -261,8 +319,16 @@ void check_all() {
     check_linear<T, T>(outputs, inputs);
     check_linear<T, int8_t>(outputs, inputs);
   }
-  check_decoder<T>();
-  check_attention<T>();
+  for (const bool rounded : {false, true}) {
+    check_decoder<T>(rounded);
+    check_attention<T>(rounded);
+  }
+  const Stored<T> stored(true);
+  for (size_t i = 0; i < stored.scales.size(); ++i) {
+    const auto head = stored.heads.begin() + i * kHeadDim;
+    check_rounding<T>({head, head + kHeadDim}, stored.elements.data() + i * kHeadDim, stored.scales[i]);
+  }
+  check_bad_heads<T>();
 }
 
 }  // namespace

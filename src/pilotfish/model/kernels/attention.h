@@ -67,10 +67,34 @@ struct KeyColumns {
   }
 };
 
+// Scales of the keys and values of a block, where these are int8.
+struct BlockScales {
+  float keys[kBlock], values[kBlock];
+};
+
+// 2 * kLanes elements of T, in the lane order that load_pair gives those of `Stored`.
+template <typename Stored, typename T>
+Pair load_as(const T* p) {
+  if constexpr (std::is_same_v<Stored, T>) return load_pair(p);
+  else return {load_floats(p), load_floats(p + kLanes)};
+}
+
+// The inverse, rounded.
+template <typename Stored, typename T>
+void store_as(T* p, Pair pair) {
+  if constexpr (std::is_same_v<Stored, T>) {
+    store_pair(p, pair);
+  } else {
+    store_rounded(p, pair.low);
+    store_rounded(p + kLanes, pair.high);
+  }
+}
+
 // The query heads that share one KV head, for one row: sums in memory that the caller gives. Vectors keep the lane order
-// of load_pair.
-template <typename T>
+// of load_pair of what is stored: T, or int8 and scales.
+template <typename T, typename Stored>
 struct HeadGroup {
+  static constexpr bool kScaled = !std::is_same_v<Stored, T>;
   int64_t heads, dims;
   float softcap;
   float *query, *out, *scores;  // [heads, head_dim], [heads, head_dim], [heads, kBlock]
@@ -87,7 +111,7 @@ struct HeadGroup {
   // q [heads, head_dim]; sinks [heads] or null.
   void begin(const T* q, float scale, const float* sinks) {
     for (int64_t i = 0; i < heads * dims; i += 2 * kLanes) {
-      const Pair pair = load_pair(q + i);
+      const Pair pair = load_as<Stored>(q + i);
       store(query + i, pair.low * scale);
       store(query + i + kLanes, pair.high * scale);
     }
@@ -99,9 +123,9 @@ struct HeadGroup {
   }
 
   // Keys and values [first, last) of a block.
-  void add_block(const float* columns, const T* const* values, int64_t first, int64_t last) {
+  void add_block(const float* columns, const Stored* const* values, const BlockScales& scales, int64_t first, int64_t last) {
     for_head_tiles([&](auto tile, int64_t h) { score<tile()>(columns, h); });
-    for (int64_t h = 0; h < heads; ++h) rescale(h, first, last);
+    for (int64_t h = 0; h < heads; ++h) rescale(h, scales, first, last);
     for_head_tiles([&](auto tile, int64_t h) { accumulate<tile()>(values, first, last, h); });
   }
 
@@ -133,8 +157,9 @@ struct HeadGroup {
     }
   }
 
-  void rescale(int64_t h, int64_t first, int64_t last) {
+  void rescale(int64_t h, const BlockScales& scales, int64_t first, int64_t last) {
     float* row = scores + h * kBlock;
+    if constexpr (kScaled) multiply(row, scales.keys);
     if (softcap > 0)
       for (int64_t j = 0; j < kBlock; j += kLanes) store(row + j, softcap * tanh(load(row + j) / softcap));
     std::fill(row, row + first, -std::numeric_limits<float>::infinity());
@@ -146,10 +171,15 @@ struct HeadGroup {
       store(row + j, weight);
       sum += weight;
     }
+    if constexpr (kScaled) multiply(row, scales.values);
     const float shrink = exp_negative(splat(largest[h] - top))[0];
     total[h] = total[h] * shrink + sum_lanes(sum);
     for (float* o = out + h * dims; o < out + (h + 1) * dims; o += kLanes) store(o, load(o) * shrink);
     largest[h] = top;
+  }
+
+  static void multiply(float* row, const float* by) {
+    for (int64_t j = 0; j < kBlock; j += kLanes) store(row + j, load(row + j) * load(by + j));
   }
 
   // The largest of a block's scores.
@@ -165,7 +195,7 @@ struct HeadGroup {
   }
 
   template <int Heads>
-  void accumulate(const T* const* values, int64_t first, int64_t last, int64_t head) {
+  void accumulate(const Stored* const* values, int64_t first, int64_t last, int64_t head) {
     for (int64_t i = 0; i < dims; i += 2 * kLanes) {
       float* o = out + head * dims + i;
       Pair sum[Heads];
@@ -189,7 +219,7 @@ struct HeadGroup {
   void finish(T* y) const {
     for (int64_t i = 0; i < heads * dims; i += 2 * kLanes) {
       const float sum = total[i / dims];
-      store_pair(y + i, {load(out + i) / sum, load(out + i + kLanes) / sum});
+      store_as<Stored>(y + i, {load(out + i) / sum, load(out + i + kLanes) / sum});
     }
   }
 };
@@ -215,26 +245,35 @@ inline std::vector<RowGroup> groups_of(const AttentionInputs& in) {
 struct States {};
 struct Attended {};
 
+// Keys or values of a layer: [slots, kv_heads, head_dim] of T, or of int8 with a scale for each head of a slot.
+struct Plane {
+  void* elements;
+  float* scales;  // [slots, kv_heads], null unless int8
+};
+
 // Attention of the rows of a group with one KV head. A block of the prefix is laid out once for all of them, one that
 // reaches into their paths for each: either way a row sees the same keys in the same order.
-template <typename T>
+template <typename T, typename Stored>
 struct GroupAttention {
+  using State = HeadGroup<T, Stored>;
+
   const AttentionInputs& in;
-  const T *k_pool, *v_pool;
+  Plane key_plane, value_plane;
   RowGroup group;
   int64_t kv_head, heads;
-  KeyColumns<T> columns;
-  const T *keys[kBlock], *values[kBlock];
+  KeyColumns<Stored> columns;
+  const Stored *keys[kBlock], *values[kBlock];
+  BlockScales scales;
 
-  GroupAttention(const AttentionInputs& in, const T* k_pool, const T* v_pool, RowGroup group, int64_t kv_head)
-      : in(in), k_pool(k_pool), v_pool(v_pool), group(group), kv_head(kv_head), heads(in.query_heads / in.kv_heads),
-        columns(in.head_dim) {}
+  GroupAttention(const AttentionInputs& in, Plane keys, Plane values, RowGroup group, int64_t kv_head)
+      : in(in), key_plane(keys), value_plane(values), group(group), kv_head(kv_head),
+        heads(in.query_heads / in.kv_heads), columns(in.head_dim) {}
 
   int64_t length(int64_t row) const { return in.row_positions[row] + 1; }
   int64_t start(int64_t row) const { return in.window > 0 ? std::max<int64_t>(0, length(row) - in.window) : 0; }
 
-  HeadGroup<T> state(int64_t row) const {
-    const int64_t size = HeadGroup<T>::size(in);
+  State state(int64_t row) const {
+    const int64_t size = State::size(in);
     return {in, scratch<States, float>(kGroupRows * size) + (row - group.first) * size};
   }
 
@@ -269,7 +308,7 @@ struct GroupAttention {
       const int64_t first = std::max<int64_t>(0, start(row) - block), last = std::min(kBlock, length(row) - block);
       if (first >= last) continue;
       if (!shared) lay_out(row, block, first, last);
-      state(row).add_block(columns.columns, values, first, last);
+      state(row).add_block(columns.columns, values, scales, first, last);
     }
   }
 
@@ -277,30 +316,61 @@ struct GroupAttention {
   void lay_out(int64_t row, int64_t block, int64_t first, int64_t last) {
     for (int64_t j = 0; j < kBlock; ++j) {
       const int64_t position = block + std::clamp(j, first, last - 1);  // others are dropped, but must be readable
-      const int64_t place = (in.slot(row, position) * in.kv_heads + kv_head) * in.head_dim;
-      keys[j] = k_pool + place;
-      values[j] = v_pool + place;
+      const int64_t head = in.slot(row, position) * in.kv_heads + kv_head;
+      keys[j] = static_cast<const Stored*>(key_plane.elements) + head * in.head_dim;
+      values[j] = static_cast<const Stored*>(value_plane.elements) + head * in.head_dim;
+      if constexpr (State::kScaled) {
+        scales.keys[j] = key_plane.scales[head];
+        scales.values[j] = value_plane.scales[head];
+      }
     }
     columns.fill(keys, first, last);
   }
 };
 
-// Attention of all rows over pools [slots, kv_heads, head_dim]; `put` as in GroupAttention::publish.
+// Attention of all rows; `put` as in GroupAttention::publish.
 template <typename T, typename F>
-void attend(Member& member, const AttentionInputs& in, const std::vector<RowGroup>& groups, const T* q, const T* k_pool,
-            const T* v_pool, const F& put) {
-  const auto with = [&](int64_t item) {
-    return GroupAttention<T>(in, k_pool, v_pool, groups[item / in.kv_heads], item % in.kv_heads);
+void attend(Member& member, const AttentionInputs& in, const std::vector<RowGroup>& groups, const T* q, Plane keys,
+            Plane values, const F& put) {
+  const auto over = [&]<typename Stored>(Stored) {
+    const auto with = [&](int64_t item) {
+      return GroupAttention<T, Stored>(in, keys, values, groups[item / in.kv_heads], item % in.kv_heads);
+    };
+    member.compute_each(
+        groups.size() * in.kv_heads, [&](int64_t item) { with(item).run(q); },
+        [&](int64_t item) { with(item).publish(put); });
   };
-  member.compute_each(
-      groups.size() * in.kv_heads, [&](int64_t item) { with(item).run(q); },
-      [&](int64_t item) { with(item).publish(put); });
+  if (keys.scales) over(int8_t{});
+  else over(T{});
 }
 
-// Writes a row's keys or values [width] to its slot of a pool.
+// Rounds a head [size] to int8 and returns its scale: to nearest, ties to even, the largest magnitude to 127. A head
+// with an element that is not finite becomes zeros, and its scale NaN. See `rounded` in ../kv_planes.py.
 template <typename T>
-void write_slot(const T* from, T* pool, int32_t slot, int64_t width) {
-  std::copy_n(from, width, pool + slot * width);
+float round_head(const T* from, int8_t* to, int64_t size) {
+  uint32_t largest = 0;  // as bits: NaN is larger than infinity, and that than any number
+  for (int64_t i = 0; i < size; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(float{from[i]}) & 0x7fffffffu);
+  const float most = std::bit_cast<float>(largest);
+  const float scale =
+      most <= std::numeric_limits<float>::max() ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+  for (int64_t i = 0; i < size; ++i) {
+    const float steps = float{from[i]} / scale;  // NaN where the scale is 0 or NaN
+    to[i] = steps == steps ? static_cast<int8_t>(std::nearbyint(std::clamp(steps, -127.0f, 127.0f))) : 0;
+  }
+  return scale;
+}
+
+// Writes a row's keys or values [kv_heads, head_dim] to its slot.
+template <typename T>
+void write_slot(const T* from, Plane plane, const AttentionInputs& in, int64_t row) {
+  const int64_t head = in.row_slots[row] * in.kv_heads;
+  if (!plane.scales) {
+    std::copy_n(from, in.kv_heads * in.head_dim, static_cast<T*>(plane.elements) + head * in.head_dim);
+    return;
+  }
+  int8_t* to = static_cast<int8_t*>(plane.elements) + head * in.head_dim;
+  for (int64_t h = 0; h < in.kv_heads; ++h)
+    plane.scales[head + h] = round_head(from + h * in.head_dim, to + h * in.head_dim, in.head_dim);
 }
 
 }  // namespace pilotfish

@@ -31,7 +31,7 @@ struct DecoderLayer {
   int64_t window;
   const T* mlp_norm;
   Weight gate, up, down;
-  T *k_pool, *v_pool;  // [slots, kv_heads, head_dim]
+  Plane keys, values;
 };
 
 template <typename T>
@@ -158,18 +158,18 @@ class Forward {
     });
   }
 
-  // Norms and rotates queries and keys, and writes keys and values to the pools.
+  // Norms and rotates queries and keys, and writes keys and values to their slots.
   void rotate(Member& member, const DecoderLayer<T>& layer) {
     member.for_each(rows_.rows, [&](int64_t r) {
-      const int64_t d = shape_.head_dim, kv_width = shape_.kv_heads * d;
-      T *q = heads_ + r * width_, *k = q + shape_.query_heads * d, *v = k + kv_width;
+      const int64_t d = shape_.head_dim;
+      T *q = heads_ + r * width_, *k = q + shape_.query_heads * d, *v = k + shape_.kv_heads * d;
       if (layer.q_norm) norm_heads(q, layer.q_norm, layer.q_norm_size, shape_.query_heads);
       if (layer.k_norm) norm_heads(k, layer.k_norm, layer.k_norm_size, shape_.kv_heads);
       const int64_t angles = shape_.angles * std::max(rows_.row_positions[r], 0);
       for (T* head = q; head < v; head += d)
         rotate_head(head, shape_.cos + angles, shape_.sin + angles, shape_.angles, shape_.angles);
-      write_slot(k, layer.k_pool, rows_.row_slots[r], kv_width);
-      write_slot(v, layer.v_pool, rows_.row_slots[r], kv_width);
+      write_slot(k, layer.keys, rows_, r);
+      write_slot(v, layer.values, rows_, r);
     });
   }
 
@@ -182,8 +182,8 @@ class Forward {
     AttentionInputs in = rows_;
     in.scale = layer.scale;
     in.window = layer.window;
-    attend(member, in, groups_, static_cast<const T*>(heads_), static_cast<const T*>(layer.k_pool),
-           static_cast<const T*>(layer.v_pool), [&](int64_t row, int64_t column, const T* values, int64_t count) {
+    attend(member, in, groups_, static_cast<const T*>(heads_), layer.keys, layer.values,
+           [&](int64_t row, int64_t column, const T* values, int64_t count) {
              attended_.pack_columns(row, column, count, values);
            });
   }

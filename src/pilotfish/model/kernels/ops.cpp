@@ -233,27 +233,34 @@ AttentionInputs rows_of(const Tensor& row_slots, const Tensor& row_sequences, co
 // Whether each row's heads lie side by side; rows may lie apart.
 bool has_whole_rows(const Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2); }
 
-void check_pools(const Tensor& k_pool, const Tensor& v_pool, int64_t kv_heads, int64_t head_dim, at::ScalarType type) {
-  for (const Tensor& pool : {k_pool, v_pool})
-    TORCH_CHECK(pool.dim() == 3 && pool.size(1) == kv_heads && pool.size(2) == head_dim && pool.is_contiguous() &&
-                    pool.scalar_type() == type,
-                "tree_attention: pools do not match k");
+// Elements [slots, kv_heads, head_dim] of `type`, or of int8 with float32 scales [slots, kv_heads].
+Plane plane_of(const Tensor& elements, const Scales& scales, int64_t kv_heads, int64_t head_dim, at::ScalarType type) {
+  TORCH_CHECK(elements.dim() == 3 && elements.size(1) == kv_heads && elements.size(2) == head_dim &&
+                  elements.is_contiguous() && elements.scalar_type() == (scales ? at::kChar : type),
+              "tree_attention: planes do not match k");
+  TORCH_CHECK(!scales || (scales->dim() == 2 && scales->size(0) == elements.size(0) && scales->size(1) == kv_heads &&
+                          scales->is_contiguous() && scales->scalar_type() == at::kFloat),
+              "tree_attention: a float32 scale for each head of int8");
+  return {elements.data_ptr(), data<float>(scales)};
 }
 
-// q [rows, heads, d], k and v [rows, kv_heads, d] (d a multiple of kPanel), pools [slots, kv_heads, d], rows as in
-// `rows_of`. window and softcap: 0 for none; sinks [heads] of any float dtype. Writes k and v to the pools at row_slots,
-// then attends. -> [rows, heads, d].
-Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_pool, Tensor& v_pool,
-                      const Tensor& row_slots, const Tensor& row_sequences, const Tensor& row_positions,
-                      const Tensor& row_prefixes, const Tensor& prefix_slots, const Tensor& path_slots, double scale,
-                      int64_t window, double softcap, const std::optional<Tensor>& sinks) {
+// q [rows, heads, d], k and v [rows, kv_heads, d] (d a multiple of kPanel), keys, values and their scales as in
+// `plane_of`, rows as in `rows_of`. window and softcap: 0 for none; sinks [heads] of any float dtype. Writes k and v to
+// row_slots, then attends. -> [rows, heads, d].
+Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& keys, const Tensor& values,
+                      const Scales& key_scales, const Scales& value_scales, const Tensor& row_slots,
+                      const Tensor& row_sequences, const Tensor& row_positions, const Tensor& row_prefixes,
+                      const Tensor& prefix_slots, const Tensor& path_slots, double scale, int64_t window, double softcap,
+                      const std::optional<Tensor>& sinks) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && q.size(1) % k.size(1) == 0, "tree_attention: q, k of [rows, heads, d]");
   TORCH_CHECK(q.size(2) % kPanel == 0, "tree_attention: head size must be a multiple of ", kPanel);
   for (const Tensor& x : {q, k, v})
     TORCH_CHECK(x.dim() == 3 && x.size(0) == row_slots.numel() && x.size(2) == q.size(2) && has_whole_rows(x),
                 "tree_attention: q, k, v of equal rows and head sizes, a row's heads side by side");
-  check_pools(k_pool, v_pool, k.size(1), k.size(2), q.scalar_type());
   TORCH_CHECK(v.size(1) == k.size(1), "tree_attention: as many heads in v as in k");
+  TORCH_CHECK(key_scales.has_value() == value_scales.has_value(), "tree_attention: scales of keys and values, or none");
+  const Plane key_plane = plane_of(keys, key_scales, k.size(1), k.size(2), q.scalar_type());
+  const Plane value_plane = plane_of(values, value_scales, k.size(1), k.size(2), q.scalar_type());
   TORCH_CHECK(window >= 0 && softcap >= 0, "tree_attention: window and softcap of at least 0");
   TORCH_CHECK(!sinks || (sinks->dim() == 1 && sinks->size(0) == q.size(1)), "tree_attention: a sink for each head");
   const Tensor sink_scores = sinks ? sinks->to(at::kFloat).contiguous() : Tensor();
@@ -270,13 +277,13 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
   const std::vector<RowGroup> groups = groups_of(in);
   dispatch(q, [&]<typename T>(T) {
     for (int64_t r = 0; r < in.rows; ++r) {
-      write_slot(data<T>(k) + r * k.stride(0), data<T>(k_pool), in.row_slots[r], in.kv_heads * in.head_dim);
-      write_slot(data<T>(v) + r * v.stride(0), data<T>(v_pool), in.row_slots[r], in.kv_heads * in.head_dim);
+      write_slot(data<T>(k) + r * k.stride(0), key_plane, in, r);
+      write_slot(data<T>(v) + r * v.stride(0), value_plane, in, r);
     }
     run(q.numel() * in.prefix_width, [&](Member& member) {
-      attend(member, in, groups, data<const T>(q), data<const T>(k_pool), data<const T>(v_pool),
-             [&](int64_t row, int64_t column, const T* values, int64_t count) {
-               std::copy_n(values, count, data<T>(y) + row * in.query_heads * in.head_dim + column);
+      attend(member, in, groups, data<const T>(q), key_plane, value_plane,
+             [&](int64_t row, int64_t column, const T* attended, int64_t count) {
+               std::copy_n(attended, count, data<T>(y) + row * in.query_heads * in.head_dim + column);
              });
     });
   });
@@ -384,19 +391,18 @@ class Decoder : public torch::CustomClassHolder {
     head_ = packed(weight, scales, bias, hidden(), vocab);
   }
 
-  // input_ids int64 [rows], keep int64 [kept rows]; rows as in `rows_of`; pools of keys, then of values, a layer
-  // after another -> logits float32 [kept rows, vocab], rounded to the embedding's dtype. Adds the seconds of the parts
+  // input_ids int64 [rows], keep int64 [kept rows]; rows as in `rows_of`; of each layer in order the keys, the
+  // values and, of int8, their scales -> logits float32 [kept rows, vocab], rounded to the embedding's dtype. Adds the seconds of the parts
   // of a forward (decoder.h) to `seconds`, float64 [parts].
   Tensor forward(const Tensor& input_ids, const Tensor& keep, const Tensor& row_slots, const Tensor& row_sequences,
                  const Tensor& row_positions, const Tensor& row_prefixes, const Tensor& prefix_slots,
-                 const Tensor& path_slots, std::vector<Tensor> pools, const std::optional<Tensor>& seconds) {
+                 const Tensor& path_slots, std::vector<Tensor> planes, const std::optional<Tensor>& seconds) {
     AttentionInputs in = rows_of(row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots);
     TORCH_CHECK(input_ids.scalar_type() == at::kLong && keep.scalar_type() == at::kLong && input_ids.numel() == in.rows &&
                     input_ids.is_contiguous() && keep.is_contiguous(),
                 "decoder: int64 ids, one a row, and kept rows");
-    TORCH_CHECK(pools.size() == 2 * layers_.size(), "decoder: two pools a layer");
-    for (size_t i = 0; i < pools.size(); i += 2)
-      check_pools(pools[i], pools[i + 1], kv_heads_, head_dim_, embedding_.scalar_type());
+    TORCH_CHECK(planes.size() == 2 * layers_.size() || planes.size() == 4 * layers_.size(),
+                "decoder: two planes a layer, or four");
     TORCH_CHECK(!seconds || (seconds->scalar_type() == at::kDouble && seconds->numel() == kParts), "decoder: ",
                 int{kParts}, " seconds");
     in.query_heads = query_heads_;
@@ -405,7 +411,7 @@ class Decoder : public torch::CustomClassHolder {
     in.query_stride = (query_heads_ + 2 * kv_heads_) * head_dim_;
     Tensor logits = at::empty({keep.numel(), head_.outputs}, embedding_.options().dtype(at::kFloat));
     dispatch(embedding_, [&]<typename T>(T) {
-      const DecoderShape<T> shape = shape_with<T>(pools);
+      const DecoderShape<T> shape = shape_with<T>(planes);
       Forward<T> forward(shape, in, data<int64_t>(input_ids), data<int64_t>(keep), keep.numel(), data<double>(seconds));
       run(std::numeric_limits<int64_t>::max(), [&](Member& member) { forward.run(member, data<float>(logits)); });
     });
@@ -439,8 +445,15 @@ class Decoder : public torch::CustomClassHolder {
     return {panels, scales, bias.value_or(Tensor()), inputs, outputs};
   }
 
+  // The keys (0) or values (1) of a layer.
+  Plane plane(const std::vector<Tensor>& planes, size_t layer, size_t which) const {
+    const size_t of_layer = planes.size() / layers_.size(), first = layer * of_layer;
+    const Scales scales = of_layer == 4 ? Scales(planes[first + 2 + which]) : std::nullopt;
+    return plane_of(planes[first + which], scales, kv_heads_, head_dim_, embedding_.scalar_type());
+  }
+
   template <typename T>
-  DecoderShape<T> shape_with(const std::vector<Tensor>& pools) const {
+  DecoderShape<T> shape_with(const std::vector<Tensor>& planes) const {
     DecoderShape<T> shape{hidden(), query_heads_, kv_heads_, head_dim_, cos_.size(1), static_cast<float>(eps_),
                           data<T>(embedding_), data<T>(cos_), data<T>(sin_), data<T>(norm_), head_.product<T>(), {}};
     for (size_t i = 0; i < layers_.size(); ++i) {
@@ -449,7 +462,7 @@ class Decoder : public torch::CustomClassHolder {
                               data<T>(layer.q_norm), data<T>(layer.k_norm), layer.q_norm ? layer.q_norm->numel() : 0,
                               layer.k_norm ? layer.k_norm->numel() : 0, static_cast<float>(layer.scale), layer.window,
                               data<T>(layer.mlp_norm), layer.gate.weight(), layer.up.weight(), layer.down.weight(),
-                              data<T>(pools[2 * i]), data<T>(pools[2 * i + 1])});
+                              plane(planes, i, 0), plane(planes, i, 1)});
     }
     return shape;
   }
@@ -476,9 +489,9 @@ TORCH_LIBRARY(pilotfish, m) {
   m.def("gate_clamped(Tensor x, float alpha, float limit) -> Tensor");
   m.def("softcap(Tensor x, float cap) -> Tensor");
   m.def(
-      "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pool, Tensor(b!) v_pool, Tensor row_slots, "
-      "Tensor row_sequences, Tensor row_positions, Tensor row_prefixes, Tensor prefix_slots, Tensor path_slots, "
-      "float scale, int window, float softcap, Tensor? sinks) -> Tensor");
+      "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor(c!)? key_scales, "
+      "Tensor(d!)? value_scales, Tensor row_slots, Tensor row_sequences, Tensor row_positions, Tensor row_prefixes, "
+      "Tensor prefix_slots, Tensor path_slots, float scale, int window, float softcap, Tensor? sinks) -> Tensor");
   m.def("filter_logits(Tensor logits, Tensor temperatures, Tensor floors, Tensor top_k, Tensor top_p) -> Tensor");
   m.def("finite_rows(Tensor logits) -> Tensor");
   m.def("perturbed_topk(Tensor logits, Tensor seeds, Tensor positions, int k) -> (Tensor, Tensor)");

@@ -57,8 +57,8 @@ struct BFloat16 {
   operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
 };
 
-// 2 * kLanes elements as two vectors: of float32 the first and the last half, of bfloat16 those of even and those of
-// odd index, for unpacking then takes a shift and a mask.
+// 2 * kLanes elements as two vectors: of float32 and int8 the first and the last half, of bfloat16 those of even and those
+// of odd index, for unpacking then takes a shift and a mask.
 struct Pair {
   Vec low, high;
 };
@@ -84,6 +84,8 @@ inline Integers widen(const int8_t* p) {
 
 // kLanes int8 as float32, which is exact.
 inline Vec floats_of(const int8_t* p) { return __builtin_convertvector(widen(p), Vec); }
+
+inline Pair load_pair(const int8_t* p) { return {floats_of(p), floats_of(p + kLanes)}; }
 
 inline float sum_lanes(Vec v) {
   float lanes[kLanes];

@@ -1,0 +1,109 @@
+"""KV of a layer: planes of slots, and how keys and values are rounded where the planes have elements of 8 bits.
+
+A head of a token is rounded by itself, to nearest with ties to even, and has one scale: what a slot holds depends on
+nothing but the key, or value, that was written to it. `kernels/attention.h` rounds and reads in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pilotfish.config import KVDType
+from pilotfish.errors import ParameterError
+
+#: Of the elements of 8 bits: what the largest magnitude of a head becomes.
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+#: The first with conversions of e4m3 for Triton: Ada and Hopper.
+FP8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    """Keys and values of a layer, a token a slot; the last slot is scratch for padding rows. All contiguous."""
+
+    keys: Tensor  # [slots + 1, kv_heads, head_dim]
+    values: Tensor  # likewise
+    key_scales: Tensor | None = None  # float32 [slots + 1, kv_heads], of elements of 8 bits only
+    value_scales: Tensor | None = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """All planes that there are, in this order."""
+        planes = (self.keys, self.values, self.key_scales, self.value_scales)
+        return (plane for plane in planes if plane is not None)
+
+    def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """k and v [rows, kv_heads, head_dim], slots int64 [rows]."""
+        if self.key_scales is None or self.value_scales is None:
+            self.keys[slots], self.values[slots] = k, v
+            return
+        for plane, scales, x in ((self.keys, self.key_scales, k), (self.values, self.value_scales, v)):
+            elements, scales[slots] = rounded(x, plane.dtype)
+            bits(plane)[slots] = bits(elements)
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots [...], float64 [..., kv_heads, head_dim] each."""
+        if self.key_scales is None or self.value_scales is None:
+            return self.keys[slots].double(), self.values[slots].double()
+        keys, values = (bits(plane)[slots].view(plane.dtype).double() for plane in (self.keys, self.values))
+        return keys * self.key_scales[slots][..., None], values * self.value_scales[slots][..., None]
+
+
+#: KV of all layers.
+KVPool = Sequence[LayerKV]
+
+
+def bits(elements: Tensor) -> Tensor:
+    """Elements of 8 bits as bytes: not every device gathers and scatters 8-bit floats."""
+    return elements.view(torch.uint8)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Heads [..., head_dim] as elements of `dtype`, and their scales, float32 [...]. A head with an element that is not
+    finite becomes zeros with the scale NaN."""
+    x, most = x.float(), LARGEST[dtype]
+    largest = x.abs().amax(dim=-1)
+    quotient = largest / torch.full_like(largest, most)  # by a number it could be a product with its reciprocal
+    scales = torch.where(largest.isfinite(), quotient, torch.nan)
+    steps = (x / scales[..., None]).nan_to_num(nan=0.0).clamp(-most, most)
+    return (steps.round() if dtype == torch.int8 else steps).to(dtype), scales
+
+
+def element_type(asked: KVDType, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Of the keys and values of a model that computes in `dtype`. ParameterError if the device cannot read them."""
+    if asked == "auto":
+        return dtype
+    if asked == "int8":
+        return torch.int8
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        needed = ".".join(map(str, FP8_CAPABILITY))
+        raise ParameterError("kv_dtype", asked, f"auto or int8 here; fp8 needs CUDA of capability {needed}")
+    return torch.float8_e4m3fn
+
+
+def empty_kv(config: Any, dtype: torch.dtype, num_slots: int, device: torch.device) -> list[LayerKV]:
+    """A pool with elements of `dtype` for a model, whose configuration is as `load_config` gives it."""
+    heads = (num_slots + 1, config.num_key_value_heads)
+    plane = partial(zeros, (*heads, config.head_dim), dtype, device)
+    scales = partial(zeros, heads, torch.float32, device)
+    planes = (plane, plane, scales, scales) if dtype in LARGEST else (plane, plane)
+    return [LayerKV(*(make() for make in planes)) for _ in range(config.num_hidden_layers)]
+
+
+def slot_bytes(config: Any, dtype: torch.dtype) -> int:
+    """What a token takes in such a pool."""
+    return sum(plane.nbytes for layer in empty_kv(config, dtype, 0, torch.device("meta")) for plane in layer)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU from numpy, whose zeros take no memory before they are written; torch writes them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,62 @@
+"""KV in int8 changes what the target is, and nothing else: a prompt in chunks, found again, or computed again after a
+request gave way has the same output. Equal tokens with drafts are tests/target's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import SNIPPETS, assert_idle, make_engine, run
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine
+
+INT8 = {"kv_dtype": "int8"}
+
+
+def params(max_tokens: int, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["kernels", "reference"])
+def eager(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(llama: Path, eager: bool) -> Engine:
+    return make_engine(llama, prefix_cache=False, eager=eager, **INT8)
+
+
+@pytest.mark.parametrize("max_rows", [16, 17, 40])
+def test_a_prompt_in_chunks(llama: Path, plain: Engine, eager: bool, max_rows: int) -> None:
+    prompt = [3 + 7 * i % 400 for i in range(150)]
+    engine = make_engine(llama, max_rows=max_rows, eager=eager, **INT8)
+    assert run(engine, [prompt], [params(12)]) == run(plain, [prompt], [params(12)])
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "sync", "drafter": "lm+ngram"}], ids=["off", "sync"])
+def test_a_prefix_that_is_found(llama: Path, draft: Path, plain: Engine, eager: bool, mode: dict[str, Any]) -> None:
+    engine = make_engine(llama, draft=draft, eager=eager, **INT8, **mode)
+    whole = plain.check_prompt(SNIPPETS[1])[:40]
+    for offset in range(0, 40, 13 if eager else 1):
+        prompt = [*whole[:offset], 7, *whole[offset:]]
+        (sample,) = engine.submit(prompt, params(8))
+        while engine.busy:
+            engine.step()
+        assert [sample.token_ids] == run(plain, [prompt], [params(8)])
+    assert sample.request.stats.cached_tokens >= 26
+    assert_idle(engine)
+
+
+def test_requests_that_give_way(llama: Path, plain: Engine, eager: bool) -> None:
+    engine = make_engine(llama, kv_slots=300, max_rows=64, eager=eager, **INT8)
+    prompts, each = [SNIPPETS[i] for i in range(3)], [params(120, seed=i) for i in range(3)]
+    samples = [engine.submit(prompt, own)[0] for prompt, own in zip(prompts, each, strict=True)]
+    while engine.busy:
+        engine.step()
+        engine.check()
+    assert [sample.token_ids for sample in samples] == run(plain, prompts, each)
+    assert any(sample.request.stats.preemptions for sample in samples)
+    assert_idle(engine)
