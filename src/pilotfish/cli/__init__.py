@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pilotfish import bench
-from pilotfish.cli import chat, demo, generate, keys, models, serve, train, workers
+from pilotfish.cli import chat, demo, generate, keys, kv, models, serve, train, workers
 from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
 from pilotfish.printable import OneLineFormatter, one_line
@@ -32,6 +32,7 @@ app.command("draft")(workers.draft)
 app.command("target", hidden=True)(workers.target)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
+app.add_typer(kv.app, name="kv")
 app.add_typer(models.app, name="models")
 app.add_typer(train.app, name="train")
 

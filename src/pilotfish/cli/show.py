@@ -123,14 +123,14 @@ Printer = JsonPrinter | TextPrinter
 
 
 @contextmanager
-def progress_bar(console: Console | None, total: int) -> Iterator[Callable[[], None]]:
-    """A bar of rows on a terminal, shown after two seconds; call the value for each row that is done."""
-    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+def progress_bar(console: Console | None, total: int, what: str = "rows") -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, shown after two seconds; call the value for each row that is done."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = total < 2 or console is None or not console.is_terminal
     bar = Progress(
         *columns, console=console, disable=hidden, transient=True, redirect_stdout=False, redirect_stderr=False
     )
-    task = bar.add_task("rows", total=total)
+    task = bar.add_task(what, total=total)
     timer = threading.Timer(SHOW_PROGRESS_AFTER, bar.start)
     timer.start()
     try:

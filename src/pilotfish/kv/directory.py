@@ -16,7 +16,6 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +31,8 @@ _OBJECT = ".kv"
 _NEW_MANIFEST = MANIFEST + UNFINISHED
 #: What a directory may hold that never got a manifest.
 _BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST}
+#: All of ours beside objects. The lock is last: who finds none may take the directory.
+NAMES = (_NEW_MANIFEST, MANIFEST, LOCK)
 _SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
 _FILE = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})({re.escape(_OBJECT)}|{re.escape(UNFINISHED)})")
 #: How often, and after how many seconds, a lock is tried again: whoever looks for an owner holds it for a moment.
@@ -41,15 +42,19 @@ _MAX_SMALL_FILE = 4096
 OURS = "an empty directory, or one that Pilotfish keeps KV in"
 
 
-@dataclass(frozen=True)
-class FoundFile:
+class FoundFile(msgspec.Struct, frozen=True, gc=False):  # there may be a million
     """A file with a name of ours."""
 
-    path: Path
+    parent: str
+    name: str
     key: Key
     whole: bool  # by its name and place: not one that nobody finished, or that another directory should hold
     size: int  # bytes; -1: it is no regular file
     used_at: float  # seconds since 1970
+
+    @property
+    def path(self) -> Path:
+        return Path(self.parent, self.name)
 
 
 def object_path(directory: Path, key: Key) -> Path:
@@ -59,8 +64,9 @@ def object_path(directory: Path, key: Key) -> Path:
 
 def found_files(directory: Path) -> Iterator[FoundFile]:
     """All files with names of ours, by name and status alone."""
-    for parent in _subdirectories(directory):
-        for entry in os.scandir(parent):
+    for parent in subdirectories(directory):
+        place = str(parent)
+        for entry in os.scandir(place):
             if match := _FILE.fullmatch(entry.name):
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -68,10 +74,10 @@ def found_files(directory: Path) -> Iterator[FoundFile]:
                     continue
                 size = status.st_size if stat.S_ISREG(status.st_mode) else -1
                 whole = match[2] == _OBJECT and match[1].startswith(parent.name)
-                yield FoundFile(parent / entry.name, bytes.fromhex(match[1]), whole, size, status.st_mtime)
+                yield FoundFile(place, entry.name, bytes.fromhex(match[1]), whole, size, status.st_mtime)
 
 
-def _subdirectories(directory: Path) -> list[Path]:
+def subdirectories(directory: Path) -> list[Path]:
     entries = [entry for entry in os.scandir(directory) if _SUBDIRECTORY.fullmatch(entry.name)]
     return sorted(directory / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
@@ -148,10 +154,10 @@ class OwnedDirectory:
                 raise ParameterError(field, str(path), "a directory that others cannot write to, as after `chmod o-w`")
             if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            self._lock = self._locked(field)
+            self._lock = os.fdopen(self._locked(field), "rb")
 
     def release(self) -> None:
-        os.close(self._lock)
+        self._lock.close()
 
     def _locked(self, field: str) -> int:
         """A descriptor that holds the lock."""
@@ -214,7 +220,7 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def _is_still(descriptor: int, path: Path) -> bool:
-    """Whether the file has its name yet: `remove_all` takes it away."""
+    """Whether the file has its name yet: a purge takes it away."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
     except FileNotFoundError:

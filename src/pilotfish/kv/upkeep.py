@@ -1,0 +1,144 @@
+"""What `pilotfish kv` does with a directory of objects. Looking at one asks nobody and changes nothing; whoever removes
+files owns the directory meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.errors import ParameterError
+from pilotfish.kv.directory import (
+    NAMES,
+    FoundFile,
+    Manifest,
+    OwnedDirectory,
+    found_files,
+    owner,
+    read_manifest,
+    refusing,
+    subdirectories,
+)
+from pilotfish.kv.object_files import Damage, ObjectFormat
+
+#: What errors name: the commands' argument.
+FIELD = "directory"
+
+
+@dataclass(frozen=True)
+class DirectorySummary:
+    version: int
+    shape: str  # hexadecimal
+    object_bytes: int
+    objects: int
+    tokens: int
+    bytes: int  # of their files
+    unfinished: int  # files that are being written, or that the next server removes
+    oldest_use: float | None  # seconds since 1970; None without objects
+    newest_use: float | None
+    owner: str | None  # a process
+
+
+@dataclass(frozen=True)
+class BadFile:
+    file: str
+    reason: str  # a `Damage`, or what the system says
+    removed: bool
+
+
+@dataclass(frozen=True)
+class Verification:
+    objects: int
+    bad: list[BadFile]
+
+
+@dataclass(frozen=True)
+class Purged:
+    objects: int
+    bytes: int  # of their files
+
+
+def summary(directory: Path) -> DirectorySummary:
+    manifest = _manifest(directory)
+    with refusing(FIELD, directory):
+        found = list(found_files(directory))
+        process = owner(directory)
+    objects = [file for file in found if file.whole]
+    uses = [file.used_at for file in objects]
+    return DirectorySummary(
+        manifest.version,
+        manifest.shape,
+        manifest.object_bytes,
+        len(objects),
+        len(objects) * OBJECT_TOKENS,
+        sum(max(file.size, 0) for file in objects),
+        len(found) - len(objects),
+        min(uses, default=None),
+        max(uses, default=None),
+        process,
+    )
+
+
+def verify(
+    directory: Path, *, remove: bool, watched: Callable[[Sequence[FoundFile]], Iterable[FoundFile]] = iter
+) -> Verification:
+    """Reads every object. `watched` hands on the files that it gets, and may say so."""
+    with _owned(directory) if remove else nullcontext():
+        objects = _manifest(directory).objects
+        with refusing(FIELD, directory):
+            files = [file for file in found_files(directory) if file.whole]
+        bad = [
+            BadFile(str(file.path), reason, removed=remove and _removed(file.path))
+            for file in watched(files)
+            if (reason := _damage(objects, file))
+        ]
+        return Verification(len(files), bad)
+
+
+def purge(directory: Path) -> Purged:
+    """Removes all that is ours, and nothing else."""
+    with _owned(directory):
+        removed = [file for file in found_files(directory) if _removed(file.path)]
+        for parent in subdirectories(directory):
+            with suppress(OSError):  # it holds what is not ours
+                parent.rmdir()
+        for name in NAMES:
+            (directory / name).unlink(missing_ok=True)
+    objects = [file for file in removed if file.whole]
+    return Purged(len(objects), sum(file.size for file in objects))
+
+
+def _manifest(directory: Path) -> Manifest:
+    if manifest := read_manifest(FIELD, directory):
+        return manifest
+    raise ParameterError(FIELD, str(directory), "a directory that Pilotfish keeps KV in; this one is empty")
+
+
+@contextmanager
+def _owned(directory: Path) -> Iterator[None]:
+    owned = OwnedDirectory(FIELD, directory)
+    try:
+        with refusing(FIELD, directory):
+            yield
+    finally:
+        owned.release()
+
+
+def _damage(objects: ObjectFormat, file: FoundFile) -> str | None:
+    """What is wrong with a file. Nothing is with one that its owner evicts meanwhile."""
+    try:
+        found = objects.read(file.path, file.key)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return found.value if isinstance(found, Damage) else None
+
+
+def _removed(path: Path) -> bool:
+    with suppress(OSError):
+        path.unlink()
+        return True
+    return False

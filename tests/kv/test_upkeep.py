@@ -1,0 +1,176 @@
+"""What is said of a directory, and what is removed from it: ours alone, and only if nobody has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from kv_objects import FILE_BYTES, OBJECT_BYTES, SHAPE, some_kv, store_in
+
+from pilotfish.errors import ParameterError
+from pilotfish.kv.directory import FoundFile, object_path
+from pilotfish.kv.disk import DiskStore
+from pilotfish.kv.upkeep import BadFile, DirectorySummary, Purged, purge, summary, verify
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """With the objects 0, 1 and 2, used at seconds 100, 200 and 300."""
+    store = store_in(tmp_path / "kv")
+    for seed in range(3):
+        store.put(some_kv(seed))
+        os.utime(path_of(tmp_path / "kv", seed), (0, 100 * (seed + 1)))
+    store.close()
+    return tmp_path / "kv"
+
+
+@pytest.fixture
+def store(directory: Path) -> Iterator[DiskStore]:
+    """A live owner."""
+    store = store_in(directory)
+    yield store
+    store.close()
+
+
+def path_of(directory: Path, seed: int) -> Path:
+    return object_path(directory, some_kv(seed).key)
+
+
+def everything(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def flip(path: Path) -> None:
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+
+
+def test_the_summary(directory: Path) -> None:
+    path_of(directory, 0).with_suffix(".tmp").touch()
+    (path_of(directory, 0).parent / "notes").touch()
+    before = everything(directory)
+    assert summary(directory) == DirectorySummary(
+        1, SHAPE.hex(), OBJECT_BYTES, 3, 192, 3 * FILE_BYTES, 1, 100.0, 300.0, None
+    )
+    assert everything(directory) == before
+
+
+def test_the_summary_names_the_owner(directory: Path, store: DiskStore) -> None:
+    assert summary(directory).owner == str(os.getpid())
+    assert store.put(some_kv(3)) and summary(directory).objects == 4
+
+
+def test_a_directory_without_objects(tmp_path: Path) -> None:
+    store_in(tmp_path / "kv").close()
+    held = summary(tmp_path / "kv")
+    assert (held.objects, held.bytes, held.oldest_use, held.newest_use) == (0, 0, None, None)
+    assert verify(tmp_path / "kv", remove=False).objects == 0
+
+
+@pytest.mark.parametrize("what", [summary, lambda path: verify(path, remove=False)])
+def test_what_is_not_ours(tmp_path: Path, what: object) -> None:
+    assert callable(what)
+    with pytest.raises(ParameterError, match=r"^directory: .*this one is empty"):
+        what(tmp_path)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ParameterError, match=r"^directory: .*this one holds 'thesis.tex'"):
+        what(tmp_path)
+    with pytest.raises(ParameterError, match=r"^directory: .*\(No such file or directory\)"):
+        what(tmp_path / "nowhere")
+
+
+@pytest.mark.usefixtures("store")
+def test_whole_objects_verify(directory: Path) -> None:
+    watched = list[FoundFile]()
+
+    def watch(files: Sequence[FoundFile]) -> Iterator[FoundFile]:
+        for file in files:
+            yield file
+            watched.append(file)
+
+    result = verify(directory, remove=False, watched=watch)
+    assert (result.objects, result.bad, len(watched)) == (3, [], 3)
+
+
+def harm_all(directory: Path) -> None:
+    flip(path_of(directory, 0))
+    path_of(directory, 1).rename(path_of(directory, 1).with_name(path_of(directory, 1).name.replace("e", "f", 1)))
+    path_of(directory, 2).unlink()
+    path_of(directory, 2).symlink_to("/dev/zero")
+
+
+@pytest.mark.usefixtures("store")
+def test_bad_objects_are_named_and_kept(directory: Path) -> None:
+    harm_all(directory)
+    result = verify(directory, remove=False)
+    assert sorted(bad.reason for bad in result.bad) == ["checksum", "key", "kind"] and result.objects == 3
+    assert BadFile(str(path_of(directory, 0)), "checksum", removed=False) in result.bad
+    assert all(Path(bad.file).is_symlink() or Path(bad.file).exists() for bad in result.bad)
+    with pytest.raises(ParameterError, match="no other process uses"):
+        verify(directory, remove=True)
+
+
+def test_bad_objects_are_removed(directory: Path) -> None:
+    path_of(directory, 3).parent.mkdir(exist_ok=True)
+    path_of(directory, 3).mkdir()
+    flip(path_of(directory, 0))
+    result = verify(directory, remove=True)
+    assert sorted((bad.reason, bad.removed) for bad in result.bad) == [("checksum", True), ("kind", False)]
+    assert [path_of(directory, seed).exists() for seed in range(4)] == [False, True, True, True]
+    store_in(directory).close()  # nor is it owned any longer
+
+
+def test_what_the_owner_evicts_meanwhile_is_not_bad(directory: Path) -> None:
+    def evicted(files: Sequence[FoundFile]) -> Iterator[FoundFile]:
+        path_of(directory, 1).unlink()
+        yield from files
+
+    result = verify(directory, remove=False, watched=evicted)
+    assert (result.objects, result.bad) == (3, [])
+
+
+def test_a_file_that_cannot_be_read_is_bad(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "readv", fails)
+    assert {bad.reason for bad in verify(directory, remove=False).bad} == {"Input/output error"}
+
+
+def test_a_purge_removes_all_that_is_ours(directory: Path) -> None:
+    path_of(directory, 0).with_suffix(".tmp").write_bytes(b"half")
+    assert purge(directory) == Purged(3, 3 * FILE_BYTES)
+    assert list(directory.iterdir()) == []
+    assert purge(directory) == Purged(0, 0) and list(directory.iterdir()) == []
+    store_in(directory).close()
+
+
+def test_a_purge_removes_nothing_else(directory: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / f"{'00' * 32}.kv").touch()
+    (directory / "00").symlink_to(elsewhere)
+    kept = [path_of(directory, 0).with_name("notes"), directory / "notes", elsewhere / f"{'00' * 32}.kv"]
+    for path in kept[:2]:
+        path.touch()
+    purge(directory)
+    assert sorted(everything(directory)) == sorted(kept[:2]) and kept[2].exists()
+
+
+@pytest.mark.parametrize("contents", ["", '{"holds": "pilotfish kv", "version": 2}'])
+def test_a_purge_is_refused_where_the_format_is_unknown(directory: Path, contents: str) -> None:
+    (directory / "manifest.json").write_text(contents)
+    before = everything(directory)
+    with pytest.raises(ParameterError):
+        purge(directory)
+    assert everything(directory) == before
+
+
+def test_a_purge_is_refused_while_somebody_has_the_directory(directory: Path, store: DiskStore) -> None:
+    before = everything(directory)
+    with pytest.raises(ParameterError, match=f"process {os.getpid()} has this one"):
+        purge(directory)
+    assert everything(directory) == before and store.contains(some_kv(0).key)
