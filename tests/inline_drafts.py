@@ -51,7 +51,8 @@ class _NoProcesses(Supervisor):
 
 @contextmanager
 def _worker(config: EngineConfig, endpoint: str) -> Iterator[None]:
-    options = {"dtype": config.dtype, "kv_slots": config.kv_slots, "eager": config.eager, "pace": config.pace}
+    names = ("dtype", "kv_slots", "eager", "pace", "prefix_cache")
+    options = {name: getattr(config, name) for name in names}
     model = EngineConfig(target=config.draft, threads=1, **options)
     channel = ListeningChannel(endpoint)
     worker = make_worker(DraftConfig(model=model, listen=endpoint, leaves=config.leaves), channel)

@@ -185,7 +185,7 @@ def assert_idle(engine: Engine) -> None:
     for drafter in getattr(engine.drafter, "drafters", [engine.drafter]):
         if hasattr(drafter, "table"):
             drafter.table.check()
-            assert drafter.table.pool.num_free == drafter.table.pool.capacity
+            assert drafter.table.pool.num_available == drafter.table.pool.capacity
 
 
 # -- guesses

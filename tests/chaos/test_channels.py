@@ -108,4 +108,4 @@ def test_a_bad_network_changes_no_output(
         monkeypatch.setattr(draft_sessions, "FORGOTTEN", 0.0)  # those whose Close was lost
         eventually(lambda: len(worker.machine.table) == 0)
     worker.machine.table.check()
-    assert worker.machine.table.pool.num_free == worker.machine.table.pool.capacity
+    assert worker.machine.table.pool.num_available == worker.machine.table.pool.capacity

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slot_contents import SlotContents
 from support import tree_of
 from trees import check_tree
 
@@ -25,6 +26,7 @@ from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.lookahead import NewNodes
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
 from pilotfish.core.pools import DraftPool
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
@@ -44,7 +46,8 @@ def script(sequence: tuple[int, ...]) -> list[int]:
 
 
 def make_draft() -> DraftMachine:
-    table = SessionTable(SlotPool(120))  # too few for all: some sessions are evicted
+    pool = SlotPool(120)  # too few for all: some sessions are evicted
+    table = SessionTable(pool, PrefixCache(pool))
     return DraftMachine(DraftIdentity("draft", "digest", {}), table, LevelShape(8, CHILDREN), 200)
 
 
@@ -59,11 +62,13 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.drafts = [make_draft() for _ in range(POOLS)]
+        self.contents = [SlotContents(draft.table) for draft in self.drafts]
         self.target, self.incarnation = make_target(), 0
         self.requests: list[Request] = []
         self.lines: list[deque[bytes]] = [deque() for _ in range(2 * POOLS)]  # to the drafts, then from them
         self.numbers = iter(range(1, 10**6))
         self.trees = 0  # nodes that were proposed
+        self.cached = 0  # tokens that drafts found, which were started again since
 
     @property
     def peer(self) -> Peer:
@@ -74,9 +79,10 @@ class World:
     def add(self, choice: int) -> None:
         if len(self.requests) < 4:
             number = next(self.numbers)
-            prompt = [(number * 7 + i * choice) % VOCAB for i in range(1 + choice % 12)]
+            prompt = [(choice // 64 * 7 + i) % VOCAB for i in range(1 + choice % 32)]  # some begin alike
             params = SamplingParams(max_tokens=150, temperature=0.0)
-            self.requests.append(Request(number, prompt, params, number, frozenset(), 1000))
+            salt = (None, "a", "b")[choice % 3]
+            self.requests.append(Request(number, prompt, params, number, frozenset(), 1000, cache_salt=salt))
 
     def step(self, choice: int) -> None:
         """Propose for most of the requests, and commit to all: mostly what the script says."""
@@ -105,9 +111,11 @@ class World:
             draft.tick(self.now)
 
     def level(self, choice: int) -> None:
-        draft = self.drafts[choice % POOLS]
+        draft, contents = self.drafts[choice % POOLS], self.contents[choice % POOLS]
         level = draft.next_level(self.now)
         draft.table.allocate(level)
+        contents.run(level)
+        draft.table.computed(level)
         if level:
             draft.level_done(level, self._grown(level), self.now, self.now)
 
@@ -122,7 +130,9 @@ class World:
         self.target.pools[choice % POOLS].disconnected("it hung up")
 
     def restart_draft(self, choice: int) -> None:
-        self.drafts[choice % POOLS] = make_draft()
+        self.cached += self.drafts[choice % POOLS].counts.cached
+        self.drafts[choice % POOLS] = draft = make_draft()
+        self.contents[choice % POOLS] = SlotContents(draft.table)
 
     def restart_target(self, choice: int) -> None:  # noqa: ARG002
         self.target, self.incarnation, self.requests = make_target(), self.incarnation + 1, []
@@ -192,8 +202,8 @@ class World:
     # -- what holds
 
     def check(self) -> None:
-        for draft in self.drafts:
-            draft.table.check()
+        for contents in self.contents:
+            contents.check()
         sessions = self.target.sessions.values()
         assert len(sessions) <= len(self.requests)
         for session in sessions:
@@ -269,7 +279,7 @@ class World:
         self.check()
         assert not self.target.sessions
         for draft in self.drafts:
-            assert len(draft.table) == 0 and draft.table.pool.num_free == draft.table.pool.capacity
+            assert len(draft.table) == 0 and draft.table.pool.num_available == draft.table.pool.capacity
 
 
 #: How often each event happens.
@@ -324,5 +334,5 @@ def test_long_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(5):
         live(world, random_events(rng, WEIGHTS, 600))
         world.heal()
-    assert world.trees > 100
+    assert world.trees > 100 and world.cached + sum(draft.counts.cached for draft in world.drafts) > 100
     world.end()

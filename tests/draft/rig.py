@@ -31,6 +31,7 @@ from pilotfish.core.messages import (
     ToTarget,
     Tree,
 )
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.worker import DraftWorker, Grower
@@ -81,7 +82,8 @@ class Rig:
         self.now = 0.0
         self.directory = directory
         self.channel = Box()
-        self.table = SessionTable(SlotPool(slots))
+        pool = SlotPool(slots)
+        self.table = SessionTable(pool, PrefixCache(pool))
         model, vocab_size = loaded(directory).model, VOCAB + len(added_tokens or {})
         executor = TorchExecutor(model, slots, vocab_size=vocab_size)
         grower = Grower(executor, self.table, shape.children)
@@ -155,6 +157,7 @@ class Told:
     rig: Rig
     opened: Open
     peer: Peer = b"target"
+    tenant: str = ""
     tokens: list[int] = field(default_factory=list)
     pushes: int = 0
     paths: dict[int, tuple[int, ...]] = field(default_factory=dict)  # whole sequences that nodes stand for
@@ -162,7 +165,7 @@ class Told:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.opened.tokens)
-        self.rig.say(self.peer, self.opened)
+        self.rig.say(self.peer, self.opened, tenant=self.tenant)
 
     def listen(self) -> list[Tree]:
         """Check what was pushed: each level is what the model says, given the sequence down to each parent."""

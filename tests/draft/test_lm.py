@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from support import VOCAB, RowSampling, children_of, follow, limits, native_model, paths_of, proposed, sampling_of
 
-from pilotfish.core.executor import NO_NODES, SequenceRows
+from pilotfish.core.executor import NO_NODES, Outcome, Sampling, SequenceRows
 from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
@@ -129,7 +130,8 @@ def test_kept_trees_give_way_where_slots_are_short(llama: Path) -> None:
     tokens = session.tree.path_tokens(with_grandchildren(session.tree))
     one.extend(tokens)
     drafter.commit(one, tokens)
-    assert len(session.tree) and drafter.table.pool.num_free < 30 + 9 + session.num_slots
+    held = len(session.slots) + len(session.tree.slots)
+    assert len(session.tree) and drafter.table.pool.num_free < 30 + 9 + held
     drafter.table.pool.allocate(drafter.table.pool.num_free - 30 - 9 + 1)  # as if by others
     (tree,) = proposed(drafter, [other], LIMITS)
     assert len(tree) > 0 and not len(session.tree) and session.num_pending == 1
@@ -178,7 +180,7 @@ def test_without_slots_there_are_no_guesses(llama: Path) -> None:
     drafter.table.check()
     for request in (small, large):
         drafter.close(request)
-    assert drafter.table.pool.num_free == 50
+    assert drafter.table.pool.num_available == 50
 
 
 def test_a_request_never_proposed_for_can_be_closed(llama: Path) -> None:
@@ -186,7 +188,7 @@ def test_a_request_never_proposed_for_can_be_closed(llama: Path) -> None:
     drafter.commit(request, [1])
     drafter.close(request)
     drafter.table.check()
-    assert drafter.table.pool.num_free == drafter.table.pool.capacity
+    assert drafter.table.pool.num_available == drafter.table.pool.capacity
 
 
 def test_slots_survive_random_lives(llama: Path) -> None:
@@ -209,4 +211,48 @@ def test_slots_survive_random_lives(llama: Path) -> None:
         drafter.table.check()
     for request in requests:
         drafter.close(request)
-    assert drafter.table.pool.num_free == 300
+    assert drafter.table.pool.num_available == 300
+
+
+def executed(drafter: LMDrafter, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Committed tokens of each forward from now on."""
+    counts, execute = list[int](), drafter.executor.execute
+
+    def counted(sequences: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
+        counts.append(sum(len(one.tokens) for one in sequences))
+        return execute(sequences, sampling)
+
+    monkeypatch.setattr(drafter.executor, "execute", counted)
+    return counts
+
+
+def test_the_next_turn_computes_only_what_is_new(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And guesses what a fresh session does, under any seed and parameters; of another salt it finds nothing."""
+    drafter, first = make_drafter(llama), make_request(prompt=60, temperature=0.8)
+    proposed(drafter, [first], LIMITS)
+    first.extend([7])
+    drafter.commit(first, [7])
+    proposed(drafter, [first], LIMITS)
+    drafter.close(first)
+    counts = executed(drafter, monkeypatch)
+    for salt, rows in ((None, 5), ("a", 66), ("a", 1)):
+        params = SamplingParams(max_tokens=20, temperature=0.0)
+        second = Request(5, [*first.tokens, 1, 2, 3, 4, 5], params, 3, frozenset(), 10_000, cache_salt=salt)
+        (tree,) = proposed(drafter, [second], LIMITS)
+        assert counts[0] == rows
+        (fresh,) = proposed(make_drafter(llama), [second], LIMITS)
+        assert paths_of(tree) == pytest.approx(paths_of(fresh))
+        drafter.close(second)
+        drafter.table.check()
+        counts.clear()
+
+
+def test_what_a_request_without_guesses_held_serves_the_others(llama: Path) -> None:
+    """Else what two have found in the cache would keep both from going on."""
+    drafter, requests = make_drafter(llama, slots=120), [make_request(number, prompt=50) for number in range(2)]
+    for request in requests:
+        assert len(proposed(drafter, [request], LIMITS)[0])
+        drafter.close(request)
+    longer = [Request(9 + r.id, [*r.tokens, *range(25)], r.params, 1, frozenset(), 10_000) for r in requests]
+    assert sum(len(tree) > 0 for tree in proposed(drafter, longer, LIMITS)) == 1
+    drafter.table.check()

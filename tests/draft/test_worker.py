@@ -281,7 +281,7 @@ def test_company_changes_no_guess(llama: Path) -> None:
     for one in told:
         one.close()
     rig.turns()
-    assert len(rig.table) == 0 and rig.table.pool.num_free == rig.table.pool.capacity
+    assert len(rig.table) == 0 and rig.table.pool.num_available == rig.table.pool.capacity
 
 
 def test_it_stops_at_the_wanted_nodes(rig: Rig) -> None:
@@ -321,7 +321,7 @@ def test_the_context_ends_every_tree(llama: Path) -> None:
     rig.turns()
     (refusal,) = rig.heard(TARGET, Refuse)
     assert refusal.session == 1 and str(CONTEXT) in refusal.reason
-    assert len(rig.table) == 0 and rig.table.pool.num_free == rig.table.pool.capacity
+    assert len(rig.table) == 0 and rig.table.pool.num_available == rig.table.pool.capacity
 
 
 # -- what is lost, doubled, late
@@ -348,7 +348,7 @@ def test_a_gap_asks_for_the_sequence_and_frees_its_slots(rig: Rig) -> None:
     rig.turns()
     (resync,) = rig.heard(TARGET, Resync)
     assert (resync.session, resync.generation) == (1, 1)
-    assert len(rig.table) == 0 and rig.table.pool.num_free == rig.table.pool.capacity
+    assert len(rig.table) == 0 and rig.table.pool.num_available == rig.table.pool.capacity
     told.listen()
     again = Told(rig, make_open([*told.tokens, 1, 2, 5], generation=2, prompt_tokens=10))
     rig.turns(3)
@@ -400,6 +400,82 @@ def test_the_same_tokens_again_compute_the_last(rig: Rig) -> None:
     again = Told(rig, make_open(prompt(10), generation=2))
     rig.turns(2)
     assert again.listen()
+
+
+# -- KV between sessions
+
+
+def turn_after(told: Told, session: int, peer: bytes = TARGET, tenant: str = "", **fields: Any) -> tuple[Told, int]:
+    """A session that begins with another's tokens, and how many rows its prompt took."""
+    rig, rows = told.rig, list[int]()
+    rig.worker.observe = lambda record: rows.append(record.prompt_rows)
+    tokens = [*told.tokens, *prompt(9, session)]
+    opened = msgspec.structs.replace(make_open(tokens, session, generation=3, wanted=30), **fields)
+    rig.say(peer, HELLO, tenant=tenant)
+    again = Told(rig, opened, peer, tenant=tenant)
+    rig.rest()
+    assert again.listen()
+    return again, sum(rows)
+
+
+def test_the_next_turn_computes_only_what_is_new(rig: Rig) -> None:
+    """Whatever its sampling; and its trees are what the model says. Nodes that were not committed are not found."""
+    told = Told(rig, make_open(prompt(40), sampling=SAMPLINGS["warm"]))
+    rig.rest()
+    told.listen()
+    told.commit(told.guesses()[0])
+    rig.rest()
+    told.listen()
+    told.close()
+    second, rows = turn_after(told, 2, sampling=SAMPLINGS["greedy"])
+    assert rows == 9 and rig.worker.machine.counts.cached == len(told.tokens)
+    second.close()
+    _, rows = turn_after(second, 3)
+    assert rows == 9
+
+
+def test_a_session_that_was_evicted_finds_its_kv_again(llama: Path) -> None:
+    rig = Rig(llama, slots=300)
+    rig.say(TARGET, HELLO)
+    told = Told(rig, make_open(prompt(150)))
+    rig.rest()
+    told.listen()
+    rig.table.evict(rig.session())
+    rows = rig.worker.machine.counts.rows
+    told.chances.clear()
+    told.commit([5])
+    rig.turns()
+    assert rig.worker.machine.counts.rows - rows == 1 and told.listen()
+
+
+@pytest.mark.parametrize(
+    ("peer", "tenant", "salt", "shared"),
+    [
+        (b"one", "tenant", None, True),
+        (b"two", "tenant", None, True),
+        (b"two", "other", None, False),
+        (b"one", "tenant", b"s" * 16, False),
+        (b"two", "", None, False),
+    ],
+)
+def test_only_sessions_of_one_tenant_and_salt_share(
+    rig: Rig, peer: bytes, tenant: str, salt: bytes | None, shared: bool
+) -> None:
+    rig.say(b"one", HELLO, tenant="tenant")
+    told = Told(rig, make_open(prompt(40)), b"one", tenant="tenant")
+    rig.rest()
+    _, rows = turn_after(told, 2, peer, tenant, salt=salt)
+    assert rows == (9 if shared else 49)
+
+
+def test_targets_are_told_what_was_found(rig: Rig) -> None:
+    told = Told(rig, make_open(prompt(40)))
+    rig.rest()
+    turn_after(told, 2)
+    rig.say(b"other", HELLO)
+    rig.now += 1.0
+    rig.turns()
+    assert [rig.heard(peer, Load)[-1].own_cached for peer in (TARGET, b"other")] == [40, 0]
 
 
 # -- too little room
@@ -577,7 +653,7 @@ def test_a_forgotten_sequence_is_asked_for_when_it_goes_on(rig: Rig) -> None:
         rig.now += FORGOTTEN / 18
         rig.say(TARGET, HELLO)
         rig.turns()
-    assert len(rig.table) == 0 and rig.table.pool.num_free == rig.table.pool.capacity
+    assert len(rig.table) == 0 and rig.table.pool.num_available == rig.table.pool.capacity
     told.commit([5])
     rig.turns()
     assert [r.session for r in rig.heard(TARGET, Resync)] == [1]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_drafts import PATIENCE, inline_drafts
 from support import SNIPPETS, assert_idle, make_engine, run
 
+from pilotfish.core.executor import Outcome, Sampling, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
@@ -16,6 +20,7 @@ MODES: dict[str, dict[str, Any]] = {
     "off": {},
     "ngram": {"mode": "sync", "drafter": "ngram"},
     "sync": {"mode": "sync", "drafter": "lm+ngram"},
+    "async": {"mode": "async", "drafter": "lm"},
 }
 
 
@@ -29,8 +34,12 @@ def plain(llama: Path) -> Engine:
 
 
 @pytest.fixture(params=MODES)
-def caching(request: pytest.FixtureRequest, llama: Path, draft: Path) -> Engine:
-    return make_engine(llama, draft=draft, **MODES[request.param])
+def caching(
+    request: pytest.FixtureRequest, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
+    """With reuse on both sides, where there is a draft."""
+    with inline_drafts(monkeypatch), make_engine(llama, draft=draft, **MODES[request.param]) as engine:
+        yield engine
 
 
 def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> list[Sample]:
@@ -132,3 +141,53 @@ def test_requests_that_end_badly_leave_nothing(llama: Path, monkeypatch: pytest.
         with pytest.raises(Exception, match="broken"):
             engine.step()
     assert finish(engine, SNIPPETS[0], params(4))[0].request.stats.cached_tokens == 0
+
+
+# -- drafts
+
+
+def turns(engine: Engine, plain: Engine, salt: str | None = None) -> list[int]:
+    """Two turns of a conversation; how many tokens each began with."""
+    tokens, began = plain.check_prompt(SNIPPETS[0] * 8), []
+    for turn in range(2):
+        (sample,) = finish(engine, tokens, params(12, seed=turn), salt)
+        assert [sample.token_ids] == run(plain, [tokens], [params(12, seed=turn)])
+        began.append(len(tokens))
+        tokens = [*tokens, *sample.token_ids, 5]
+    return began
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_draft_in_this_process_computes_what_is_new(
+    llama: Path, draft: Path, plain: Engine, cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", prefix_cache=cached)
+    rows, execute = [], engine.draft_executor.execute
+
+    def counted(sequences: list[SequenceRows], sampling: Sampling) -> Outcome:
+        rows.append(sum(len(one.tokens) for one in sequences))
+        return execute(sequences, sampling)
+
+    monkeypatch.setattr(engine.draft_executor, "execute", counted)
+    prompts = turns(engine, plain)
+    assert [count for count in rows if count > 20] == (prompts[:1] if cached else prompts)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_draft_elsewhere_finds_what_it_computed(
+    llama: Path, draft: Path, plain: Engine, cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each salt for itself."""
+    config: dict[str, Any] = {"draft": draft, "mode": "async", "drafter": "lm", "prefix_cache": cached}
+    with inline_drafts(monkeypatch), make_engine(llama, **config) as engine:
+        assert engine.remote is not None
+        (pool,) = engine.remote.pools
+        expected = 0
+        for salt in (None, "a"):
+            first, _ = turns(engine, plain, salt)
+            expected += first
+            until = time.monotonic() + PATIENCE
+            while cached and time.monotonic() < until and pool.load.own_cached < expected:
+                time.sleep(0.01)
+        assert pool.load.own_cached >= expected if cached else pool.load.own_cached == 0
+        assert pool.load.own_cached < expected + 2 * 13

@@ -8,9 +8,8 @@ from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.wire.serving import Delta, Finish, Identity, PoolLoad, Progress, Status, StepReport, Verified
 
 IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, max_requests=8, max_nodes=16)
-POOL = PoolLoad(
-    "local", True, sessions=3, free_slots=50, step_ms=4.0, queue_ms=0.5, drops={"late_nodes": 7, "resyncs": 1}
-)
+DROPS = {"late_nodes": 7, "resyncs": 1}
+POOL = PoolLoad("local", True, sessions=3, free_slots=50, step_ms=4.0, queue_ms=0.5, drops=DROPS, cached=9)
 
 
 def status(running: int = 2, free_slots: int = 750, preemptions: int = 0, pools: tuple[PoolLoad, ...] = ()) -> Status:

@@ -192,6 +192,7 @@ def test_a_target_that_is_gone_holds_nothing(metrics: ServerMetrics) -> None:
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
     assert value(metrics, "vllm:cache_config_info", num_gpu_blocks="1000", block_size="1", cache_dtype="float32") == 1
     assert value(metrics, "pilotfish_pool_step_seconds", pool="local") == pytest.approx(0.004)
+    assert value(metrics, "pilotfish_pool_cached_tokens_total", pool="local") == 9
     metrics.target(ready=False, restarts=0)
     assert value(metrics, "vllm:kv_cache_usage_perc") == value(metrics, "vllm:num_requests_running") == 0
     assert value(metrics, "vllm:num_requests_waiting") == value(metrics, "pilotfish_target_ready") == 0

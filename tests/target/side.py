@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from support import limits
 
@@ -24,7 +24,7 @@ SAID = TypeVar("SAID", bound=ToDraft)
 class Side:
     """A target with pools that a test plays."""
 
-    def __init__(self, pools: int = 1, **options: float) -> None:
+    def __init__(self, pools: int = 1, **options: Any) -> None:
         self.now = 0.0
         self.problems: dict[Peer, str] = {}
         self.posted: list[tuple[Peer, ToDraft]] = []
@@ -33,7 +33,7 @@ class Side:
             HELLO,
             self.pools,
             lambda peer, *frames: self.posted.extend((peer, decode_to_draft(frame)) for frame in frames),
-            RemoteOptions(wanted=256, **options),  # type: ignore[arg-type]
+            RemoteOptions(wanted=256, **options),
             self.problems.get,
             lambda: self.now,
         )
@@ -66,9 +66,9 @@ def load(sessions: int = 0, own: int = 0) -> Load:
     return Load("draft", sessions, own, 0, 100, 1.0, 1.0)
 
 
-def make_request(number: int = 0, prompt: int = 5, **params: object) -> Request:
+def make_request(number: int = 0, prompt: int = 5, salt: str | None = None, **params: object) -> Request:
     p = SamplingParams(**{"max_tokens": 500, "seed": 3, **params})  # type: ignore[arg-type]
-    return Request(number, list(range(prompt)), p, 3, frozenset({2}), 10_000, [[4, 5]])
+    return Request(number, list(range(prompt)), p, 3, frozenset({2}), 10_000, [[4, 5]], salt)
 
 
 def tree(opened: Open, sequence: int, base_len: int, *nodes: tuple[int, int, int, float]) -> Tree:

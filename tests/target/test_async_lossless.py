@@ -22,6 +22,7 @@ from pilotfish.core.draft_sessions import FORGOTTEN, SessionTable
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
 from pilotfish.core.pools import DraftPool
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.draft.worker import DraftWorker, Grower
@@ -95,7 +96,7 @@ class Drafting:
         self.worker.turn(0.0)
         self.worker.machine.table.check()
         assert len(self.worker.machine.table) == 0
-        assert self.worker.machine.table.pool.num_free == self.worker.machine.table.pool.capacity
+        assert self.worker.machine.table.pool.num_available == self.worker.machine.table.pool.capacity
 
 
 @contextmanager
@@ -107,21 +108,22 @@ def drafting(
     if seed is not None:
         here, there = Loopback.pair(TARGET)
         ends = BadLine(here, seed), BadLine(there, seed + 1)
-    table, shape = SessionTable(SlotPool(slots)), LevelShape(8, 4)
+    pool, shape = SlotPool(slots), LevelShape(8, 4)
+    table = SessionTable(pool, PrefixCache(pool))
     executor = TorchExecutor(native_model(draft), slots, vocab_size=VOCAB)
     machine = DraftMachine(DraftIdentity("draft", "digest", {}), table, shape, executor.context)
     grower = Grower(executor, table, shape.children)
     worker = DraftWorker(machine, grower, ends[1])
     hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
-    pool = DraftPool("loopback", POOL)
+    draft_pool = DraftPool("loopback", POOL)
     options = RemoteOptions(wanted=100, quarantine=0.0)
     channel_thread = ChannelThread(ends[0], period=0.01)
-    drafter = RemoteDrafter(hello, [pool], channel_thread.post, options)
+    drafter = RemoteDrafter(hello, [draft_pool], channel_thread.post, options)
     thread = threading.Thread(target=worker.run)
     thread.start()
     channel_thread.start(drafter.receive, drafter.tick)
     try:
-        while not pool.ready:
+        while not draft_pool.ready:
             time.sleep(0.001)
         yield Drafting(make_engine(target, drafter, nodes=16, **config), drafter, worker)
     finally:

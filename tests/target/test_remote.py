@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 
 import msgspec
@@ -14,7 +15,11 @@ from pilotfish.core.messages import CONNECTION, Close, Commit, Hello, Open, Peer
 from pilotfish.core.pools import MAX_FAULTS, PAUSE, SILENCE
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RESTING_NODES, RESTING_PERIOD
+from pilotfish.engine.remote_drafts import salt_key
 from pilotfish.wire.channel import Received, encode
+from pilotfish.wire.curve_keys import KeyPair, TargetKeys
+
+SALTS = ((0, None), (1, "a"), (2, "b"), (3, "a"))
 
 
 @pytest.fixture
@@ -41,6 +46,24 @@ def test_a_request_is_opened_when_it_is_proposed_for(side: Side) -> None:
     assert (sampling.bad_token_ids, sampling.bad_sequences, sampling.stop_ids) == ([6], [[4, 5]], [2])
     side.propose(request)
     assert not side.said(Open)
+
+
+def test_a_salt_is_told_as_a_digest() -> None:
+    """Which only the target's key tells whose it is: equal for equal salts, else different; absent without a salt."""
+    sides = [Side(salt_key=key) for key in (b"one", b"two", b"one")]
+    digests = [[opened(side, make_request(number, salt=salt)).salt for number, salt in SALTS] for side in sides]
+    assert digests[0] == digests[2] and digests[0][0] is None
+    first, second, again = digests[0][1:]
+    assert first == again and len({first, second, *digests[1][1:3]}) == 4
+    frame = encode(opened(sides[0], make_request(9, salt="a tenant's secret")))
+    assert b"secret" not in frame and hashlib.sha256(b"a tenant's secret").digest()[:16] not in frame
+
+
+def test_targets_that_hold_one_key_have_the_key_of_salts_in_common() -> None:
+    one, two = KeyPair("p" * 40, "s" * 40), KeyPair("q" * 40, "t" * 40)
+    keys = [salt_key([TargetKeys(own, "pool")] * 2) for own in (one, two, one)]
+    assert keys[0] == keys[2] != keys[1] and b"s" * 40 not in keys[0]
+    assert len({salt_key([None]) for _ in range(3)} | set(keys)) == 5
 
 
 def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pilotfish.core.messages import (
     MAX_FRAME,
     MAX_NODES,
+    SALT_BYTES,
     Close,
     Commit,
     Hello,
@@ -36,6 +37,8 @@ tokens = st.lists(indices, max_size=20)
 numbers = st.floats(allow_nan=False)
 milliseconds = st.floats(0.0, 1e9, exclude_max=True)
 
+salts = st.none() | st.binary(min_size=SALT_BYTES, max_size=SALT_BYTES)
+counts = st.integers(0, 1 << 40)
 sampling = st.builds(
     RequestSampling,
     temperature=numbers,
@@ -47,7 +50,7 @@ sampling = st.builds(
 )
 to_draft: st.SearchStrategy[ToDraft] = st.one_of(
     st.builds(Hello, indices, texts, lengths, texts),
-    st.builds(Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices),
+    st.builds(Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices, salts),
     st.builds(Commit, ids, ids, lengths, st.lists(indices, min_size=1, max_size=20), indices),
     st.builds(Close, ids, ids),
 )
@@ -70,7 +73,7 @@ to_target: st.SearchStrategy[ToTarget] = st.one_of(
     trees(),
     st.builds(Resync, ids, ids, texts),
     st.builds(Refuse, indices, indices, texts),
-    st.builds(Load, texts, indices, indices, st.integers(0, 1 << 40), indices, milliseconds, milliseconds),
+    st.builds(Load, texts, indices, indices, counts, indices, milliseconds, milliseconds, counts),
 )
 
 TREE = Tree(1, 1, 0, 5, [1, 2], [0, 1], [7, 8], [-0.5, -1.5])
@@ -193,6 +196,9 @@ def test_trees_out_of_limits(fields: dict[str, object]) -> None:
         {"sampling": {"temperature": "hot"}},
         {"sampling": {"top_k": -1}},
         {"sampling": {"logit_bias": {"a": 1.0}}},
+        {"salt": b"s" * (SALT_BYTES - 1)},
+        {"salt": b"s" * (SALT_BYTES + 1)},
+        {"salt": "s" * SALT_BYTES},
     ],
 )
 def test_opens_out_of_limits(fields: dict[str, object]) -> None:

@@ -99,7 +99,7 @@ def calls_of(executors: Mapping[str, TorchExecutor]) -> dict[str, Callable[[obje
         PROBE: read_probe(),
         **{product_of(name): matmul_probe(DTYPES[name]) for name in product_dtypes()},
         **{case.name: partial(timed, forwards[case]) for case in TIMED},
-        LEVEL: partial(level_seconds, LMDrafter(executor, WIDTH)),
+        LEVEL: partial(level_seconds, LMDrafter(executor, WIDTH, prefix_cache=False)),
         FORWARD: lambda: timed(lambda: [forwards[DRAFT]() for _ in range(LEVELS)]) / LEVELS,
         **{
             kernels_of(case): partial(kernel_seconds, executors[case.shape], steps[case]) for case in reversed(PROFILED)

@@ -21,7 +21,7 @@ from pilotfish.options import pick
 
 MODEL = (
     *("dtype", "quantization", "kv_dtype", "device", "threads", "cores"),
-    *("kv_slots", "memory", "pace", "trace", "eager"),
+    *("kv_slots", "memory", "pace", "trace", "prefix_cache", "eager"),
 )
 
 

@@ -68,6 +68,7 @@ class ConnectedTarget:
     heard: float
     unshared: Unshared
     rows: int = 0  # grown for it
+    cached: int = 0  # tokens of its sessions whose KV was there
     malformed: int = 0  # frames
 
 
@@ -81,6 +82,7 @@ class DraftCounts:
     used: int = 0  # of them, committed
     hits: int = 0  # commits that were in the tree
     misses: int = 0
+    cached: int = 0  # tokens whose KV was there when their session was opened, or woken
     malformed: int = 0  # frames
     resyncs: int = 0
 
@@ -121,9 +123,17 @@ class DraftMachine:
         return Counter(session.key.target for session in self.table)
 
     def _load(self, peer: Peer, own: Counter[Peer]) -> Load:
-        free = self.table.pool.num_free
-        level_ms, queue_ms = 1000 * self._level_seconds.at(1), 1000 * self._queue_seconds.at(1)
-        return Load(self.identity.model, len(self.table), own[peer], self._targets[peer].rows, free, level_ms, queue_ms)
+        target = self._targets[peer]
+        return Load(
+            self.identity.model,
+            len(self.table),
+            own[peer],
+            target.rows,
+            self.table.pool.num_available,
+            1000 * self._level_seconds.at(1),
+            1000 * self._queue_seconds.at(1),
+            target.cached,
+        )
 
     def _send(self, peer: Peer, message: ToTarget) -> None:
         self.outbox.append(Outgoing(peer, message))
@@ -190,7 +200,11 @@ class DraftMachine:
                 self.table.close(before)
             self._send(peer, Refuse(message.session, message.generation, str(error)[:MAX_TEXT]))
             return
-        self.table.open(session)
+        self._found(peer, self.table.open(session))
+
+    def _found(self, peer: Peer, tokens: int) -> None:
+        self.counts.cached += tokens
+        self._targets[peer].cached += tokens
 
     def _check_tokens(self, message: Open, target: ConnectedTarget) -> None:
         """InputError where the sequence cannot be served."""
@@ -229,7 +243,9 @@ class DraftMachine:
             self._ask_again(peer, message, "a token is not in the vocabulary that Hello told of")
         else:
             rerooted = self.table.commit(session, message.tokens)
-            session.wanted, session.touched, session.evicted = min(message.wanted, MAX_NODES), now, False
+            session.wanted, session.touched = min(message.wanted, MAX_NODES), now
+            if session.evicted:
+                self._found(peer, self.table.wake(session))
             self.counts.used += rerooted.accepted
             self.counts.hits += rerooted.hit
             self.counts.misses += not rerooted.hit

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from pilotfish.core.logit_rules import LogitEdits, LogitRules
 from pilotfish.core.lookahead import Lookahead, NewNodes, RerootResult
 from pilotfish.core.messages import MAX_NODES, Open, Peer
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.slots import SlotPool
+from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
 from pilotfish.core.tree import Floats, Ints
+from pilotfish.errors import EngineError
 
 #: Seconds without a commit after which a sequence's KV may go to another.
 IDLE = 0.5
@@ -56,8 +58,10 @@ class DraftSession:
     key: SessionKey
     generation: int
     tenant: str
+    salt: bytes | None  # a digest, as Open has it
     weight: float
     tokens: list[int]
+    opened: int  # of them, those of the Open
     max_length: int
     seed: int
     params: SamplingParams
@@ -66,7 +70,7 @@ class DraftSession:
     wanted: int  # nodes after which its tree stops growing
     touched: float  # when it was last opened or committed to
     read: float = 0.0  # when a level last read tokens of it
-    slots: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    slots: Slots = field(default_factory=lambda: NO_SLOTS)
     tree: Lookahead = field(default_factory=Lookahead)
     evicted: bool = False  # its KV went to another; rests until its next commit
     pushes: int = 0
@@ -81,8 +85,10 @@ class DraftSession:
             key,
             message.generation,
             tenant,
+            message.salt,
             weight,
             list(message.tokens),
+            len(message.tokens),
             min(message.max_length, longest),
             message.seed,
             params,
@@ -103,9 +109,9 @@ class DraftSession:
         return self.max_length - len(self.tokens) - 1
 
     @property
-    def num_slots(self) -> int:
-        """Held by tokens and nodes."""
-        return len(self.slots) + len(self.tree.slots)
+    def root(self) -> str:
+        """Names all that may share KV with it: its tenant's sessions of the same salt."""
+        return f"{'' if self.salt is None else self.salt.hex()} {self.tenant}"
 
     def length_at(self, leaf: int) -> int:
         """Tokens of the sequence up to that node, or to the root."""
@@ -154,10 +160,17 @@ def add_children(level: Sequence[LevelPart], tokens: Ints, log_chances: Floats) 
 
 
 class SessionTable:
-    """All sessions over one pool of KV slots; the only place that allocates and frees slots."""
+    """All sessions over one pool of KV slots, and the KV that sessions have left; the only place that allocates and
+    frees slots.
 
-    def __init__(self, pool: SlotPool) -> None:
+    Sessions of one tenant and salt share the KV of tokens that they begin with. What a session was opened with can be
+    found once it is computed; the rest of its committed tokens when it loses its slots; nodes never.
+    """
+
+    def __init__(self, pool: SlotPool, cache: PrefixCache | None = None) -> None:
+        """`cache`, of this pool, keeps the KV that sessions leave."""
         self.pool = pool
+        self.cache = cache
         self._sessions: dict[SessionKey, DraftSession] = {}
 
     def __len__(self) -> int:
@@ -184,16 +197,13 @@ class SessionTable:
         self.close(min((s for s in self if s.tenant == largest), key=lambda s: s.touched))
         return True
 
-    def open(self, session: DraftSession) -> None:
-        """Add it. A session that it replaces leaves it the KV of the tokens that both have."""
+    def open(self, session: DraftSession) -> int:
+        """Add it, with the KV that is known of its tokens: of how many. One that it replaces leaves its KV before."""
         before = self._sessions.pop(session.key, None)
         if before is not None:
-            pairs = zip(before.tokens[: len(before.slots)], session.tokens, strict=False)
-            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            common = min(common, len(session.tokens) - 1)  # the last is computed again, for its logits
-            session.slots = before.slots[:common]
-            self.pool.release([*before.slots[common:].tolist(), *before.tree.drop()])
+            self._free(before)
         self._sessions[session.key] = session
+        return self._find(session)
 
     def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
         """Add the target's tokens and re-root: the accepted nodes' slots join the session's, those of dead nodes are
@@ -215,22 +225,41 @@ class SessionTable:
         session.slots = session.slots[:kept]
 
     def close(self, session: DraftSession) -> None:
-        """Forget it, and free its slots."""
+        """Forget it; its slots are idle, or free."""
         self._free(session)
         del self._sessions[session.key]
 
     def evict(self, session: DraftSession) -> None:
-        """Take its KV; it rests until its next commit."""
+        """Take its KV; it rests until it is woken."""
         self._free(session)
         session.evicted = True
 
+    def wake(self, session: DraftSession) -> int:
+        """A session that was evicted goes on, with the KV that is still known of its tokens: of how many."""
+        session.evicted = False
+        return self._find(session)
+
+    def _find(self, session: DraftSession) -> int:
+        """Give a session without KV what is known; not of the last token, which is computed for its logits."""
+        if self.cache is not None:
+            session.slots = self.cache.match(session.root, session.tokens[:-1])
+            self.pool.share(session.slots)
+        return len(session.slots)
+
+    def _remember(self, session: DraftSession, count: int) -> None:
+        """Let others find the KV of its first `count` tokens; where it was known already, have that instead."""
+        if self.cache is not None:
+            own = self.cache.insert(session.root, session.tokens[:count], session.slots[:count])
+            session.slots = np.concatenate((own, session.slots[count:]))
+
     def _free(self, session: DraftSession) -> None:
+        self._remember(session, len(session.slots))
         self.pool.release([*session.slots.tolist(), *session.tree.drop()])
-        session.slots = np.zeros(0, np.int32)
+        session.slots = NO_SLOTS
 
     def allocate(self, level: Sequence[LevelPart]) -> None:
         """Slots for the rows of a level."""
-        slots, used = self.pool.allocate(sum(part.rows for part in level)), 0
+        slots, used = self._take(sum(part.rows for part in level)), 0
         for part in level:
             own, used = slots[used : used + part.rows], used + part.rows
             if part.pending:
@@ -238,21 +267,31 @@ class SessionTable:
             else:
                 part.session.tree.expand(part.leaves, own.tolist())
 
+    def _take(self, count: int) -> Slots:
+        return self.pool.allocate(count) if self.cache is None else self.cache.allocate(count)
+
+    def computed(self, level: Sequence[LevelPart]) -> None:
+        """The forward over `level` has run: others may find what its sessions were opened with."""
+        for part in level:
+            session = part.session
+            if len(session.slots) - part.pending < session.opened <= len(session.slots):
+                self._remember(session, session.opened)
+
     def above_share(self) -> set[str]:
         """Tenants that hold more of the slots than their weight among all tenants here gives them."""
-        held, weights = Counter[str](), dict[str, float]()
+        held, weights = defaultdict[str, set[int]](set), dict[str, float]()
         for session in self:
-            held[session.tenant] += session.num_slots
+            held[session.tenant].update(session.slots.tolist(), session.tree.slots)
             weights[session.tenant] = session.weight
         slots_by_weight = self.pool.capacity / sum(weights.values()) if weights else 0.0
-        return {tenant for tenant, slots in held.items() if slots > slots_by_weight * weights[tenant]}
+        return {tenant for tenant, slots in held.items() if len(slots) > slots_by_weight * weights[tenant]}
 
     def make_room(self, count: int, kept: Collection[SessionKey], tenants: Collection[str], now: float) -> None:
-        """Have `count` slots free, if they can be had: idle sessions and those of `tenants` lose theirs, the ones
+        """Have `count` slots available, if they can be had: idle sessions and those of `tenants` lose theirs, the ones
         idle longest first, but none of `kept`."""
         losers = [s for s in self if (now - s.touched > IDLE or s.tenant in tenants) and s.key not in kept]
         for session in sorted((s for s in losers if len(s.slots)), key=lambda s: s.touched):
-            if self.pool.num_free >= count:
+            if self.pool.num_available >= count:
                 return
             self.evict(session)
 
@@ -263,6 +302,11 @@ class SessionTable:
             self.close(session)
 
     def check(self) -> None:
-        """EngineError unless every slot is free or belongs to exactly one session."""
+        """EngineError unless every slot is free, or in the cache, or counts the sessions that it belongs to."""
+        if any(session.evicted and (len(session.slots) or session.tree.slots) for session in self):
+            raise EngineError("draft sessions: one that rests without KV holds slots")
         expanded = [slot for s in self for slot in s.tree.slots]
-        self.pool.check([*(slot for s in self for slot in s.slots.tolist()), *expanded])
+        kept = () if self.cache is None else self.cache.slots
+        self.pool.check([*(slot for s in self for slot in s.slots.tolist()), *expanded], kept)
+        if self.cache is not None:
+            self.cache.check()

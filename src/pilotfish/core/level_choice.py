@@ -131,11 +131,11 @@ class LevelChoice:
     def _affordable(self, level: Sequence[LevelPart], now: float) -> list[LevelPart]:
         """Those for whom there are slots; what may bring a tree comes before what widens one."""
         level = sorted(level, key=lambda part: not part.pending)
-        if sum(part.rows for part in level) > self.table.pool.num_free:
+        if sum(part.rows for part in level) > self.table.pool.num_available:
             level = self._with_room(level, now)
-        left, affordable = self.table.pool.num_free, []
+        left, affordable = self.table.pool.num_available, []
         for part in level:
-            if part.rows <= left:
+            if part.rows <= left and not part.session.evicted:
                 left -= part.rows
                 affordable.append(part)
         return affordable
@@ -147,7 +147,7 @@ class LevelChoice:
         within = [part for part in level if part.session.tenant not in above]
         level, losers = (within, above) if within else (level, set[str]())
         self.table.make_room(sum(part.rows for part in level), {part.session.key for part in level}, losers, now)
-        if all(part.rows > self.table.pool.num_free for part in level):
+        if all(part.rows > self.table.pool.num_available for part in level):
             self._give_up_prompts(level[0])
         return level
 

@@ -15,6 +15,7 @@ handled.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
 #: Finite, as all of a Tree's and a Load's numbers.
 Score: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=0.0)]
 Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
+#: Bytes of a salt's digest.
+SALT_BYTES = 16
+SaltDigest: TypeAlias = Annotated[bytes, Meta(min_length=SALT_BYTES, max_length=SALT_BYTES)]
 #: As many as a request may name.
 TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
 
@@ -133,7 +137,14 @@ _NUMBERS = (
 )
 
 
-class Open(Struct, tag="open", frozen=True):
+def salt_digest(salt: str | None, key: bytes) -> bytes | None:
+    """What a draft is told of a tenant's salt: enough to tell two apart. Without `key` it can be guessed at."""
+    if salt is None:
+        return None
+    return hashlib.blake2b(salt.encode(errors="surrogatepass"), key=key, digest_size=SALT_BYTES).digest()
+
+
+class Open(Struct, tag="open", frozen=True, omit_defaults=True):
     """A sequence to draft for. One of a higher generation replaces the session."""
 
     session: Id
@@ -144,9 +155,11 @@ class Open(Struct, tag="open", frozen=True):
     seed: Annotated[int, Meta(ge=0)]  # 64 bits
     sampling: RequestSampling
     wanted: Index  # nodes below the root after which to stop growing
+    salt: SaltDigest | None = None  # sequences of different ones share nothing that is kept of them
 
     @classmethod
-    def of(cls, request: Request, number: int, generation: int, wanted: int) -> Open:
+    def of(cls, request: Request, number: int, generation: int, wanted: int, salt_key: bytes = b"") -> Open:
+        """`salt_key` is for the digest of the request's salt."""
         return cls(
             number,
             generation,
@@ -156,6 +169,7 @@ class Open(Struct, tag="open", frozen=True):
             request.seed,
             RequestSampling.of(request),
             wanted,
+            salt_digest(request.cache_salt, salt_key),
         )
 
 
@@ -219,6 +233,7 @@ class Load(Readable, tag="load", frozen=True):
     free_slots: Index
     step_ms: Milliseconds  # of a level, lately
     queue_ms: Milliseconds  # that committed tokens lately waited before a level took them
+    own_cached: Annotated[int, Meta(ge=0)] = 0  # tokens of that target whose KV was there when they were opened
 
 
 ToDraft: TypeAlias = Hello | Open | Commit | Close

@@ -57,6 +57,7 @@ class RemoteOptions:
     #: Seconds without a draft for a session whose pool broke the protocol, or fails it again soon after it was opened;
     #: twice that the next time, and so on.
     quarantine: float = 1.0
+    salt_key: bytes = b""  # for the digests of salts
 
 
 class SessionState(Enum):
@@ -192,7 +193,9 @@ class TargetMachine:
         session.copy = self._empty_copy(session.request)
         pool.sessions.add(session.number)
         self.counts.opened += 1
-        self._send(pool, Open.of(session.request, session.number, session.generation, self._options.wanted))
+        wanted, salt_key = self._options.wanted, self._options.salt_key
+        message = Open.of(session.request, session.number, session.generation, wanted, salt_key)
+        self._send(pool, message)
 
     def _send_commit(self, session: RemoteSession, now: float) -> None:
         """Send all tokens that the pool does not know."""

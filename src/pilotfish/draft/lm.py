@@ -16,6 +16,7 @@ from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import Executor
 from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.messages import Open
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.tree import LM, Guesses
@@ -32,7 +33,8 @@ class LMDrafter:
     """Trees of a target in the same process. They are re-rooted when it commits, and grow when it asks: what survives
     keeps its KV.
 
-    Slots run out gracefully: kept trees give way first, then a request that gets none proposes an empty tree.
+    Slots run out gracefully: kept trees give way first, then a request that lacks some: it proposes an empty tree, and
+    what it held serves the others.
     """
 
     def __init__(
@@ -43,11 +45,14 @@ class LMDrafter:
         clock: Callable[[], float] = time.perf_counter,
         unshared: frozenset[int] = frozenset(),
         pacer: Pacer | None = None,
+        prefix_cache: bool = True,
     ) -> None:
         """Each level is a forward over the best `width` leaves of a request, each of which gets `children`. `unshared`
-        are ids of tokens that the target lacks; `pacer` holds back each level."""
+        are ids of tokens that the target lacks; `pacer` holds back each level; `prefix_cache` keeps the KV of requests
+        that have ended."""
         self.executor = executor
-        self.table = SessionTable(SlotPool(executor.num_slots))
+        pool = SlotPool(executor.num_slots)
+        self.table = SessionTable(pool, PrefixCache(pool) if prefix_cache else None)
         self.levels = 0
         self.pacer = pacer
         self._grower = Grower(executor, self.table, children, pacer)
@@ -89,22 +94,26 @@ class LMDrafter:
             opened = Open.of(request, number=1, generation=1, wanted=0)
             session = DraftSession.of(_key(request), opened, "", 1.0, self.executor.context, self._unshared, now=0.0)
             self.table.open(session)
+        elif session.evicted:
+            self.table.wake(session)
         return session
 
     # -- KV of committed tokens
 
     def _affordable(self, sessions: Sequence[DraftSession], levels: int) -> list[DraftSession]:
-        """The sessions, in order, whose missing tokens and whose new nodes fit into the free slots and the context."""
+        """The sessions, in order, whose missing tokens and whose new nodes fit into the slots and the context."""
         growing = [session for session in sessions if session.max_depth > 0]
-        if sum(self._need(session, levels) for session in growing) > self.table.pool.num_free:
+        if sum(self._need(session, levels) for session in growing) > self.table.pool.num_available:
             for session in self.table:
                 self.table.drop_tree(session)
-        served, left = [], self.table.pool.num_free
+        served, taken = [], 0
         for session in growing:
             need = self._need(session, levels)
-            if need <= left:
-                left -= need
+            if taken + need <= self.table.pool.num_available:
+                taken += need
                 served.append(session)
+            else:
+                self.table.evict(session)
         return served
 
     def _need(self, session: DraftSession, levels: int) -> int:

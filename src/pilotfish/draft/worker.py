@@ -135,6 +135,7 @@ class Grower:
         with pace:
             self.table.allocate(level)
             outcome = self.executor.execute(self._rows(level), sampling_of(level, self.children))
+            self.table.computed(level)
             if outcome.log_chances is None:
                 return [NewNodes()] * len(level)
             return add_children(level, outcome.tokens, outcome.log_chances)

@@ -13,6 +13,7 @@ from pilotfish.config import DraftConfig, model_name
 from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
 from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.level_choice import LevelShape
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.draft.worker import DraftWorker, Grower
@@ -70,7 +71,8 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
     memory = plan_memory(model)
     loaded = load_configured(model, model.target)
     executor = TorchExecutor(loaded, memory.slots, vocab_size=len(tokenizer))
-    table = SessionTable(SlotPool(memory.slots))
+    pool = SlotPool(memory.slots)
+    table = SessionTable(pool, PrefixCache(pool) if model.prefix_cache else None)
     identity = DraftIdentity(model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer))
     machine = DraftMachine(identity, table, LevelShape(config.leaves, config.children), loaded.config.context)
     return DraftWorker(machine, Grower(executor, table, config.children, pacer), channel)

@@ -138,7 +138,8 @@ class Engine:
         return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
     def make_lm_drafter(self, width: int = 0) -> LMDrafter:
-        """A new one over the draft in this process. Its levels have `width` rows; 0: as configured."""
+        """A new one over the draft in this process. Its levels have `width` rows; 0: as configured. All of one engine
+        write into the same slots: while one has sessions, or a prefix cache, it is the only one in use."""
         return self._lm_drafter(width or self.config.width)
 
     @cached_property
@@ -150,7 +151,8 @@ class Engine:
         unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self.tokenizer).keys()
         loaded, pacer = load_configured(config, config.draft), self._pacer("draft", config.paces.draft)
         self.draft_executor = TorchExecutor(loaded, self.memory.slots, vocab_size=self.model.config.vocab_size)
-        return partial(LMDrafter, self.draft_executor, unshared=frozenset(unshared), pacer=pacer)
+        unshared_ids, cached = frozenset(unshared), config.prefix_cache
+        return partial(LMDrafter, self.draft_executor, unshared=unshared_ids, pacer=pacer, prefix_cache=cached)
 
     def _make_remote_drafter(self) -> RemoteDrafter:
         config = self.config

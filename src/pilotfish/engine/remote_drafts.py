@@ -9,6 +9,7 @@ channel's thread  Tree: attach to the copy       Load: the pool lives       Resy
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -33,7 +34,7 @@ from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.errors import EngineError, ModelError, ParameterError, WireError
 from pilotfish.wire.channel import ChannelThread, Received, decode_to_target, framed
-from pilotfish.wire.curve_keys import load_target_keys
+from pilotfish.wire.curve_keys import TargetKeys, load_target_keys
 from pilotfish.wire.sockets import DialingChannel
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class RemoteDrafts:
         thread = ChannelThread(channel)
         digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
         hello = Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added)
-        options = RemoteOptions(config.wanted)
+        options = RemoteOptions(config.wanted, salt_key=salt_key(keys))
         drafter = self.drafter = RemoteDrafter(hello, self.pools, thread.post, options, channel.problem)
         self._open.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._open.callback(thread.close)
@@ -134,6 +135,14 @@ def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:
     not use them."""
     own = {"config": config_text(replace(config, cores="")), "listen": endpoint, "name": name}
     return [sys.executable, "-m", "pilotfish", "draft", *(f"--{option}={value}" for option, value in own.items())]
+
+
+def salt_key(keys: Sequence[TargetKeys | None]) -> bytes:
+    """For the digests of salts, so that no pool can try which salt has one. Targets that hold the same key have it in
+    common; without keys it is this process's own."""
+    if not keys or keys[0] is None:
+        return secrets.token_bytes(32)
+    return hashlib.blake2b(keys[0].own.secret.encode(), person=b"pilotfish salts", digest_size=32).digest()
 
 
 class RemoteDrafter:

@@ -11,6 +11,7 @@ from contextlib import closing
 
 from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.messages import Load
+from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import FinishReason
 from pilotfish.core.target_machine import Arrival
 from pilotfish.engine.engine import Engine
@@ -271,8 +272,9 @@ def _arrivals(engine: Engine) -> list[Arrival]:
 def _pools(engine: Engine) -> list[PoolLoad]:
     if engine.remote is None:
         return []
-    loads = [(pool, pool.load or NO_LOAD) for pool in engine.remote.pools]
-    return [
-        PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, load.step_ms, load.queue_ms, pool.drops.counts)
-        for pool, load in loads
-    ]
+    return [_pool_load(pool, pool.load or NO_LOAD) for pool in engine.remote.pools]
+
+
+def _pool_load(pool: DraftPool, load: Load) -> PoolLoad:
+    times, counts = (load.step_ms, load.queue_ms), (pool.drops.counts, load.own_cached)
+    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, *times, *counts)

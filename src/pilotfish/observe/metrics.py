@@ -149,6 +149,7 @@ class ServerMetrics:
             values = (pool.ready, pool.sessions, pool.free_slots, pool.step_ms / 1000, pool.queue_ms / 1000)
             for name, value in zip(POOL_GAUGES, values, strict=True):
                 self._metrics[name, pool.name].set(value)
+            self._add_total(pool.cached, "pilotfish_pool_cached_tokens", pool.name)
             for reason, count in pool.drops.items():
                 self._add_total(count, "pilotfish_pool_drops", pool.name, reason)
 

@@ -1,0 +1,267 @@
+"""A draft's sessions: the KV in a session's slots is that of its tokens, under its tenant and salt; none is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from slot_contents import SlotContents
+
+from pilotfish.core.draft_sessions import (
+    IDLE,
+    DraftSession,
+    LevelPart,
+    SessionKey,
+    SessionTable,
+    Unshared,
+    add_children,
+)
+from pilotfish.core.level_choice import LevelChoice, LevelShape
+from pilotfish.core.messages import Open, RequestSampling, salt_digest
+from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.slots import SlotPool
+from pilotfish.errors import EngineError
+
+CAPACITY, CHILDREN = 40, 2
+TENANTS, SALTS = ("a", "b"), (None, "x", "y")
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+SHAPE = LevelShape(4, CHILDREN)
+
+
+def make_table(capacity: int = CAPACITY, cached: bool = True) -> SessionTable:
+    pool = SlotPool(capacity)
+    return SessionTable(pool, PrefixCache(pool) if cached else None)
+
+
+def make_session(
+    number: int, tokens: list[int], tenant: str = "a", salt: str | None = None, generation: int = 1, now: float = 0.0
+) -> DraftSession:
+    key, digest = SessionKey(tenant.encode(), number), salt_digest(salt, b"key")
+    opened = Open(number, generation, tokens, len(tokens), 60, 0, RequestSampling(), 30, digest)
+    return DraftSession.of(key, opened, tenant, 1.0, CAPACITY, Unshared(), now)
+
+
+class Device:
+    """Runs levels of children that do not depend on anything."""
+
+    def __init__(self, table: SessionTable) -> None:
+        self.table = table
+        self.contents = SlotContents(table)
+
+    def run(self, level: list[LevelPart]) -> None:
+        self.table.allocate(level)
+        self.contents.run(level)
+        self.table.computed(level)
+        leaves = sum(len(part.leaves) for part in level)
+        add_children(level, np.tile(np.arange(CHILDREN), (leaves, 1)), np.full((leaves, CHILDREN), -0.7))
+
+    def check(self) -> None:
+        self.contents.check()
+
+
+def read(device: Device, session: DraftSession) -> int:
+    """Compute all that it lacks: rows."""
+    before = device.contents.rows
+    if session.num_pending:
+        device.run([LevelPart.of_pending(session, session.num_pending)])
+    return device.contents.rows - before
+
+
+class SessionsMachine(RuleBasedStateMachine):
+    """Sessions of several tenants and salts over few slots: opened, again, grown, committed to, evicted, closed."""
+
+    @initialize(cached=st.booleans())
+    def begin(self, cached: bool) -> None:
+        self.table = make_table(cached=cached)
+        self.device = Device(self.table)
+        self.choice = LevelChoice(self.table, SHAPE)
+        self.now = 0.0
+
+    def some(self, data: st.DataObject) -> DraftSession:
+        return data.draw(st.sampled_from(list(self.table)))
+
+    @rule(number=st.integers(1, 3), tenant=st.sampled_from(TENANTS), salt=st.sampled_from(SALTS), tokens=TOKENS)
+    def open(self, number: int, tenant: str, salt: str | None, tokens: list[int]) -> None:
+        session = make_session(number, tokens, tenant, salt, now=self.now)
+        found = self.table.open(session)
+        assert found == len(session.slots) < len(tokens)
+        assert self.table.cache is not None or not found
+
+    @rule()
+    def level(self) -> None:
+        level = self.choice.next_level(self.now)
+        assert sum(part.rows for part in level) <= self.table.pool.num_available
+        if level:
+            self.device.run(level)
+
+    @precondition(lambda self: len(self.table))
+    @rule(data=st.data(), hits=st.integers(0, 3), bonus=st.integers(0, 1))
+    def commit(self, data: st.DataObject, hits: int, bonus: int) -> None:
+        session = self.some(data)
+        tree = session.tree
+        node = next((node for node in tree.likeliest(30) if tree.depth(node) == hits), tree.root)
+        tokens = [*tree.path_tokens(node), bonus]
+        if len(session.tokens) + len(tokens) < session.max_length:
+            self.table.commit(session, tokens)
+            session.touched = self.now
+            if session.evicted:
+                self.table.wake(session)
+
+    @precondition(lambda self: len(self.table))
+    @rule(data=st.data(), end=st.sampled_from(["close", "evict", "drop_tree"]))
+    def lose(self, data: st.DataObject, end: str) -> None:
+        getattr(self.table, end)(self.some(data))
+
+    @rule(count=st.integers(0, CAPACITY), tenants=st.sets(st.sampled_from(TENANTS)))
+    def make_room(self, count: int, tenants: set[str]) -> None:
+        before, rested = self.table.pool.num_available, [session.evicted for session in self.table]
+        self.table.make_room(count, (), tenants, self.now)
+        assert before < count or rested == [session.evicted for session in self.table]
+        if tenants == set(TENANTS):
+            assert self.table.pool.num_available >= min(count, CAPACITY - sum(len(s.tree.slots) for s in self.table))
+
+    @rule()
+    def wait(self) -> None:
+        self.now += IDLE
+
+    @invariant()
+    def nothing_is_lost_or_mixed_up(self) -> None:
+        self.device.check()
+
+
+TestSessions = SessionsMachine.TestCase
+TestSessions.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_the_next_turn_begins_with_the_last() -> None:
+    """Prompt and output, whatever the sampling, the target or the generation."""
+    table = make_table()
+    device, first = Device(table), make_session(1, [0, 1] * 5)
+    table.open(first)
+    assert read(device, first) == 10
+    node = first.tree.likeliest(1)[0]
+    device.run([LevelPart(first, 0, [node])])
+    table.commit(first, [*first.tree.path_tokens(node), 1])  # the second has no KV yet
+    table.close(first)
+    second = make_session(7, [*[0, 1] * 5, *[first.tokens[10], 1], 0, 0], generation=3)
+    second.key = SessionKey(b"another target", 7)
+    assert table.open(second) == 11 and read(device, second) == 3
+    device.check()
+
+
+def test_what_is_being_read_is_found_once_it_is_computed() -> None:
+    table = make_table()
+    device, first, second = Device(table), make_session(1, [0] * 10), make_session(2, [*[0] * 9, 1])
+    table.open(first)
+    device.run([LevelPart.of_pending(first, 6)])
+    assert table.open(make_session(3, [*[0] * 9, 1])) == 0
+    device.run([LevelPart.of_pending(first, 4)])
+    assert table.open(second) == 9 and set(second.slots.tolist()) == set(first.slots[:9].tolist())
+    table.close(first)
+    device.check()
+    assert read(device, second) == 1
+
+
+def test_the_last_token_is_computed_by_each_for_itself() -> None:
+    table = make_table()
+    device = Device(table)
+    for number in range(1, 4):
+        session = make_session(number, [0, 1, 1, 0])
+        assert table.open(session) == (3 if number > 1 else 0)
+        assert read(device, session) == (1 if number > 1 else 4)
+        device.check()
+    assert CAPACITY - table.pool.num_available == 4  # all have the first one's, the last token's too
+
+
+@pytest.mark.parametrize("other", [("b", None), ("a", "x"), ("a", ""), ("b", "x")])
+def test_tenants_and_salts_share_nothing(other: tuple[str, str | None]) -> None:
+    table = make_table()
+    device, first = Device(table), make_session(1, [0] * 8)
+    table.open(first)
+    read(device, first)
+    table.close(first)
+    assert table.open(make_session(2, [0] * 8, *other)) == 0
+    assert table.open(make_session(3, [0] * 8)) == 7
+    device.check()
+
+
+def test_without_a_cache_nothing_is_kept() -> None:
+    table = make_table(cached=False)
+    device, first = Device(table), make_session(1, [0] * 8)
+    table.open(first)
+    read(device, first)
+    again = make_session(1, [0] * 8, generation=2)
+    assert table.open(again) == 0 and table.pool.num_free == CAPACITY
+    table.evict(again)
+    assert table.wake(again) == 0
+    table.check()
+
+
+def test_idle_kv_goes_before_that_of_sessions() -> None:
+    """And one that was evicted finds what is left of its own."""
+    table = make_table()
+    device, choice = Device(table), LevelChoice(table, SHAPE)
+    old, live = make_session(1, [0] * 20), make_session(2, [1] * 15)
+    for session in (old, live):
+        table.open(session)
+        read(device, session)
+    table.close(old)
+    assert (table.pool.num_free, table.pool.num_idle) == (5, 20)
+    new = make_session(3, [*[1, 0] * 6, 1], now=10.0)
+    table.open(new)
+    device.run(choice.next_level(10.0))
+    assert not live.evicted and len(live.slots) == 15 and len(new.slots) > 5
+    table.evict(live)
+    assert live.evicted and table.wake(live) == 14
+    device.check()
+
+
+def test_while_idle_kv_can_go_nobody_is_held_to_its_share() -> None:
+    table = make_table()
+    device, choice = Device(table), LevelChoice(table, SHAPE)
+    old, live = make_session(1, [0] * 12), make_session(2, [1] * 24)
+    for session in (old, live):
+        table.open(session)
+        read(device, session)
+    table.close(old)
+    table.open(make_session(3, [1, 0, 1, 0]))
+    table.open(make_session(1, [0, 1, 0], "b"))
+    assert table.above_share() == {"a"} and table.pool.num_free == 4
+    assert {part.session.tenant for part in choice.next_level(0.0)} == {"a", "b"}
+
+
+def test_shared_slots_count_once_for_their_tenant() -> None:
+    table = make_table()
+    device = Device(table)
+    for number in range(1, 5):
+        session = make_session(number, [0] * 8)
+        table.open(session)
+        read(device, session)
+    table.open(make_session(1, [1] * 5, "b"))
+    assert table.above_share() == set()
+
+
+def test_a_session_that_gave_way_gets_no_rows_of_the_level_it_was_in() -> None:
+    """Its part was of tokens that it has lost."""
+    table = make_table()
+    device, choice = Device(table), LevelChoice(table, SHAPE)
+    first, second = make_session(1, [0] * 25), make_session(2, [1] * 25)
+    for session in (first, second):
+        table.open(session)
+        device.run([LevelPart.of_pending(session, 18)])
+    level = choice.next_level(0.0)
+    assert [part.session for part in level] == [first] and second.evicted
+    device.run(level)
+    device.check()
+
+
+def test_kv_that_a_session_without_any_holds_is_found_out() -> None:
+    table = make_table()
+    session = make_session(1, [0, 1])
+    table.open(session)
+    read(Device(table), session)
+    session.evicted = True
+    with pytest.raises(EngineError, match="rests"):
+        table.check()
