@@ -107,6 +107,9 @@ class DiskStore:
             if error.errno not in _OUR_LACK:
                 self._remove(key)
             return None
+        except MemoryError:
+            self.counts.failed_reads += 1
+            return None
         if isinstance(found, KVObject) and not np.array_equal(found.tokens, np.asarray(tokens)):
             found = Damage.TOKENS
         if isinstance(found, Damage):
