@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from inline_drafts import PATIENCE, inline_drafts
 from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.executor import Outcome, Sampling, SequenceRows
+from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
@@ -89,6 +91,37 @@ def test_tenants_share_nothing(caching: Engine) -> None:
     assert {salt: sample.request.stats.cached_tokens for salt, sample in outputs.items()} == {None: 0, "a": 0, "b": 0}
     again = finish(caching, SNIPPETS[0], params(8), "a")[0]
     assert again.request.stats.cached_tokens > 0 and again.token_ids == outputs["a"].token_ids
+
+
+@pytest.mark.parametrize("kv_slots", [512, 16384])
+def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: int) -> None:
+    """200 pairs, at the same time or one after the other, where all stays and where most is evicted."""
+    engine = make_engine(llama, kv_slots=kv_slots)
+    scheduler, draw = engine.worker.scheduler, np.random.default_rng(0)
+    assert scheduler.cache is not None
+
+    def step() -> None:
+        engine.step()
+        held = {salt: {slot for r in running(salt) for slot in r.slots[: r.num_computed].tolist()} for salt in "ab"}
+        assert held["a"].isdisjoint(held["b"])
+
+    def running(salt: str) -> list[Request]:
+        return [request for request in scheduler.running if request.cache_salt == salt]
+
+    for pair in range(200):
+        prompt = [pair, *draw.integers(0, 512, draw.integers(1, 40)).tolist()]
+        samples = engine.submit(prompt, params(3), "a")
+        while engine.busy and pair % 2:
+            step()
+        samples += engine.submit(prompt, params(3), "b")
+        while engine.busy:
+            step()
+        assert samples[0].token_ids == samples[1].token_ids
+        assert [sample.request.stats.cached_tokens for sample in samples] == [0, 0]
+        known = {salt: scheduler.cache.match(salt, prompt).tolist() for salt in "ab"}
+        assert len(known["a"]) == len(known["b"]) == len(prompt) and set(known["a"]).isdisjoint(known["b"])
+    assert_idle(engine)
+    assert bool(scheduler.cache.evicted) is (kv_slots == 512)
 
 
 def test_samples_of_one_prompt_find_it(caching: Engine, plain: Engine) -> None:
