@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from pilotfish.bench import app
-from pilotfish.bench.eviction import BLOCK_TOKENS, Arrival, distinct_blocks, hit_rate, read_trace, tenants
+from pilotfish.bench.eviction import BLOCK_TOKENS, TracedRequest, distinct_blocks, hit_rate, read_trace, tenants
 from pilotfish.bench.workload import parse_shares
 from pilotfish.errors import InputError, ParameterError
 
 #: Three conversations in turn, each of two turns; the last block of a prompt is not full.
-CONVERSATIONS = [Arrival(2 * BLOCK_TOKENS - 12, [10 * i, 10 * i + 1]) for i in range(3)]
-SECOND_TURNS = [Arrival(3 * BLOCK_TOKENS - 100, [10 * i, 10 * i + 1, 10 * i + 2]) for i in range(3)]
+CONVERSATIONS = [TracedRequest(2 * BLOCK_TOKENS - 12, [10 * i, 10 * i + 1]) for i in range(3)]
+SECOND_TURNS = [TracedRequest(3 * BLOCK_TOKENS - 100, [10 * i, 10 * i + 1, 10 * i + 2]) for i in range(3)]
 TURNS = [*CONVERSATIONS, *SECOND_TURNS]
 TOKENS = sum(one.input_length for one in TURNS)
 
@@ -31,7 +31,7 @@ def test_a_small_pool_forgets_what_was_used_longest_ago() -> None:
 
 
 def test_equal_blocks_below_other_salts_are_others() -> None:
-    pair = [Arrival(BLOCK_TOKENS, [1], salt) for salt in ("a", "b", "a")]
+    pair = [TracedRequest(BLOCK_TOKENS, [1], salt) for salt in ("a", "b", "a")]
     assert hit_rate(pair, 3, 0) == 1 / 3 and distinct_blocks(pair) == 2
 
 

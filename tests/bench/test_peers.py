@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from conftest import Measure
 from support import SNIPPETS
 from typer.testing import CliRunner
 
-from pilotfish.bench import app
+from pilotfish.bench import app, reuse
 from pilotfish.bench.contestants import Run
+from pilotfish.bench.dialogues import SAMPLED, WORKLOADS
 from pilotfish.bench.peers import (
     ASSISTED,
     BEST,
@@ -28,6 +30,7 @@ from pilotfish.bench.peers import (
     figures_of,
     run_peers,
 )
+from pilotfish.bench.reuse import run_reuse
 from pilotfish.core.request import RequestStats
 from pilotfish.errors import EngineError, InputError
 
@@ -50,6 +53,11 @@ print("a library's own word on stdout")
 class SchedulerConfig:
     enable_prefix_caching = True
 
+class StreamerBase:
+    pass
+
+StreamingStatus = SimpleNamespace(RUNNING=0)
+
 class GenerationConfig:
     num_assistant_tokens = None
 
@@ -59,7 +67,7 @@ def draft_model(directory, device, **properties):
 class LLMPipeline:
     def __init__(self, directory, device, scheduler_config, draft_model=None, **properties):
         assert device == "CPU" and properties == {{"INFERENCE_NUM_THREADS": 1}}
-        assert not scheduler_config.enable_prefix_caching
+        self.reuse = scheduler_config.enable_prefix_caching
         assert draft_model is None or draft_model.properties == properties and Path(draft_model.directory).is_dir()
         self.draft, self.tokenizer = draft_model, Tokenizer.from_file(directory + "/tokenizer.json")
 
@@ -70,8 +78,13 @@ class LLMPipeline:
         ids = self.tokenizer.encode({encoded}).ids
         return SimpleNamespace(input_ids=SimpleNamespace(data=np.array([ids])))
 
-    def generate(self, prompt, config):
-        assert config.ignore_eos and not config.do_sample
+    def decode(self, tokens):
+        return self.tokenizer.decode([token for token in tokens if token > 0])
+
+    def generate(self, prompt, config, streamer=None):
+        assert config.ignore_eos and not config.do_sample and (streamer is not None or not self.reuse)
+        if streamer is not None:
+            streamer.write(1)
         guessed = -1 if self.draft is None else config.num_assistant_tokens or 0
         tokens = [guessed, *range(2, config.max_new_tokens + 1)]
         return SimpleNamespace(tokens=[tokens])
@@ -125,6 +138,15 @@ def test_peers(measure: Measure, installed: Installed, tmp_path: Path) -> None:
     written = [one.stat().st_mtime_ns for one in exported]
     measure(run_peers, "peers", openvino=python, max_tokens=2, repeats=1, threads=1)
     assert [one.stat().st_mtime_ns for one in sorted((tmp_path / "cache" / "openvino").iterdir())] == written
+
+
+def test_turns(measure: Measure, installed: Installed) -> None:
+    given = {"openvino": installed(), "max_tokens": 2, "repeats": 1, "threads": 1, "shared": 64, "kv_slots": 4096}
+    results = measure(run_reuse, "reuse", **given).results
+    rows = {(row["workload"], row["contestant"]): row for row in results["first_tokens"]}
+    assert results["versions"] == dict.fromkeys(PACKAGES, "1.2")
+    assert rows.keys() == {*product(WORKLOADS, (*reuse.OURS, *reuse.THEIRS))} - {*product((SAMPLED,), reuse.THEIRS)}
+    assert all(row["cached_tokens"] is None for (_, name), row in rows.items() if name in reuse.THEIRS)
 
 
 def test_the_command(installed: Installed, llama: Path, draft: Path, prompt_file: Path) -> None:

@@ -29,7 +29,7 @@ REQUESTS, TENANTS, SYSTEM_BLOCKS, OTHER_BLOCKS, DOCUMENT_EVERY, DOCUMENT_BLOCKS 
 Count = Annotated[int, Meta(ge=1)]
 
 
-class Arrival(Struct, frozen=True):
+class TracedRequest(Struct, frozen=True):
     """A request of a trace, as its line says. Equal hashes are blocks that begin with equal prefixes."""
 
     input_length: Count
@@ -59,7 +59,7 @@ def run_eviction(options: BenchOptions, progress: ProgressBar) -> Report:
     return Report({"hit_rates": rows, "unlimited": unlimited})
 
 
-def read_trace(path: Path) -> list[Arrival]:
+def read_trace(path: Path) -> list[TracedRequest]:
     """Requests of a file of JSON Lines, compressed where its name ends with .gz. InputError names the first line that
     is none."""
     try:
@@ -72,15 +72,15 @@ def read_trace(path: Path) -> list[Arrival]:
     return [_arrival(line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
 
 
-def _arrival(line: bytes, place: str) -> Arrival:
+def _arrival(line: bytes, place: str) -> TracedRequest:
     try:
-        return msgspec.json.decode(line, type=Arrival)
+        return msgspec.json.decode(line, type=TracedRequest)
     except msgspec.DecodeError as error:
         allowed = "an object with input_length, in tokens, and hash_ids, a number for each block"
         raise InputError(f"trace: {place} is not allowed ({error}); expected {allowed}") from error
 
 
-def tenants(requests: int = REQUESTS) -> list[Arrival]:
+def tenants(requests: int = REQUESTS) -> list[TracedRequest]:
     """Requests of tenants, each below a salt of its own: a beginning that they share and something new, or a
     document."""
     draw = np.random.default_rng(0)
@@ -91,12 +91,12 @@ def tenants(requests: int = REQUESTS) -> list[Arrival]:
         document = index % DOCUMENT_EVERY == 0
         new = range(first, first + (DOCUMENT_BLOCKS if document else int(count)))
         blocks = [*([] if document else range(SYSTEM_BLOCKS)), *new]
-        arrivals.append(Arrival(BLOCK_TOKENS * len(blocks), blocks, f"tenant {tenant}"))
+        arrivals.append(TracedRequest(BLOCK_TOKENS * len(blocks), blocks, f"tenant {tenant}"))
         first = new.stop
     return arrivals
 
 
-def hit_rate(arrivals: Sequence[Arrival], capacity: int, proven_share: float) -> float:
+def hit_rate(arrivals: Sequence[TracedRequest], capacity: int, proven_share: float) -> float:
     """Of all prompts' tokens, the share that a cache in a pool of `capacity` blocks has."""
     pool = SlotPool(capacity)
     cache = PrefixCache(pool, proven_share)
@@ -111,5 +111,5 @@ def hit_rate(arrivals: Sequence[Arrival], capacity: int, proven_share: float) ->
     return found / sum(arrival.input_length for arrival in arrivals)
 
 
-def distinct_blocks(arrivals: Sequence[Arrival]) -> int:
+def distinct_blocks(arrivals: Sequence[TracedRequest]) -> int:
     return len({(arrival.salt, block) for arrival in arrivals for block in arrival.hash_ids})

@@ -35,7 +35,7 @@ ASSISTED = {
 BEST = "OpenVINO, better of plain and draft"
 PACKAGES = ("openvino-genai", "openvino-tokenizers", "optimum-intel")
 VERSIONS = f"import importlib.metadata as m, json; print(json.dumps({{p: m.version(p) for p in {PACKAGES}}}))"
-PEER = Path(__file__).with_name("openvino_peer.py")
+PEER, TURNS_PEER = map(Path(__file__).with_name, ("openvino_peer.py", "openvino_turns.py"))
 EXPORT = ("-m", "optimum.commands.optimum_cli", "export", "openvino")
 FORMAT = ("--task", "text-generation-with-past", "--weight-format", "fp16")
 
@@ -146,7 +146,7 @@ def digest(model: Path, versions: Mapping[str, str]) -> str:
     return found.hexdigest()[:16]
 
 
-def start_peer(python: str, exported: Sequence[str], threads: int) -> Program:
-    """`exported` are the directories of target and draft."""
-    command = [python, "-I", str(PEER), *exported, str(threads)]
+def start_peer(python: str, exported: Sequence[str], threads: int, script: Path = PEER) -> Program:
+    """`exported` are the directories that the script takes: of target and draft, or of the target."""
+    command = [python, "-I", str(script), *exported, str(threads)]
     return Program(WorkerSpec("OpenVINO", command), stdin=subprocess.PIPE)

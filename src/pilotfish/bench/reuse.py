@@ -1,0 +1,154 @@
+"""Time to the first token of requests that begin as earlier ones did: with the KV of those, and without."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from pilotfish.bench.contestants import OFF, check_drafter, take_turns
+from pilotfish.bench.dialogues import SAMPLED, Ask, TextSupply, play, scripts_of
+from pilotfish.bench.options import BenchOptions
+from pilotfish.bench.peers import TURNS_PEER, check_openvino, export, start_peer
+from pilotfish.bench.programs import Program
+from pilotfish.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
+from pilotfish.config import EngineConfig
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine
+from pilotfish.errors import EngineError
+from pilotfish.model.metadata import load_tokenizer
+
+#: How the engines of our contestants differ.
+OURS: dict[str, dict[str, Any]] = {OFF: {"prefix_cache": False}, "device": {"prefix_cache": True}}
+#: OpenVINO GenAI, whose prefix cache is off or on.
+THEIRS = {"OpenVINO, off": False, "OpenVINO, on": True}
+#: Who computes everything again, by contestant.
+BASES = {**dict.fromkeys(OURS, OFF), **dict.fromkeys(THEIRS, "OpenVINO, off")}
+#: Tokens of a first request, which is no part of any workload.
+WARM_UP = 600
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A request's way to its first tokens, and what came of it."""
+
+    prompt_tokens: int
+    cached_tokens: int  # 0 where it is not told
+    seconds: float  # until every sample had its first token
+    text: str  # of the first sample
+    outputs: list[list[int]]
+
+
+#: Requests of one round, by workload, in order.
+Played = dict[str, list[tuple[Ask, Answered]]]
+
+
+def run_reuse(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Every contestant plays all scripts in each of `repeats` rounds."""
+    rounds = options.repeats
+    versions = check_openvino(options.openvino) if options.openvino else {}
+    with ExitStack() as stack:
+        contestants = {
+            name: partial(_our_round, options, options.engine_config(**changes)) for name, changes in OURS.items()
+        }
+        if versions:
+            exported = [str(export(options.openvino, options.models().target, versions, progress))]
+            peer = start_peer(options.openvino, exported, options.engine["threads"], TURNS_PEER)
+            theirs = partial(_their_round, options, stack.enter_context(peer))
+            contestants |= {name: partial(theirs, reuse) for name, reuse in THEIRS.items()}
+        progress.total = rounds * len(contestants)
+        played = take_turns(contestants, range(rounds), warm_up=0, done=progress)
+    return Report({**({"versions": versions} if versions else {}), **figures_of(played)})
+
+
+def _our_round(options: BenchOptions, config: EngineConfig, turn: int) -> Played:
+    """All scripts in a new engine."""
+    with Engine(config) as engine:
+        ask = partial(ask_engine, engine, max_tokens=options.max_tokens)
+        texts = TextSupply(options.rows(), engine.tokenizer)
+        ask(Ask(texts.take(WARM_UP), timed=False))
+        played = play_all(ask, texts, options.shared, turn)
+        check_drafter(engine)
+        return played
+
+
+def ask_engine(engine: Engine, ask: Ask, max_tokens: int, cache_salt: str | None = None) -> Answered:
+    """Generates the answers of an idle engine to the end; greedily, and as long for all contestants."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, n=ask.samples)
+    began, seconds = time.perf_counter(), 0.0
+    samples = engine.submit(ask.text, params, cache_salt)
+    while engine.busy:
+        engine.step()
+        if not seconds and all(sample.token_ids for sample in samples):
+            seconds = time.perf_counter() - began
+    first = samples[0].request
+    outputs = [sample.token_ids for sample in samples]
+    return Answered(first.num_prompt_tokens, first.stats.cached_tokens, seconds, samples[0].text, outputs)
+
+
+def _their_round(options: BenchOptions, peer: Program, reuse: bool, turn: int) -> Played:
+    """All scripts but that of several samples, which GenAI does not choose greedily."""
+    tokenizer = load_tokenizer(options.models().target)
+    texts = TextSupply(options.rows(), tokenizer)
+    ask = partial(_ask_peer, peer, reuse, tokenizer, options.max_tokens)
+    ask(Ask(texts.take(WARM_UP), timed=False))
+    return play_all(ask, texts, options.shared, turn, without=(SAMPLED,))
+
+
+def _ask_peer(peer: Program, reuse: bool, tokenizer: Any, max_tokens: int, ask: Ask) -> Answered:
+    """EngineError where the exported tokenizer reads the prompt as other tokens."""
+    told = peer.ask(text=ask.text, max_tokens=max_tokens, reuse=reuse)
+    if told["prompt"] != tokenizer.encode(ask.text):
+        raise EngineError("OpenVINO's tokenizer reads a prompt as other tokens than ours")
+    return Answered(len(told["prompt"]), 0, told["seconds"], told["text"], [told["tokens"]])
+
+
+def play_all(
+    ask: Callable[[Ask], Answered], texts: TextSupply, shared: int, turn: int, without: Collection[str] = ()
+) -> Played:
+    """All scripts, one request at a time. Each round has texts of its own, which are the same for all contestants."""
+    played: Played = {}
+
+    def answer(workload: str, asked: Ask) -> str:
+        answered = ask(asked)
+        played.setdefault(workload, []).append((asked, answered))
+        return answered.text
+
+    for workload, script in scripts_of(texts, shared, f"# Round {turn}").items():
+        if workload not in without:
+            play(script, partial(answer, workload))
+    return played
+
+
+def figures_of(rounds: Mapping[str, Sequence[Played]]) -> dict[str, Any]:
+    """Figures of the timed requests, and the share of our outputs that are the same with reuse."""
+    rows = []
+    for workload in rounds[OFF][0]:
+        timed = {name: timed_of(workload, played) for name, played in rounds.items() if workload in played[0]}
+        rows += [row_of(workload, name, timed) for name in timed]
+    outputs = {name: [one.outputs for played in rounds[name] for _, one in chain(*played.values())] for name in OURS}
+    equal = {name: equal_share(own, outputs[OFF]) for name, own in outputs.items() if name != OFF}
+    return {"first_tokens": rows, "equal_outputs": equal}
+
+
+def timed_of(workload: str, rounds: Sequence[Played]) -> list[Answered]:
+    return [answered for played in rounds for ask, answered in played[workload] if ask.timed]
+
+
+def row_of(workload: str, name: str, timed: Mapping[str, Sequence[Answered]]) -> Row:
+    """`speedup` is the time of who computes everything again over the contestant's own, request by request."""
+    own, base = timed[name], timed[BASES[name]]
+    return {
+        "workload": workload,
+        "contestant": name,
+        "requests": len(own),
+        "prompt_tokens": statistics.median(one.prompt_tokens for one in own),
+        "cached_tokens": statistics.median(one.cached_tokens for one in own) if name in OURS else None,
+        "first_token_ms": Spread.of([1000 * one.seconds for one in own]),
+        "speedup": ratios([one.seconds for one in base], [one.seconds for one in own]),
+    }
