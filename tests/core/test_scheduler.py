@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,13 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support import random_guesses
 from trees import trees_of
 
+from pilotfish.core import prefix_keys, tiers
+from pilotfish.core import scheduler as scheduler_module
 from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.prefix_keys import Key, root_key
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
-from pilotfish.core.slots import SlotPool
+from pilotfish.core.slots import SlotPool, Slots
 from pilotfish.core.step import Step
-from pilotfish.core.tree import ROOT, Forest, Guesses, TokenTree
+from pilotfish.core.tiers import Load
+from pilotfish.core.tree import ROOT, Forest, Guesses, Ints, TokenTree
 from pilotfish.errors import PromptError
 
 VOCAB = 5
@@ -37,8 +43,8 @@ def alone(request: Request) -> list[int]:
 
 
 def new_request(number: int, prompt: int, max_tokens: int) -> Request:
-    params, salt = SamplingParams(max_tokens=max_tokens), (None, "a", "b")[number % 5 % 3]
-    tokens = [number % 2 * (place % 3) for place in range(prompt)]  # they begin alike, and part at every length
+    params, salt = SamplingParams(max_tokens=max_tokens), "a" if number % 8 == 7 else None
+    tokens = [(number % 4 > 0) * (place % 3) for place in range(prompt)]  # they begin alike, and part at every length
     return Request(number, tokens, params, 1000 + number, frozenset({STOP}), 1000, cache_salt=salt)
 
 
@@ -72,14 +78,19 @@ def compute(step: Step, written: Written) -> None:
             written[slot] = salt, (*tokens, *trees[chunk.request.id].path_tokens(node))
 
 
-def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int, written: Written | None = None) -> Step:
-    """One step as the worker takes it, its promises checked on the way."""
+def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int, written: Written | None = None) -> Step | None:
+    """One step as the worker takes it, its promises checked on the way; None where all wait for tiers."""
     plan = scheduler.plan()
+    assert scheduler.running, "something waits and nothing runs"
+    if not plan.chunks:
+        assert all(request.load is not None for request in scheduler.running)
+        scheduler.wait()
+        return None
     assert all(r.stats.preemptions == 1 and r.num_computed == 0 for r in plan.preempted)
     trees = [guess(chunk.request, rng, nodes) for chunk in plan.chunks if chunk.complete]
     step = scheduler.schedule(plan.chunks, Forest.of(trees), 1000)
     assert step.num_rows == sum(rows.num_rows for rows in step.rows()) <= scheduler.max_rows
-    assert [chunk.request for chunk in step.chunks] == scheduler.running
+    assert [chunk.request for chunk in step.chunks] == [r for r in scheduler.running if r.load is None]
     assert all(chunk.count >= 1 for chunk in step.chunks)
     for cut, whole in zip(trees_of(step.forest), trees, strict=True):
         assert paths(cut).items() <= paths(whole.tree()).items()
@@ -110,13 +121,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         seed=st.integers(0, 1 << 32),
     )
     def begin(self, capacity: int, max_rows: int, max_requests: int, seed: int) -> None:
-        self.scheduler = Scheduler(pool := SlotPool(capacity), max_rows, max_requests, self.cache_of(pool))
         self.rng = np.random.default_rng(seed)
         self.requests: list[Request] = []
         self.written: Written = {}
+        self.scheduler = self.scheduler_of(SlotPool(capacity), max_rows, max_requests)
 
-    def cache_of(self, pool: SlotPool) -> PrefixCache | None:  # noqa: ARG002
-        return None
+    def scheduler_of(self, pool: SlotPool, max_rows: int, max_requests: int) -> Scheduler:
+        return Scheduler(pool, max_rows, max_requests)
 
     @rule(prompt=st.integers(1, 30), max_tokens=st.integers(1, 12))
     def add(self, prompt: int, max_tokens: int) -> None:
@@ -139,8 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(nodes=st.integers(0, 20))
     def step(self, nodes: int) -> None:
         if self.scheduler.busy:
-            taken = advance(self.scheduler, self.rng, nodes, self.written)
-            assert taken.chunks, "something waits and nothing runs"
+            advance(self.scheduler, self.rng, nodes, self.written)
             waiting = [r.id for r in self.scheduler.waiting]
             assert waiting == sorted(waiting)  # in order of arrival
 
@@ -158,9 +168,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        for _ in range(sum(r.max_length for r in self.requests)):  # each step brings each a row
-            if self.scheduler.busy:
-                advance(self.scheduler, self.rng, 6, self.written)
+        steps = sum(r.max_length for r in self.requests)  # each brings each a row
+        while self.scheduler.busy and steps:
+            steps -= advance(self.scheduler, self.rng, 6, self.written) is not None
         assert not self.scheduler.busy
         self.scheduler.check()
         assert self.scheduler.pool.num_available == self.scheduler.pool.capacity
@@ -181,16 +191,139 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A request that needs the whole pool is admitted at once."""
         whole = new_request(0, self.scheduler.pool.capacity - 1, 1)
         self.scheduler.add(whole)
-        assert [chunk.request for chunk in self.scheduler.plan().chunks] == [whole]
+        self.scheduler.plan()
+        assert self.scheduler.running == [whole]
 
 
 class CachingMachine(SchedulerMachine):
     """The same with a cache of prefixes: equal outputs, and every row reads the KV of its own sequence."""
 
-    def cache_of(self, pool: SlotPool) -> PrefixCache:
-        return PrefixCache(pool)
+    def scheduler_of(self, pool: SlotPool, max_rows: int, max_requests: int) -> Scheduler:
+        return Scheduler(pool, max_rows, max_requests, PrefixCache(pool))
 
 
+class RandomTiers:
+    """Tiers that save, load, lose and fail at random moments. Objects hold what a device would have in their slots when
+    they are copied."""
+
+    def __init__(self, rng: np.random.Generator, written: Written) -> None:
+        self.rng, self.written = rng, written
+        self.stored: dict[Key, list[tuple[str | None, tuple[int, ...]]]] = {}
+        self.saving: list[tuple[Key, list[int]]] = []
+        self.loading: list[Load] = []
+        self.loaded = 0  # tokens
+
+    def root(self, salt: str | None) -> Key:
+        return root_key(b"", salt)
+
+    def worth_loading(self, keys: Sequence[Key], skipped: int) -> int:
+        assert 0 <= skipped < SMALL
+        known = next((place for place, key in enumerate(keys) if key not in self.stored), len(keys))
+        return known if self.rng.random() < 0.8 else int(self.rng.integers(known + 1))
+
+    def load(self, load: Load) -> None:
+        assert load.count is None
+        self.loading.append(load)
+
+    def poll(self) -> None:
+        """Time passes: copies end, objects are lost, loads come, in whole or in part."""
+        for save in [save for save in self.saving if self.rng.random() < 0.5]:
+            self.saving.remove(save)
+            self.stored[save[0]] = [self.written[slot] for slot in save[1]]
+        for key in [key for key in self.stored if self.rng.random() < 0.01]:
+            del self.stored[key]
+        for load in [load for load in self.loading if self.rng.random() < 0.2]:
+            self.cancel(load)
+
+    def cancel(self, load: Load) -> None:
+        self.loading.remove(load)
+        there = next((place for place, key in enumerate(load.keys) if key not in self.stored), len(load.keys))
+        if self.rng.random() < 0.3:
+            there = int(self.rng.integers(there + 1))
+        for place, key in enumerate(load.keys[:there]):
+            slots = load.object_slots(place).tolist()
+            self.written.update(zip(slots, self.stored[key][SMALL - len(slots) :], strict=True))
+        load.arrived(["host"] * there)
+        assert load.count is not None
+        self.loaded += load.count
+
+    def save(self, key: Key, tokens: Ints, slots: Slots) -> None:
+        assert len(tokens) == len(slots) == SMALL
+        if key not in self.stored and self.rng.random() < 0.9:
+            self.saving.append((key, slots.tolist()))
+
+    def dropped(self, slots: Slots) -> None:
+        gone = set(slots.tolist())
+        self.saving = [save for save in self.saving if gone.isdisjoint(save[1])]
+
+    def wait(self) -> None:
+        """Time passes with `poll`."""
+
+
+#: Tokens of an object here.
+SMALL = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_objects() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (prefix_keys, tiers, scheduler_module):
+            patch.setattr(module, "OBJECT_TOKENS", SMALL)
+        yield
+
+
+class TieredMachine(SchedulerMachine):
+    """And with tiers below it."""
+
+    def scheduler_of(self, pool: SlotPool, max_rows: int, max_requests: int) -> Scheduler:
+        self.tiers = RandomTiers(self.rng, self.written)
+        return Scheduler(pool, max_rows, max_requests, PrefixCache(pool, dropped=self.tiers.dropped), self.tiers)
+
+    @rule(steps=st.integers(1, 12))
+    def steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step(4)
+            self.nothing_is_lost()
+
+    @rule()
+    def save_all(self) -> None:
+        self.scheduler.save_all()
+
+    @rule(count=st.integers(10, 80))
+    def evict(self, count: int) -> None:
+        assert self.scheduler.cache is not None
+        self.scheduler.cache.evict(count)
+
+    @rule()
+    def abort_what_loads(self) -> None:
+        for request in [r for r in self.scheduler.running if r.load is not None]:
+            self.scheduler.abort(request)
+            assert request.load is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tiers_under_long_random_runs(seed: int) -> None:
+    """As the machine's rules, many more of them: loads are aborted, preempted, and come in part."""
+    machine, rng = TieredMachine(), np.random.default_rng(seed)
+    machine.begin(int(rng.integers(30, 80)), int(rng.integers(2, 24)), int(rng.integers(2, 8)), seed)
+    aborted = 0
+    for _ in range(400):
+        if rng.random() < 0.3:
+            machine.add(int(rng.integers(1, 30)), int(rng.integers(1, 12)))
+        if rng.random() < 0.2:
+            machine.evict(80)
+        if rng.random() < 0.1:
+            aborted += sum(request.load is not None for request in machine.scheduler.running)
+            machine.abort_what_loads()
+        machine.nothing_is_lost()
+        machine.step(int(rng.integers(0, 6)))
+        machine.nothing_is_lost()
+    assert machine.tiers.loaded > 20 and aborted > 0
+    machine.teardown()
+
+
+TestTiers = TieredMachine.TestCase
+TestTiers.settings = settings(max_examples=80, stateful_step_count=50)
 TestCaching = CachingMachine.TestCase
 TestCaching.settings = settings(max_examples=120, stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
@@ -327,7 +460,8 @@ def test_a_request_that_came_back_alone_is_drafted_for() -> None:
     request.restart()
     scheduler.add(request)
     rng = np.random.default_rng(0)
-    assert len(advance(scheduler, rng, 12).forest) > 0
+    step = advance(scheduler, rng, 12)
+    assert step is not None and len(step.forest) > 0
     while scheduler.busy:
         advance(scheduler, rng, 12)
         scheduler.check()

@@ -23,7 +23,7 @@ root on: what is idle in a run is its end.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -43,12 +43,14 @@ EVICTED_TOGETHER, EVICTED_SHARE = 64, 1 / 64
 class CachedRun:
     """Tokens, the slots that hold their KV, and the runs that follow it, by their first tokens."""
 
-    def __init__(self, above: CachedRun | None, tokens: Ints, slots: Slots) -> None:
+    def __init__(self, salt: str | None, above: CachedRun | None, tokens: Ints, slots: Slots) -> None:
+        self.salt = salt  # the tenant's
         self.above = above  # None: it is a root, without tokens
         self.tokens = tokens  # [n]
         self.slots = slots  # [n]
         self.below: dict[int, CachedRun] = {}
         self.proven = False
+        self.offered = False  # to tiers, since it was last used
 
     def common(self, tokens: Ints) -> int:
         """How many first tokens it has in common with `tokens`."""
@@ -61,10 +63,14 @@ class CachedRun:
 class PrefixCache:
     """What it holds of a pool's slots it keeps there; nobody else may keep any."""
 
-    def __init__(self, pool: SlotPool, proven_share: float = PROVEN_SHARE) -> None:
-        """With a share of 0 the run used longest ago goes first, whatever was found."""
+    def __init__(
+        self, pool: SlotPool, proven_share: float = PROVEN_SHARE, dropped: Callable[[Slots], None] = lambda _: None
+    ) -> None:
+        """With a share of 0 the run used longest ago goes first, whatever was found. `dropped` is called with slots
+        that it keeps no longer."""
         self.pool = pool
         self.evicted = 0  # slots, so far
+        self._dropped = dropped
         self._roots: dict[str | None, CachedRun] = {}  # by salt
         #: Runs but for roots, used longest ago first.
         self._fresh: OrderedDict[CachedRun, None] = OrderedDict()
@@ -89,8 +95,8 @@ class PrefixCache:
         self.pool.share(known[copies])
         self.pool.release(slots[: len(known)][copies])
         if len(known) < len(wanted):
-            above = path[-1] if path else self._roots.setdefault(salt, CachedRun(None, wanted[:0], NO_SLOTS))
-            run = CachedRun(above, wanted[len(known) :].copy(), slots[len(known) :].copy())
+            above = path[-1] if path else self._roots.setdefault(salt, CachedRun(salt, None, wanted[:0], NO_SLOTS))
+            run = CachedRun(salt, above, wanted[len(known) :].copy(), slots[len(known) :].copy())
             above.below[int(run.tokens[0])] = run
             self.pool.keep(run.slots)
             path.append(run)
@@ -123,6 +129,22 @@ class PrefixCache:
                 self._use(_ancestry(run))
         return max(count, 0) - left
 
+    def coldest(self, count: int) -> Iterator[CachedRun]:
+        """The runs that would be evicted, in whole or in part, first of all, for `count` slots."""
+        for run in chain(self._fresh, self._proven):
+            if count <= 0:
+                return
+            idle = len(run.slots) - self.pool.owned(run.slots)
+            count -= idle
+            if idle:
+                yield run
+
+    @staticmethod
+    def path_to(run: CachedRun) -> tuple[Ints, Slots]:
+        """All tokens of a prefix up to the end of a run, and their slots."""
+        path = _ancestry(run)
+        return np.concatenate([above.tokens for above in path]), np.concatenate([above.slots for above in path])
+
     def _path(self, salt: str | None, tokens: Ints) -> list[CachedRun]:
         """Runs along `tokens` as far as they are known; the last is cut in two where `tokens` leave it."""
         path: list[CachedRun] = []
@@ -137,7 +159,7 @@ class PrefixCache:
     def _split(self, run: CachedRun, at: int) -> CachedRun:
         """A run of its first `at` tokens, above what is left of it."""
         assert run.above is not None
-        upper = CachedRun(run.above, run.tokens[:at], run.slots[:at])
+        upper = CachedRun(run.salt, run.above, run.tokens[:at], run.slots[:at])
         run.above.below[int(upper.tokens[0])] = upper
         run.above, run.tokens, run.slots = upper, run.tokens[at:], run.slots[at:]
         upper.below[int(run.tokens[0])] = run
@@ -155,6 +177,7 @@ class PrefixCache:
             runs = self._listed(run)
             runs[run] = None
             runs.move_to_end(run)
+            run.offered = False
 
     def _prove(self, path: Sequence[CachedRun]) -> None:
         """A request has found these runs. Those found longest ago are fresh again where the share is exceeded."""
@@ -178,6 +201,7 @@ class PrefixCache:
             return
         left = len(run.slots) - count
         self.pool.drop(run.slots[left:])
+        self._dropped(run.slots[left:])
         self._proven_slots -= count if run.proven else 0
         if left:
             run.tokens, run.slots = run.tokens[:left], run.slots[:left]

@@ -29,12 +29,12 @@ def root_key(shape: bytes, salt: str | None) -> Key:
     return hashlib.sha256(hashlib.sha256(shape).digest() + tenant).digest()
 
 
-def next_key(above: Key, tokens: Sequence[int] | NDArray[np.unsignedinteger]) -> Key:
+def next_key(above: Key, tokens: Sequence[int] | NDArray[np.integer]) -> Key:
     """The key of `OBJECT_TOKENS` tokens that follow those of `above`."""
     return hashlib.sha256(above + np.asarray(tokens, "<u4").tobytes()).digest()
 
 
-def prefix_keys(root: Key, tokens: Sequence[int]) -> list[Key]:
+def prefix_keys(root: Key, tokens: Sequence[int] | NDArray[np.integer]) -> list[Key]:
     """A key for every `OBJECT_TOKENS` tokens; the last ones, if they are fewer, have none."""
     keys, ids = [root], np.asarray(tokens, "<u4")
     for first in range(0, len(ids) - OBJECT_TOKENS + 1, OBJECT_TOKENS):

@@ -12,6 +12,7 @@ import numpy as np
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import Slots
+from pilotfish.core.tiers import Load
 from pilotfish.errors import ParameterError
 
 MAX_SALT_LENGTH = 256
@@ -43,13 +44,18 @@ class RequestStats:
 
     verify_steps: int = 0
     preemptions: int = 0
-    cached_tokens: int = 0  # whose KV was there when it was last admitted
+    cached_by_tier: dict[str, int] = field(default_factory=dict)  # tokens whose KV was found when it was last admitted
     draft_tokens: int = 0
     accepted_tokens: int = 0
     hits: int = 0  # verify steps whose tokens, the bonus token too, were in a tree that lives on
     offered_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     accepted_by_origin: dict[str, int] = field(default_factory=dict)  # by who guessed them
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens whose KV was found, wherever it was."""
+        return sum(self.cached_by_tier.values())
 
     def count(self, nodes: int, deepest: int, origins: Sequence[str]) -> None:
         """Add a verify step over a tree of `nodes`, of which a path of these origins was accepted."""
@@ -112,6 +118,7 @@ class Request:
         self.reserved = False  # whether slots up to `max_length` are kept for it while it runs
         self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
         self.slots: Slots = np.zeros(self.max_length, dtype=np.int32)
+        self.load: Load | None = None  # of KV from tiers; it gets no rows meanwhile
         self.finish_reason: FinishReason | None = None
         self.stats = RequestStats()
 
@@ -119,6 +126,11 @@ class Request:
     def num_pending(self) -> int:
         """Committed tokens without KV."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def num_held(self) -> int:
+        """Slots that it owns."""
+        return self.num_computed + (0 if self.load is None else len(self.load.slots))
 
     @property
     def num_remaining(self) -> int:
@@ -163,6 +175,14 @@ class Request:
         if completes_stop or token in self.stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.num_remaining == 0 else None
+
+    def end_load(self) -> Slots:
+        """Take what its load has brought; slots that it leaves."""
+        assert self.load is not None and self.load.count is not None
+        ended, self.load = self.load, None
+        self.add_slots(ended.slots[: ended.count])
+        self.stats.cached_by_tier |= ended.count_by_tier()
+        return ended.slots[ended.count :]
 
     def add_slots(self, slots: Slots) -> None:
         """The next tokens without KV have it now, in these slots."""

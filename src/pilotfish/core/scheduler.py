@@ -12,15 +12,19 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
+from pilotfish.core.tiers import Load, Tiers, load_of, save_coldest
 from pilotfish.core.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.errors import PromptError
 
 #: Tokens that a request may grow, with everyone else standing still, before it can be short of slots: a step's
 #: worth for most trees. More keeps slots idle, fewer admits what is soon preempted.
 HEADROOM = 64
+#: Steps for whose slots the cache's coldest KV is in tiers before it is evicted.
+SAVED_STEPS = 4
 
 
 class Scheduler:
@@ -32,15 +36,26 @@ class Scheduler:
     request is preempted once at most, and the oldest always ends. Trees take only slots that nobody else needs.
     Requests of one group share the slots of their prompt, which the first of them computes. Those admitted later find
     the KV of earlier ones in the cache, if there is one: of prompts as soon as they are computed, of outputs once they
-    have ended or were preempted.
+    have ended or were preempted. Tiers below the cache are given what it is about to evict; a request whose KV they
+    have waits for it with its slots, and gets no rows meanwhile.
 
         pool   [ live ........ | reserved  | growth of the others, trees | idle, free ]
     """
 
-    def __init__(self, pool: SlotPool, max_rows: int, max_requests: int, cache: PrefixCache | None = None) -> None:
-        """`cache`, of this pool, keeps the KV of requests that have ended."""
+    def __init__(
+        self,
+        pool: SlotPool,
+        max_rows: int,
+        max_requests: int,
+        cache: PrefixCache | None = None,
+        tiers: Tiers | None = None,
+    ) -> None:
+        """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts."""
         self.pool = pool
         self.cache = cache
+        self.tiers = tiers
+        #: Free slots below which the coldest in the cache are saved: what the next steps may evict.
+        self.low_water = min(max(SAVED_STEPS * max_rows, pool.capacity // 8), pool.capacity)
         self.max_rows = max_rows
         self.max_requests = min(max_requests, max_rows)  # so that each running request gets a row
         self.headroom = HEADROOM
@@ -66,6 +81,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Admit, then split the row budget over committed tokens: one row for each request first (so
         that a long prompt delays nobody's next token), the rest in order of arrival. Preempt while slots lack."""
+        self._end_loads()
         self._admit()
         self._share_prompts()
         preempted = []
@@ -74,22 +90,23 @@ class Scheduler:
         return StepPlan(chunks, preempted)
 
     def _chunks(self) -> list[Chunk]:
-        left = self.max_rows - len(self.running)
+        ready = [request for request in self.running if request.load is None]
+        left = self.max_rows - len(ready)
         chunks: dict[int, Chunk] = {}
-        for request in self.running:
+        for request in ready:
             first = self._first_of_group(request)
             if first is None:
                 extra = min(request.num_pending - 1, left)
                 left -= extra
                 chunks[request.id] = Chunk(request, 1 + extra)
-            elif chunks[first.id].complete and first.tokens == request.tokens:
+            elif first.load is None and chunks[first.id].complete and first.tokens == request.tokens:
                 chunks[request.id] = Chunk(request, 0, first)
         return list(chunks.values())
 
     def _first_of_group(self, request: Request) -> Request | None:
         """The running request whose prompt's KV `request`, which has none yet, is to share; None where there is none
         before it."""
-        if request.num_computed or not request.num_shareable:
+        if request.num_held or not request.num_shareable:
             return None
         first = next((r for r in self.running if r.group == request.group), request)
         return None if first is request else first
@@ -105,7 +122,8 @@ class Scheduler:
 
     def _missing(self, request: Request) -> int:
         """Slots that its committed tokens still need."""
-        return request.num_pending - (0 if self._first_of_group(request) is None else request.num_shareable)
+        shared = 0 if self._first_of_group(request) is None else request.num_shareable
+        return len(request.tokens) - request.num_held - shared
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_requests:
@@ -118,13 +136,53 @@ class Scheduler:
             request.reserved = bool(request.stats.preemptions)
             self.pool.share(known)
             request.add_slots(known)
-            request.stats.cached_tokens = len(known)
+            request.stats.cached_by_tier = {"device": len(known)} if len(known) else {}
+            self._load(request)
             self.running.append(self.waiting.popleft())
+
+    def _load(self, request: Request) -> None:
+        """Have tiers bring what they know of the tokens that follow those a request has KV of."""
+        if self.tiers is None or not self._may_find(request):
+            return
+        root, first = self.tiers.root(request.cache_salt), request.num_computed
+        keys, tokens = load_of(request.tokens[:-1], first, root, self.tiers)
+        if keys:
+            end = first // OBJECT_TOKENS * OBJECT_TOKENS + len(tokens)
+            request.load = Load(keys, tokens, self._take(end - first))
+            self.tiers.load(request.load)
+
+    def _end_loads(self) -> None:
+        if self.tiers is None:
+            return
+        self.tiers.poll()
+        for request in self.running:
+            if request.load is not None and request.load.count is not None:
+                self.pool.release(request.end_load())
+
+    def wait(self) -> None:
+        """While all that run wait for tiers."""
+        if self.tiers is not None:
+            self.tiers.wait()
+
+    def save_all(self) -> None:
+        """Have tiers keep what the cache has, before the pool goes."""
+        if self.cache is not None and self.tiers is not None:
+            save_coldest(self.cache, self.tiers, self.pool.capacity)
+
+    def _save(self) -> None:
+        """Have tiers keep what the cache may soon evict."""
+        if self.cache is not None and self.tiers is not None and self.pool.num_free < self.low_water:
+            save_coldest(self.cache, self.tiers, self.low_water - self.pool.num_free)
+
+    def _may_find(self, request: Request) -> bool:
+        """Whether a waiting request may take KV of earlier ones: not while its prompt is to be scored, and not where it
+        shares that of its group."""
+        return bool(request.num_shareable) and self._first_of_group(request) is None
 
     def _known(self, request: Request) -> Slots:
         """Slots of a waiting request's first tokens whose KV the cache has; not of the last one, whose row must be its
-        own. None while its prompt is to be scored, and where it shares that of its group."""
-        if self.cache is None or not request.num_shareable or self._first_of_group(request) is not None:
+        own."""
+        if self.cache is None or not self._may_find(request):
             return NO_SLOTS
         return self.cache.match(request.cache_salt, request.tokens[:-1])
 
@@ -148,7 +206,7 @@ class Scheduler:
 
     def _unclaimed(self) -> int:
         """Available slots that are not reserved for a running request."""
-        return self.pool.num_available - sum(r.max_length - r.num_computed for r in self.running if r.reserved)
+        return self.pool.num_available - sum(r.max_length - r.num_held for r in self.running if r.reserved)
 
     @staticmethod
     def _growth(chunks: Sequence[Chunk]) -> int:
@@ -215,6 +273,7 @@ class Scheduler:
                 self._retire(request)
             elif request.num_computed - chunk.count < request.num_prompt_tokens <= request.num_computed:
                 self._remember(request, request.num_prompt_tokens)
+        self._save()
         return commits
 
     def _keep_slots(self, step: Step, verdicts: Sequence[Verdict]) -> None:
@@ -246,13 +305,18 @@ class Scheduler:
 
     def _retire(self, request: Request) -> None:
         self.running.remove(request)
+        if request.load is not None and self.tiers is not None:
+            self.tiers.cancel(request.load)
+            self.pool.release(request.end_load())
         self._remember(request, min(request.num_computed, len(request.tokens)))  # it may have ended on its path
         self.pool.release(request.slots[: request.num_computed])
 
     def check(self) -> None:
         """EngineError unless every slot is free, or in the cache, or counts the running requests that it belongs to."""
         kept = () if self.cache is None else self.cache.slots
-        self.pool.check([slot for r in self.running for slot in r.slots[: r.num_computed].tolist()], kept)
+        held = [slot for r in self.running for slot in r.slots[: r.num_computed].tolist()]
+        loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
+        self.pool.check([*held, *loading], kept)
         if self.cache is not None:
             self.cache.check()
 

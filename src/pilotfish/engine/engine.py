@@ -274,8 +274,8 @@ class Engine:
             raise EngineError(f"step failed: {type(error).__name__}: {error}") from error
         for request in (*self.worker.scheduler.running, *(commit.request for commit in commits)):
             self._samples[request.id].scheduled_at(began)
-        assert self.worker.last_step is not None
-        return [self._deliver(commit, self.worker.last_step.began) for commit in commits]
+        record = self.worker.last_step
+        return [] if record is None else [self._deliver(commit, record.began) for commit in commits]
 
     def _deliver(self, commit: RequestCommit, at: float) -> Delta:
         sample = self._samples[commit.request.id]

@@ -40,15 +40,20 @@ class TargetWorker:
         self.drafter = GuardedDrafter(drafter, executor.vocab_size)
         self.budget = budget
         self.observe: ObserveStep = lambda _: None
-        self.last_step: StepRecord | None = None
+        self.last_step: StepRecord | None = None  # None: there was nothing to run
         self._clock = clock
         self._ended = clock()
 
     def step(self) -> list[RequestCommit]:
-        """One forward over every running request; what it committed. A forward or commit that fails ends the requests
-        that were in it, frees all they held, and raises."""
+        """One forward over every running request; what it committed. None, and no step, while all of them wait for KV
+        from tiers. A forward or commit that fails ends the requests that were in it, frees all they held, and raises.
+        """
         began = self._clock()
         chunks = self._plan()
+        if not chunks:
+            self.scheduler.wait()
+            self.last_step = None
+            return []
         load = StepLoad(sum(chunk.complete for chunk in chunks), sum(chunk.count for chunk in chunks))
         planned = self._clock()
         limits = self.budget.limits(load, planned)
