@@ -86,6 +86,16 @@ def test_another_shape_key_or_size_of_object_is_damage(path: Path) -> None:
     assert ObjectFormat(SHAPE, OBJECT_BYTES - 1).read(path, KV.key) is Damage.SIZE
 
 
+@pytest.mark.parametrize("field", ["magic", "version", "tokens", "object bytes"])
+def test_another_format_is_damage(path: Path, field: str) -> None:
+    at = {"magic": 0, "version": 8, "tokens": 12, "object bytes": 16}[field]
+    contents = bytearray(path.read_bytes())
+    contents[at] += 1
+    contents[92:96] = struct.pack("<I", zlib.crc32(contents[:92]))
+    path.write_bytes(contents)
+    assert FORMAT.read(path, KV.key) is Damage.HEADER
+
+
 def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -127,6 +137,22 @@ def test_a_failed_write_leaves_what_was_there(path: Path, monkeypatch: pytest.Mo
     monkeypatch.undo()
     assert list(path.parent.iterdir()) == [path]
     assert FORMAT.read(path, KV.key) not in list(Damage)
+
+
+def test_what_an_earlier_write_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "object.tmp").write_bytes(bytes(2 * FILE_BYTES))
+    FORMAT.write(tmp_path / "object.kv", KV)
+    found = FORMAT.read(tmp_path / "object.kv", KV.key)
+    assert not isinstance(found, Damage) and equal(found, KV)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_nothing_is_written_into_what_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "object.tmp")
+    with pytest.raises(OSError):
+        FORMAT.write(tmp_path / "object.kv", KV)
+    assert list(tmp_path.iterdir()) == []
+    FORMAT.write(tmp_path / "object.kv", KV)
 
 
 def test_a_write_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

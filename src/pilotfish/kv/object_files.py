@@ -75,7 +75,7 @@ class ObjectFormat:
         """Into a whole file or none. OSError where that fails."""
         unfinished = path.with_suffix(UNFINISHED)
         try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | SAFELY, 0o600)
             try:
                 _write_all(descriptor, memoryview(self._head(kv)))
                 _write_all(descriptor, kv.data.data)
