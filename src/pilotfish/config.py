@@ -135,6 +135,11 @@ class EngineConfig:
     pace: Annotated[str, machine("Emulate devices, as in target=10.4ms,draft=2.6ms.")] = ""
     trace: Annotated[Path, machine("Write a timeline of steps and levels to this file.")] | None = None
     prefix_cache: Annotated[bool, machine("Keep KV for requests that begin alike.", names=PREFIX_CACHE)] = True
+    kv_host_memory: Annotated[
+        float, machine("KV kept in host memory beyond the pool; 0: none.", 0, 1 << 20, unit="GiB")
+    ] = 0.0
+    kv_disk: Annotated[Path, machine("A directory for KV, kept beyond restarts.")] | None = None
+    kv_disk_size: Annotated[float, machine("Of what is in it, at most.", 0, 1 << 20, unit="GiB")] = 16.0
     eager: Annotated[bool, machine("The reference: plain torch operations, no C++ kernels.")] = False
     max_requests: Annotated[
         int, limit("Sequences that run at a time.", 1, 1 << 12, names=("--max-requests", "--max-num-seqs"))
@@ -150,6 +155,9 @@ class EngineConfig:
         check_options(self)
         if self.ngram_max < self.ngram_min:
             raise ParameterError("ngram_max", self.ngram_max, f"an integer {self.ngram_min} to 16")
+        for name in ("kv_host_memory", "kv_disk"):
+            if getattr(self, name) and not self.prefix_cache:
+                raise ParameterError("prefix_cache", False, f"true with {name}")
         parse_cores(self.cores)
         Paces.parse(self.pace)
         if self.trace is not None and not self.trace.parent.is_dir():
@@ -182,6 +190,7 @@ class EngineConfig:
         """For the process of a draft worker, whose parent has placed it on its cores."""
         assert self.draft is not None  # as in every mode that starts one
         own: dict[str, Any] = {"cores": "", "threads": 0, "max_model_len": 0, "max_rows": EngineConfig.max_rows}
+        own |= {"kv_host_memory": 0.0, "kv_disk": None}
         return replace(self, target=self.draft, draft=None, mode="off", **own)
 
     @property

@@ -256,8 +256,14 @@ class RandomTiers:
         gone = set(slots.tolist())
         self.saving = [save for save in self.saving if gone.isdisjoint(save[1])]
 
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Speeds play no part here."""
+
     def wait(self) -> None:
         """Time passes with `poll`."""
+
+    def closing(self) -> None:
+        """Nor does the end."""
 
 
 #: Tokens of an object here.

@@ -64,7 +64,7 @@ class PrefixCache:
     """What it holds of a pool's slots it keeps there; nobody else may keep any."""
 
     def __init__(
-        self, pool: SlotPool, proven_share: float = PROVEN_SHARE, dropped: Callable[[Slots], None] = lambda _: None
+        self, pool: SlotPool, proven_share: float = PROVEN_SHARE, dropped: Callable[[Slots], None] | None = None
     ) -> None:
         """With a share of 0 the run used longest ago goes first, whatever was found. `dropped` is called with slots
         that it keeps no longer."""
@@ -201,7 +201,8 @@ class PrefixCache:
             return
         left = len(run.slots) - count
         self.pool.drop(run.slots[left:])
-        self._dropped(run.slots[left:])
+        if self._dropped is not None:
+            self._dropped(run.slots[left:])
         self._proven_slots -= count if run.proven else 0
         if left:
             run.tokens, run.slots = run.tokens[:left], run.slots[:left]

@@ -16,7 +16,7 @@ from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
-from pilotfish.core.tiers import Load, Tiers, load_of, save_coldest
+from pilotfish.core.tiers import Load, Tiers, load_of, save_all, save_coldest
 from pilotfish.core.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.errors import PromptError
 
@@ -159,6 +159,11 @@ class Scheduler:
             if request.load is not None and request.load.count is not None:
                 self.pool.release(request.end_load())
 
+    def computed(self, rows: int, seconds: float) -> None:
+        """A forward of `rows` committed tokens took so long; of few, most of it went to something else."""
+        if self.tiers is not None and rows >= OBJECT_TOKENS:
+            self.tiers.computed(rows, seconds)
+
     def wait(self) -> None:
         """While all that run wait for tiers."""
         if self.tiers is not None:
@@ -167,7 +172,7 @@ class Scheduler:
     def save_all(self) -> None:
         """Have tiers keep what the cache has, before the pool goes."""
         if self.cache is not None and self.tiers is not None:
-            save_coldest(self.cache, self.tiers, self.pool.capacity)
+            save_all(self.cache, self.tiers)
 
     def _save(self) -> None:
         """Have tiers keep what the cache may soon evict."""

@@ -62,6 +62,9 @@ class Tiers(Protocol):
     def root(self, salt: str | None) -> Key:
         """The key before a tenant's first tokens."""
 
+    def computed(self, tokens: int, seconds: float) -> None:
+        """How long a forward took that computed KV of so many tokens, most of them of prompts."""
+
     def worth_loading(self, keys: Sequence[Key], skipped: int) -> int:
         """How many of these objects, from the first on, are there and quicker to load than to compute. Of the first
         one `skipped` tokens are not needed."""
@@ -84,6 +87,16 @@ class Tiers(Protocol):
 
     def wait(self) -> None:
         """Until a load may have ended; a few milliseconds at most."""
+
+    def closing(self) -> None:
+        """All that is worth it is saved from now on, and then nothing any more."""
+
+
+def save_all(cache: PrefixCache, tiers: Tiers) -> None:
+    """Save what was used last first: time may end."""
+    tiers.closing()
+    for run in reversed(list(cache.coldest(cache.pool.capacity))):
+        save_run(cache, tiers, run)
 
 
 def save_coldest(cache: PrefixCache, tiers: Tiers, count: int) -> None:

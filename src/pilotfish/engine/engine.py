@@ -31,10 +31,12 @@ from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.costs import make_budget
+from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.memory import load_configured, plan_memory, precision_here, refuse_unequal_tokenizers
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
+from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
@@ -54,6 +56,7 @@ class Engine:
     """A target in this process, maybe with drafts. `submit`, then `step` while it is `busy`."""
 
     draft_executor: TorchExecutor  # of a draft in this process, if there is one
+    tiers: KVTiers | None = None
 
     def __init__(
         self, config: EngineConfig, drafter: Drafter | None = None, remote: RemoteDrafts | None = None
@@ -90,9 +93,10 @@ class Engine:
         self.executor = TorchExecutor(self.model, self.memory.slots, target_pacer)
         self.drafter = drafter or self.make_drafter(() if config.mode == "off" else config.drafters)
         pool = SlotPool(self.memory.slots)
-        cache = PrefixCache(pool) if config.prefix_cache else None
-        scheduler = Scheduler(pool, config.max_rows, config.max_requests, cache)
         budget = make_budget(config, self.executor, self.drafter)
+        tiers = self.tiers = make_tiers(config, self.executor)
+        cache = PrefixCache(pool, dropped=None if tiers is None else tiers.dropped) if config.prefix_cache else None
+        scheduler = Scheduler(pool, config.max_rows, config.max_requests, cache, tiers)
         self.worker = TargetWorker(self.executor, scheduler, self.drafter, budget)
         self.reset_pacing()  # what was measured at start is no part of a run
         if config.trace is not None:
@@ -111,6 +115,11 @@ class Engine:
         self.abort_all()
         if self.remote is not None:
             self.remote.close()
+        if self.tiers is not None:
+            self.worker.scheduler.save_all()
+            if not self.tiers.close():
+                logger.warning("KV: not all of it was written to %s in time", self.config.kv_disk)
+            self.tiers = None
         if self._timeline is not None and self.config.trace is not None:
             self._timeline.close()
             workers = [part_of(self.config.trace, f"draft {i}") for i in range(self.config.draft_workers)]

@@ -49,6 +49,7 @@ class MemoryPlan:
     draft: Footprint | None
     max_rows: int
     slots: int
+    host: int = 0  # of KV beyond the pool, where that is the same memory
 
     @property
     def models(self) -> tuple[Footprint, ...]:
@@ -71,7 +72,7 @@ class MemoryPlan:
     @property
     def fixed(self) -> int:
         """All but KV."""
-        return self.runtime + self.weights + self.workspace
+        return self.runtime + self.weights + self.workspace + self.host
 
     @property
     def total(self) -> int:
@@ -102,6 +103,7 @@ class MemoryPlan:
         kv = f"{self.slots} KV slots of {self.slot} bytes {gib(self.slots * self.slot)}"
         parts = [f"weights {gib(self.weights)}", kv]
         parts += [f"workspace {gib(self.workspace)}", f"runtime {gib(self.runtime)}"]
+        parts += [f"KV beyond {gib(self.host)}"] if self.host else []
         peak = f" ({gib(self.total)} while it is quantized)" if self.total > self.with_kv else ""
         draft = f"; the draft takes what {self.draft_in_slots} KV slots would" if self.draft else ""
         return f"memory: {' + '.join(parts)} = {gib(self.with_kv)}{peak} of {gib(self.limit)} GiB{draft}"
@@ -149,7 +151,9 @@ def _without_slots(config: EngineConfig) -> MemoryPlan:
     draft = of(config.draft) if drafted and config.draft is not None else None
     runtime = anonymous_memory() if device.type == "cpu" else 0
     limit = round(config.memory * GIB) or runtime + round(SHARE * available_memory(device))
-    return MemoryPlan(limit, runtime, of(config.target, config.max_model_len), draft, config.max_rows, slots=0)
+    host = round(config.kv_host_memory * GIB) if device.type == "cpu" else 0
+    target = of(config.target, config.max_model_len)
+    return MemoryPlan(limit, runtime, target, draft, config.max_rows, slots=0, host=host)
 
 
 def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int) -> str:

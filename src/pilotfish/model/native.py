@@ -90,7 +90,7 @@ def load_kernels() -> bool:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
         return False
     cache = Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish")
-    directory = cache / "kernels" / _digest()
+    directory = cache / "kernels" / build_digest()
     try:
         if (library := directory / f"{_LIBRARY}.so").exists():
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
@@ -126,7 +126,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return has_instructions and limit.upper() not in _WITHOUT_BFLOAT16
 
 
-def _digest() -> str:
+def build_digest() -> str:
     """Names a build: the sources, the flags and the torch it links to."""
     sources = [path.read_text() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".h", ".cpp")]
     flags = [*_FLAGS, *_flags()[instruction_set()]]

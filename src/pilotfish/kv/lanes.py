@@ -1,0 +1,60 @@
+"""A thread for work that may take long, or for ever."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import PriorityQueue
+
+logger = logging.getLogger(__name__)
+
+#: What is waited for, and what is not.
+URGENT, IDLE = 0, 1
+_END = 2
+
+
+class Lane:
+    """Jobs of one thread, urgent ones first. A job that raises is logged and ends alone. The thread ends with the
+    process, whatever it waits for."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._jobs: PriorityQueue[tuple[int, int, Callable[[], None]]] = PriorityQueue()
+        self._numbers = itertools.count()
+        self._began: float | None = None  # the present job
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, urgency: int, job: Callable[[], None]) -> None:
+        self._jobs.put((urgency, next(self._numbers), job))
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that have not begun, about."""
+        return self._jobs.qsize()
+
+    def stuck(self, seconds: float) -> bool:
+        """Whether the present job has run for longer."""
+        began = self._began
+        return began is not None and self._clock() - began > seconds
+
+    def close(self, seconds: float) -> bool:
+        """Have all jobs done, for so long at most; whether they are."""
+        self.put(_END, lambda: None)
+        self._thread.join(max(seconds, 0.0))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            urgency, _, job = self._jobs.get()
+            if urgency == _END:
+                return
+            self._began = self._clock()
+            try:
+                job()
+            except Exception:
+                logger.exception("%s: a job failed", threading.current_thread().name)
+            self._began = None

@@ -1,0 +1,362 @@
+"""Tiers of KV below a pool: host memory, then disk. Implements `core.tiers.Tiers` with two threads.
+
+    scheduler's thread      copying                         disk
+    save ─────────────────► read slots, checksum ─► host ─► write what host evicts
+    load ─────────────────► verify, write slots ◄────────── read
+    poll ◄── what came
+
+An object is verified right before it goes into slots, wherever it was. A slot is written only under the lock of its
+load, and never after the load was ended: whoever ends it may give the slots to others. What is copied out of slots that
+were dropped meanwhile is thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.prefix_keys import OBJECT_TOKENS, Key, root_key
+from pilotfish.core.slots import Slots
+from pilotfish.core.tiers import Load
+from pilotfish.core.tree import Ints
+from pilotfish.kv.disk import DiskStore
+from pilotfish.kv.host import HostStore
+from pilotfish.kv.lanes import IDLE, URGENT, Lane
+from pilotfish.kv.objects import KVObject
+
+HOST, DISK = "host", "disk"
+#: Objects that wait to be saved, and bytes of those that wait for the disk; what comes on top is given up.
+MAX_SAVING, MAX_UNWRITTEN = 256, 256 << 20
+#: Seconds after which whatever the disk does is taken for hung.
+STUCK = 1.0
+#: A load ends after so many times the seconds that computing would take, but not before `LEAST`.
+PATIENCE, LEAST = 2.0, 0.5
+#: Seconds after which a tier's measured speed says nothing any more, and it is tried again.
+STALE = 10.0
+#: Seconds that `wait` waits.
+WAIT = 0.002
+#: Seconds that closing may take.
+FLUSH = 10.0
+
+
+class SlotCopier(Protocol):
+    """Copies the KV of an object's tokens out of a pool's slots, and into them."""
+
+    object_bytes: int
+
+    def read(self, slots: Slots) -> NDArray[np.uint8]:
+        """slots [OBJECT_TOKENS] -> [object_bytes]"""
+
+    def write(self, slots: Slots, data: NDArray[np.uint8]) -> None:
+        """The object's last tokens into so many slots. data [object_bytes]"""
+
+
+@dataclass
+class TierCounts:
+    """Since the start; objects, if nothing else is said."""
+
+    saved: int = 0
+    lost: int = 0  # overwritten before they were saved
+    given_up: int = 0  # too many waited to be saved, or for the disk
+    loaded_tokens: dict[str, int] = field(default_factory=lambda: {HOST: 0, DISK: 0})
+    moved_bytes: dict[str, int] = field(default_factory=lambda: {HOST: 0, DISK: 0})  # into slots
+    recomputed: int = 0  # they were there, but to compute them was quicker
+    damaged: int = 0  # in host memory
+    late: int = 0  # loads that took too long
+    loading_seconds: float = 0.0  # from a load's beginning to its end
+    computing_seconds: float = 0.0  # that computing the same tokens would have taken, as measured lately
+
+
+class Speed:
+    """Seconds of something, lately; None where nothing is known."""
+
+    RATE = 0.2
+
+    def __init__(self, clock: Callable[[], float], stale: float = math.inf) -> None:
+        self._clock = clock
+        self._stale = stale
+        self._seconds: float | None = None
+        self._at = 0.0
+
+    def observe(self, seconds: float) -> None:
+        known = self.seconds
+        self._seconds = seconds if known is None else known + self.RATE * (seconds - known)
+        self._at = self._clock()
+
+    @property
+    def seconds(self) -> float | None:
+        return self._seconds if self._clock() - self._at < self._stale else None
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A load under way."""
+
+    load: Load
+    began: float
+    deadline: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    came_from: dict[int, str] = field(default_factory=dict)  # objects that are in their slots
+    failed: int = 1 << 31  # the first that is not to be had
+    ended: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether no more objects could lengthen what is there."""
+        return self.contiguous >= min(self.failed, len(self.load.keys))
+
+    @property
+    def contiguous(self) -> int:
+        """First objects that are all there."""
+        return next((place for place in range(len(self.load.keys)) if place not in self.came_from), len(self.load.keys))
+
+
+@dataclass(eq=False)
+class Saving:
+    key: Key
+    tokens: Ints  # [OBJECT_TOKENS]
+    slots: Slots  # [OBJECT_TOKENS]
+
+
+class KVTiers:
+    """All public methods but none other are for the scheduler's thread."""
+
+    def __init__(
+        self,
+        copier: SlotCopier,
+        num_slots: int,
+        shape: bytes,
+        host: HostStore | None,
+        disk: DiskStore | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`shape` is a digest of all that shapes KV: objects of another one are not found. Closes `disk`."""
+        self.counts = TierCounts()
+        self._copier, self._shape, self._host, self._disk, self._clock = copier, shape, host, disk, clock
+        self._lock = threading.Lock()  # around the next four; never held while anything is copied
+        self._saving: dict[Key, Saving] = {}
+        self._saved_slots = np.zeros(num_slots, np.int32)  # how many of them each slot is in
+        self._unwritten: dict[Key, KVObject] = {}  # for the disk
+        self._most_saving = MAX_SAVING
+        self._most_unwritten = max(1, MAX_UNWRITTEN // copier.object_bytes)
+        self._closes_at: float | None = None  # None: it is open
+        self._transfers: dict[Load, Transfer] = {}
+        self._copying = Lane("KV copying", clock)
+        self._io = Lane("KV on disk", clock)
+        self._event = threading.Event()  # a load may have ended
+        self._token, self._copy, self._read = (
+            Speed(clock),
+            Speed(clock, STALE),
+            Speed(clock, STALE),
+        )  # last two: objects
+
+    # -- what is there
+
+    def root(self, salt: str | None) -> Key:
+        return root_key(self._shape, salt)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """How long a forward took that computed KV of so many tokens, most of them of prompts."""
+        self._token.observe(seconds / tokens)
+
+    def worth_loading(self, keys: Sequence[Key], skipped: int) -> int:
+        gain, best, count, there = float(-skipped) * (self._token.seconds or 0.0), 0.0, 0, 0
+        for place, key in enumerate(keys, 1):
+            if (seconds := self._load_seconds(key)) is None:
+                break
+            there = place
+            gain += OBJECT_TOKENS * self._token.seconds - seconds if self._token.seconds is not None else 1.0
+            if gain > best:
+                best, count = gain, place
+        self.counts.recomputed += there - count
+        return count
+
+    def _load_seconds(self, key: Key) -> float | None:
+        """What an object takes, as far as is known; None where it is not."""
+        copy = self._copy.seconds or 0.0
+        with self._lock:
+            if key in self._unwritten or (self._host is not None and key in self._host):
+                return copy
+        return copy + (self._read.seconds or 0.0) if self._on_disk(key) else None
+
+    def _on_disk(self, key: Key) -> bool:
+        return self._disk is not None and self._disk.contains(key) and not self._io.stuck(STUCK)
+
+    def _in_memory(self, key: Key) -> KVObject | None:
+        with self._lock:
+            found = None if self._host is None else self._host.get(key)
+            return found or self._unwritten.get(key)
+
+    # -- loading
+
+    def load(self, load: Load) -> None:
+        began, token = self._clock(), self._token.seconds
+        patience = STUCK if token is None else PATIENCE * token * len(load.slots)
+        transfer = self._transfers[load] = Transfer(load, began, began + max(patience, LEAST))
+        for place, key in enumerate(load.keys):
+            if (kv := self._in_memory(key)) is not None:
+                self._copying.put(URGENT, partial(self._write_slots, transfer, place, kv, HOST))
+            else:
+                self._io.put(URGENT, partial(self._read_file, transfer, place))
+
+    def poll(self) -> None:
+        self._event.clear()
+        for transfer in list(self._transfers.values()):
+            late = self._clock() > transfer.deadline
+            if late or transfer.settled:
+                self.counts.late += late and not transfer.settled
+                self.cancel(transfer.load)
+
+    def cancel(self, load: Load) -> None:
+        transfer = self._transfers.pop(load)
+        with transfer.lock:
+            transfer.ended = True
+            load.arrived([transfer.came_from[place] for place in range(transfer.contiguous)])
+        for tier, tokens in load.count_by_tier().items():
+            self.counts.loaded_tokens[tier] += tokens
+            self.counts.moved_bytes[tier] += tokens * self._copier.object_bytes // OBJECT_TOKENS
+        self.counts.loading_seconds += self._clock() - transfer.began
+        self.counts.computing_seconds += (self._token.seconds or 0.0) * (load.count or 0)
+
+    def wait(self) -> None:
+        self._event.wait(WAIT)
+
+    def _read_file(self, transfer: Transfer, place: int) -> None:
+        """On the disk's thread."""
+        if transfer.ended or self._disk is None:
+            return
+        began = self._clock()
+        kv = self._disk.get(transfer.load.keys[place], self._tokens(transfer, place))
+        self._read.observe(self._clock() - began)
+        if kv is None:
+            self._fail(transfer, place)
+            return
+        with self._lock:
+            self._keep(kv)
+        self._copying.put(URGENT, partial(self._write_slots, transfer, place, kv, DISK))
+
+    def _write_slots(self, transfer: Transfer, place: int, kv: KVObject, tier: str) -> None:
+        """On the copying thread."""
+        if transfer.ended:
+            return
+        began = self._clock()
+        if not kv.intact(self._tokens(transfer, place)):
+            self._forget(kv)
+            self._fail(transfer, place)
+            return
+        with transfer.lock:
+            if not transfer.ended:
+                self._copier.write(transfer.load.object_slots(place), kv.data)
+                transfer.came_from[place] = tier
+        self._copy.observe(self._clock() - began)
+        self._tell(transfer)
+
+    @staticmethod
+    def _tokens(transfer: Transfer, place: int) -> Ints:
+        return transfer.load.tokens[place * OBJECT_TOKENS : (place + 1) * OBJECT_TOKENS]
+
+    def _fail(self, transfer: Transfer, place: int) -> None:
+        with transfer.lock:
+            transfer.failed = min(transfer.failed, place)
+        self._tell(transfer)
+
+    def _tell(self, transfer: Transfer) -> None:
+        if transfer.settled:
+            self._event.set()
+
+    def _forget(self, kv: KVObject) -> None:
+        """It is damaged in host memory."""
+        with self._lock:
+            self.counts.damaged += 1
+            if self._host is not None:
+                self._host.remove(kv.key)
+
+    # -- saving
+
+    def save(self, key: Key, tokens: Ints, slots: Slots) -> None:
+        if self._load_seconds(key) is not None:
+            return
+        with self._lock:
+            if key in self._saving:
+                return
+            if len(self._saving) >= self._most_saving:
+                self.counts.given_up += 1
+                return
+            saving = self._saving[key] = Saving(key, tokens, slots)
+            self._saved_slots[slots] += 1
+        self._copying.put(IDLE, partial(self._read_slots, saving))
+
+    def dropped(self, slots: Slots) -> None:
+        if not self._saved_slots[slots].any():
+            return
+        with self._lock:
+            for saving in [s for s in self._saving.values() if np.isin(s.slots, slots).any()]:
+                self._end(saving)
+                self.counts.lost += 1
+
+    def _read_slots(self, saving: Saving) -> None:
+        """On the copying thread."""
+        while self._closes_at is not None and len(self._unwritten) >= self._most_unwritten:
+            time.sleep(WAIT)  # nobody waits for this thread but `close`
+        if self._saving.get(saving.key) is not saving:
+            return
+        kv = KVObject.of(saving.key, saving.tokens, self._copier.read(saving.slots))
+        with self._lock:
+            if self._saving.get(saving.key) is saving:  # or its slots may have changed while they were read
+                self._end(saving)
+                self.counts.saved += 1
+                self._keep(kv)
+
+    def _end(self, saving: Saving) -> None:
+        del self._saving[saving.key]
+        self._saved_slots[saving.slots] -= 1
+
+    def _keep(self, kv: KVObject) -> None:
+        """In host memory; on disk what has no room there. The lock is held."""
+        for evicted in [kv] if self._host is None else self._host.put(kv):
+            self._put_on_disk(evicted)
+
+    def _put_on_disk(self, kv: KVObject) -> None:
+        if self._disk is None or self._disk.contains(kv.key) or kv.key in self._unwritten:
+            return
+        if len(self._unwritten) >= self._most_unwritten:
+            self.counts.given_up += 1
+            return
+        self._unwritten[kv.key] = kv
+        self._io.put(IDLE, partial(self._write_file, kv))
+
+    def _write_file(self, kv: KVObject) -> None:
+        """On the disk's thread."""
+        try:
+            if self._disk is not None:
+                self._disk.put(kv)
+        finally:
+            with self._lock:
+                del self._unwritten[kv.key]
+
+    # -- the end
+
+    def closing(self) -> None:
+        """From now on what is saved is not given up for being too much: `close` follows."""
+        self._most_saving, self._closes_at = 1 << 62, self._clock() + (FLUSH if self._disk is not None else 0.0)
+
+    def close(self) -> bool:
+        """Put what is in memory on disk, as far as that goes in FLUSH seconds; whether all of it is there."""
+        end = self._closes_at or self._clock()
+        done = self._copying.close(end - self._clock())
+        with self._lock:
+            self._most_unwritten = 1 << 62  # these are in memory already
+            for kv in [] if self._host is None else self._host.take_all():
+                self._put_on_disk(kv)
+        done &= self._io.close(end - self._clock())
+        if self._disk is not None:
+            self._disk.close()
+        return done
