@@ -149,7 +149,13 @@ def score(executor: TorchExecutor, texts: Sequence[Sequence[int]]) -> tuple[torc
 
 
 def _score_text(executor: TorchExecutor, tokens: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Scores chunks: a committed token and a chain of nodes below it, since nodes give their logits."""
+    for logits, following in logits_along(executor, tokens):
+        yield torch.nn.functional.cross_entropy(logits, following, reduction="none"), logits.argmax(dim=-1)
+
+
+def logits_along(executor: TorchExecutor, tokens: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Logits after each token but the last, float32 [chunk, vocab], and the tokens that follow, int64 [chunk]. A chunk
+    is a committed token and a chain of nodes below it, since nodes give their logits."""
     slots = np.arange(len(tokens), dtype=np.int32)
     for first in range(0, len(tokens) - 1, CHUNK):
         chunk, following = tokens[first : first + CHUNK], torch.tensor(tokens[first + 1 : first + CHUNK + 1])
@@ -157,10 +163,7 @@ def _score_text(executor: TorchExecutor, tokens: Sequence[int]) -> Iterator[tupl
         nodes = NodeRows.of(chain, slots[first + 1 : first + len(chunk)])
         rows = SequenceRows(first, chunk[:1], slots[: first + 1], nodes, kept=[0])
         logits = executor.forward([rows])[: len(following)]
-        yield (
-            torch.nn.functional.cross_entropy(logits, following.to(logits.device), reduction="none"),
-            logits.argmax(dim=-1),
-        )
+        yield logits, following.to(logits.device)
 
 
 def compare_pairs(

@@ -64,6 +64,7 @@ class BenchOptions:
     paces: Annotated[str, option("Emulated devices, joined by a space; none: unpaced.", names=("--pace",))] = (
         "target=20ms none"
     )
+    contexts: Annotated[str, option("Tokens before those that are timed, separated by commas.")] = "500,4000"
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:
