@@ -468,8 +468,11 @@ def test_opening_removes_what_is_ours_and_wrong_and_nothing_else(directory: Path
     wrong = [parent / f"{'ab' * 32}.kv", parent / f"{parent.name}{'ab' * 31}.tmp", parent / f"{parent.name * 32}.kv"]
     for path in [*foreign, *wrong]:
         path.write_bytes(bytes(FILE_BYTES + (path == wrong[2])))
+    link = object_path(directory, OTHER.key)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(foreign[0])  # of the right size
     store = store_in(directory)
-    assert [path for path in [*foreign, *wrong] if path.exists()] == foreign
+    assert [path for path in [*foreign, *wrong, link] if path.exists()] == foreign
     assert store.bytes_used == FILE_BYTES and equal(store.get(KV.key, KV.tokens), KV)
     store.close()
 
