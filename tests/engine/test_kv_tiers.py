@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SNIPPETS, assert_idle, make_engine, run
+from support import SNIPPETS, assert_idle, make_engine, run, write_model
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
+from pilotfish.errors import ParameterError
 from pilotfish.kv import tiers as tiers_module
 from pilotfish.kv.tiers import KVTiers
 
@@ -95,3 +99,147 @@ def test_what_is_on_disk_survives_a_restart(mode: str, llama: Path, draft: Path,
                 sample = finish(engine, prompt, params(8))
                 assert [sample.token_ids] == run(plain, [prompt], [params(8)])
                 assert from_where(sample) == ({"disk"} if run_ else set())
+
+
+@pytest.fixture
+def tiered(llama: Path) -> Iterator[Engine]:
+    """A small pool over more host memory than there is KV."""
+    with make_engine(llama, kv_slots=SLOTS, max_rows=64, kv_host_memory=0.05) as engine:
+        yield engine
+
+
+def test_prefixes_that_part_at_every_offset(tiered: Engine, plain: Engine) -> None:
+    """Around the ends of objects, and the pool's own part of a prefix ends anywhere."""
+    whole = prompts(plain)[0][:200]
+    finish(tiered, whole, params(4))
+    for offset in (*range(1, 200, 9), *range(60, 70), *range(126, 131)):
+        finish(tiered, prompts(plain)[offset % 5 + 1], params(4))  # drives out some of it
+        prompt = [*whole[:offset], 7, *whole[offset:]]
+        sample = finish(tiered, prompt, params(6))
+        assert [sample.token_ids] == run(plain, [prompt], [params(6)])
+        assert sample.request.stats.cached_tokens >= offset // 64 * 64
+    assert tiered.tiers is not None and tiered.tiers.counts.loaded_tokens["host"] > 1000
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 129, 1000, 3000])
+def test_prompts_of_any_length(length: int, tmp_path: Path) -> None:
+    """Beside others that drive each other out: all at once, then again after a restart."""
+    llama = write_model(tmp_path, "llama", max_position_embeddings=4096)
+    plain = make_engine(llama, prefix_cache=False, kv_slots=8192)
+    text = plain.check_prompt("\n".join(SNIPPETS)) * 20
+    each = [[place + 3, *text[place:]][:length] for place in range(3)]
+    asked = [params(5, seed=place) for place in range(3)]
+    where = {"kv_host_memory": 0.05, "kv_disk": tmp_path / "kv", "kv_disk_size": 0.1}
+    for _ in range(2):
+        with make_engine(llama, kv_slots=3072, **where) as engine:
+            for _ in range(2):
+                assert run(engine, each, asked) == run(plain, each, asked)
+                settle(engine)
+            assert_idle(engine)
+
+
+def test_salts_share_nothing_in_any_tier(tiered: Engine, plain: Engine) -> None:
+    prompt, seen = prompts(plain)[0], set[str | None]()
+    for salt in (None, "a", "b", "a", None):
+        sample = finish(tiered, prompt, params(4), salt)
+        assert [sample.token_ids] == run(plain, [prompt], [params(4)])
+        assert from_where(sample) == ({"host"} if salt in seen else set())
+        seen.add(salt)
+        for other in prompts(plain)[1:4]:
+            finish(tiered, other, params(4), "others")
+
+
+def test_an_abort_in_mid_load_leaves_nothing_behind(
+    tiered: Engine, plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompts(plain)[0]
+    for each in prompts(plain)[:4]:
+        finish(tiered, each, params(4))
+    assert tiered.tiers is not None
+    copier, reached, over = tiered.tiers._copier, threading.Event(), threading.Event()
+    write = copier.write
+
+    def slow(slots: Any, data: Any) -> None:
+        reached.set()
+        over.wait(LIMIT)
+        write(slots, data)
+
+    monkeypatch.setattr(copier, "write", slow)
+    (sample,) = tiered.submit(prompt, params(4))
+    while not reached.is_set():
+        tiered.step()
+    other = tiered.submit(SNIPPETS[0], params(4))[0]
+    while other.finish_reason is None:
+        tiered.step()  # nobody waits for the load of another
+    threading.Timer(0.05, over.set).start()
+    tiered.abort(sample)
+    assert_idle(tiered)
+    assert other.token_ids == run(plain, [SNIPPETS[0]], [params(4)])[0]
+    assert finish(tiered, prompt, params(4)).token_ids == run(plain, [prompt], [params(4)])[0]
+
+
+def test_a_preempted_request_finds_in_a_tier_what_others_took(llama: Path, plain: Engine) -> None:
+    with make_engine(llama, kv_slots=420, max_rows=64, kv_host_memory=0.05) as engine:
+        each, asked = [p[:90] for p in prompts(plain, 4)], [params(150, seed=i) for i in range(4)]
+        samples = [engine.submit(prompt, own)[0] for prompt, own in zip(each, asked, strict=True)]
+        while engine.busy:
+            engine.step()
+            engine.check()
+        assert [sample.token_ids for sample in samples] == run(plain, each, asked)
+        assert_idle(engine)
+        assert any("host" in from_where(s) for s in samples if s.request.stats.preemptions)
+
+
+def test_samples_of_one_prompt_and_prompts_that_are_scored(tiered: Engine, plain: Engine) -> None:
+    for each in prompts(plain)[:4]:
+        finish(tiered, each, params(4))
+    prompt, asked = prompts(plain)[0], [params(8, n=3), params(8, prompt_logprobs=1)]
+    for own in asked:
+        assert run(tiered, [prompt], [own]) == run(plain, [prompt], [own])
+    assert_idle(tiered)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_every_plane_is_kept(kv_dtype: str, llama: Path, plain: Engine) -> None:
+    reference = make_engine(llama, prefix_cache=False, kv_dtype=kv_dtype)
+    with make_engine(llama, kv_slots=SLOTS, kv_host_memory=0.05, kv_dtype=kv_dtype) as engine:
+        for _ in range(2):
+            for prompt in prompts(plain, 4):
+                assert [finish(engine, prompt, params(8)).token_ids] == run(reference, [prompt], [params(8)])
+        assert engine.tiers is not None and engine.tiers.counts.loaded_tokens["host"] == 4 * 256
+
+
+def test_kv_of_another_shape_is_refused(llama: Path, tmp_path: Path) -> None:
+    """Of other weights, precision or operations."""
+    where = {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
+    with make_engine(llama, **where):
+        pass
+    for other in ({"dtype": "bfloat16"}, {"kv_dtype": "int8"}, {"eager": True}, {"quantization": "int8"}):
+        with pytest.raises(ParameterError, match="kv_disk"):
+            make_engine(llama, **where, **other)
+    other_weights = tmp_path / "other"
+    shutil.copytree(llama, other_weights)
+    (weights,) = other_weights.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ParameterError, match="kv_disk"):
+        make_engine(other_weights, **where)
+    with make_engine(llama, **where) as engine, pytest.raises(ParameterError, match="kv_disk"):
+        assert engine.tiers is not None
+        make_engine(llama, **where)  # it has an owner
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [("kv_host_memory", {"kv_host_memory": 1e-5}), ("kv_disk_size", {"kv_disk_size": 1e-5})],
+)
+def test_less_than_a_sequence_is_refused(field: str, given: dict[str, Any], llama: Path, tmp_path: Path) -> None:
+    where = {"kv_disk": tmp_path / "kv"} if field == "kv_disk_size" else {}
+    with pytest.raises(ParameterError, match=rf"{field}: 1e-05.* at least .* GiB: a sequence of \d+ tokens"):
+        make_engine(llama, **where, **given)
+
+
+def test_tiers_need_the_prefix_cache(llama: Path) -> None:
+    with pytest.raises(ParameterError, match=r"prefix_cache: .*true with kv_host_memory"):
+        make_engine(llama, prefix_cache=False, kv_host_memory=0.01)

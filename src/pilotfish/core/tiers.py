@@ -108,10 +108,11 @@ def save_coldest(cache: PrefixCache, tiers: Tiers, count: int) -> None:
 
 
 def save_run(cache: PrefixCache, tiers: Tiers, run: CachedRun) -> None:
-    """Save the objects that end in a run."""
+    """Save the objects that end in a run, the last one first: tiers evict what was saved first, and of a prefix the
+    end goes first."""
     tokens, slots = cache.path_to(run)
     keys = prefix_keys(tiers.root(run.salt), tokens)
-    for place in range((len(tokens) - len(run.tokens)) // OBJECT_TOKENS, len(keys)):
+    for place in reversed(range((len(tokens) - len(run.tokens)) // OBJECT_TOKENS, len(keys))):
         span = slice(place * OBJECT_TOKENS, (place + 1) * OBJECT_TOKENS)
         tiers.save(keys[place], tokens[span], slots[span])
 

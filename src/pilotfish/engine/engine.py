@@ -116,8 +116,9 @@ class Engine:
         if self.remote is not None:
             self.remote.close()
         if self.tiers is not None:
-            self.worker.scheduler.save_all()
-            if not self.tiers.close():
+            if self.config.kv_disk is not None:
+                self.worker.scheduler.save_all()
+            if not self.tiers.close() and self.config.kv_disk is not None:
                 logger.warning("KV: not all of it was written to %s in time", self.config.kv_disk)
             self.tiers = None
         if self._timeline is not None and self.config.trace is not None:

@@ -201,8 +201,9 @@ class KVTiers:
         began, token = self._clock(), self._token.seconds
         patience = STUCK if token is None else PATIENCE * token * len(load.slots)
         transfer = self._transfers[load] = Transfer(load, began, began + max(patience, LEAST))
-        for place, key in enumerate(load.keys):
-            if (kv := self._in_memory(key)) is not None:
+        held = [self._in_memory(key) for key in reversed(load.keys)]  # the first is used last, and evicted last
+        for place, kv in enumerate(reversed(held)):
+            if kv is not None:
                 self._copying.put(URGENT, partial(self._write_slots, transfer, place, kv, HOST))
             else:
                 self._io.put(URGENT, partial(self._read_file, transfer, place))
@@ -217,8 +218,8 @@ class KVTiers:
 
     def cancel(self, load: Load) -> None:
         transfer = self._transfers.pop(load)
+        transfer.ended = True  # before the lock is had: no other object comes first
         with transfer.lock:
-            transfer.ended = True
             load.arrived([transfer.came_from[place] for place in range(transfer.contiguous)])
         for tier, tokens in load.count_by_tier().items():
             self.counts.loaded_tokens[tier] += tokens
@@ -346,10 +347,11 @@ class KVTiers:
 
     def closing(self) -> None:
         """From now on what is saved is not given up for being too much: `close` follows."""
-        self._most_saving, self._closes_at = 1 << 62, self._clock() + (FLUSH if self._disk is not None else 0.0)
+        self._most_saving, self._closes_at = 1 << 62, self._clock() + FLUSH
 
     def close(self) -> bool:
-        """Put what is in memory on disk, as far as that goes in FLUSH seconds; whether all of it is there."""
+        """Have what is under way done, and what is in memory on disk, as far as that goes in FLUSH seconds from
+        `closing` on; at once without that. Whether all is done."""
         end = self._closes_at or self._clock()
         done = self._copying.close(end - self._clock())
         with self._lock:
