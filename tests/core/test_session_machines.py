@@ -19,23 +19,26 @@ from slot_contents import SlotContents
 from support import tree_of
 from trees import check_tree
 
-from pilotfish.core import draft_sessions
+from pilotfish.core import draft_sessions, prefix_keys, told_prefixes
 from pilotfish.core.draft_machine import REPORT, SILENCE, DraftIdentity, DraftMachine
 from pilotfish.core.draft_sessions import FORGOTTEN, DraftSession, LevelPart, SessionKey, SessionTable, add_children
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.lookahead import NewNodes
-from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Open, Peer, salt_digest
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions, RemoteSession, SessionState, TargetMachine
+from pilotfish.core.told_prefixes import KnownPrefixes
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 
 VOCAB, POOLS, CHILDREN = 10, 2, 3
 HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
+#: Too few for all.
+MOST_KEYS = 60
 CHANCES = np.log([0.6, 0.25, 0.1])
 
 
@@ -48,12 +51,23 @@ def script(sequence: tuple[int, ...]) -> list[int]:
 def make_draft() -> DraftMachine:
     pool = SlotPool(120)  # too few for all: some sessions are evicted
     table = SessionTable(pool, PrefixCache(pool))
-    return DraftMachine(DraftIdentity("draft", "digest", {}), table, LevelShape(8, CHILDREN), 200)
+    draft = DraftMachine(DraftIdentity("draft", "digest", {}), table, LevelShape(8, CHILDREN), 200)
+    draft.known = KnownPrefixes(MOST_KEYS)
+    return draft
 
 
 def make_target() -> TargetMachine:
     pools = [DraftPool(f"pool {i}", str(i).encode()) for i in range(POOLS)]
     return TargetMachine(HELLO, pools, RemoteOptions(wanted=40, quarantine=0.01))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_keys() -> Iterator[None]:
+    """Keys of few tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (prefix_keys, told_prefixes):
+            patch.setattr(module, "OBJECT_TOKENS", 4)
+        yield
 
 
 class World:
@@ -65,9 +79,11 @@ class World:
         self.contents = [SlotContents(draft.table) for draft in self.drafts]
         self.target, self.incarnation = make_target(), 0
         self.requests: list[Request] = []
-        self.lines: list[deque[bytes]] = [deque() for _ in range(2 * POOLS)]  # to the drafts, then from them
+        #: To the drafts, then from them; each frame with the target that it is from, or for.
+        self.lines: list[deque[tuple[Peer, bytes]]] = [deque() for _ in range(2 * POOLS)]
         self.numbers = iter(range(1, 10**6))
         self.trees = 0  # nodes that were proposed
+        self.named = 0  # Opens that had a key
         self.cached = 0  # tokens that drafts found, which were started again since
 
     @property
@@ -134,6 +150,9 @@ class World:
         self.drafts[choice % POOLS] = draft = make_draft()
         self.contents[choice % POOLS] = SlotContents(draft.table)
 
+    def forget_keys(self, choice: int) -> None:
+        self.drafts[choice % POOLS].known = KnownPrefixes(MOST_KEYS)
+
     def restart_target(self, choice: int) -> None:  # noqa: ARG002
         self.target, self.incarnation, self.requests = make_target(), self.incarnation + 1, []
         for line in self.lines[POOLS:]:
@@ -144,7 +163,7 @@ class World:
     def deliver(self, choice: int) -> None:
         for _ in range(1 + choice // 8):
             if self.line(choice):
-                self._arrive(choice % len(self.lines), self.line(choice).popleft())
+                self._arrive(choice % len(self.lines), *self.line(choice).popleft())
 
     def drop(self, choice: int) -> None:
         if self.line(choice):
@@ -163,32 +182,34 @@ class World:
         """Damage that still decodes is a lie, which no protocol of this kind can see: such a frame is lost."""
         if not self.line(choice):
             return
-        frame = bytearray(self.line(choice).popleft())
+        peer, sent = self.line(choice).popleft()
+        frame = bytearray(sent)
         frame[choice // 8 % len(frame)] ^= 1 << choice % 8
         decode = decode_to_draft if choice % len(self.lines) < POOLS else decode_to_target
         try:
             decode(bytes(frame))
         except WireError:
-            self._arrive(choice % len(self.lines), bytes(frame))
+            self._arrive(choice % len(self.lines), peer, bytes(frame))
 
-    def line(self, choice: int) -> deque[bytes]:
+    def line(self, choice: int) -> deque[tuple[Peer, bytes]]:
         return self.lines[choice % len(self.lines)]
 
     def post(self) -> None:
         """What the machines have to say, put on the lines."""
         for outgoing in self.target.outbox:
-            self.lines[int(outgoing.peer)].append(encode(outgoing.message))
+            self.named += isinstance(outgoing.message, Open) and outgoing.message.prefix_key is not None
+            self.lines[int(outgoing.peer)].append((self.peer, encode(outgoing.message)))
         self.target.outbox.clear()
         for number, draft in enumerate(self.drafts):
-            self.lines[POOLS + number] += [encode(o.message) for o in draft.outbox if o.peer == self.peer]
+            self.lines[POOLS + number] += [(o.peer, encode(o.message)) for o in draft.outbox if o.peer == self.peer]
             draft.outbox.clear()
 
-    def _arrive(self, line: int, frame: bytes) -> None:
+    def _arrive(self, line: int, peer: Peer, frame: bytes) -> None:
         if line < POOLS:
             try:
-                self.drafts[line].receive(self.peer, decode_to_draft(frame), self.now)
+                self.drafts[line].receive(peer, decode_to_draft(frame), self.now)
             except WireError as error:
-                self.drafts[line].malformed(self.peer, str(error))
+                self.drafts[line].malformed(peer, str(error))
             return
         pool = self.target.pool_at(str(line - POOLS).encode())
         assert pool is not None
@@ -208,9 +229,17 @@ class World:
         assert len(sessions) <= len(self.requests)
         for session in sessions:
             self._check_copy(session)
+            self._check_sequence(session)
             assert (session.pool is None) == (session.state is SessionState.OPENING)
         for pool in self.target.pools:
             assert pool.sessions == {session.number for session in sessions if session.pool is pool}
+
+    def _check_sequence(self, session: RemoteSession) -> None:
+        """What a draft has of a generation is the sequence, as far as it was told of it, under its salt."""
+        theirs, request = self._drafts_session(session), session.request
+        if theirs is not None and theirs.generation == session.generation:
+            assert theirs.tokens == request.tokens[: len(theirs.tokens)]
+            assert theirs.salt == salt_digest(request.cache_salt, b"")
 
     @staticmethod
     def _check_copy(session: RemoteSession) -> None:
@@ -285,7 +314,7 @@ class World:
 #: How often each event happens.
 COMMON = {"deliver": 24, "step": 5, "level": 12, "tick": 8, "wait": 4, "add": 2, "close": 1}
 FAULTS = {"drop": 1.0, "repeat": 1.0, "reorder": 1.0, "flip": 1.0}
-RARE = dict.fromkeys(("disconnect", "restart_draft", "restart_target"), 0.2)
+RARE = dict.fromkeys(("disconnect", "restart_draft", "restart_target", "forget_keys"), 0.2)
 WEIGHTS = COMMON | FAULTS | RARE
 
 
@@ -321,6 +350,8 @@ def test_frames_that_come_twice_change_nothing(seed: int) -> None:
     """No session is opened again, no node is against the protocol."""
     world, rng = World(), Random(seed)
     weights = {"deliver": 8, "step": 3, "level": 4, "tick": 1, "add": 1, "close": 1, "repeat": 3}
+    for draft in world.drafts:
+        draft.known = KnownPrefixes()
     live(world, random_events(rng, weights, 600))
     for pool in world.target.pools:
         assert pool.drops.occurred.keys() <= {"late_nodes", "stale_frames"}
@@ -332,7 +363,8 @@ def test_long_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_sessions, "MAX_SESSIONS", 4)
     world, rng = World(), Random(seed)
     for _ in range(5):
-        live(world, random_events(rng, WEIGHTS, 600))
+        live(world, random_events(rng, WEIGHTS, 1000))
         world.heal()
-    assert world.trees > 100 and world.cached + sum(draft.counts.cached for draft in world.drafts) > 100
+    assert world.trees > 100 and world.named > 10
+    assert world.cached + sum(draft.counts.cached for draft in world.drafts) > 100
     world.end()

@@ -77,13 +77,18 @@ class Rig:
     """A worker, its channel, and a clock that stands still."""
 
     def __init__(
-        self, directory: Path, shape: LevelShape = SMALL, slots: int = 2000, added_tokens: dict[int, str] | None = None
+        self,
+        directory: Path,
+        shape: LevelShape = SMALL,
+        slots: int = 2000,
+        added_tokens: dict[int, str] | None = None,
+        cached: bool = True,
     ) -> None:
         self.now = 0.0
         self.directory = directory
         self.channel = Box()
         pool = SlotPool(slots)
-        self.table = SessionTable(pool, PrefixCache(pool))
+        self.table = SessionTable(pool, PrefixCache(pool) if cached else None)
         model, vocab_size = loaded(directory).model, VOCAB + len(added_tokens or {})
         executor = TorchExecutor(model, slots, vocab_size=vocab_size)
         grower = Grower(executor, self.table, shape.children)

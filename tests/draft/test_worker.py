@@ -15,7 +15,7 @@ from rig import HELLO, IDENTITY, SMALL, Rig, Told, make_open, prompt
 from support import CONTEXT, VOCAB, edit_tensors, tree_of, write_model
 
 from pilotfish.core import draft_machine, draft_sessions
-from pilotfish.core.draft_sessions import FORGOTTEN, IDLE, LevelPart
+from pilotfish.core.draft_sessions import FORGOTTEN, IDLE, LevelPart, SessionKey
 from pilotfish.core.level_choice import WHOLE_CHUNK, LevelShape
 from pilotfish.core.lookahead import NewNodes
 from pilotfish.core.messages import (
@@ -32,6 +32,8 @@ from pilotfish.core.messages import (
     Resync,
     Tree,
 )
+from pilotfish.core.prefix_keys import OBJECT_TOKENS, prefix_keys
+from pilotfish.core.told_prefixes import text_root
 from pilotfish.draft import worker
 from pilotfish.errors import ParameterError
 from pilotfish.wire.channel import Received, decode_to_target, encode
@@ -476,6 +478,89 @@ def test_targets_are_told_what_was_found(rig: Rig) -> None:
     rig.now += 1.0
     rig.turns()
     assert [rig.heard(peer, Load)[-1].own_cached for peer in (TARGET, b"other")] == [40, 0]
+
+
+def named(opened: Open, tokens: int, salt: bytes | None = None) -> Open:
+    """The same with a key of its first `tokens`."""
+    key = prefix_keys(text_root(salt), opened.tokens)[tokens // OBJECT_TOKENS - 1]
+    return msgspec.structs.replace(opened, tokens=opened.tokens[tokens:], prefix_key=key, salt=salt)
+
+
+def test_an_open_may_name_what_the_target_told_before(rig: Rig) -> None:
+    """Of an Open, at once; of Commits, once the session has ended. Trees are what the model says of all tokens."""
+    told = Told(rig, make_open(prompt(100)))
+    again = make_open([*told.tokens, 5], 2)
+    rig.say(TARGET, named(again, 64))
+    rig.rest()
+    assert [session.tokens for session in rig.table] == [told.tokens, [*told.tokens, 5]]
+    told.commit(prompt(60, 3))
+    told.close()
+    rig.rest()
+    third = make_open([*told.tokens, *prompt(9)], 3)
+    rig.heard(TARGET, Tree)
+    listener = Told(rig, third)
+    rig.channel.inbox[-1:] = []
+    rig.say(TARGET, named(third, 128))
+    rig.rest()
+    assert listener.listen() and not rig.heard(TARGET, Resync)
+
+
+@pytest.mark.parametrize(
+    "case", ["never told", "of another target", "of another salt", "forgotten", "nothing is kept", "no key of tokens"]
+)
+def test_a_key_that_is_not_known_is_answered_with_resync(rig: Rig, case: str) -> None:
+    """And the session that it was to replace is gone."""
+    rig.say(b"other", HELLO)
+    told, salt = make_open(prompt(100), 5), b"s" * 16 if case == "of another salt" else None
+    if case != "never told":
+        rig.say(b"other" if case == "of another target" else TARGET, told)
+    rig.say(TARGET, make_open(prompt(9), 1))
+    rig.turns()
+    assert rig.worker.machine.known is not None
+    if case == "forgotten":
+        rig.worker.machine.known.forget(TARGET)
+    if case == "nothing is kept":
+        rig.worker.machine.known = None
+    message = named(make_open(prompt(100), 1, generation=2), 64, salt)
+    if case == "no key of tokens":
+        message = msgspec.structs.replace(message, prefix_key=b"k" * 32)
+    rig.say(TARGET, message)
+    rig.turns()
+    (resync,) = rig.heard(TARGET, Resync)
+    assert (resync.session, resync.generation) == (1, 2) and "prefix_key" in resync.reason
+    assert SessionKey(TARGET, 1) not in {session.key for session in rig.table}
+    again = Told(rig, make_open(prompt(100), 1, generation=3))
+    rig.heard(TARGET, Tree)
+    rig.rest()
+    assert again.listen()
+
+
+def test_a_named_prefix_may_be_all_or_too_long(rig: Rig) -> None:
+    rig.say(TARGET, make_open(prompt(128), 1), named(make_open(prompt(128), 2), 128))
+    long = make_open([*prompt(128), *[1] * 1900], 3)
+    rig.say(TARGET, named(long, 128))
+    rig.turns()
+    assert [len(session.tokens) for session in rig.table] == [128, 128]
+    (refusal,) = rig.heard(TARGET, Refuse)
+    assert refusal.session == 3 and "2028" in refusal.reason
+
+
+def test_what_is_known_by_key_goes_with_its_target(rig: Rig) -> None:
+    rig.say(TARGET, make_open(prompt(100)))
+    rig.turns()
+    known = rig.worker.machine.known
+    assert known is not None and len(known) == 1
+    rig.now += draft_machine.SILENCE + 1
+    rig.turns()
+    assert len(known) == 0
+
+
+def test_only_a_draft_that_keeps_kv_says_that_it_knows_keys(llama: Path) -> None:
+    for cached in (True, False):
+        rig = Rig(llama, cached=cached)
+        rig.say(TARGET, HELLO)
+        rig.turns()
+        assert rig.heard(TARGET, Load)[-1].knows_keys is cached
 
 
 # -- too little room

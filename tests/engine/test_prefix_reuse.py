@@ -13,8 +13,10 @@ from inline_drafts import PATIENCE, inline_drafts
 from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.executor import Outcome, Sampling, SequenceRows
+from pilotfish.core.messages import Open
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.told_prefixes import ToldPrefixes
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 
@@ -210,7 +212,15 @@ def test_a_draft_in_this_process_computes_what_is_new(
 def test_a_draft_elsewhere_finds_what_it_computed(
     llama: Path, draft: Path, plain: Engine, cached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each salt for itself."""
+    """Of each salt for itself. What it was told is named by a key when it comes again."""
+    named, shorten = list[bool](), ToldPrefixes.shorten
+
+    def seen(told: ToldPrefixes, message: Open) -> Open:
+        sent = shorten(told, message)
+        named.append(sent.prefix_key is not None)
+        return sent
+
+    monkeypatch.setattr(ToldPrefixes, "shorten", seen)
     config: dict[str, Any] = {"draft": draft, "mode": "async", "drafter": "lm", "prefix_cache": cached}
     with inline_drafts(monkeypatch), make_engine(llama, **config) as engine:
         assert engine.remote is not None
@@ -224,3 +234,4 @@ def test_a_draft_elsewhere_finds_what_it_computed(
                 time.sleep(0.01)
         assert pool.load.own_cached >= expected if cached else pool.load.own_cached == 0
         assert pool.load.own_cached < expected + 2 * 13
+        assert named == ([False, True] * 2 if cached else []) and not pool.drops.occurred.get("resyncs")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -35,6 +37,8 @@ from pilotfish.core.messages import (
     Tree,
 )
 from pilotfish.core.noise import gumbel_of
+from pilotfish.core.prefix_keys import prefix_keys
+from pilotfish.core.told_prefixes import text_root
 from pilotfish.core.tree_copy import TreeCopy
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 from pilotfish.wire.sockets import DialingChannel
@@ -362,6 +366,15 @@ def test_the_pages_example_goes_as_the_page_says(frames: list[bytes]) -> None:
         assert (copy.late, copy.dropped, copy.repeated) == (lost, 0, 0)
     tree = tree_of(copy)
     assert tree.parents.tolist() == [-1, 0, -1] and tree.tokens.tolist() == [90, 33, 91]
+
+
+def test_the_pages_keys_are_those_of_its_tokens() -> None:
+    rows = re.findall(r"^\| .* \| `([0-9a-f]{64})` \| `([0-9a-f]{64})` \|$", PAGE.read_text(), re.MULTILINE)
+    for salt, keys in zip((None, bytes(range(16))), rows, strict=True):
+        assert [key.hex() for key in prefix_keys(text_root(salt), range(100, 228))] == list(keys)
+        tenant = b"" if salt is None else b"salt" + salt.hex().encode()
+        root = hashlib.sha256(hashlib.sha256(b"").digest() + tenant).digest()
+        assert hashlib.sha256(root + struct.pack("<64I", *range(100, 164))).hexdigest() == keys[0]
 
 
 def test_the_page_names_every_field() -> None:

@@ -62,8 +62,8 @@ class Side:
         self.drafter.flush()
 
 
-def load(sessions: int = 0, own: int = 0) -> Load:
-    return Load("draft", sessions, own, 0, 100, 1.0, 1.0)
+def load(sessions: int = 0, own: int = 0, knows_keys: bool = False) -> Load:
+    return Load("draft", sessions, own, 0, 100, 1.0, 1.0, knows_keys=knows_keys)
 
 
 def make_request(number: int = 0, prompt: int = 5, salt: str | None = None, **params: object) -> Request:

@@ -13,8 +13,10 @@ from support import limits, paths_of
 
 from pilotfish.core.messages import CONNECTION, Close, Commit, Hello, Open, Peer, Refuse, Resync
 from pilotfish.core.pools import MAX_FAULTS, PAUSE, SILENCE
+from pilotfish.core.prefix_keys import prefix_keys
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RESTING_NODES, RESTING_PERIOD
+from pilotfish.core.told_prefixes import text_root
 from pilotfish.engine.remote_drafts import salt_key
 from pilotfish.wire.channel import Received, encode
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys
@@ -64,6 +66,42 @@ def test_targets_that_hold_one_key_have_the_key_of_salts_in_common() -> None:
     keys = [salt_key([TargetKeys(own, "pool")] * 2) for own in (one, two, one)]
     assert keys[0] == keys[2] != keys[1] and b"s" * 40 not in keys[0]
     assert len({salt_key([None]) for _ in range(3)} | set(keys)) == 5
+
+
+def test_what_a_pool_was_told_is_named_by_its_key(side: Side) -> None:
+    """From an Open on, and what was committed once the session has ended; all of it after a Resync."""
+    side.hear(load(knows_keys=True))
+    first = make_request(0, prompt=100)
+    assert opened(side, first).prefix_key is None
+    side.commit(first, *range(10, 70))
+    side.drafter.close(first)
+    (named,), tokens = prefix_keys(text_root(None), first.tokens)[1:], [*first.tokens, 7]
+    second = Request(1, tokens, first.params, 3, frozenset(), 10_000)
+    message = opened(side, second)
+    assert (message.prefix_key, message.tokens, message.prompt_tokens) == (named, tokens[128:], 161)
+    other = opened(side, Request(2, tokens, first.params, 3, frozenset(), 10_000, cache_salt="a"))
+    assert other.prefix_key is None and other.tokens == tokens
+    side.hear(Resync(message.session, 1, "nothing is known by its prefix_key"))
+    again = opened(side, second)
+    assert (again.generation, again.prefix_key, again.tokens) == (2, None, tokens)
+
+
+@pytest.mark.parametrize("loss", ["silent", "disconnected", "never said so"])
+def test_a_pool_that_may_have_forgotten_is_sent_all_tokens(side: Side, loss: str) -> None:
+    side.hear(load(knows_keys=loss != "never said so"))
+    opened(side, make_request(0, prompt=100))
+    if loss == "silent":
+        side.now += SILENCE + 0.1
+        side.drafter.tick()
+    elif loss == "disconnected":
+        side.problems[b"0"] = "it hung up"
+        side.drafter.tick()
+        side.problems.clear()
+    side.hear(load(knows_keys=loss != "never said so"))
+    message = opened(side, make_request(1, prompt=100))
+    assert message.prefix_key is None and len(message.tokens) == 100
+    named = opened(side, make_request(2, prompt=100))
+    assert (named.prefix_key is None) == (loss == "never said so")
 
 
 def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:

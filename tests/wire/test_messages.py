@@ -26,6 +26,7 @@ from pilotfish.core.messages import (
     ToTarget,
     Tree,
 )
+from pilotfish.core.prefix_keys import KEY_BYTES
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 
@@ -38,6 +39,7 @@ numbers = st.floats(allow_nan=False)
 milliseconds = st.floats(0.0, 1e9, exclude_max=True)
 
 salts = st.none() | st.binary(min_size=SALT_BYTES, max_size=SALT_BYTES)
+keys = st.none() | st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 counts = st.integers(0, 1 << 40)
 sampling = st.builds(
     RequestSampling,
@@ -50,7 +52,7 @@ sampling = st.builds(
 )
 to_draft: st.SearchStrategy[ToDraft] = st.one_of(
     st.builds(Hello, indices, texts, lengths, texts),
-    st.builds(Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices, salts),
+    st.builds(Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices, salts, keys),
     st.builds(Commit, ids, ids, lengths, st.lists(indices, min_size=1, max_size=20), indices),
     st.builds(Close, ids, ids),
 )
@@ -73,7 +75,7 @@ to_target: st.SearchStrategy[ToTarget] = st.one_of(
     trees(),
     st.builds(Resync, ids, ids, texts),
     st.builds(Refuse, indices, indices, texts),
-    st.builds(Load, texts, indices, indices, counts, indices, milliseconds, milliseconds, counts),
+    st.builds(Load, texts, indices, indices, counts, indices, milliseconds, milliseconds, counts, st.booleans()),
 )
 
 TREE = Tree(1, 1, 0, 5, [1, 2], [0, 1], [7, 8], [-0.5, -1.5])
@@ -199,6 +201,9 @@ def test_trees_out_of_limits(fields: dict[str, object]) -> None:
         {"salt": b"s" * (SALT_BYTES - 1)},
         {"salt": b"s" * (SALT_BYTES + 1)},
         {"salt": "s" * SALT_BYTES},
+        {"prefix_key": b""},
+        {"prefix_key": b"k" * (KEY_BYTES + 1)},
+        {"prefix_key": [0] * KEY_BYTES},
     ],
 )
 def test_opens_out_of_limits(fields: dict[str, object]) -> None:

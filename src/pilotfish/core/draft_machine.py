@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from pilotfish.core.calibration import SecondsBySize
@@ -38,6 +39,7 @@ from pilotfish.core.messages import (
     ToTarget,
     Tree,
 )
+from pilotfish.core.told_prefixes import KnownPrefixes
 from pilotfish.core.vocabulary import clash
 from pilotfish.errors import InputError
 
@@ -98,6 +100,7 @@ class DraftMachine:
         self.counts = DraftCounts()
         self.outbox: list[Outgoing] = []
         self.notices: list[Notice] = []
+        self.known = None if table.cache is None else KnownPrefixes()
         self._longest = min(context, table.pool.capacity)
         self._targets: dict[Peer, ConnectedTarget] = {}
         self._level_seconds = SecondsBySize(0.0)
@@ -114,6 +117,8 @@ class DraftMachine:
         for peer in [peer for peer, target in self._targets.items() if now - target.heard > SILENCE]:
             for session in self.table.of(peer):
                 self.table.close(session)
+            if self.known is not None:
+                self.known.forget(peer)
             del self._targets[peer]
         own = self._own_sessions()
         for peer in self._targets:
@@ -133,6 +138,7 @@ class DraftMachine:
             1000 * self._level_seconds.at(1),
             1000 * self._queue_seconds.at(1),
             target.cached,
+            self.known is not None,
         )
 
     def _send(self, peer: Peer, message: ToTarget) -> None:
@@ -190,6 +196,11 @@ class DraftMachine:
         before = self.table.get(key)
         if before is not None and before.generation >= message.generation:
             return
+        whole = self._whole(peer, message)
+        if whole is None:
+            self._ask_again(peer, message, "nothing is known by its prefix_key")
+            return
+        message = whole
         try:
             self._check_tokens(message, target)
             session = DraftSession.of(key, message, tenant, weight, self._longest, target.unshared, now)
@@ -201,6 +212,21 @@ class DraftMachine:
             self._send(peer, Refuse(message.session, message.generation, str(error)[:MAX_TEXT]))
             return
         self._found(peer, self.table.open(session))
+        self._know(session)
+
+    def _whole(self, peer: Peer, message: Open) -> Open | None:
+        """With all tokens; None where those that a key stands for are not known."""
+        if message.prefix_key is None:
+            return message
+        prefix = None if self.known is None else self.known.find(peer, message.salt, message.prefix_key)
+        if prefix is None:
+            return None
+        return msgspec.structs.replace(message, tokens=prefix + message.tokens, prefix_key=None)
+
+    def _know(self, session: DraftSession) -> None:
+        """Later sessions may be opened by a key of what this one was told."""
+        if self.known is not None:
+            self.known.add(session.key.target, session.salt, session.tokens)
 
     def _found(self, peer: Peer, tokens: int) -> None:
         self.counts.cached += tokens
@@ -221,6 +247,7 @@ class DraftMachine:
         elif message.generation < session.generation:
             return
         elif isinstance(message, Close):
+            self._know(session)
             self.table.close(session)
         elif message.generation > session.generation:
             self._ask_again(peer, message, "it was not opened")
@@ -250,7 +277,7 @@ class DraftMachine:
             self.counts.hits += rerooted.hit
             self.counts.misses += not rerooted.hit
 
-    def _ask_again(self, peer: Peer, message: Commit, reason: str) -> None:
+    def _ask_again(self, peer: Peer, message: Open | Commit, reason: str) -> None:
         self.counts.resyncs += 1
         session = self.table.get(SessionKey(peer, message.session))
         if session is not None:

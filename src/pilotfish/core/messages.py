@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.core.logit_rules import LogitRules
+from pilotfish.core.prefix_keys import KEY_BYTES
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.vocabulary import MAX_ADDED
@@ -54,6 +55,7 @@ Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
 #: Bytes of a salt's digest.
 SALT_BYTES = 16
 SaltDigest: TypeAlias = Annotated[bytes, Meta(min_length=SALT_BYTES, max_length=SALT_BYTES)]
+PrefixKey: TypeAlias = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 #: As many as a request may name.
 TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
 
@@ -149,17 +151,18 @@ class Open(Struct, tag="open", frozen=True, omit_defaults=True):
 
     session: Id
     generation: Id
-    tokens: Tokens  # committed so far
-    prompt_tokens: Length  # the first of `tokens`
+    tokens: Tokens  # committed so far, but for those that `prefix_key` names
+    prompt_tokens: Length  # the first of the sequence
     max_length: Length  # tokens that the sequence can reach
     seed: Annotated[int, Meta(ge=0)]  # 64 bits
     sampling: RequestSampling
     wanted: Index  # nodes below the root after which to stop growing
     salt: SaltDigest | None = None  # sequences of different ones share nothing that is kept of them
+    prefix_key: PrefixKey | None = None  # of the tokens before `tokens` (core/told_prefixes.py)
 
     @classmethod
     def of(cls, request: Request, number: int, generation: int, wanted: int, salt_key: bytes = b"") -> Open:
-        """`salt_key` is for the digest of the request's salt."""
+        """With all tokens. `salt_key` is for the digest of the request's salt."""
         return cls(
             number,
             generation,
@@ -234,6 +237,7 @@ class Load(Readable, tag="load", frozen=True):
     step_ms: Milliseconds  # of a level, lately
     queue_ms: Milliseconds  # that committed tokens lately waited before a level took them
     own_cached: Annotated[int, Meta(ge=0)] = 0  # tokens of that target whose KV was there when they were opened
+    knows_keys: bool = False  # an Open may have a `prefix_key`
 
 
 ToDraft: TypeAlias = Hello | Open | Commit | Close

@@ -14,6 +14,7 @@ import logging
 from dataclasses import dataclass, field
 
 from pilotfish.core.messages import Load, Notice, Peer
+from pilotfish.core.told_prefixes import ToldPrefixes
 
 #: Seconds between two Hellos: sooner while nothing has answered.
 GREETING, FIRST_GREETING = 1.0, 0.05
@@ -97,6 +98,7 @@ class DraftPool:
     load: Load | None = None
     refusal: str | None = None  # why it does not serve this target
     sessions: set[int] = field(default_factory=set)  # numbers of this target's sessions
+    told: ToldPrefixes = field(default_factory=ToldPrefixes)  # since it last began to answer
     losses: int = 0  # times that it fell silent or was lost
     notices: list[Notice] = field(default_factory=list)  # for the log
     drops: Drops = field(init=False)
@@ -117,6 +119,11 @@ class DraftPool:
         """Sessions that it will have: those of other targets as it last said, and ours. Equal pools take turns."""
         others = 0 if self.load is None else max(self.load.sessions - self.load.own_sessions, 0)
         return others + len(self.sessions)
+
+    @property
+    def knows_keys(self) -> bool:
+        """Whether an Open may have a `prefix_key`."""
+        return self.load is not None and self.load.knows_keys
 
     def keeps_sessions(self, now: float, *, alone: bool) -> bool:
         """Whether its sessions stay with it; `alone`: no other pool answers."""
@@ -142,6 +149,7 @@ class DraftPool:
     def _answers(self, now: float) -> None:
         if not self.ready:
             self._answers_since = now
+            self.told.clear()
         self.ready, self.silent, self.refusal = True, False, None
 
     def refused(self, reason: str, now: float) -> None:

@@ -33,6 +33,7 @@ from pilotfish.core.messages import (
     Resync,
     ToDraft,
     Tree,
+    salt_digest,
 )
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
@@ -158,7 +159,15 @@ class TargetMachine:
         session = self._by_request.pop(request.id, None)
         if session is not None:
             del self.sessions[session.number]
+            self._remember_told(session)
             self._leave_pool(session)
+
+    def _remember_told(self, session: RemoteSession) -> None:
+        """The pool of a session that ends was told of it, but for its newest tokens."""
+        request, pool = session.request, session.pool
+        if pool is not None and pool.knows_keys and session.can_follow:
+            told = request.tokens[: len(request.tokens) - session.unsent]
+            pool.told.tell(salt_digest(request.cache_salt, self._options.salt_key), told)
 
     def _asked(self, request: Request, now: float) -> RemoteSession:
         """The session of a request whose tree is asked for: growing where a pool can be had."""
@@ -195,7 +204,7 @@ class TargetMachine:
         self.counts.opened += 1
         wanted, salt_key = self._options.wanted, self._options.salt_key
         message = Open.of(session.request, session.number, session.generation, wanted, salt_key)
-        self._send(pool, message)
+        self._send(pool, pool.told.shorten(message) if pool.knows_keys else message)
 
     def _send_commit(self, session: RemoteSession, now: float) -> None:
         """Send all tokens that the pool does not know."""
@@ -282,6 +291,7 @@ class TargetMachine:
         """The pool cannot follow the session, or does not take it."""
         if isinstance(message, Resync):
             pool.drops.add("resyncs", 1, now, message.reason)
+            pool.told.clear()  # it lacks something; the next Opens have all tokens
             self._set_back(session, now)
         else:
             pool.drops.add("refusals", 1, now, message.reason)

@@ -1,0 +1,115 @@
+"""Prefixes by key: a key stands for the tokens that it is of, told by that target under that salt, or for none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.core import prefix_keys, told_prefixes
+from pilotfish.core.messages import Open, RequestSampling
+from pilotfish.core.prefix_keys import next_key, root_key
+from pilotfish.core.told_prefixes import KnownPrefixes, ToldPrefixes, text_root
+
+SALT = b"s" * 16
+SIZE = 4
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=4 * SIZE)
+salts = st.sampled_from([None, SALT, b"t" * 16])
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of few tokens."""
+    for module in (prefix_keys, told_prefixes):
+        monkeypatch.setattr(module, "OBJECT_TOKENS", SIZE)
+
+
+def opened(tokens: list[int], salt: bytes | None = None) -> Open:
+    return Open(1, 1, tokens, len(tokens), 1000, 0, RequestSampling(), 60, salt)
+
+
+def test_keys_begin_with_the_salts_digest() -> None:
+    assert text_root(None) == root_key(b"", None) and text_root(SALT) == root_key(b"", SALT.hex())
+
+
+@given(st.lists(st.tuples(salts, tokens), max_size=12), st.integers(1, 30))
+def test_both_sides_have_the_same_sequence_or_the_draft_knows_that_it_has_none(
+    sequences: list[tuple[bytes | None, list[int]]], most: int
+) -> None:
+    told, known = ToldPrefixes(), KnownPrefixes(most)
+    for salt, whole in sequences:
+        message = told.shorten(opened(whole, salt))
+        assert len(message.tokens) > 0 and (message.prefix_key is not None or message.tokens == whole)
+        if message.prefix_key is not None:
+            prefix = known.find(b"target", salt, message.prefix_key)
+            assert prefix is None or prefix + message.tokens == whole
+            assert prefix is not None or len(known) == most  # some had to be forgotten
+        known.add(b"target", salt, whole)
+        assert len(known) <= most
+
+
+def test_the_longest_prefix_is_named_and_leaves_a_token() -> None:
+    told, whole = ToldPrefixes(), list(range(2 * SIZE))
+    assert told.shorten(opened(whole)) == opened(whole)
+    for tokens, left in ((whole, SIZE), ([*whole, 9], 1), ([*whole[:SIZE], 9, *whole], SIZE * 2 + 1), ([9, *whole], 9)):
+        message = told.shorten(opened(tokens))
+        assert message.tokens == tokens[len(tokens) - left :]
+        assert (message.prefix_key is None) == (left == len(tokens))
+        assert message == msgspec.structs.replace(opened(tokens), tokens=message.tokens, prefix_key=message.prefix_key)
+
+
+def test_what_came_after_an_open_is_named_too() -> None:
+    told, whole = ToldPrefixes(), list(range(3 * SIZE))
+    told.shorten(opened(whole[:SIZE], SALT))
+    told.tell(SALT, whole)
+    assert told.shorten(opened([*whole, 1], SALT)).tokens == [1]
+    assert told.shorten(opened([*whole, 1])).prefix_key is None  # of another salt
+    told.clear()
+    assert told.shorten(opened([*whole, 1], SALT)).prefix_key is None
+
+
+def test_a_key_is_known_to_whom_it_was_told_alone() -> None:
+    """And under its salt; a key of other tokens, or of a part of 64, is of nothing."""
+    known, whole = KnownPrefixes(), list(range(2 * SIZE))
+    known.add(b"one", SALT, whole)
+    first = next_key(text_root(SALT), whole[:SIZE])
+    second = next_key(first, whole[SIZE:])
+    assert known.find(b"one", SALT, first) == whole[:SIZE] and known.find(b"one", SALT, second) == whole
+    assert known.find(b"one", SALT, text_root(SALT)) == []
+    for target, salt, key in (
+        (b"two", SALT, second),
+        (b"one", None, second),
+        (b"one", b"t" * 16, second),
+        (b"one", SALT, text_root(None)),
+        (b"one", SALT, next_key(text_root(SALT), whole[: SIZE - 1])),
+        (b"one", SALT, next_key(first, whole[:SIZE])),
+        (b"one", SALT, b"k" * 32),
+    ):
+        assert known.find(target, salt, key) is None
+    known.forget(b"one")
+    assert known.find(b"one", SALT, first) is None and len(known) == 0
+
+
+def test_what_was_used_longest_ago_is_forgotten() -> None:
+    """Its end first; of the target with the most."""
+    known = KnownPrefixes(most=4)
+    chains = {name: [(name * 3 + i) % 100 for i in range(3 * SIZE)] for name in (1, 20)}
+    keys = {name: prefix_keys.prefix_keys(text_root(None), chain) for name, chain in chains.items()}
+    known.add(b"modest", None, chains[20][:SIZE])
+    for name in (1, 20):
+        known.add(b"flood", None, chains[name])
+    assert len(known) == 4 and known.find(b"modest", None, keys[20][0]) == chains[20][:SIZE]
+    assert known.find(b"flood", None, keys[20][2]) == chains[20]
+    assert known.find(b"flood", None, keys[1][0]) is None
+    short = KnownPrefixes(most=2)
+    short.add(b"target", None, chains[1])
+    assert [short.find(b"target", None, key) is None for key in keys[1]] == [False, False, True]
+    told = ToldPrefixes(most=2)
+    told.tell(None, chains[1])
+    assert told.shorten(opened([*chains[1], 5])).tokens == [*chains[1][2 * SIZE :], 5]
+    told = ToldPrefixes(most=3)
+    for name in (1, 20):
+        told.tell(None, chains[name])
+        assert len(told) == 3
+    assert told.shorten(opened([*chains[1], 5])).prefix_key is None
