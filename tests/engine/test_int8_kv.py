@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from support import SNIPPETS, assert_idle, make_engine, run
+from test_kv_tiers import SLOTS, _patient, finish, from_where, prompts  # noqa: F401  # a fixture that all tests use
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
+from pilotfish.errors import ParameterError
 
 INT8 = {"kv_dtype": "int8"}
 
@@ -48,6 +50,18 @@ def test_a_prefix_that_is_found(llama: Path, draft: Path, plain: Engine, eager: 
         assert [sample.token_ids] == run(plain, [prompt], [params(8)])
     assert sample.request.stats.cached_tokens >= 26
     assert_idle(engine)
+
+
+def test_what_comes_back_from_host_memory_and_disk(llama: Path, plain: Engine, eager: bool, tmp_path: Path) -> None:
+    where = {"kv_host_memory": 0.005, "kv_disk": tmp_path, "kv_disk_size": 0.01, "kv_slots": SLOTS, "eager": eager}
+    for tier in ("host", "disk"):
+        with make_engine(llama, **where, **INT8) as engine:
+            for prompt in prompts(plain, 3) * (2 if tier == "host" else 1):
+                sample = finish(engine, prompt, params(8))
+                assert [sample.token_ids] == run(plain, [prompt], [params(8)])
+            assert from_where(sample) == {tier}
+    with pytest.raises(ParameterError, match=r"^kv_disk: .* with these settings"):
+        make_engine(llama, **where)  # KV as it is computed is another
 
 
 def test_requests_that_give_way(llama: Path, plain: Engine, eager: bool) -> None:
