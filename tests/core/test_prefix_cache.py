@@ -50,7 +50,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(salt=st.sampled_from(SALTS), tokens=TOKENS)
     def arrive(self, salt: str | None, tokens: list[int]) -> None:
+        known = self.cache.num_known(salt, tokens)
         shared = self.cache.match(salt, tokens)
+        assert len(shared) == known
         for length, slot in enumerate(shared.tolist(), 1):
             assert self.written[slot] == (salt, tuple(tokens[:length]))
         self.pool.share(shared)

@@ -18,7 +18,7 @@ from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.prefix_keys import Key, root_key
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Scheduler
+from pilotfish.core.scheduler import MAX_PASSED_OVER, Scheduler
 from pilotfish.core.slots import SlotPool, Slots
 from pilotfish.core.step import Step
 from pilotfish.core.tiers import Load
@@ -151,8 +151,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, nodes: int) -> None:
         if self.scheduler.busy:
             advance(self.scheduler, self.rng, nodes, self.written)
-            waiting = [r.id for r in self.scheduler.waiting]
+            waiting = [r.id for r in self.scheduler.waiting if not r.stats.preemptions]
             assert waiting == sorted(waiting)  # in order of arrival
+            assert all(r.passed_over <= MAX_PASSED_OVER for r in self.requests)
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -571,3 +572,49 @@ def test_shared_prompts_survive_aborts_and_preemption(
         if request.finish_reason is FinishReason.ABORT:
             expected = expected[: len(request.output)]
         assert request.output == expected
+
+
+def known_and_unknown(count: int) -> tuple[Scheduler, Request, list[Request], list[Request]]:
+    """A scheduler of one request at a time; one that it runs; `count` in the queue that nobody knows, and as many after
+    them that begin as the first one did."""
+    scheduler = Scheduler(pool := SlotPool(4000), 4000, 1, PrefixCache(pool))
+    params, shared = SamplingParams(max_tokens=1), [1] * 50
+    first = Request(0, shared, params, 0, frozenset(), 1000)
+    unknown = [Request(1 + i, [2 + i] * 60, params, 0, frozenset(), 1000) for i in range(count)]
+    known = [Request(100 + i, [*shared, i], params, 0, frozenset(), 1000) for i in range(count)]
+    for request in (first, *unknown, *known):
+        scheduler.add(request)
+    return scheduler, first, unknown, known
+
+
+def order_of(scheduler: Scheduler) -> list[Request]:
+    """Who runs, one after the other."""
+    order, rng = list[Request](), np.random.default_rng(0)
+    while scheduler.busy:
+        step = advance(scheduler, rng, 0)
+        assert step is not None
+        order += [chunk.request for chunk in step.chunks]
+    return order
+
+
+def test_what_is_cached_is_admitted_before_what_came_sooner() -> None:
+    scheduler, first, unknown, known = known_and_unknown(3)
+    assert order_of(scheduler) == [first, *known, *unknown]
+
+
+def test_nobody_is_passed_over_for_ever() -> None:
+    scheduler, first, unknown, known = known_and_unknown(15)
+    order = order_of(scheduler)
+    assert order[0] is first and set(order[1:9]) <= set(known)
+    assert [request for request in order if request in unknown] == unknown
+    assert order.index(unknown[0]) == 1 + MAX_PASSED_OVER == 1 + max(request.passed_over for request in unknown)
+
+
+def test_a_little_that_is_cached_changes_nothing() -> None:
+    scheduler, first, unknown, known = known_and_unknown(3)
+    for request in (*unknown, *known):
+        scheduler.abort(request)
+    late = [Request(200 + i, [1] * i + [9] * 60, SamplingParams(max_tokens=1), 0, frozenset(), 1000) for i in range(3)]
+    for request in late:
+        scheduler.add(request)
+    assert order_of(scheduler) == [first, *late]

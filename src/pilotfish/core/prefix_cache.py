@@ -85,6 +85,15 @@ class PrefixCache:
         self._prove(path)
         return np.concatenate([run.slots for run in path]) if path else NO_SLOTS
 
+    def num_known(self, salt: str | None, tokens: Sequence[int]) -> int:
+        """Tokens of the longest prefix that is known; does not count as use."""
+        wanted, run, known = np.asarray(tokens, np.int64), self._roots.get(salt), 0
+        while run is not None and known < len(wanted) and (below := run.below.get(int(wanted[known]))) is not None:
+            common = below.common(wanted[known:])
+            known += common
+            run = below if common == len(below.tokens) else None
+        return known
+
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
         """Know `tokens`, whose KV is in these live slots; the slots that the owner has from now on. Where a beginning
         is known already those are the cache's, and its own copies are released: an owner of a run owns all above."""

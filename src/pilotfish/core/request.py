@@ -116,6 +116,7 @@ class Request:
         self.tokens = list(prompt)
         self.num_computed = 0
         self.reserved = False  # whether slots up to `max_length` are kept for it while it runs
+        self.passed_over = 0  # how many that came later were admitted before it
         self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
         self.slots: Slots = np.zeros(self.max_length, dtype=np.int32)
         self.load: Load | None = None  # of KV from tiers; it gets no rows meanwhile

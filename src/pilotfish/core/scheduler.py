@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -23,12 +24,15 @@ from pilotfish.errors import PromptError
 #: Tokens that a request may grow, with everyone else standing still, before it can be short of slots: a step's
 #: worth for most trees. More keeps slots idle, fewer admits what is soon preempted.
 HEADROOM = 64
+#: The first in the queue, of whom one may be admitted before the others, and how often that may happen to one of those.
+CANDIDATES, MAX_PASSED_OVER = 16, 8
 #: Steps for whose slots the cache's coldest KV is in tiers before it is evicted.
 SAVED_STEPS = 4
 
 
 class Scheduler:
-    """Continuous batching in arrival order over one slot pool; the only place that changes requests.
+    """Continuous batching over one slot pool, in arrival order but for requests whose KV is there already, which may
+    come a little sooner; the only place that changes requests.
 
     A request is admitted when its tokens and a little growth fit beside what the others are about to take. When
     slots run out the youngest is preempted: its slots are freed, and it waits, first in the queue, until the slots
@@ -62,6 +66,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
+        self._chosen: Request | None = None  # who is admitted next, as soon as its slots are there
 
     def add(self, request: Request) -> None:
         """Queue a request; PromptError when the pool could never hold it."""
@@ -127,7 +132,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_requests:
-            request = self.waiting[0]
+            request = self._chosen = self._chosen or self._choose()
             known = self._known(request)
             pending = sum(self._missing(r) for r in self.running if not r.reserved)
             need = request.max_length if request.stats.preemptions else self._missing(request) + self.headroom
@@ -138,7 +143,31 @@ class Scheduler:
             request.add_slots(known)
             request.stats.cached_by_tier = {"device": len(known)} if len(known) else {}
             self._load(request)
-            self.running.append(self.waiting.popleft())
+            self._begin(request)
+
+    def _choose(self) -> Request:
+        """Who is admitted next: of the first in the queue the one with most KV in the cache, while it is there; the
+        oldest, where that makes little difference, has come back, or was passed over often enough."""
+        oldest = self.waiting[0]
+        if self.cache is None or oldest.stats.preemptions or oldest.passed_over == MAX_PASSED_OVER:
+            return oldest
+        known = {request: self._num_known(request) for request in islice(self.waiting, CANDIDATES)}
+        best = max(known, key=lambda request: known[request])
+        return best if known[best] >= known[oldest] + OBJECT_TOKENS else oldest
+
+    def _num_known(self, request: Request) -> int:
+        if self._first_of_group(request) is not None:
+            return request.num_shareable
+        if self.cache is None or not request.num_shareable:
+            return 0
+        return self.cache.num_known(request.cache_salt, request.tokens[:-1])
+
+    def _begin(self, request: Request) -> None:
+        for passed_over in takewhile(lambda other: other is not request, self.waiting):
+            passed_over.passed_over += 1
+        self.waiting.remove(request)
+        self.running.append(request)
+        self._chosen = None
 
     def _load(self, request: Request) -> None:
         """Have tiers bring what they know of the tokens that follow those a request has KV of."""
@@ -207,6 +236,7 @@ class Scheduler:
         request.restart()
         self.preemptions += 1
         self.waiting.appendleft(request)
+        self._chosen = None
         return request
 
     def _unclaimed(self) -> int:
@@ -305,6 +335,7 @@ class Scheduler:
         request.finish_reason = request.finish_reason or FinishReason.ABORT
         if request in self.waiting:
             self.waiting.remove(request)
+            self._chosen = None
         elif request in self.running:
             self._retire(request)
 
