@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def test_a_loaded_server_answers_as_an_idle_one(prompts: list[Prompt], mode: Mod
     assert report["statuses"].keys() == {"200"} and report["unequal"] == report["failed"] == report["refused"] == 0
     assert report["aborted"] > 0 and not any(report["held"].values())
     assert SECONDS < WARMED_UP or report["holds"]
+
+
+@pytest.mark.parametrize("mode", ["off", "async"])
+def test_tiers_of_kv_that_hold_less_than_is_asked_for(prompts: list[Prompt], mode: Mode, tmp_path: Path) -> None:
+    """Each tier evicts all the time; files stay within their size, memory within its own."""
+    disk = tmp_path / "kv"
+    tiered = replace(config(mode), kv_slots=16384, kv_host_memory=0.04, kv_disk=disk, kv_disk_size=0.1)
+    report = run_load(tiered, Load(prompts, SECONDS, STREAMS, requests=6 * STREAMS, max_tokens=96))
+    show(report)
+    assert report["statuses"].keys() == {"200"} and report["unequal"] == report["failed"] == report["refused"] == 0
+    assert report["aborted"] > 0 and not any(report["held"].values())
+    assert SECONDS < WARMED_UP or report["holds"]
+    sizes = [path.stat().st_size for path in disk.rglob("*.kv")]
+    assert 0.05 * (1 << 30) < sum(sizes) < 0.1 * (1 << 30) and not list(disk.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("mode", ["off", "sync", "async"])

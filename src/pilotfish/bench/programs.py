@@ -30,7 +30,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 TITLE = "pilotfish: "
 SERVER_OPTIONS = (
     *("target", "draft", "mode", "drafter", "nodes", "levels", "width", "leaves", "budget", "dtype", "quantization"),
-    *("threads", "cores", "kv_slots", "max_requests", "pace"),
+    *("threads", "cores", "kv_slots", "kv_dtype", "kv_host_memory", "kv_disk", "kv_disk_size", "max_requests", "pace"),
 )
 
 
