@@ -101,8 +101,9 @@ class PrefixCache:
         path = self._path(salt, wanted)
         known = np.concatenate([run.slots for run in path]) if path else NO_SLOTS
         copies = known != slots[: len(known)]
-        self.pool.share(known[copies])
-        self.pool.release(slots[: len(known)][copies])
+        if copies.any():
+            self.pool.share(known[copies])
+            self.pool.release(slots[: len(known)][copies])
         if len(known) < len(wanted):
             above = path[-1] if path else self._roots.setdefault(salt, CachedRun(salt, None, wanted[:0], NO_SLOTS))
             run = CachedRun(salt, above, wanted[len(known) :].copy(), slots[len(known) :].copy())
