@@ -8,6 +8,7 @@ from conftest import Measure
 from scipy.stats import mannwhitneyu
 from support import make_engine
 
+from pilotfish.bench import reuse
 from pilotfish.bench.dialogues import (
     RETRIES,
     SAMPLED,
@@ -27,6 +28,8 @@ from pilotfish.bench.isolation import ANOTHER, HIMSELF, NOBODY, chance_of, repor
 from pilotfish.bench.overhead import run_overhead
 from pilotfish.bench.reuse import OURS, Answered, ask_engine, run_reuse
 from pilotfish.bench.workload import Prompt
+from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.kv.tiers import KVTiers
 
 SIZES = {"threads": 1, "kv_slots": 4096, "shared": 64}
 
@@ -61,10 +64,12 @@ def test_texts_have_the_tokens_asked_for(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "async"])
-def test_reuse(measure: Measure, mode: str) -> None:
+def test_reuse(measure: Measure, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVTiers, "computed", lambda *_: None)  # all is loaded, however long it takes
+    monkeypatch.setattr(reuse, "SLOWNESS", 0.001)
     results = measure(run_reuse, "reuse", **SIZES, max_tokens=4, repeats=2, mode=mode).results
     rows = {(row["workload"], row["contestant"]): row for row in results["first_tokens"]}
-    assert len(rows) == len(WORKLOADS) * len(OURS) and results["equal_outputs"] == {"device": 1}
+    assert len(rows) == len(WORKLOADS) * len(OURS) and set(results["equal_outputs"].values()) == {1}
     assert {workload: rows[workload, "device"]["requests"] for workload in WORKLOADS} == dict(
         zip(WORKLOADS, (2 * TURNS, 2 * (TASKS * STEPS - 1), 2 * RETRIES, 2), strict=True)
     )
@@ -74,6 +79,10 @@ def test_reuse(measure: Measure, mode: str) -> None:
         assert own["speedup"].count == own["requests"]
         if workload != SAMPLED:
             assert own["cached_tokens"] >= SIZES["shared"] - 2
+        for tier in ("host", "disk", "slow disk"):
+            assert rows[workload, tier]["cached_tokens"] >= (workload != SAMPLED) * (
+                own["cached_tokens"] - OBJECT_TOKENS
+            )
     assert rows[SAMPLED, "device"]["prompt_tokens"] > 900
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,11 +62,7 @@ def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None 
 
 def settle(engine: Engine) -> None:
     """Until all copies are made and files written."""
-    tiers, end = engine.tiers, time.monotonic() + LIMIT
-    assert tiers is not None
-    while (tiers._saving or tiers._unwritten) and time.monotonic() < end:
-        time.sleep(0.001)
-    assert not tiers._saving and not tiers._unwritten
+    assert engine.tiers is not None and engine.tiers.settle(LIMIT)
 
 
 def from_where(sample: Sample) -> set[str]:

@@ -231,8 +231,8 @@ def test_a_bad_file_ends_what_comes(make: Make, pool: Pool, tmp_path: Path, plac
     assert finish(tiers, load) == place * OBJECT_TOKENS
     assert_loaded(pool, load, 3)
     assert tiers.worth_loading(load.keys, 0) == place and not path.exists()
-    assert tiers._disk is not None
-    damaged = {reason: count for reason, count in tiers._disk.counts.damaged.items() if count}
+    assert tiers.disk is not None
+    damaged = {reason: count for reason, count in tiers.disk.counts.damaged.items() if count}
     assert damaged == {"gone": {}, "short": {Damage.SIZE: 1}, "flipped byte": {Damage.CHECKSUM: 1}}[harm]
 
 
@@ -253,14 +253,14 @@ def test_a_hung_read_is_a_miss_and_the_disk_is_left_alone(
     tiers = make(0, 8)
     save(tiers, 3)
     settle(tiers)
-    assert tiers._disk is not None
-    hang, get, before = Hang(), tiers._disk.get, pool.content.copy()
+    assert tiers.disk is not None
+    hang, get, before = Hang(), tiers.disk.get, pool.content.copy()
 
     def hung(*arguments: object) -> object:
         hang()
         return get(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tiers._disk, "get", hung)
+    monkeypatch.setattr(tiers.disk, "get", hung)
     load = begin(tiers, 3)
     assert hang.reached.wait(LIMIT)
     tiers.poll()
@@ -328,7 +328,7 @@ def test_what_is_evicted_while_it_is_loaded_still_comes(make: Make, pool: Pool) 
 
 def test_a_full_disk_loses_kv_and_nothing_else(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiers = make(1, 8)
-    assert tiers._disk is not None
+    assert tiers.disk is not None
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -336,7 +336,7 @@ def test_a_full_disk_loses_kv_and_nothing_else(make: Make, tmp_path: Path, monke
     monkeypatch.setattr(ObjectFormat, "write", full)
     save(tiers, 4)
     settle(tiers)
-    assert not list((tmp_path / "kv").rglob("*.kv*")) and tiers._disk.counts.failed_writes > 0
+    assert not list((tmp_path / "kv").rglob("*.kv*")) and tiers.disk.counts.failed_writes > 0
     load = begin(tiers, 4)
     assert finish(tiers, load) == OBJECT_TOKENS  # what is in memory
 
@@ -344,8 +344,8 @@ def test_a_full_disk_loses_kv_and_nothing_else(make: Make, tmp_path: Path, monke
 def test_what_cannot_be_written_in_time_is_given_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     tiers, hang = make(0, 30), Hang()
     tiers._most_unwritten = 2
-    assert tiers._disk is not None
-    monkeypatch.setattr(tiers._disk, "put", hang)
+    assert tiers.disk is not None
+    monkeypatch.setattr(tiers.disk, "put", hang)
     for sequence in range(6):
         save(tiers, 1, first=1000 * sequence)
     eventually(lambda: not tiers._saving)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from pilotfish.bench.contestants import OFF, check_drafter, take_turns
@@ -17,14 +19,24 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.peers import TURNS_PEER, check_openvino, export, start_peer
 from pilotfish.bench.programs import Program
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
-from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.tiers import save_coldest
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError
+from pilotfish.kv.objects import KVObject
 from pilotfish.model.metadata import load_tokenizer
 
-#: How the engines of our contestants differ.
-OURS: dict[str, dict[str, Any]] = {OFF: {"prefix_cache": False}, "device": {"prefix_cache": True}}
+HOST, DISK, SLOW_DISK = "host", "disk", "slow disk"
+#: How the engines of our contestants differ. Those with tiers find nothing in their pools: others had need of it.
+OURS: dict[str, dict[str, Any]] = {
+    OFF: {"prefix_cache": False},
+    "device": {"prefix_cache": True},
+    HOST: {"prefix_cache": True, "kv_host_memory": 2.0},
+    DISK: {"prefix_cache": True, "kv_disk_size": 2.0},
+    SLOW_DISK: {"prefix_cache": True, "kv_disk_size": 2.0},
+}
+#: Seconds that a slow disk takes for an object on top of its own, and that any may take to be written.
+SLOWNESS, WRITTEN = 0.2, 60.0
 #: OpenVINO GenAI, whose prefix cache is off or on.
 THEIRS = {"OpenVINO, off": False, "OpenVINO, on": True}
 #: Who computes everything again, by contestant.
@@ -53,9 +65,7 @@ def run_reuse(options: BenchOptions, progress: ProgressBar) -> Report:
     rounds = options.repeats
     versions = check_openvino(options.openvino) if options.openvino else {}
     with ExitStack() as stack:
-        contestants = {
-            name: partial(_our_round, options, options.engine_config(**changes)) for name, changes in OURS.items()
-        }
+        contestants = {name: partial(_our_round, options, name) for name in OURS}
         if versions:
             exported = [str(export(options.openvino, options.models().target, versions, progress))]
             peer = start_peer(options.openvino, exported, options.engine["threads"], TURNS_PEER)
@@ -66,9 +76,12 @@ def run_reuse(options: BenchOptions, progress: ProgressBar) -> Report:
     return Report({**({"versions": versions} if versions else {}), **figures_of(played)})
 
 
-def _our_round(options: BenchOptions, config: EngineConfig, turn: int) -> Played:
+def _our_round(options: BenchOptions, name: str, turn: int) -> Played:
     """All scripts in a new engine."""
-    with Engine(config) as engine:
+    with (
+        tempfile.TemporaryDirectory(prefix="pilotfish-kv-") as directory,
+        _engine_of(options, name, directory) as engine,
+    ):
         ask = partial(ask_engine, engine, max_tokens=options.max_tokens)
         texts = TextSupply(options.rows(), engine.tokenizer)
         ask(Ask(texts.take(WARM_UP), timed=False))
@@ -77,8 +90,33 @@ def _our_round(options: BenchOptions, config: EngineConfig, turn: int) -> Played
         return played
 
 
+def _engine_of(options: BenchOptions, name: str, directory: str) -> Engine:
+    on_disk = {"kv_disk": Path(directory, "kv")} if name in (DISK, SLOW_DISK) else {}
+    engine = Engine(options.engine_config(**OURS[name], **on_disk))
+    if name == SLOW_DISK and engine.tiers is not None and engine.tiers.disk is not None:
+        engine.tiers.disk.get = partial(_slowly, engine.tiers.disk.get)  # type: ignore[method-assign]
+    return engine
+
+
+def _slowly(get: Callable[..., KVObject | None], *arguments: Any) -> KVObject | None:
+    time.sleep(SLOWNESS)
+    return get(*arguments)
+
+
+def _forget(engine: Engine) -> None:
+    """What is idle in the pool goes, as if others had need of all slots; to tiers, as it always does."""
+    cache, tiers = engine.worker.scheduler.cache, engine.tiers
+    if cache is None or tiers is None:
+        return
+    save_coldest(cache, tiers, cache.pool.capacity)
+    if not tiers.settle(WRITTEN):
+        raise EngineError(f"KV was not written within {WRITTEN:g} seconds")
+    cache.evict(cache.pool.capacity)
+
+
 def ask_engine(engine: Engine, ask: Ask, max_tokens: int, cache_salt: str | None = None) -> Answered:
     """Generates the answers of an idle engine to the end; greedily, and as long for all contestants."""
+    _forget(engine)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, n=ask.samples)
     began, seconds = time.perf_counter(), 0.0
     samples = engine.submit(ask.text, params, cache_salt)

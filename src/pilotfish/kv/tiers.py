@@ -140,7 +140,7 @@ class KVTiers:
     ) -> None:
         """`shape` is a digest of all that shapes KV: objects of another one are not found. Closes `disk`."""
         self.counts = TierCounts()
-        self._copier, self._shape, self._host, self._disk, self._clock = copier, shape, host, disk, clock
+        self._copier, self._shape, self._host, self.disk, self._clock = copier, shape, host, disk, clock
         self._lock = threading.Lock()  # around the next four; never held while anything is copied
         self._saving: dict[Key, Saving] = {}
         self._saved_slots = np.zeros(num_slots, np.int32)  # how many of them each slot is in
@@ -188,7 +188,7 @@ class KVTiers:
         return copy + (self._read.seconds or 0.0) if self._on_disk(key) else None
 
     def _on_disk(self, key: Key) -> bool:
-        return self._disk is not None and self._disk.contains(key) and not self._io.stuck(STUCK)
+        return self.disk is not None and self.disk.contains(key) and not self._io.stuck(STUCK)
 
     def _in_memory(self, key: Key) -> KVObject | None:
         with self._lock:
@@ -232,10 +232,10 @@ class KVTiers:
 
     def _read_file(self, transfer: Transfer, place: int) -> None:
         """On the disk's thread."""
-        if transfer.ended or self._disk is None:
+        if transfer.ended or self.disk is None:
             return
         began = self._clock()
-        kv = self._disk.get(transfer.load.keys[place], self._tokens(transfer, place))
+        kv = self.disk.get(transfer.load.keys[place], self._tokens(transfer, place))
         self._read.observe(self._clock() - began)
         if kv is None:
             self._fail(transfer, place)
@@ -326,7 +326,7 @@ class KVTiers:
             self._put_on_disk(evicted)
 
     def _put_on_disk(self, kv: KVObject) -> None:
-        if self._disk is None or self._disk.contains(kv.key) or kv.key in self._unwritten:
+        if self.disk is None or self.disk.contains(kv.key) or kv.key in self._unwritten:
             return
         if len(self._unwritten) >= self._most_unwritten:
             self.counts.given_up += 1
@@ -337,11 +337,18 @@ class KVTiers:
     def _write_file(self, kv: KVObject) -> None:
         """On the disk's thread."""
         try:
-            if self._disk is not None:
-                self._disk.put(kv)
+            if self.disk is not None:
+                self.disk.put(kv)
         finally:
             with self._lock:
                 del self._unwritten[kv.key]
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until all that is being saved is where it belongs, for so long at most; whether it is."""
+        end = self._clock() + seconds
+        while (self._saving or self._unwritten) and self._clock() < end:
+            time.sleep(WAIT)
+        return not (self._saving or self._unwritten)
 
     # -- the end
 
@@ -359,6 +366,6 @@ class KVTiers:
             for kv in [] if self._host is None else self._host.take_all():
                 self._put_on_disk(kv)
         done &= self._io.close(end - self._clock())
-        if self._disk is not None:
-            self._disk.close()
+        if self.disk is not None:
+            self.disk.close()
         return done
