@@ -21,6 +21,7 @@ STATS = {
     "accepted_tokens",
     "accepted_by_origin",
     "hits",
+    "cached_by_tier",
     "tokens_per_verify_step",
 }
 

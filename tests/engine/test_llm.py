@@ -46,6 +46,7 @@ def test_a_completion_tells_all(llm: LLM) -> None:
         "accepted_tokens",
         "accepted_by_origin",
         "hits",
+        "cached_by_tier",
         "tokens_per_verify_step",
     }
     assert completion.stats["draft_tokens"] > 0

@@ -328,3 +328,15 @@ def test_a_steps_parts_are_the_whole_of_it() -> None:
     assert (report.forward, report.verify, report.verified) == (2.0, 0.5, 4.0)
     assert report.draft + report.forward + report.verify + report.coordination == pytest.approx(3.25)
     assert step_report(record, before=0.75).coordination == pytest.approx(report.coordination + 0.25)
+
+
+def test_a_prompt_that_is_scored_in_parts_begins_once(engines: dict[str, Engine]) -> None:
+    engine = engines["off"]
+    prompt = [3 + i % 200 for i in range(2 * engine.config.max_rows)]
+    (sample,) = engine.submit(prompt, params(max_tokens=3, prompt_logprobs=0))
+    deltas = [delta for _ in iter(lambda: engine.busy, False) for delta in engine.step()]
+    assert sum(bool(delta.prompt_logprobs) for delta in deltas) > 1
+    begun = [delta for delta in deltas if delta.queued is not None]
+    assert [(delta.seed, len(delta.tokens)) for delta in begun] == [(sample.request.seed, 1)]
+    every = whole(deltas)
+    assert (every.seed, every.queued) == (begun[0].seed, begun[0].queued) and len(every.prompt_logprobs) == 511

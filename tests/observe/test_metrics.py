@@ -21,6 +21,7 @@ VLLM_SAMPLES = {
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"),
     *("num_preemptions_total", "prompt_tokens_total", "generation_tokens_total", "request_success_total"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total"),
+    *("external_prefix_cache_queries_total", "external_prefix_cache_hits_total"),
     *("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total"),
     *("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"),
     *(
@@ -170,11 +171,17 @@ def test_a_request_that_never_began_has_no_times(metrics: ServerMetrics) -> None
 def test_a_prompt_s_cached_tokens_count_once(metrics: ServerMetrics) -> None:
     """Two outputs of each of two prompts."""
     record = RequestRecord(metrics, RequestFacts((30, 5), 8, n=2), arrived=1.0)
-    for index, cached in enumerate((20, 20, 0, 4)):
+    found: list[dict[str, int]] = [{"device": 16, "host": 3, "disk": 1}, {"device": 20}, {}, {"device": 4}]
+    for index, cached in enumerate(found):
         record.update(index, Delta(1, index, [], "", [], [], queued=0.1, cached=cached), now=2.0)
         record.update(index, Delta(1, index, [], "", [], []), now=2.0)
     assert value(metrics, "vllm:prefix_cache_queries_total") == 35
-    assert value(metrics, "vllm:prefix_cache_hits_total") == 20
+    assert value(metrics, "vllm:prefix_cache_hits_total") == 16
+    assert value(metrics, "vllm:external_prefix_cache_queries_total") == 19
+    assert value(metrics, "vllm:external_prefix_cache_hits_total") == 4
+    sources = {"device": 16, "host": 3, "disk": 1, "computed": 15}
+    for source, tokens in sources.items():
+        assert value(metrics, "pilotfish_kv_prompt_tokens_total", source=source) == tokens
 
 
 def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:

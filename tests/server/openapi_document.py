@@ -60,6 +60,7 @@ class SpeculativeDecoding(Struct, frozen=True):
 
 class Metrics(Struct, frozen=True):
     speculative_decoding: SpeculativeDecoding | None  # None: no speculation, or several outputs
+    cached_by_tier: dict[Literal["device", "host", "disk"], int]  # of usage's cached_tokens; those with any
     accepted_by_origin: dict[str, int] | UnsetType = UNSET  # accepted nodes by who guessed them
 
 

@@ -43,14 +43,16 @@ def test_cached_tokens_of_a_prompt_count_once(client: Client, engine: Engine, to
     def cached(submitted: Submitted) -> list[Update]:
         """With each output's first delta."""
         updates = plain(submitted)
-        found = len(submitted.tokens)
+        found = {"device": len(submitted.tokens) - 1, "disk": 1}
         return [
-            Update(replace(u.delta, cached=found if u.delta.seed is not None else 0), index=u.index) for u in updates
+            Update(replace(u.delta, cached=found if u.delta.seed is not None else {}), index=u.index) for u in updates
         ]
 
     engine.script = cached
-    body = client.post(COMPLETIONS, {"prompt": [[5, 6, 7], [8, 9]], "n": 2}).json
+    asked = {"prompt": [[5, 6, 7], [8, 9]], "n": 2, "speculation": {"metrics": "summary"}}
+    body = client.post(COMPLETIONS, asked).json
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 5}
+    assert body["metrics"] == {"speculative_decoding": None, "cached_by_tier": {"device": 3, "disk": 2}}
 
 
 def test_an_answer_has_the_id_of_its_request(client: Client) -> None:
@@ -240,11 +242,11 @@ def test_acceptance_of_a_request(client: Client) -> None:
         "num_spec_tokens": 8,
     }
     assert metrics() is None
-    ours = {"accepted_by_origin": {"lm": 3}}
+    ours = {"accepted_by_origin": {"lm": 3}, "cached_by_tier": {}}
     assert metrics(speculation={"metrics": "summary"}) == {"speculative_decoding": summary, **ours}
     steps = {"per_step_accepted": [1, 1, 1], "per_step_drafted": [3, 3, 3]}
     assert metrics(speculation={"metrics": "detailed"}) == {"speculative_decoding": summary | steps, **ours}
-    assert metrics(n=2, speculation={"metrics": "summary"}) == {"speculative_decoding": None}
+    assert metrics(n=2, speculation={"metrics": "summary"}) == {"speculative_decoding": None, "cached_by_tier": {}}
 
 
 def test_the_servers_level_of_metrics(serve: Callable[..., Client]) -> None:

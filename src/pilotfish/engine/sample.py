@@ -43,7 +43,8 @@ class Sample:
 
     def add(self, commit: RequestCommit, at: float) -> Delta:
         """Add the commit of a step that began at `at`."""
-        first, tokens = not self.token_ids, commit.tokens
+        tokens = commit.tokens
+        first = bool(tokens) and not self.token_ids  # while a prompt is scored there are none yet
         self.token_ids.extend(tokens)
         self.logprobs.extend(commit.logprobs)
         self.prompt_logprobs.extend(commit.prompt_logprobs)
@@ -58,7 +59,7 @@ class Sample:
             prompt_logprobs=list(commit.prompt_logprobs),
             seed=self.request.seed if first else None,
             queued=self.queued if first else None,
-            cached=min(self.request.stats.cached_tokens, self.request.num_prompt_tokens) if first else 0,
+            cached=dict(self.request.stats.cached_by_tier) if first else {},
             finish=None if self.finish_reason is None else Finish(self.finish_reason, self.stop),
         )
 
@@ -97,6 +98,7 @@ class Sample:
             "accepted_tokens": stats.accepted_tokens,
             "accepted_by_origin": dict(stats.accepted_by_origin),
             "hits": stats.hits,
+            "cached_by_tier": dict(stats.cached_by_tier),
             "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
         }
 

@@ -25,9 +25,10 @@ ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs")
 
 
 def joined(first: Delta, later: Delta) -> Delta:
-    """Two deltas of one output as one. `seed`, `queued` and `cached` come with its first one."""
+    """Two deltas of one output as one."""
     sums = {name: getattr(first, name) + getattr(later, name) for name in ADDED}
-    return replace(first, **sums, finish=later.finish)
+    begin = first if first.tokens else later  # `seed`, `queued` and `cached` come with the first tokens
+    return replace(begin, **sums, finish=later.finish)
 
 
 class Stream:

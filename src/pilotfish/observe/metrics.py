@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ POOL_GAUGES = [
 #: Distinct tags of one server, whatever clients send; requests with further ones count as OTHER.
 MAX_TAGS = 32
 NO_TAG, OTHER = "none", "other"
+#: The tier that vLLM's prefix cache is, and where else KV of a prompt comes from.
+DEVICE, COMPUTED = "device", "computed"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -169,10 +171,15 @@ class ServerMetrics:
         self._metrics["vllm:time_to_first_token_seconds"].observe(seconds)
         self._metrics["vllm:prompt_tokens"].inc(prompt_tokens)
 
-    def prefix(self, tokens: int, cached: int) -> None:
-        """A prompt of so many `tokens` begins; the KV of `cached` was there."""
+    def prefix(self, tokens: int, cached: Mapping[str, int]) -> None:
+        """A prompt of so many `tokens` begins; the KV of `cached` of them was there, by tier."""
+        found, device = sum(cached.values()), cached.get(DEVICE, 0)
         self._metrics["vllm:prefix_cache_queries"].inc(tokens)
-        self._metrics["vllm:prefix_cache_hits"].inc(cached)
+        self._metrics["vllm:prefix_cache_hits"].inc(device)
+        self._metrics["vllm:external_prefix_cache_queries"].inc(tokens - device)
+        self._metrics["vllm:external_prefix_cache_hits"].inc(found - device)
+        for source, count in {**cached, COMPUTED: tokens - found}.items():
+            self._metrics["pilotfish_kv_prompt_tokens", source].inc(count)
 
     def inter_token(self, seconds: float) -> None:
         self._metrics["vllm:inter_token_latency_seconds"].observe(seconds)

@@ -72,15 +72,16 @@ class AnswerFormat:
             "prompt_tokens": prompts,
             "completion_tokens": completions,
             "total_tokens": prompts + completions,
-            "prompt_tokens_details": {"cached_tokens": self._cached()},
+            "prompt_tokens_details": {"cached_tokens": self._cached().total()},
         }
 
-    def _cached(self) -> int:
-        """Tokens of the prompts whose KV was there. Outputs of one prompt share what the first of them computes."""
-        cached: dict[int, int] = {}
-        for output in self.outputs:
-            cached[id(output.prompt)] = max(cached.get(id(output.prompt), 0), output.cached)
-        return sum(cached.values())
+    def _cached(self) -> Counter[str]:
+        """Tokens of the prompts whose KV was there, by tier. Outputs of one prompt share what the first of them
+        computes."""
+        n = self.generation.params.n
+        found = [Counter(output.cached) for output in self.outputs]
+        prompts = (found[first : first + n] for first in range(0, len(found), n))
+        return sum((max(group, key=Counter.total) for group in prompts), Counter[str]())
 
     def event_usage(self) -> Part:
         """Null if the closing event will have it, as in OpenAI's API."""
@@ -89,17 +90,18 @@ class AnswerFormat:
         return {"usage": None} if self.options.include_usage else {}
 
     def metrics(self) -> Part:
-        """Null for several outputs, as in vLLM."""
+        """Of several outputs no speculation, as in vLLM."""
         level = self.generation.metrics
         if level == "none":
             return {}
+        cached = {"cached_by_tier": dict(self._cached())}
         steps = [step for step in self.outputs[0].verified if step.nodes] if len(self.outputs) == 1 else []
         if not steps:
-            return {"metrics": {"speculative_decoding": None}}
+            return {"metrics": {"speculative_decoding": None, **cached}}
         origins = Counter(origin for step in steps for origin in step.origins)
         decoding = speculative_decoding(steps, self.generation.target.max_nodes, detailed=level == "detailed")
         by_origin = {"accepted_by_origin": dict(origins)} if origins else {}
-        return {"metrics": {"speculative_decoding": decoding, **by_origin}}
+        return {"metrics": {"speculative_decoding": decoding, **by_origin, **cached}}
 
     def detail(self, output: OutputBuffer) -> Part:
         """The steps behind an event."""

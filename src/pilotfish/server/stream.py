@@ -56,7 +56,7 @@ class OutputBuffer:
     tokens: int = 0
     end: int = 0  # characters of the whole output's text
     seed: int | None = None
-    cached: int = 0  # tokens of the prompt whose KV was there
+    cached: dict[str, int] = field(default_factory=dict)  # tokens of the prompt whose KV was there, by tier
     finish: Finish | None = None  # once it has ended
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     verified: list[Verified] = field(default_factory=list)
@@ -73,7 +73,7 @@ class OutputBuffer:
             self.end = delta.ends[-1]
         self.tokens += len(delta.tokens)
         self.seed = delta.seed if self.seed is None else self.seed
-        self.cached += delta.cached
+        self.cached = self.cached or delta.cached
         self.finish = delta.finish
         self.prompt_logprobs += delta.prompt_logprobs
         self.verified += delta.verified

@@ -127,9 +127,9 @@ class Delta(Struct, frozen=True):
     verified: list[Verified]
     logprobs: list[TokenLogprobs] = []  # of `tokens`, where asked for
     prompt_logprobs: list[TokenLogprobs] = []  # of the prompt tokens but the first, where asked for
-    seed: Annotated[int, Meta(ge=0)] | None = None  # with the first delta of an output
+    seed: Annotated[int, Meta(ge=0)] | None = None  # with the first tokens of an output
     queued: Seconds | None = None  # with the first one: from submission to the first row in a step
-    cached: Index = 0  # with the first one: tokens of the prompt whose KV was there
+    cached: dict[str, Index] = {}  # with the first one: tokens of the prompt whose KV was there, by tier
     finish: Finish | None = None  # with the last one
 
 
