@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pilotfish.core.request import FinishReason
+from pilotfish.core.tiers import TierCounts, TierUse
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.wire.serving import Delta, Finish, Identity, PoolLoad, Progress, Status, StepReport, Verified
@@ -12,8 +15,21 @@ DROPS = {"late_nodes": 7, "resyncs": 1}
 POOL = PoolLoad("local", True, sessions=3, free_slots=50, step_ms=4.0, queue_ms=0.5, drops=DROPS, cached=9)
 
 
+TIERS = [
+    TierUse("device", 250, 1000, evicted=70),
+    TierUse("host", 640, 6400, 1280, evicted=64, damaged={"checksum": 1}),
+    TierUse("disk", 320, 64000, 640, evicted=128, damaged={"size": 2, "checksum": 0}, failed=3),
+]
+
+
 def status(running: int = 2, free_slots: int = 750, preemptions: int = 0, pools: tuple[PoolLoad, ...] = ()) -> Status:
-    return Status(IDENTITY, running, 1, free_slots, preemptions, list(pools))
+    return Status(IDENTITY, running, 1, free_slots, preemptions, list(pools), TIERS, tier_counts())
+
+
+def tier_counts(saved: int = 4, loading_seconds: float = 0.5) -> TierCounts:
+    moved = {"host": 100, "disk": 50}
+    counts = TierCounts(saved, lost=1, given_up=2, recomputed=3, late=1, moved_bytes=moved, computing_seconds=2.0)
+    return replace(counts, loading_seconds=loading_seconds)
 
 
 def step(rows: int = 20, nodes: int = 14, accepted: int = 5, hits: int = 1) -> StepReport:

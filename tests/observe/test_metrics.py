@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
-from server_traffic import POOL, delta, everything, facts, progress, serve_one, status, step
+from server_traffic import POOL, TIERS, delta, everything, facts, progress, serve_one, status, step, tier_counts
 
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
@@ -192,6 +192,36 @@ def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(metrics: Se
     metrics.target(ready=True, restarts=1)
     assert value(metrics, "pilotfish_target_restarts_total") == 1
     assert value(metrics, "pilotfish_target_ready") == 1
+
+
+def test_tiers_of_kv(metrics: ServerMetrics) -> None:
+    metrics.status(status())
+    used, capacity = "pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"
+    assert [value(metrics, used, tier=tier.name) for tier in TIERS] == [250, 640, 320]
+    assert [value(metrics, capacity, tier=tier.name) for tier in TIERS] == [1000, 6400, 64000]
+    assert [value(metrics, "pilotfish_kv_evicted_tokens_total", tier=tier.name) for tier in TIERS] == [70, 64, 128]
+    moved = "pilotfish_kv_moved_bytes_total"
+    assert [value(metrics, moved, direction="save", tier=tier) for tier in ("host", "disk")] == [1280, 640]
+    assert [value(metrics, moved, direction="load", tier=tier) for tier in ("host", "disk")] == [100, 50]
+    outcomes = {"saved": 4, "lost": 1, "given_up": 2, "recomputed": 3}
+    for outcome, objects in outcomes.items():
+        assert value(metrics, "pilotfish_kv_objects_total", outcome=outcome) == objects
+    damaged = "pilotfish_kv_damaged_objects_total"
+    assert value(metrics, damaged, tier="host", reason="checksum") == 1
+    assert value(metrics, damaged, tier="disk", reason="size") == 2
+    assert value(metrics, "pilotfish_kv_failed_operations_total", tier="disk") == 3
+    assert value(metrics, "pilotfish_kv_late_loads_total") == 1
+    assert value(metrics, "pilotfish_kv_loading_seconds_total") == 0.5
+    assert value(metrics, "pilotfish_kv_estimated_computing_seconds_total") == 2.0
+
+
+def test_counts_of_tiers_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
+    for saved, seconds in ((3, 0.5), (5, 0.75), (2, 0.25)):
+        metrics.status(msgspec.structs.replace(status(), tier_counts=tier_counts(saved, seconds)))
+    metrics.target(ready=False, restarts=1)
+    assert value(metrics, "pilotfish_kv_objects_total", outcome="saved") == 7
+    assert value(metrics, "pilotfish_kv_loading_seconds_total") == 1.0
+    assert not {"pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"} & names(metrics)
 
 
 def test_a_target_that_is_gone_holds_nothing(metrics: ServerMetrics) -> None:

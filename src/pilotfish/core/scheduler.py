@@ -17,7 +17,7 @@ from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
-from pilotfish.core.tiers import Load, Tiers, load_of, save_all, save_coldest
+from pilotfish.core.tiers import DEVICE, Load, Tiers, load_of, save_all, save_coldest
 from pilotfish.core.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.errors import PromptError
 
@@ -141,7 +141,7 @@ class Scheduler:
             request.reserved = bool(request.stats.preemptions)
             self.pool.share(known)
             request.add_slots(known)
-            request.stats.cached_by_tier = {"device": len(known)} if len(known) else {}
+            request.stats.cached_by_tier = {DEVICE: len(known)} if len(known) else {}
             self._load(request)
             self._begin(request)
 

@@ -21,6 +21,37 @@ from pilotfish.core.prefix_keys import OBJECT_TOKENS, Key, prefix_keys
 from pilotfish.core.slots import Slots
 from pilotfish.core.tree import Ints
 
+DEVICE, HOST, DISK = "device", "host", "disk"
+
+
+@dataclass
+class TierCounts:
+    """Of all tiers below the pool, since the start; objects, if nothing else is said."""
+
+    saved: int = 0
+    lost: int = 0  # overwritten before they were saved
+    given_up: int = 0  # too many waited to be saved, or for the disk
+    loaded_tokens: dict[str, int] = field(default_factory=lambda: {HOST: 0, DISK: 0})
+    moved_bytes: dict[str, int] = field(default_factory=lambda: {HOST: 0, DISK: 0})  # into slots
+    recomputed: int = 0  # they were there, but to compute them was quicker
+    damaged: int = 0  # in host memory
+    late: int = 0  # loads that took too long
+    loading_seconds: float = 0.0  # from a load's beginning to its end
+    computing_seconds: float = 0.0  # that computing the same tokens would have taken, as measured lately
+
+
+@dataclass(frozen=True)
+class TierUse:
+    """A tier now, and what it has counted since the start."""
+
+    name: str  # DEVICE, HOST or DISK
+    used: int  # bytes
+    capacity: int  # bytes
+    saved_bytes: int = 0  # into it
+    evicted: int = 0  # tokens
+    damaged: dict[str, int] = field(default_factory=dict)  # objects, by what was wrong
+    failed: int = 0  # reads, writes and removals that the system refused
+
 
 @dataclass(eq=False)
 class Load:

@@ -14,6 +14,7 @@ from pilotfish.core.messages import Load
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import FinishReason
 from pilotfish.core.target_machine import Arrival
+from pilotfish.core.tiers import DEVICE, TierCounts, TierUse
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import Signals
 from pilotfish.engine.remote_drafts import RemoteDrafts
@@ -217,6 +218,8 @@ class TargetService:
             free_slots=scheduler.pool.num_available,
             preemptions=scheduler.preemptions,
             pools=_pools(self._engine),
+            tiers=tiers_of(self._engine),
+            tier_counts=TierCounts() if self._engine.tiers is None else self._engine.tiers.counts,
         )
 
     def _tell(self, message: ToServer) -> bool:
@@ -259,6 +262,14 @@ def identity_of(engine: Engine) -> Identity:
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
     )
+
+
+def tiers_of(engine: Engine) -> list[TierUse]:
+    """The device, and the tiers below it."""
+    scheduler, size = engine.worker.scheduler, engine.memory.target.slot
+    pool, evicted = scheduler.pool, 0 if scheduler.cache is None else scheduler.cache.evicted
+    device = TierUse(DEVICE, (pool.capacity - pool.num_free) * size, pool.capacity * size, evicted=evicted)
+    return [device, *([] if engine.tiers is None else engine.tiers.use())]
 
 
 def _arrivals(engine: Engine) -> list[Arrival]:

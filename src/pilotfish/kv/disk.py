@@ -62,7 +62,7 @@ class DiskStore:
         if capacity_bytes < self._format.file_bytes:
             allowed = f"at least {self._format.file_bytes} bytes, which {OBJECT_TOKENS} tokens take"
             raise ParameterError("kv_disk_size", f"{capacity_bytes} bytes", allowed)
-        self._capacity = self._limit = capacity_bytes
+        self.capacity = self._limit = capacity_bytes
         self._clock, self._resume_at = clock, clock()
         self._lock = threading.Lock()  # around the two below; never held while the disk is asked
         self._keys: OrderedDict[Key, None] = OrderedDict()  # used longest ago first
@@ -127,7 +127,7 @@ class DiskStore:
         if self.contains(kv.key) and self._touch(kv.key):
             return True
         if self._clock() >= self._resume_at:
-            self._limit = self._capacity
+            self._limit = self.capacity
         for again in (True, False):
             if not self._make_room():
                 return False
@@ -210,5 +210,5 @@ class DiskStore:
             else:
                 with suppress(OSError):
                     found.path.unlink()
-        while self.bytes_used > self._capacity and self._evict():
+        while self.bytes_used > self.capacity and self._evict():
             pass

@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from pilotfish.core.prefix_keys import OBJECT_TOKENS, Key, root_key
 from pilotfish.core.slots import Slots
-from pilotfish.core.tiers import Load
+from pilotfish.core.tiers import DISK, HOST, Load, TierCounts, TierUse
 from pilotfish.core.tree import Ints
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
 from pilotfish.kv.lanes import IDLE, URGENT, Lane
+from pilotfish.kv.object_files import Damage
 from pilotfish.kv.objects import KVObject
 
-HOST, DISK = "host", "disk"
 #: Objects that wait to be saved, and bytes of those that wait for the disk; what comes on top is given up.
 MAX_SAVING, MAX_UNWRITTEN = 256, 256 << 20
 #: Seconds after which whatever the disk does is taken for hung.
@@ -57,22 +57,6 @@ class SlotCopier(Protocol):
 
     def write(self, slots: Slots, data: NDArray[np.uint8]) -> None:
         """The object's last tokens into so many slots. data [object_bytes]"""
-
-
-@dataclass
-class TierCounts:
-    """Since the start; objects, if nothing else is said."""
-
-    saved: int = 0
-    lost: int = 0  # overwritten before they were saved
-    given_up: int = 0  # too many waited to be saved, or for the disk
-    loaded_tokens: dict[str, int] = field(default_factory=lambda: {HOST: 0, DISK: 0})
-    moved_bytes: dict[str, int] = field(default_factory=lambda: {HOST: 0, DISK: 0})  # into slots
-    recomputed: int = 0  # they were there, but to compute them was quicker
-    damaged: int = 0  # in host memory
-    late: int = 0  # loads that took too long
-    loading_seconds: float = 0.0  # from a load's beginning to its end
-    computing_seconds: float = 0.0  # that computing the same tokens would have taken, as measured lately
 
 
 class Speed:
@@ -349,6 +333,21 @@ class KVTiers:
         while (self._saving or self._unwritten) and self._clock() < end:
             time.sleep(WAIT)
         return not (self._saving or self._unwritten)
+
+    def use(self) -> list[TierUse]:
+        """Of each tier; never waits for the disk."""
+        tiers, size, counts = list[TierUse](), self._copier.object_bytes, self.counts
+        if (host := self._host) is not None:
+            damaged = {str(Damage.CHECKSUM): counts.damaged}
+            used, evicted = len(host) * size, host.evicted * OBJECT_TOKENS
+            tiers.append(TierUse(HOST, used, host.most * size, counts.saved * size, evicted, damaged))
+        if (disk := self.disk) is not None:
+            damaged = {str(reason): count for reason, count in disk.counts.damaged.items()}
+            damaged[Damage.CHECKSUM] += counts.damaged if host is None else 0  # before it was written
+            saved, evicted = disk.counts.writes * size, disk.counts.evictions * OBJECT_TOKENS
+            failed = disk.counts.failed_reads + disk.counts.failed_writes
+            tiers.append(TierUse(DISK, disk.bytes_used, disk.capacity, saved, evicted, damaged, failed))
+        return tiers
 
     # -- the end
 

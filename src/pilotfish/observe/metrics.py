@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from pilotfish.core.tiers import DEVICE, TierCounts, TierUse
 from pilotfish.observe.requests import RequestRecord
 from pilotfish.wire.serving import Delta, PoolLoad, Status, StepReport, Verified
 
@@ -29,8 +30,9 @@ POOL_GAUGES = [
 #: Distinct tags of one server, whatever clients send; requests with further ones count as OTHER.
 MAX_TAGS = 32
 NO_TAG, OTHER = "none", "other"
-#: The tier that vLLM's prefix cache is, and where else KV of a prompt comes from.
-DEVICE, COMPUTED = "device", "computed"
+#: Of a prompt's tokens, those whose KV was nowhere.
+COMPUTED = "computed"
+TIER_GAUGES = ["pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -82,7 +84,7 @@ class ServerMetrics:
     def __init__(self, model_name: str) -> None:
         self._metrics = Metrics(model_name)
         self._tags: set[str] = set()
-        self._totals: dict[tuple[str, ...], int] = {}  # the last ones
+        self._totals: dict[tuple[str, ...], float] = {}  # the last ones
         self._cache_config: tuple[str, ...] = ()
         self._pools: set[str] = set()
 
@@ -125,12 +127,14 @@ class ServerMetrics:
         if not ready:  # it has ended, and what it held with it
             self._set_load(0, 0, 0.0)
             self._set_pools(())
+            self._metrics.empty(*TIER_GAUGES)
 
     def status(self, status: Status) -> None:
         slots = status.identity.kv_slots
         self._set_load(status.running, status.waiting, 1 - status.free_slots / slots)
         self._add_total(status.preemptions, "vllm:num_preemptions")
         self._set_pools(status.pools)
+        self._set_tiers(status.tiers, status.tier_counts)
         config = ("1", str(slots), status.identity.dtype)
         if config != self._cache_config:  # a scrape in another thread should find the gauge
             self._metrics.empty("vllm:cache_config_info")
@@ -155,7 +159,23 @@ class ServerMetrics:
             for reason, count in pool.drops.items():
                 self._add_total(count, "pilotfish_pool_drops", pool.name, reason)
 
-    def _add_total(self, total: int, *metric: str) -> None:
+    def _set_tiers(self, tiers: Sequence[TierUse], counts: TierCounts) -> None:
+        for tier in tiers:
+            for name, size in zip(TIER_GAUGES, (tier.used, tier.capacity), strict=True):
+                self._metrics[name, tier.name].set(size)
+            self._add_total(tier.evicted, "pilotfish_kv_evicted_tokens", tier.name)
+            self._add_total(tier.saved_bytes, "pilotfish_kv_moved_bytes", "save", tier.name)
+            self._add_total(counts.moved_bytes.get(tier.name, 0), "pilotfish_kv_moved_bytes", "load", tier.name)
+            self._add_total(tier.failed, "pilotfish_kv_failed_operations", tier.name)
+            for reason, count in tier.damaged.items():
+                self._add_total(count, "pilotfish_kv_damaged_objects", tier.name, reason)
+        for outcome in ("saved", "lost", "given_up", "recomputed"):
+            self._add_total(getattr(counts, outcome), "pilotfish_kv_objects", outcome)
+        self._add_total(counts.late, "pilotfish_kv_late_loads")
+        self._add_total(counts.loading_seconds, "pilotfish_kv_loading_seconds")
+        self._add_total(counts.computing_seconds, "pilotfish_kv_estimated_computing_seconds")
+
+    def _add_total(self, total: float, *metric: str) -> None:
         """Feed a counter with a total that begins at 0 again when the process that counts does."""
         last = self._totals.get(metric, 0)
         self._metrics[metric].inc(total - last if total >= last else total)

@@ -22,6 +22,7 @@ from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.target_machine import Arrival
+from pilotfish.core.tiers import TierCounts, TierUse
 
 #: The server's peer name on a target's channel.
 SERVER = b"0"
@@ -59,7 +60,7 @@ class Identity(Readable, frozen=True):
 
 
 class Status(Struct, tag="status", frozen=True):
-    """The state of a target. `preemptions` counts since its start; the other counts are of now."""
+    """The state of a target. `preemptions` and the counts of tiers are since its start; the others of now."""
 
     identity: Identity
     running: Count
@@ -67,6 +68,8 @@ class Status(Struct, tag="status", frozen=True):
     free_slots: Count
     preemptions: Count
     pools: list[PoolLoad] = []
+    tiers: list[TierUse] = []  # the device first
+    tier_counts: TierCounts = msgspec.field(default_factory=TierCounts)
 
 
 class PoolLoad(Readable, frozen=True):
