@@ -73,12 +73,15 @@ def chunk(
     return {"id": "cmpl-1", "object": "text_completion", "model": MODEL, "choices": [choice], "pilotfish": detail}
 
 
-def last(prompt_tokens: int, completion_tokens: int, reason: str = "length") -> list[dict[str, Any]]:
-    """The chunk with the finish reason, and the one with the usage."""
+def last(
+    prompt_tokens: int, completion_tokens: int, reason: str = "length", cached: dict[str, int] | None = None
+) -> list[dict[str, Any]]:
+    """The chunk with the finish reason, and the one with the usage. `cached`: tokens of the prompt by tier."""
     choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason}
     head = {"id": "cmpl-1", "object": "text_completion", "model": MODEL}
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-    return [{**head, "choices": [choice]}, {**head, "choices": [], "usage": usage}]
+    metrics = {} if cached is None else {"metrics": {"speculative_decoding": None, "cached_by_tier": cached}}
+    return [{**head, "choices": [choice]}, {**head, "choices": [], "usage": usage, **metrics}]
 
 
 def story() -> list[bytes]:

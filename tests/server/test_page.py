@@ -89,6 +89,47 @@ def test_figures_and_timeline_tell_of_the_speculation(playground: Playground, st
     expect(playground.page.locator("#trees")).to_have_attribute("aria-label", trees)
 
 
+@pytest.mark.parametrize(
+    ("cached", "expected"),
+    [
+        (
+            {"device": 64, "host": 128, "disk": 192},
+            ["64 on the device", "128 in host memory", "192 on disk", "16 computed"],
+        ),
+        ({"disk": 399}, ["399 on disk", "1 computed"]),
+        ({}, ["400 computed"]),
+    ],
+)
+def test_what_of_a_prompt_came_from_where(
+    playground: Playground, stand_in: StandIn, cached: dict[str, int], expected: list[str]
+) -> None:
+    stand_in.parts = [greeting()[0], *map(event, last(400, 6, cached=cached)), DONE]
+    playground.run("Say hello")
+    sources = playground.page.get_by_role("region", name="Where the prompt’s KV came from")
+    lines = [text.strip() for text in sources.get_by_role("listitem").all_inner_texts()]
+    assert lines == expected
+    widths = sources.locator(".sources i").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
+    seen = [width for width in widths if width]
+    assert len(seen) == len(expected)
+    tokens = [int(line.split()[0]) for line in expected]
+    assert [widest == max(seen) for widest in seen] == [count == max(tokens) for count in tokens]
+    assert playground.complaints == []
+
+
+def test_what_came_from_where_is_hidden_while_nothing_is_known(playground: Playground, stand_in: StandIn) -> None:
+    sources = playground.page.locator("#sources")
+    expect(sources).to_be_hidden()
+    stand_in.parts = [greeting()[0], *map(event, last(4, 6, cached={"device": 3})), DONE]
+    playground.run("Hi")
+    expect(sources).to_be_visible()
+    stand_in.parts, stand_in.hold = greeting()[:1], True
+    playground.start("Hi")
+    expect(sources).to_be_hidden()
+    playground.page.keyboard.press("Escape")
+    playground.wait()
+    expect(sources).to_be_hidden()
+
+
 def test_what_a_draft_elsewhere_pushed_is_told_of_and_drawn(playground: Playground, stand_in: StandIn) -> None:
     stand_in.parts = story()
     before = playground.page.locator("#timeline").screenshot()

@@ -36,6 +36,8 @@ def test_a_completion_streams_in_coloured_by_origin(
         assert len(tokens) == count
         cached = f"{prompt - 1} of them cached"  # by the request before
         assert playground.shown("status") == f"{count} tokens · {reason} · seed 7 · prompt {prompt} tokens, {cached}"
+        sources = playground.page.locator("#sources li:visible").all_inner_texts()
+        assert [line.strip() for line in sources] == [f"{prompt - 1} on the device", "1 computed"]
         assert playground.shown("acceptance").endswith("%") and float(playground.shown("per-step")) > 1
         assert playground.shown("rate") != "–" and playground.shown("first") != "–"
         assert playground.complaints == []

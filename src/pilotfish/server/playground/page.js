@@ -2,6 +2,7 @@
 
 import { drawTimeline, drawTrees, Timeline } from "./charts.js";
 import { Figures, showFigures, treesSummary } from "./figures.js";
+import { showSources } from "./sources.js";
 import { chunks, modelName } from "./stream.js";
 import { TokenText } from "./tokens.js";
 
@@ -80,13 +81,14 @@ async function run() {
   }
 }
 
-/** Takes an answer in. Returns how it ended: {reason, seed, usage}. */
+/** Takes an answer in. Returns how it ended: {reason, seed, usage, cached}. */
 async function read(answer) {
   const ending = { reason: "ended" };
   for await (const chunk of answer) {
     const [choice] = chunk.choices;
     ending.seed ??= chunk.seed;
     ending.usage ??= chunk.usage;
+    ending.cached ??= chunk.metrics?.cached_by_tier;
     ending.reason = choice?.finish_reason ?? ending.reason;
     if (choice) show(choice.text ?? choice.delta?.content ?? "", chunk.pilotfish);
   }
@@ -99,7 +101,7 @@ function begin() {
   figures = new Figures(performance.now());
   timeline = new Timeline();
   text.clear();
-  at("error").hidden = true;
+  at("error").hidden = at("sources").hidden = true;
   at("status").textContent = "Waiting for the first token.";
   busy(true);
   draw();
@@ -127,7 +129,8 @@ function animate(now) {
   draw();
 }
 
-function end({ reason, seed, usage }) {
+function end({ reason, seed, usage, cached: byTier }) {
+  showSources(at("sources"), usage?.prompt_tokens, byTier);
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const prompt = usage ? ` · prompt ${usage.prompt_tokens} tokens${cached ? `, ${cached} of them cached` : ""}` : "";
   const drawn = seed === undefined ? "" : ` · seed ${seed}`;
