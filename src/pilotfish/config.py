@@ -77,6 +77,7 @@ def model_name(directory: Path) -> str:
 
 #: Ours, and vLLM's.
 KV_DTYPE = ("--kv-dtype", "--kv-cache-dtype")
+KV_HOST = ("--kv-host-memory", "--kv-offloading-size")
 PREFIX_CACHE = ("--prefix-cache/--no-prefix-cache", "--enable-prefix-caching/--no-enable-prefix-caching")
 
 
@@ -136,7 +137,7 @@ class EngineConfig:
     trace: Annotated[Path, machine("Write a timeline of steps and levels to this file.")] | None = None
     prefix_cache: Annotated[bool, machine("Keep KV for requests that begin alike.", names=PREFIX_CACHE)] = True
     kv_host_memory: Annotated[
-        float, machine("KV kept in host memory beyond the pool; 0: none.", 0, 1 << 20, unit="GiB")
+        float, machine("KV kept in host memory beyond the pool; 0: none.", 0, 1 << 20, names=KV_HOST, unit="GiB")
     ] = 0.0
     kv_disk: Annotated[Path, machine("A directory for KV, kept beyond restarts.")] | None = None
     kv_disk_size: Annotated[float, machine("Of what is in it, at most.", 0, 1 << 20, unit="GiB")] = 16.0

@@ -186,7 +186,7 @@ def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Callab
         (["--seed"], "--seed: requests"),
         (["-tp", "2"], "--tensor-parallel-size '2': a model runs on one device; 1 is accepted"),
         (["--tensor_parallel_size=2"], "--tensor-parallel-size '2': a model"),
-        (["--swap-space", "-1"], "--swap-space '-1': nothing is swapped"),
+        (["--swap-space", "-1"], "--swap-space '-1': requests are not swapped"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always"),
         (["--enable-chunked-prefill=False"], "--enable-chunked-prefill: it takes no value, but was given 'False': "),
         (["-O3"], "--optimization-level '3': --eager switches"),
