@@ -127,3 +127,13 @@ def test_a_port_that_is_taken(llama: Path) -> None:
         port = taken.getsockname()[1]
         (line,) = refused(llama, f"--port={port}").splitlines()
     assert line.startswith(f"pilotfish: port: {port} is in use at 127.0.0.1;")
+
+
+def test_a_directory_of_kv_that_another_server_has(llama: Path, tmp_path: Path) -> None:
+    with LiveServer(llama, kv_disk=tmp_path / "kv") as server:
+        lines = refused(llama, "--port=0", "--log-format=text", f"--kv-disk={tmp_path / 'kv'}").splitlines()
+        owner = server.pids("target")[0]
+        assert lines[-1].endswith(f"that no other process uses; process {owner} has this one; it stays down")
+        assert lines[-1].startswith("pilotfish: target: exited with code 2: kv_disk: ")
+        assert not any(map(server_error, lines))
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 4})[0] == 200
