@@ -86,6 +86,19 @@ def test_what_a_pool_was_told_is_named_by_its_key(side: Side) -> None:
     assert (again.generation, again.prefix_key, again.tokens) == (2, None, tokens)
 
 
+def test_what_was_kept_back_until_the_end_is_not_named(side: Side) -> None:
+    side.hear(load(knows_keys=True))
+    first = make_request(0, prompt=100)
+    opened(side, first)
+    side.commit(first, 10)
+    side.commit(first, *range(11, 60))  # it rests: this is not sent
+    assert [len(commit.tokens) for commit in side.said(Commit)] == [1]
+    side.drafter.close(first)
+    message = opened(side, Request(1, [*first.tokens, 7], first.params, 3, frozenset(), 10_000))
+    assert message.prefix_key == prefix_keys(text_root(None), first.tokens[:64])[0]
+    assert message.tokens == [*first.tokens[64:], 7]
+
+
 @pytest.mark.parametrize("loss", ["silent", "disconnected", "never said so"])
 def test_a_pool_that_may_have_forgotten_is_sent_all_tokens(side: Side, loss: str) -> None:
     side.hear(load(knows_keys=loss != "never said so"))
