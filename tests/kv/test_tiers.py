@@ -182,11 +182,11 @@ def test_disk_survives_a_restart_and_what_is_in_memory_goes_there_at_the_end(mak
 
 def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
     tiers = make(0, 400)
-    for pair in range(100):
+    for pair in range(200):
         save(tiers, 1, first=pair, salt="a")
         save(tiers, 1, first=pair, salt="b")
     settle(tiers)
-    assert len(list((tmp_path / "kv").rglob("*.kv"))) == 200
+    assert len(list((tmp_path / "kv").rglob("*.kv"))) == 400
     keys = {salt: prefix_keys(tiers.root(salt), tokens_of(1)) for salt in (None, "", "a", "b", "c")}
     assert {salt: tiers.worth_loading(own, 0) for salt, own in keys.items()} == {None: 0, "": 0, "a": 1, "b": 1, "c": 0}
 
