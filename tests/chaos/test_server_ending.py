@@ -134,6 +134,6 @@ def test_a_directory_of_kv_that_another_server_has(llama: Path, tmp_path: Path) 
         lines = refused(llama, "--port=0", "--log-format=text", f"--kv-disk={tmp_path / 'kv'}").splitlines()
         owner = server.pids("target")[0]
         assert lines[-1].endswith(f"that no other process uses; process {owner} has this one; it stays down")
-        assert lines[-1].startswith("pilotfish: target: exited with code 2: kv_disk: ")
+        assert lines[-1].startswith("pilotfish: target: exited with code 2: pilotfish: kv_disk: ")
         assert not any(map(server_error, lines))
         assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 4})[0] == 200
