@@ -17,13 +17,16 @@ from support import SNIPPETS, make_engine, run
 
 from pilotfish.config import EngineConfig, config_of, config_text
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine, Silence
+from pilotfish.engine.async_engine import GRACE, AsyncEngine, Silence
 from pilotfish.engine.launch import WorkerState
 from pilotfish.engine.stream import Stream, joined
 from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
+from pilotfish.kv.tiers import FLUSH
 from pilotfish.wire.channel import Received
 from pilotfish.wire.serving import Beat, Delta, Identity, Status
 
+#: Seconds that ending anything else than tiers of KV takes, amply.
+ENDING = 5.0
 PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8)
 
 
@@ -265,3 +268,7 @@ def test_a_configuration_survives_its_way_to_another_process(llama: Path, draft:
     assert config_of(config_text(config), EngineConfig) == config
     with pytest.raises(ParameterError, match="config"):
         config_of("{}", EngineConfig)
+
+
+def test_a_target_may_write_all_its_kv_before_it_is_killed() -> None:
+    assert GRACE >= FLUSH + ENDING

@@ -48,8 +48,8 @@ ENDLESS = 300.0
 LONGEST_LOOK = 0.5
 #: Seconds after which a client should try a silent target again.
 RETRY = 2.0
-#: Seconds that a target has to end, its draft workers included.
-GRACE = 10.0
+#: Seconds that a target has to end: to end its draft workers, and to write KV to disk (`kv.tiers.FLUSH`).
+GRACE = 20.0
 CLOSED = "draining: the server is shutting down"
 
 
