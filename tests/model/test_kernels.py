@@ -263,6 +263,21 @@ def test_attention_is_the_dense_reference(
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("prefixes", [[63], [64], [65], [140], [3, 200, 70]])
+@pytest.mark.parametrize("attention", [native_tree_attention, dense_tree_attention])
+@pytest.mark.parametrize("scoring", [each for each in SCORINGS.values() if each.window], ids=str)
+def test_what_lies_before_a_window_is_not_read(
+    prefixes: list[int], dtype: torch.dtype, stored: torch.dtype | None, attention: TreeAttention, scoring: Scoring
+) -> None:
+    """It may be NaN, or another sequence's."""
+    rows = tree_rows(prefixes, nodes=12, dtype=dtype, stored=stored)
+    before = attention(*rows.inputs(rows.everything), scoring)
+    rows.lose_unseen(scoring.window)
+    assert torch.equal(attention(*rows.inputs(rows.everything), scoring), before)
+
+
 def test_the_dense_reference_is_softmax_attention() -> None:
     """A sequence without a tree has torch's causal attention."""
     rows = tree_rows([3], nodes=0)

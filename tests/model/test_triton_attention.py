@@ -96,6 +96,20 @@ def test_features(features: dict[str, Any], stored: torch.dtype | None) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", STORED, ids=str)
+@pytest.mark.parametrize("features", [features for features in FEATURES if "window" in features], ids=str)
+def test_what_lies_before_a_window_is_not_read(
+    features: dict[str, Any], stored: torch.dtype | None, dtype: torch.dtype
+) -> None:
+    """It may be NaN, or another sequence's."""
+    rows = tree_rows([5, 300], nodes=1, dtype=dtype, stored=stored)
+    features = {**features, "sinks": rows.sinks.to(DEVICE) if features.get("sinks") else None}
+    before = attend(rows, rows.everything, **features)
+    rows.lose_unseen(features["window"])
+    assert torch.equal(attend(rows, rows.everything, **features), before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize("features", [{}, {"window": 40}], ids=str)
 def test_a_row_has_the_same_bits_in_any_company(
     dtype: torch.dtype, stored: torch.dtype | None, features: dict[str, Any]

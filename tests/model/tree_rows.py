@@ -60,6 +60,15 @@ class TreeRows:
         _, sequence, position, path = self.rows[row]
         return (self.prefixes[sequence] + path)[: position + 1]
 
+    def lose_unseen(self, window: int) -> None:
+        """Slots that no row sees hold NaN, and other slots than they did stand for them."""
+        seen = {slot for row in self.everything for slot in self.path_of(row)[-window:]}
+        unseen = [slot for slot in range(len(self.kv.keys)) if slot not in seen]
+        for plane in self.kv:
+            if plane.dtype not in LARGEST:  # their scales say it
+                plane[unseen] = torch.nan
+        self.prefixes = [[slot if slot in seen else unseen[0] for slot in prefix] for prefix in self.prefixes]
+
     def inputs(self, chosen: list[int], extra_width: int = 0) -> list[Any]:
         """Arguments of a `TreeAttention` for some rows, without the scoring; all calls share the KV."""
         rows = [self.rows[i] for i in chosen]
