@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.slots import SlotPool, Slots
+from pilotfish.core.slots import GONE, SlotPool, Slots, present
 from pilotfish.errors import EngineError
 
 CAPACITY = 24
@@ -100,6 +100,130 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCache = CacheMachine.TestCase
 TestCache.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+class WindowedCacheMachine(RuleBasedStateMachine):
+    """The same in a pool with a window: requests give back what no row of theirs will see, and find what is whole."""
+
+    @initialize(proven_share=st.sampled_from([0, 0.2, 0.6, 1]), window=st.integers(1, 6))
+    def begin(self, proven_share: float, window: int) -> None:
+        self.pool = SlotPool(CAPACITY, window)
+        self.cache = PrefixCache(self.pool, proven_share)
+        self.written: dict[int, tuple[str | None, tuple[int, ...]]] = {}
+        self.running: list[tuple[str | None, list[int], Slots]] = []
+
+    def reusable(self, salt: str | None, tokens: list[int]) -> int:
+        """Of the longest prefix whose next row finds all that it sees."""
+        known = {self.written[slot] for slot in self.cache.slots}
+        there = [(salt, tuple(tokens[: place + 1])) in known for place in range(len(tokens))]
+        return max(n for n in range(len(tokens) + 1) if all(there[max(n - self.pool.window + 1, 0) : n]))
+
+    @rule(salt=st.sampled_from(SALTS), tokens=TOKENS)
+    def arrive(self, salt: str | None, tokens: list[int]) -> None:
+        expected = self.reusable(salt, tokens)
+        shared = self.cache.match(salt, tokens)
+        assert len(shared) == expected or (self.pool.window == 1 and len(shared) < expected)
+        for place, slot in enumerate(shared.tolist()):
+            gone = place < len(shared) - self.pool.window + 1
+            assert slot == GONE if gone else self.written[slot] == (salt, tuple(tokens[: place + 1]))
+        self.pool.share(present(shared))
+        missing = len(tokens) - len(shared)
+        if missing > self.pool.num_available:
+            self.pool.release(present(shared))
+            return
+        own = self.cache.allocate(missing)
+        for length, slot in enumerate(own.tolist(), len(shared) + 1):
+            self.written[slot] = (salt, tuple(tokens[:length]))
+        self.running.append((salt, tokens, np.concatenate((shared, own))))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        """All that it may, or a part."""
+        _, tokens, slots = self.running[data.draw(st.integers(0, len(self.running) - 1))]
+        count = data.draw(st.integers(0, self.pool.first_seen(len(tokens))))
+        self.pool.release(present(slots[:count]))
+        slots[:count] = GONE
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), leaves=st.sampled_from(["all", "a part", "nothing"]))
+    def end(self, data: st.DataObject, leaves: str) -> None:
+        salt, tokens, slots = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        count = {"all": len(tokens), "a part": len(tokens) // 2, "nothing": 0}[leaves]
+        slots = np.concatenate((self.cache.insert(salt, tokens[:count], slots[:count]), slots[count:]))
+        if leaves != "nothing" and GONE not in slots[self.pool.first_seen(count) : count] and self.pool.window > 1:
+            assert len(self.cache.match(salt, tokens)) >= count
+        self.pool.release(present(slots))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        """Known while it runs."""
+        place = data.draw(st.integers(0, len(self.running) - 1))
+        salt, tokens, slots = self.running[place]
+        self.running[place] = salt, tokens, self.cache.insert(salt, tokens, slots)
+
+    @rule(count=st.integers(0, CAPACITY))
+    def evict(self, count: int) -> None:
+        idle = self.pool.num_idle
+        assert self.cache.evict(count) == min(count, idle)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        held = [slot for *_, slots in self.running for slot in present(slots).tolist()]
+        self.pool.check(held, self.cache.slots)
+        self.cache.check()
+
+    def teardown(self) -> None:
+        """Once nobody owns any the cache can be emptied, of tokens too."""
+        if hasattr(self, "pool"):
+            for *_, slots in self.running:
+                self.pool.release(present(slots))
+            self.cache.evict(CAPACITY)
+            assert self.pool.num_free == CAPACITY
+
+
+TestWindowedCache = WindowedCacheMachine.TestCase
+TestWindowedCache.settings = settings(max_examples=250, stateful_step_count=50)
+
+
+@pytest.mark.parametrize("window", [2, 5, 9, 30])
+def test_prefixes_that_part_at_every_offset_around_a_window(window: int) -> None:
+    """Of a sequence that has given back all that it could."""
+    for offset in range(20):
+        pool = SlotPool(100, window)
+        cache, tokens = PrefixCache(pool), list(range(20))
+        slots = pool.allocate(20)
+        gone = pool.first_seen(20)
+        pool.release(slots[:gone])
+        slots[:gone] = GONE
+        pool.release(present(cache.insert(None, tokens, slots)))
+        found = cache.match(None, [*tokens[:offset], 99])
+        whole = pool.first_seen(offset) >= gone
+        assert len(found) == (offset if whole else 0)
+        assert present(found).tolist() == (slots[pool.first_seen(offset) : offset].tolist() if whole else [])
+
+
+def test_what_a_later_request_brings_fills_the_gaps() -> None:
+    pool = SlotPool(40, window=4)
+    cache, tokens = PrefixCache(pool), list(range(10))
+    slots = pool.allocate(10)
+    pool.release(slots[:7])
+    slots[:7] = GONE
+    pool.release(present(cache.insert(None, tokens, slots)))
+    assert len(cache.match(None, [*tokens[:6], 99])) == 0
+    filled(pool, cache, None, [*tokens[:6], 99])
+    assert [len(cache.match(None, [*tokens[:n], 50])) for n in range(11)] == [*range(7), 6, 6, 6, 10]
+
+
+def test_runs_lose_their_beginning_first_and_stay_reusable() -> None:
+    pool = SlotPool(20, window=4)
+    cache, tokens = PrefixCache(pool, proven_share=0), list(range(10))
+    filled(pool, cache, None, tokens)
+    assert cache.evict(7) == 7
+    assert [len(cache.match(None, tokens[:n])) for n in (10, 9, 3)] == [10, 0, 0]
+    assert cache.evict(1) == 1 and len(cache.match(None, tokens)) == 0
+    assert cache.evict(5) == 2 and pool.num_free == 20 and not cache._roots
 
 
 def test_prefixes_that_part_at_every_offset() -> None:

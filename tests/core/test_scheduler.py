@@ -63,7 +63,7 @@ def guess(request: Request, rng: np.random.Generator, nodes: int) -> Guesses:
 Written = dict[int, tuple[str | None, tuple[int, ...]]]
 
 
-def compute(step: Step, written: Written) -> None:
+def compute(step: Step, written: Written, pool: SlotPool) -> None:
     """Write what the forward of `step` would, after looking at what it reads."""
     chunks = [chunk for chunk in step.chunks if chunk.forked_from is None]
     trees = {request.id: tree for request, tree in zip(step.requests, trees_of(step.forest), strict=True)}
@@ -73,7 +73,7 @@ def compute(step: Step, written: Written) -> None:
             held = salt, tuple(tokens[: place + 1])
             if place >= rows.start:
                 written[slot] = held
-            assert written[slot] == held
+            assert written[slot] == held or (pool.window and place <= rows.start - pool.window)
         for node, slot in enumerate(rows.nodes.slots.tolist() if len(rows.nodes) else ()):
             written[slot] = salt, (*tokens, *trees[chunk.request.id].path_tokens(node))
 
@@ -95,7 +95,7 @@ def advance(scheduler: Scheduler, rng: np.random.Generator, nodes: int, written:
     for cut, whole in zip(trees_of(step.forest), trees, strict=True):
         assert paths(cut).items() <= paths(whole.tree()).items()
     if written is not None:
-        compute(step, written)
+        compute(step, written, scheduler.pool)
     scheduler.commit(step, sampled_of(step))
     return step
 
@@ -132,7 +132,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=st.integers(1, 30), max_tokens=st.integers(1, 12))
     def add(self, prompt: int, max_tokens: int) -> None:
         request = new_request(len(self.requests), prompt, max_tokens)
-        if request.max_length > self.scheduler.pool.capacity:
+        window, capacity = self.scheduler.pool.window, self.scheduler.pool.capacity
+        seen = window - 1 + self.scheduler.max_rows if window else request.max_length
+        if min(seen, request.max_length) > capacity:
             with pytest.raises(PromptError, match="KV slots"):
                 self.scheduler.add(request)
         else:
@@ -164,7 +166,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             alive = [r for r in self.requests if r.finish_reason is None]
             assert sorted([*scheduler.running, *scheduler.waiting], key=lambda r: r.id) == alive
             assert all(r.stats.preemptions <= 1 for r in alive)
-            assert all(0 <= r.num_computed < len(r.tokens) for r in scheduler.running)
+            assert all(0 <= r.num_gone <= r.num_computed < len(r.tokens) for r in scheduler.running)
+            assert all(r.num_held <= scheduler.most(r) <= scheduler.pool.capacity for r in scheduler.running)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -201,6 +204,56 @@ class CachingMachine(SchedulerMachine):
 
     def scheduler_of(self, pool: SlotPool, max_rows: int, max_requests: int) -> Scheduler:
         return Scheduler(pool, max_rows, max_requests, PrefixCache(pool))
+
+
+class WindowedMachine(SchedulerMachine):
+    """In a pool whose rows see few positions: every row reads the KV of its own sequence wherever it looks."""
+
+    def scheduler_of(self, pool: SlotPool, max_rows: int, max_requests: int) -> Scheduler:
+        pool.window = int(self.rng.integers(1, 16))
+        return Scheduler(pool, max_rows, max_requests)
+
+    @rule(steps=st.integers(1, 12))
+    def steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step(4)
+            self.nothing_is_lost()
+
+
+class WindowedCachingMachine(WindowedMachine):
+    """And with a cache of prefixes."""
+
+    def scheduler_of(self, pool: SlotPool, max_rows: int, max_requests: int) -> Scheduler:
+        pool.window = int(self.rng.integers(1, 16))
+        return Scheduler(pool, max_rows, max_requests, PrefixCache(pool))
+
+    @rule(count=st.integers(10, 80))
+    def evict(self, count: int) -> None:
+        assert self.scheduler.cache is not None
+        self.scheduler.cache.evict(count)
+
+
+def test_windows_under_long_random_runs() -> None:
+    """As the machine's rules, many more of them: requests longer than the pool, preempted, found again in part."""
+    longer = preempted = found = 0
+    for seed in range(24):
+        machine, rng = WindowedCachingMachine(), np.random.default_rng(seed)
+        machine.begin(int(rng.integers(16, 30)), int(rng.integers(4, 16)), int(rng.integers(4, 12)), seed)
+        machine.scheduler.headroom = 0
+        for _ in range(150):
+            if rng.random() < 0.5:
+                machine.add(int(rng.integers(1, rng.choice([4, 60]))), int(rng.integers(1, 30)))
+            if rng.random() < 0.05:
+                machine.abort(int(rng.integers(0, 100)))
+            machine.nothing_is_lost()
+            machine.step(int(rng.integers(0, 6)))
+            machine.nothing_is_lost()
+        machine.teardown()
+        capacity, done = machine.scheduler.pool.capacity, machine.requests
+        longer += sum(len(request.tokens) > capacity for request in done)
+        preempted += machine.scheduler.preemptions
+        found += sum(request.stats.cached_tokens >= machine.scheduler.pool.window for request in done)
+    assert longer > 50 and preempted > 20 and found > 50
 
 
 class RandomTiers:
@@ -332,6 +385,10 @@ def test_tiers_under_long_random_runs() -> None:
 
 TestTiers = TieredMachine.TestCase
 TestTiers.settings = settings(max_examples=80, stateful_step_count=50)
+TestWindowed = WindowedMachine.TestCase
+TestWindowed.settings = settings(max_examples=80, stateful_step_count=40)
+TestWindowedCaching = WindowedCachingMachine.TestCase
+TestWindowedCaching.settings = settings(max_examples=120, stateful_step_count=40)
 TestCaching = CachingMachine.TestCase
 TestCaching.settings = settings(max_examples=120, stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
@@ -486,7 +543,7 @@ def samples_of(count: int, prompt: int, max_tokens: int, first: int = 0) -> list
     return [Request(n, [1] * prompt, params, 1000 + n, frozenset({STOP}), 1000, group=first) for n in numbers]
 
 
-def finish(scheduler: Scheduler, nodes: int = 0) -> int:
+def finish(scheduler: Scheduler, nodes: int = 0, written: Written | None = None) -> int:
     """Run to the end; the rows of committed tokens that were computed."""
     rng, computed = np.random.default_rng(0), 0
     while scheduler.busy:
@@ -496,6 +553,8 @@ def finish(scheduler: Scheduler, nodes: int = 0) -> int:
         step = scheduler.schedule(plan.chunks, Forest.of(trees), 1000)
         computed += step.num_rows - len(step.forest)
         assert sum(rows.num_rows for rows in step.rows()) == step.num_rows
+        if written is not None:
+            compute(step, written, scheduler.pool)
         scheduler.commit(step, sampled_of(step))
         scheduler.check()
     return computed
@@ -509,6 +568,55 @@ def outputs_alone(requests: list[Request]) -> list[list[int]]:
         while twin.finish_reason is None:
             twin.extend([next_token(twin, [])])
     return [twin.output for twin in twins]
+
+
+@pytest.mark.parametrize(("prompt", "max_rows"), [(100, 200), (100, 30), (10, 30)])
+def test_samples_of_a_prompt_compute_it_once_where_rows_see_few_positions(prompt: int, max_rows: int) -> None:
+    scheduler = Scheduler(SlotPool(400, window=20), max_rows=max_rows, max_requests=8)
+    requests = samples_of(8, prompt, max_tokens=60)
+    for request in requests:
+        scheduler.add(request)
+    computed = finish(scheduler, written=Written())
+    assert [r.output for r in requests] == outputs_alone(requests)
+    assert computed == prompt + sum(len(r.output) - 1 for r in requests)
+    assert scheduler.pool.num_free == 400
+
+
+def test_a_sample_that_comes_when_the_prompts_slots_are_given_back_computes_it() -> None:
+    scheduler = Scheduler(SlotPool(400, window=10), max_rows=200, max_requests=2)
+    requests = samples_of(8, prompt=100, max_tokens=40)
+    for request in requests:
+        scheduler.add(request)
+    finish(scheduler, written=Written())
+    assert [r.output for r in requests] == outputs_alone(requests)
+
+
+def test_long_prompts_count_as_what_they_may_hold() -> None:
+    scheduler = Scheduler(SlotPool(60, window=9), max_rows=16, max_requests=4)
+    for number in range(3):
+        scheduler.add(new_request(number, 200, 5))
+    scheduler.plan()
+    assert len(scheduler.running) == 2
+
+
+def test_a_sequence_takes_no_more_slots_than_its_rows_see_and_a_steps() -> None:
+    pool = SlotPool(24, window=9)
+    scheduler = Scheduler(pool, max_rows=16, max_requests=2)
+    long, longer = (Request(i, [1] * 200, SamplingParams(max_tokens=100), i, frozenset(), 1000) for i in range(2))
+    for request in (long, longer):
+        scheduler.add(request)
+    finish(scheduler, nodes=6, written=Written())
+    assert [long.output, longer.output] == [[next_token(r, []) for r in _grown(request)] for request in (long, longer)]
+    with pytest.raises(PromptError, match="need 25 KV slots; the pool has 24"):
+        Scheduler(SlotPool(24, window=10), 16, 2).add(new_request(0, 30, 1))
+    Scheduler(SlotPool(24, window=10), 16, 2).add(new_request(0, 23, 1))
+
+
+def _grown(request: Request) -> Iterator[Request]:
+    """Twins before each token of its output."""
+    for length in range(len(request.output)):
+        tokens = request.tokens[: request.num_prompt_tokens + length]
+        yield Request(request.id, tokens, request.params, request.seed, frozenset(), 1000)
 
 
 @pytest.mark.parametrize("max_rows", [200, 30])
@@ -540,12 +648,15 @@ def test_a_sample_that_comes_late_computes_one_row_of_the_prompt() -> None:
     max_rows=st.integers(4, 40),
     max_requests=st.integers(1, 8),
     seed=st.integers(0, 1 << 32),
+    window=st.sampled_from([0, 0, 1, 4, 12]),
+    cached=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=100)
 def test_shared_prompts_survive_aborts_and_preemption(
-    data: st.DataObject, capacity: int, max_rows: int, max_requests: int, seed: int
+    data: st.DataObject, capacity: int, max_rows: int, max_requests: int, seed: int, window: int, cached: bool
 ) -> None:
-    scheduler, rng = Scheduler(SlotPool(capacity), max_rows, max_requests), np.random.default_rng(seed)
+    pool, rng, written = SlotPool(capacity, window), np.random.default_rng(seed), Written()
+    scheduler = Scheduler(pool, max_rows, max_requests, PrefixCache(pool) if cached else None)
     scheduler.headroom = 1
     requests: list[Request] = []
     for _ in range(data.draw(st.integers(1, 4))):
@@ -558,6 +669,7 @@ def test_shared_prompts_survive_aborts_and_preemption(
             plan = scheduler.plan()
             trees = [guess(chunk.request, rng, 4) for chunk in plan.chunks if chunk.complete]
             step = scheduler.schedule(plan.chunks, Forest.of(trees), 1000)
+            compute(step, written, pool)
             if data.draw(st.booleans()):
                 scheduler.commit(step, sampled_of(step))
             else:
@@ -565,8 +677,8 @@ def test_shared_prompts_survive_aborts_and_preemption(
             scheduler.check()
         scheduler.abort(requests[data.draw(st.integers(0, len(requests) - 1))])
         scheduler.check()
-    finish(scheduler, nodes=4)
-    assert scheduler.pool.num_free == capacity
+    finish(scheduler, nodes=4, written=written)
+    assert scheduler.pool.num_available == capacity
     for request, expected in zip(requests, outputs_alone(requests), strict=True):
         assert request.finish_reason is not None
         if request.finish_reason is FinishReason.ABORT:

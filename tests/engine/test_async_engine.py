@@ -167,7 +167,7 @@ def test_a_restart_is_expected_to_take_as_long_as_the_last_start(llama: Path) ->
 
     assert left(104.0) == 4.0  # as long again: nothing is known yet
     now[0] = 110.0
-    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
+    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0))
     now[0] = 200.0
     engine._note_state(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
     assert left(203.0) == 7.0 and left(220.0) == 0.0
@@ -178,7 +178,7 @@ def test_requests_of_a_target_that_is_gone_are_told_when_to_come_again(llama: Pa
     engine = AsyncEngine(configured(llama), clock=lambda: now[0])
     engine._worker = WorkerState("target", "running", pid=42)
     now[0] = 121.0
-    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
+    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0))
     stream = engine._streams[1] = Stream(range(1, 2), 1, lambda: None)
     now[0] = 500.0
     engine._note_state(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
@@ -196,7 +196,7 @@ def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) 
 
     engine = AsyncEngine(configured(llama), clock=lambda: 0.0)
     engine._supervisor, engine._worker = Crew(), WorkerState("target", "running", pid=42)  # type: ignore[assignment]
-    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0))
+    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0))
     beats = ((42, 1.0, True), (41, 31.0, True), (42, 31.0, False), (42, 0.5, True), (42, 301.0, False))
     for pid, seconds, ready in beats:
         engine._receive(Received(b"other", msgspec.msgpack.encode(Beat(pid, seconds))))
@@ -208,7 +208,7 @@ def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) 
 
 def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(llama: Path) -> None:
     killed: list[str] = []
-    status = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0), 0, 0, 4096, 0)
+    status = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0)
 
     class Crew:
         def kill(self, _: str, reason: str) -> None:
@@ -237,7 +237,7 @@ def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(l
 
 
 def test_the_last_word_of_a_target_that_is_gone_does_not_bring_it_back(llama: Path) -> None:
-    identity = Identity("tiny", "off", "float32", 256, 512, 4096, 8, 0)
+    identity = Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0)
     engine = AsyncEngine(configured(llama))
     engine._handle(b"first", Status(identity, 0, 0, 4096, 0))
     assert engine.health.ready

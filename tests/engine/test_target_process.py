@@ -108,6 +108,7 @@ def test_it_says_what_it_serves_before_anything_else(target: Target) -> None:
     assert isinstance(first, Status)
     identity = first.identity
     assert (identity.mode, identity.dtype, identity.kv_slots) == (target.engine.config.mode, "float32", 4096)
+    assert identity.longest == identity.context
     assert identity.max_nodes == (8 if identity.mode == "sync" else 0)
     assert first.free_slots == 4096 and first.running == first.waiting == 0
 

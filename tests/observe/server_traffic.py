@@ -10,7 +10,7 @@ from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.wire.serving import Delta, Finish, Identity, PoolLoad, Progress, Status, StepReport, Verified
 
-IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, max_requests=8, max_nodes=16)
+IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, longest=1000, max_requests=8, max_nodes=16)
 DROPS = {"late_nodes": 7, "resyncs": 1}
 POOL = PoolLoad("local", True, sessions=3, free_slots=50, step_ms=4.0, queue_ms=0.5, drops=DROPS, cached=9)
 

@@ -21,7 +21,7 @@ from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.routes import make_app
 from pilotfish.wire.serving import Delta, Finish, Identity, Status, StepReport, Verified
 
-IDENTITY = Identity("tiny", "sync", "float32", 256, 512, 4096, 8, 8)
+IDENTITY = Identity("tiny", "sync", "float32", 256, 512, 4096, 256, 8, 8)
 STATUS = Status(IDENTITY, 0, 0, 4096, 0)
 STEP = StepReport(1.0, 0.001, 0.002, 0.003, 0.004, 1, 3, 2, 1, 2, 0, 1.006)
 

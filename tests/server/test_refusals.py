@@ -272,7 +272,7 @@ def test_more_than_the_context(client: Client, tokens: int, limits: dict[str, in
 
 
 def test_more_than_the_kv_pool(client: Client, engine: Engine) -> None:
-    identity = msgspec.structs.replace(IDENTITY, kv_slots=100)
+    identity = msgspec.structs.replace(IDENTITY, kv_slots=100, longest=100)
     engine.health = Health(status=msgspec.structs.replace(STATUS, identity=identity))
     answer = client.post(COMPLETIONS, {"prompt": [5] * 60, "max_tokens": 41})
     assert (answer.status, answer.error["param"]) == (400, "max_tokens")

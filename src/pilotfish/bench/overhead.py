@@ -48,7 +48,7 @@ def run_overhead(options: BenchOptions, progress: ProgressBar) -> Report:
     with Engine(options.engine_config(prefix_cache=True)) as engine:
         caching, config = engine.worker.scheduler, engine.config
         _fill(options, engine)
-        plain = Scheduler(SlotPool(caching.pool.capacity), config.max_rows, config.max_requests)
+        plain = Scheduler(SlotPool(caching.pool.capacity, caching.pool.window), config.max_rows, config.max_requests)
         plays = {name: partial(_play, engine, scheduler) for name, scheduler in ((OFF, plain), (ON, caching))}
         for number in concurrencies:
             work = [_jobs(options, number, turn) for turn in range(options.repeats + 1)]

@@ -63,7 +63,7 @@ class SequenceRows(Struct, frozen=True):
 
     start: int
     tokens: Sequence[int]
-    prefix_slots: NDArray[np.int32]  # [start + len(tokens)]
+    prefix_slots: NDArray[np.int32]  # [start + len(tokens)], any slot where no row sees the position
     nodes: NodeRows
     kept: Sequence[int]  # offsets in `tokens`, ascending, of rows whose logits are wanted; those of nodes always are
 

@@ -18,6 +18,15 @@ a share of the pool, go after all others, so that prompts which nobody repeats c
 
 A run is used, and found, whenever one below it is, so ends go before what they hang on. Owners hold a path from its
 root on: what is idle in a run is its end.
+
+In a pool with a window owners hold the end of a path alone, and nobody may have the slots of its beginning any more:
+
+    tokens   The cat sat on the mat          window of 4: `The cat sat on the mat` is reusable, and so is
+    slots    ─── gone ── sat on the mat      `The cat sat on the`, but not `The cat sat`
+
+A prefix is reusable where the slots that the next row sees are there. What is idle may then lie anywhere: runs lose
+slots from their beginning, which leaves their whole length reusable for the longest time, and stay as tokens alone for
+as long as a run with slots hangs on them. What an owner brings fills the gaps.
 """
 
 from __future__ import annotations
@@ -29,7 +38,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
+from pilotfish.core.slots import GONE, NO_SLOTS, SlotPool, Slots, present
 from pilotfish.core.tree import Ints
 from pilotfish.errors import EngineError
 
@@ -47,10 +56,14 @@ class CachedRun:
         self.salt = salt  # the tenant's
         self.above = above  # None: it is a root, without tokens
         self.tokens = tokens  # [n]
-        self.slots = slots  # [n]
+        self.slots = slots  # [n], some GONE in a pool with a window
         self.below: dict[int, CachedRun] = {}
         self.proven = False
         self.offered = False  # to tiers, since it was last used
+
+    @property
+    def num_slots(self) -> int:
+        return len(present(self.slots))
 
     def common(self, tokens: Ints) -> int:
         """How many first tokens it has in common with `tokens`."""
@@ -79,39 +92,70 @@ class PrefixCache:
         self._max_proven = int(proven_share * pool.capacity)
 
     def match(self, salt: str | None, tokens: Sequence[int]) -> Slots:
-        """Slots of the longest prefix of `tokens` that is known under this salt. They may be evicted until their caller
-        shares them (`SlotPool.share`)."""
+        """Slots of the longest prefix of `tokens` that is known under this salt; GONE where the next row does not look.
+        They may be evicted until their caller shares them (`SlotPool.share`)."""
         path = self._path(salt, np.asarray(tokens, np.int64))
-        self._prove(path)
-        return np.concatenate([run.slots for run in path]) if path else NO_SLOTS
+        slots = self._reusable(_slots_of(path))
+        begins = np.cumsum([0, *(len(run.tokens) for run in path[:-1])])
+        self._prove(path, int(np.count_nonzero(begins < len(slots))))
+        return slots
+
+    def _reusable(self, slots: Slots) -> Slots:
+        """Of the longest prefix whose next row finds all that it sees, the slots that it sees, after GONE."""
+        if not self.pool.window:
+            return slots
+        places = np.arange(len(slots) + 1)
+        gone = np.concatenate(([-1], np.where(slots == GONE, places[:-1], -1)))
+        last_gone = np.maximum.accumulate(gone)  # [n + 1], before each position
+        length = int(places[last_gone < np.maximum(places - self.pool.window + 1, 0)][-1])
+        slots = slots[:length].copy()
+        slots[: self.pool.first_seen(length)] = GONE
+        return slots
 
     def num_known(self, salt: str | None, tokens: Sequence[int]) -> int:
         """Tokens of the longest prefix that is known; does not count as use."""
         wanted, run, known = np.asarray(tokens, np.int64), self._roots.get(salt), 0
+        slots = [NO_SLOTS]
         while run is not None and known < len(wanted) and (below := run.below.get(int(wanted[known]))) is not None:
             common = below.common(wanted[known:])
             known += common
+            slots.append(below.slots[:common])
             run = below if common == len(below.tokens) else None
-        return known
+        return len(self._reusable(np.concatenate(slots))) if self.pool.window else known
 
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
-        """Know `tokens`, whose KV is in these live slots; the slots that the owner has from now on. Where a beginning
-        is known already those are the cache's, and its own copies are released: an owner of a run owns all above."""
+        """Know `tokens`, whose KV is in these live slots, some GONE; the slots that the owner has from now on. Where a
+        beginning is known already those are the cache's, and its own copies are released: an owner of a run owns all
+        above, but for what it has given back."""
         wanted = np.asarray(tokens, np.int64)
         path = self._path(salt, wanted)
-        known = np.concatenate([run.slots for run in path]) if path else NO_SLOTS
-        copies = known != slots[: len(known)]
+        known = self._filled(path, slots)
+        own, rest = slots[: len(known)], slots[len(known) :]
+        copies = (known != own) & (own != GONE)
         if copies.any():
             self.pool.share(known[copies])
-            self.pool.release(slots[: len(known)][copies])
-        if len(known) < len(wanted):
+            self.pool.release(own[copies])
+        if len(present(rest)):
             above = path[-1] if path else self._roots.setdefault(salt, CachedRun(salt, None, wanted[:0], NO_SLOTS))
-            run = CachedRun(salt, above, wanted[len(known) :].copy(), slots[len(known) :].copy())
+            run = CachedRun(salt, above, wanted[len(known) :].copy(), rest.copy())
             above.below[int(run.tokens[0])] = run
-            self.pool.keep(run.slots)
+            self.pool.keep(present(run.slots))
             path.append(run)
         self._use(path)
-        return np.concatenate((known, slots[len(known) :]))
+        self._limit_proven()
+        return np.concatenate((np.where(own == GONE, own, known), rest))
+
+    def _filled(self, path: Sequence[CachedRun], slots: Slots) -> Slots:
+        """The slots of a path once its gaps are filled with those that an owner has of it."""
+        at = 0
+        for run in path if self.pool.window else ():
+            own = slots[at : at + len(run.slots)]
+            gaps = (run.slots == GONE) & (own != GONE)
+            self.pool.keep(own[gaps])
+            run.slots[gaps] = own[gaps]
+            self._proven_slots += int(gaps.sum()) if run.proven else 0
+            at += len(own)
+        return _slots_of(path)
 
     def allocate(self, count: int) -> Slots:
         """Take slots of the pool, where it has too few free ones after others were dropped."""
@@ -122,9 +166,9 @@ class PrefixCache:
     def evict(self, count: int) -> int:
         """Have idle slots become free, of fresh runs before proven ones, those used longest ago first; how many,
         `count` at most."""
-        evicted = 0
+        evicted, evict_of = 0, self._evict_beginnings_of if self.pool.window else self._evict_of
         for runs in (self._fresh, self._proven):
-            evicted += self._evict_of(runs, count - evicted)
+            evicted += evict_of(runs, count - evicted)
         self.evicted += evicted
         return evicted
 
@@ -137,6 +181,20 @@ class PrefixCache:
             left -= min(idle, left)
             if run in runs and left > 0:  # owned, or one below it is: in use
                 self._use(_ancestry(run))
+        return max(count, 0) - left
+
+    def _evict_beginnings_of(self, runs: OrderedDict[CachedRun, None], count: int) -> int:
+        left = max(count, 0)
+        for run in list(runs):
+            if left <= 0 or self.pool.num_idle <= 0:
+                break
+            there = np.flatnonzero(run.slots != GONE)
+            idle = there[self.pool.unowned(run.slots[there])][:left]
+            self._forget(run.slots[idle], run)
+            run.slots[idle] = GONE
+            left -= len(idle)
+            if run in runs:  # not removed with one that hung on it
+                self._remove_empty(run)
         return max(count, 0) - left
 
     def coldest(self, count: int) -> Iterator[CachedRun]:
@@ -189,12 +247,16 @@ class PrefixCache:
             runs.move_to_end(run)
             run.offered = False
 
-    def _prove(self, path: Sequence[CachedRun]) -> None:
-        """A request has found these runs. Those found longest ago are fresh again where the share is exceeded."""
-        for run in path:
+    def _prove(self, path: Sequence[CachedRun], found: int) -> None:
+        """A request has found the first runs of a path. Those found longest ago are fresh again where the share is
+        exceeded."""
+        for run in path[:found]:
             if not run.proven:
                 self._move(run)
         self._use(path)
+        self._limit_proven()
+
+    def _limit_proven(self) -> None:
         while self._proven_slots > self._max_proven:
             self._move(next(iter(self._proven)))
 
@@ -203,29 +265,42 @@ class PrefixCache:
         del self._listed(run)[run]
         run.proven = not run.proven
         self._listed(run)[run] = None
-        self._proven_slots += len(run.slots) if run.proven else -len(run.slots)
+        self._proven_slots += run.num_slots if run.proven else -run.num_slots
 
     def _cut(self, run: CachedRun, count: int) -> None:
         """Drop its last `count` tokens."""
         if not count:
             return
         left = len(run.slots) - count
-        self.pool.drop(run.slots[left:])
-        if self._dropped is not None:
-            self._dropped(run.slots[left:])
-        self._proven_slots -= count if run.proven else 0
+        self._forget(run.slots[left:], run)
         if left:
             run.tokens, run.slots = run.tokens[:left], run.slots[:left]
-            return
+        else:
+            self._remove(run)
+
+    def _forget(self, slots: Slots, run: CachedRun) -> None:
+        """Keep these of its slots no longer."""
+        self.pool.drop(slots)
+        if self._dropped is not None:
+            self._dropped(slots)
+        self._proven_slots -= len(slots) if run.proven else 0
+
+    def _remove(self, run: CachedRun) -> None:
         assert run.above is not None
         del run.above.below[int(run.tokens[0])], self._listed(run)[run]
         if run.above.above is None and not run.above.below:
             self._roots = {salt: root for salt, root in self._roots.items() if root is not run.above}
 
+    def _remove_empty(self, run: CachedRun | None) -> None:
+        """Without slots, and without runs that hang on it, it is of no use, nor are those above that are like it."""
+        while run is not None and run.above is not None and not run.below and not run.num_slots:
+            self._remove(run)
+            run = run.above
+
     @property
     def slots(self) -> list[int]:
         """All that it keeps."""
-        return [slot for run in chain(self._fresh, self._proven) for slot in run.slots.tolist()]
+        return [slot for run in chain(self._fresh, self._proven) for slot in present(run.slots).tolist()]
 
     def check(self) -> None:
         """EngineError unless the tree is one: every run hangs where its first token says, is listed once, and before
@@ -237,11 +312,17 @@ class PrefixCache:
             raise EngineError(f"prefix cache: {len(found)} runs hang in the tree, {listed} are listed")
         if any(len(run.tokens) != len(run.slots) or not len(run.tokens) for run in found):
             raise EngineError("prefix cache: a run is empty, or has other slots than tokens")
+        if not self.pool.window and any(GONE in run.slots for run in found):
+            raise EngineError("prefix cache: a slot is gone where all are seen")
         if any(run.above in turn and turn[run.above] < turn[run] for run in found if run.above is not None):
             raise EngineError("prefix cache: a run would be evicted before one that hangs on it")
-        proven = sum(len(run.slots) for run in self._proven)
+        proven = sum(run.num_slots for run in self._proven)
         if not proven == self._proven_slots <= self._max_proven:
             raise EngineError(f"prefix cache: {proven} slots of proven runs are counted as {self._proven_slots}")
+
+
+def _slots_of(path: Sequence[CachedRun]) -> Slots:
+    return np.concatenate([run.slots for run in path]) if path else NO_SLOTS
 
 
 def _ancestry(run: CachedRun) -> list[CachedRun]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.slots import Slots
+from pilotfish.core.slots import GONE, Slots
 from pilotfish.core.tiers import Load
 from pilotfish.errors import ParameterError
 
@@ -76,7 +76,7 @@ class Request:
     """Committed tokens, the slots of those that have KV, and why it ended.
 
         tokens   [ prompt ........ | output ...... ]
-        slots    [ ============================ ]      0 <= num_computed < len(tokens) while it runs
+        slots    [ gone ... | ================= ]      0 <= num_gone <= num_computed < len(tokens) while it runs
 
     There is no prefill and no decode phase: a request whose last tokens lack KV brings them as rows.
     """
@@ -115,7 +115,8 @@ class Request:
         self.max_length = len(prompt) + min(params.max_tokens, room)
         self.tokens = list(prompt)
         self.num_computed = 0
-        self.reserved = False  # whether slots up to `max_length` are kept for it while it runs
+        self.num_gone = 0  # first tokens whose slots it has given back, or never had: no row of it will see them
+        self.reserved = False  # whether the most slots that it can need are kept for it while it runs
         self.passed_over = 0  # how many that came later were admitted before it
         self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
         self.slots: Slots = np.zeros(self.max_length, dtype=np.int32)
@@ -131,7 +132,12 @@ class Request:
     @property
     def num_held(self) -> int:
         """Slots that it owns."""
-        return self.num_computed + (0 if self.load is None else len(self.load.slots))
+        return self.num_computed - self.num_gone + (0 if self.load is None else len(self.load.slots))
+
+    @property
+    def held(self) -> Slots:
+        """Slots of the tokens that have KV."""
+        return self.slots[self.num_gone : self.num_computed]
 
     @property
     def num_remaining(self) -> int:
@@ -186,11 +192,20 @@ class Request:
         return ended.slots[ended.count :]
 
     def add_slots(self, slots: Slots) -> None:
-        """The next tokens without KV have it now, in these slots."""
+        """The next tokens without KV have it now, in these slots. If they are the first ones, some may be gone."""
         self.slots[self.num_computed : self.num_computed + len(slots)] = slots
+        if not self.num_computed:
+            self.num_gone = int(np.count_nonzero(slots == GONE))
         self.num_computed += len(slots)
+
+    def give_back(self, first: int) -> Slots:
+        """The slots of tokens before `first`, which it has no longer."""
+        given = self.slots[self.num_gone : first].copy()
+        self.slots[self.num_gone : first] = GONE
+        self.num_gone = max(self.num_gone, first)
+        return given
 
     def restart(self) -> None:
         """Its KV is gone: every token is pending again."""
-        self.num_computed = 0
+        self.num_computed = self.num_gone = 0
         self.stats.preemptions += 1

@@ -15,11 +15,11 @@ import numpy as np
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
+from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots, present
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
 from pilotfish.core.tiers import DEVICE, Load, Tiers, load_of, save_all, save_coldest
 from pilotfish.core.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
-from pilotfish.errors import PromptError
+from pilotfish.errors import EngineError, PromptError
 
 #: Tokens that a request may grow, with everyone else standing still, before it can be short of slots: a step's
 #: worth for most trees. More keeps slots idle, fewer admits what is soon preempted.
@@ -42,6 +42,9 @@ class Scheduler:
     the KV of earlier ones in the cache, if there is one: of prompts as soon as they are computed, of outputs once they
     have ended or were preempted. Tiers below the cache are given what it is about to evict; a request whose KV they
     have waits for it with its slots, and gets no rows meanwhile.
+    Where every layer has a window a request gives back the slots of positions that none of its rows will see, so it
+    needs few, however long it gets; of a prefix in the cache it takes those that its rows will see. There are no tiers
+    then: they load a prefix from its beginning, whose slots nobody reads.
 
         pool   [ live ........ | reserved  | growth of the others, trees | idle, free ]
     """
@@ -55,6 +58,8 @@ class Scheduler:
         tiers: Tiers | None = None,
     ) -> None:
         """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts."""
+        if tiers is not None and pool.window:
+            raise EngineError("scheduler: tiers serve no pool with a window")
         self.pool = pool
         self.cache = cache
         self.tiers = tiers
@@ -70,12 +75,26 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request; PromptError when the pool could never hold it."""
-        if request.max_length > self.pool.capacity:
+        if self.most(request) > self.pool.capacity:
             raise PromptError(
                 f"prompt: {request.num_prompt_tokens} tokens and max_tokens {request.params.max_tokens} "
-                f"need {request.max_length} KV slots; the pool has {self.pool.capacity}"
+                f"need {self.most(request)} KV slots; the pool has {self.pool.capacity}"
             )
         self.waiting.append(request)
+
+    def most(self, request: Request) -> int:
+        """Slots that it may hold at a time: of all its tokens or, with a window, of those that its next row sees and of
+        a step's rows."""
+        return min(request.max_length, self._most_in_window) if self.pool.window else request.max_length
+
+    @property
+    def _most_in_window(self) -> int:
+        return self.pool.window - 1 + self.max_rows
+
+    def longest(self, context: int) -> int:
+        """Tokens of the longest sequence, of `context` at most, that the pool can serve."""
+        windowed = self.pool.window and self._most_in_window <= self.pool.capacity
+        return context if windowed else min(context, self.pool.capacity)
 
     @property
     def busy(self) -> bool:
@@ -89,6 +108,7 @@ class Scheduler:
         self._end_loads()
         self._admit()
         self._share_prompts()
+        self._give_back()
         preempted = []
         while self._growth(chunks := self._chunks()) > self._unclaimed():
             preempted.append(self._preempt())
@@ -111,9 +131,10 @@ class Scheduler:
     def _first_of_group(self, request: Request) -> Request | None:
         """The running request whose prompt's KV `request`, which has none yet, is to share; None where there is none
         before it."""
-        if request.num_held or not request.num_shareable:
+        if request.num_computed or request.load is not None or not request.num_shareable:
             return None
-        first = next((r for r in self.running if r.group == request.group), request)
+        seen = self.pool.first_seen(request.num_prompt_tokens - 1)
+        first = next((r for r in self.running if r.group == request.group and r.num_gone <= seen), request)
         return None if first is request else first
 
     def _share_prompts(self) -> None:
@@ -122,24 +143,32 @@ class Scheduler:
             first = self._first_of_group(request)
             if first is not None and first.num_computed >= request.num_shareable:
                 slots = first.slots[: request.num_shareable]
-                self.pool.share(slots)
+                self.pool.share(present(slots))
                 request.add_slots(slots)
+
+    def _give_back(self) -> None:
+        """Have requests without the slots that no row to come sees. Others may still be given them before."""
+        for request in self.running if self.pool.window else ():
+            self.pool.release(request.give_back(self.pool.first_seen(request.num_computed)))
 
     def _missing(self, request: Request) -> int:
         """Slots that its committed tokens still need."""
         shared = 0 if self._first_of_group(request) is None else request.num_shareable
-        return len(request.tokens) - request.num_held - shared
+        missing = len(request.tokens) - request.num_gone - request.num_held - shared
+        return max(min(missing, self.most(request) - request.num_held), 0)
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_requests:
             request = self._chosen = self._chosen or self._choose()
             known = self._known(request)
             pending = sum(self._missing(r) for r in self.running if not r.reserved)
-            need = request.max_length if request.stats.preemptions else self._missing(request) + self.headroom
-            if min(need, request.max_length) - self.pool.owned(known) > self._unclaimed() - pending:
+            again, most = bool(request.stats.preemptions), self.most(request)
+            need = most if again else min(self._missing(request) + self.headroom, most)
+            found = 0 if again and self.pool.window else self.pool.owned(present(known))
+            if need - found > self._unclaimed() - pending:
                 return
-            request.reserved = bool(request.stats.preemptions)
-            self.pool.share(known)
+            request.reserved = again
+            self.pool.share(present(known))
             request.add_slots(known)
             request.stats.cached_by_tier = {DEVICE: len(known)} if len(known) else {}
             self._load(request)
@@ -226,6 +255,12 @@ class Scheduler:
             own = request.slots[:count]
             own[:] = self.cache.insert(request.cache_salt, request.tokens[:count], own)
 
+    def _to_remember(self, request: Request, before: int) -> bool:
+        """Whether a step that began with KV of `before` tokens has computed a prompt or, where the slots of its
+        beginning are about to be given back, a part of it."""
+        whole = request.num_prompt_tokens <= request.num_computed
+        return before < request.num_prompt_tokens and (whole or bool(self.pool.window))
+
     def _take(self, count: int) -> Slots:
         return self.pool.allocate(count) if self.cache is None else self.cache.allocate(count)
 
@@ -241,7 +276,13 @@ class Scheduler:
 
     def _unclaimed(self) -> int:
         """Available slots that are not reserved for a running request."""
-        return self.pool.num_available - sum(r.max_length - r.num_held for r in self.running if r.reserved)
+        reserved = [r for r in self.running if r.reserved]
+        if not self.pool.window or not reserved:
+            return self.pool.num_available - sum(r.max_length - r.num_held for r in reserved)
+        # What is shared may stay with its other owner when it is given back, and count for nobody else.
+        others = np.concatenate([NO_SLOTS, *(r.held for r in self.running if not r.reserved)])
+        alone = np.setdiff1d(np.concatenate([r.held for r in reserved]), others)
+        return self.pool.num_available + len(alone) - sum(map(self.most, reserved))
 
     @staticmethod
     def _growth(chunks: Sequence[Chunk]) -> int:
@@ -271,7 +312,7 @@ class Scheduler:
                 taken[chunk.request.id] = slots[used : (used := used + chunk.count)]
             else:
                 taken[chunk.request.id] = np.concatenate((first.slots[: first.num_computed], taken[first.id]))
-                self.pool.share(taken[chunk.request.id])
+                self.pool.share(present(taken[chunk.request.id]))
         return list(taken.values())
 
     def _spare_slots(self, chunks: Sequence[Chunk]) -> int:
@@ -306,8 +347,8 @@ class Scheduler:
                 commits.append(_extended(request, verdict, scored, step))
             if request.finish_reason is not None:
                 self._retire(request)
-            elif request.num_computed - chunk.count < request.num_prompt_tokens <= request.num_computed:
-                self._remember(request, request.num_prompt_tokens)
+            elif self._to_remember(request, request.num_computed - chunk.count):
+                self._remember(request, min(request.num_computed, request.num_prompt_tokens))
         self._save()
         return commits
 
@@ -327,7 +368,7 @@ class Scheduler:
     def cancel(self, step: Step) -> None:
         """The forward of `step` failed: free its slots, which no request has taken. Its requests may go on."""
         for slots in (*step.slots, step.node_slots):
-            self.pool.release(slots)
+            self.pool.release(present(slots))
 
     def abort(self, request: Request) -> None:
         """End a request between two steps, or after one that failed, and free all it held; one that has ended stays as
@@ -345,12 +386,12 @@ class Scheduler:
             self.tiers.cancel(request.load)
             self.pool.release(request.end_load())
         self._remember(request, min(request.num_computed, len(request.tokens)))  # it may have ended on its path
-        self.pool.release(request.slots[: request.num_computed])
+        self.pool.release(request.held)
 
     def check(self) -> None:
         """EngineError unless every slot is free, or in the cache, or counts the running requests that it belongs to."""
         kept = () if self.cache is None else self.cache.slots
-        held = [slot for r in self.running for slot in r.slots[: r.num_computed].tolist()]
+        held = [slot for r in self.running for slot in r.held.tolist()]
         loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
         self.pool.check([*held, *loading], kept)
         if self.cache is not None:

@@ -11,6 +11,14 @@ from pilotfish.errors import EngineError
 
 Slots = NDArray[np.int32]
 NO_SLOTS: Slots = np.zeros(0, np.int32)
+#: In place of a slot that was given back.
+GONE = -1
+
+
+def present(slots: Slots) -> Slots:
+    """Those that were not given back."""
+    there: Slots = slots[slots != GONE]
+    return there
 
 
 class SlotPool:
@@ -20,8 +28,10 @@ class SlotPool:
     Invariant, checked on every call that could break it: free ∪ idle ∪ live = all, disjoint.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, window: int = 0) -> None:
+        """A row sees the last `window` positions alone, its own included, in every layer; 0: some layer sees all."""
         self.capacity = capacity
+        self.window = window
         self._free = np.arange(capacity, dtype=np.int32)[::-1].copy()  # a stack; the first `num_free` count
         self._owners = np.zeros(capacity, np.int32)
         self._kept = np.zeros(capacity, np.bool_)  # by a cache, beside or after its owners
@@ -32,6 +42,10 @@ class SlotPool:
     def num_available(self) -> int:
         """Slots without an owner: free, or free once their cache drops them."""
         return self.num_free + self.num_idle
+
+    def first_seen(self, position: int) -> int:
+        """The first position whose slot rows from `position` on may read."""
+        return max(position - self.window + 1, 0) if self.window else 0
 
     def allocate(self, count: int) -> Slots:
         """Take `count` slots, with one owner each; EngineError when fewer are free (callers ask `num_free` first)."""
@@ -85,6 +99,11 @@ class SlotPool:
     def owned(self, slots: Slots) -> int:
         """How many of these have an owner."""
         return int(np.count_nonzero(self._owners[slots]))
+
+    def unowned(self, slots: Slots) -> NDArray[np.bool_]:
+        """Which of these have no owner. [slots]"""
+        unowned: NDArray[np.bool_] = self._owners[slots] == 0
+        return unowned
 
     def _push(self, freed: Slots) -> None:
         self._free[self.num_free : self.num_free + len(freed)] = freed

@@ -53,7 +53,7 @@ class Step:
     chunks: list[Chunk]
     samples: list[bool]  # [chunks], whether the last row of the chunk and every node of its tree give a token
     scored: list[range]  # [chunks], indices of prompt tokens whose rows score the token that follows
-    slots: list[Slots]  # [chunks], of the chunks' tokens; of a forked one's whole prompt
+    slots: list[Slots]  # [chunks], of the chunks' tokens; of a forked one's whole prompt, where some may be gone
     forest: Forest  # a tree for each chunk that samples
     node_slots: Slots  # [nodes]
 
@@ -81,6 +81,7 @@ class Step:
             request, begin = chunk.request, chunk.request.num_computed
             kept = [*(index - begin for index in scored), *([chunk.count - 1] if samples else [])]
             prefix = np.concatenate((request.slots[:begin], slots))
+            prefix[: request.num_gone] = 0  # any slot: nothing in it is read
             tokens = request.tokens[begin : begin + chunk.count]
             rows.append(SequenceRows(begin, tokens, prefix, nodes.span(*next(spans)) if samples else NO_NODES, kept))
         return rows

@@ -38,6 +38,7 @@ from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.features import common_window
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
 from pilotfish.observe.records import Timeline, merge, part_of
@@ -92,7 +93,7 @@ class Engine:
         target_pacer = self._pacer("target", config.paces.target)
         self.executor = TorchExecutor(self.model, self.memory.slots, target_pacer)
         self.drafter = drafter or self.make_drafter(() if config.mode == "off" else config.drafters)
-        pool = SlotPool(self.memory.slots)
+        pool = SlotPool(self.memory.slots, common_window(self.model.config))
         budget = make_budget(config, self.executor, self.drafter)
         tiers = self.tiers = make_tiers(config, self.executor)
         cache = PrefixCache(pool, dropped=None if tiers is None else tiers.dropped) if config.prefix_cache else None

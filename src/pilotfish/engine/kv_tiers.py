@@ -23,14 +23,19 @@ from pilotfish.kv.host import HostStore
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.checkpoint import weight_files
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.features import common_window
 from pilotfish.model.kv_copy import copier_of
 from pilotfish.model.native import build_digest
 
 
 def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:
-    """None where none are configured. ParameterError for a directory that cannot be used, and for tiers too small."""
+    """None where none are configured. ParameterError for a directory that cannot be used, for tiers too small, and for
+    any where every layer has a window: there requests give back what tiers would have to load first."""
     if not config.kv_host_memory and config.kv_disk is None:
         return None
+    if common_window(executor.model.config):
+        field = "kv_disk" if config.kv_disk is not None else "kv_host_memory"
+        raise ParameterError(field, getattr(config, field), "none for a model whose layers all have sliding windows")
     copier = copier_of(executor.kv)
     least = math.ceil(executor.context / OBJECT_TOKENS) * copier.object_bytes
     shape, host, disk = kv_shape(config, executor), None, None

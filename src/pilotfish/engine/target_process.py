@@ -257,6 +257,7 @@ def identity_of(engine: Engine) -> Identity:
         context=engine.model.config.context,
         vocab_size=engine.model.config.vocab_size,
         kv_slots=engine.memory.slots,
+        longest=engine.worker.scheduler.longest(engine.model.config.context),
         max_requests=engine.worker.scheduler.max_requests,
         max_nodes=0 if config.mode == "off" else config.nodes,
         quantization=config.quantization,

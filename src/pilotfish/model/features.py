@@ -32,6 +32,12 @@ def layer_windows(config: Any) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in config.layer_types)
 
 
+def common_window(config: Any) -> int:
+    """Positions beyond which no layer sees; 0: some layer sees all."""
+    windows = layer_windows(config)
+    return max(windows) if all(windows) else 0
+
+
 def activation(config: Any) -> str:
     """transformers' name of the gates' activation."""
     return getattr(config, "hidden_activation", None) or config.hidden_act  # type: ignore[no-any-return]

@@ -104,11 +104,11 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
 
 def _room(body: GenerationRequest, prompt: int, target: Identity) -> int:
     """Tokens left for an output. HttpError names the prompt if there are none, else the limit that is too large."""
-    (field, asked), least, most = body.limit, body.min_tokens or 0, most_tokens(target)
+    (field, asked), least, most = body.limit, body.min_tokens or 0, target.longest
     if asked is not None and asked < 1 and not body.only_echo:
         with_echo = ", or 0 with echo" if body.output == "completion" else ""
         raise bad(field, asked, f"an integer of at least 1{with_echo}")
-    bound, left = "the context" if target.context <= target.kv_slots else "the target's KV pool", most - prompt
+    bound, left = "the context" if target.longest == target.context else "the target's KV pool", most - prompt
     if left < 1:
         problem = f"{prompt} tokens are not allowed; expected at most {most - 1}: {bound} has {most}"
         raise bad_request(body.prompt_field, problem, "context_length_exceeded")
@@ -206,11 +206,6 @@ def check_token_ids(field: str, tokens: list[int], tokenizer: Any) -> None:
     for token in tokens:
         if not 0 <= token < size:
             raise bad(field, token, f"token ids 0 to {size - 1}")
-
-
-def most_tokens(target: Identity) -> int:
-    """Tokens that the target can hold of one prompt and its output."""
-    return min(target.context, target.kv_slots)
 
 
 def kept(prompts: list[TokenizedPrompt], body: GenerationRequest, most: int) -> tuple[TokenizedPrompt, ...]:

@@ -205,7 +205,7 @@ class Api:
             raise bad_request("stream_options", "it is not allowed without stream")
         if caller.cache_salt is not None and body.cache_salt is not None:
             raise bad("cache_salt", body.cache_salt, "none, as the key has its own")
-        parts = params.kept(prompts, body, params.most_tokens(target))
+        parts = params.kept(prompts, body, target.longest)
         longest = max(len(prompt.tokens) for prompt in parts)
         return Generation(
             body=body,

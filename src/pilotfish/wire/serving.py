@@ -53,6 +53,7 @@ class Identity(Readable, frozen=True):
     context: Length  # tokens of a sequence
     vocab_size: Length
     kv_slots: Length
+    longest: Length  # tokens of a sequence that the slots can serve, `context` at most
     max_requests: Length  # sequences that run at a time
     max_nodes: Index  # of a sequence's tree; 0 in mode off
     quantization: Text = "none"  # of the weights
