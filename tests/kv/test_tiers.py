@@ -355,6 +355,24 @@ def test_what_cannot_be_written_in_time_is_given_up(make: Make, monkeypatch: pyt
     settle(tiers)
 
 
+def test_memory_that_is_short_loses_what_was_to_be_saved(
+    make: Make, pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiers, fails = make(8), [False, True]
+
+    def short() -> None:
+        if fails.pop():
+            raise MemoryError
+
+    pool.before_read = short
+    save(tiers, 1)
+    settle(tiers)
+    assert tiers.counts.saved == 0 and not tiers._saved_slots.any() and "a job failed" in caplog.text
+    save(tiers, 1)
+    settle(tiers)
+    assert tiers.worth_loading(prefix_keys(tiers.root(None), tokens_of(1)), 0) == 1
+
+
 # -- load or recompute
 
 

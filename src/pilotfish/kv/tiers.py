@@ -136,11 +136,8 @@ class KVTiers:
         self._copying = Lane("KV copying", clock)
         self._io = Lane("KV on disk", clock)
         self._event = threading.Event()  # a load may have ended
-        self._token, self._copy, self._read = (
-            Speed(clock),
-            Speed(clock, STALE),
-            Speed(clock, STALE),
-        )  # last two: objects
+        self._token = Speed(clock)  # KV of a token, computed
+        self._copy, self._read = Speed(clock, STALE), Speed(clock, STALE)  # an object, into slots and from disk
 
     # -- what is there
 
@@ -293,12 +290,16 @@ class KVTiers:
             time.sleep(WAIT)  # nobody waits for this thread but `close`
         if self._saving.get(saving.key) is not saving:
             return
-        kv = KVObject.of(saving.key, saving.tokens, self._copier.read(saving.slots))
-        with self._lock:
-            if self._saving.get(saving.key) is saving:  # or its slots may have changed while they were read
-                self._end(saving)
-                self.counts.saved += 1
-                self._keep(kv)
+        kv: KVObject | None = None
+        try:
+            kv = KVObject.of(saving.key, saving.tokens, self._copier.read(saving.slots))
+        finally:  # memory may be short
+            with self._lock:
+                if self._saving.get(saving.key) is saving:  # or its slots may have changed while they were read
+                    self._end(saving)
+                    if kv is not None:
+                        self.counts.saved += 1
+                        self._keep(kv)
 
     def _end(self, saving: Saving) -> None:
         del self._saving[saving.key]
