@@ -94,13 +94,15 @@ def _engine_of(options: BenchOptions, name: str, directory: str) -> Engine:
     on_disk = {"kv_disk": Path(directory, "kv")} if name in (DISK, SLOW_DISK) else {}
     engine = Engine(options.engine_config(**OURS[name], **on_disk))
     if name == SLOW_DISK and engine.tiers is not None and engine.tiers.disk is not None:
-        engine.tiers.disk.get = partial(_slowly, engine.tiers.disk.get)  # type: ignore[method-assign]
+        disk = engine.tiers.disk
+        for read in ("get", "try_read"):
+            setattr(disk, read, partial(_slowly, getattr(disk, read)))
     return engine
 
 
-def _slowly(get: Callable[..., KVObject | None], *arguments: Any) -> KVObject | None:
+def _slowly(read: Callable[..., KVObject | None], *arguments: Any) -> KVObject | None:
     time.sleep(SLOWNESS)
-    return get(*arguments)
+    return read(*arguments)
 
 
 def _forget(engine: Engine) -> None:

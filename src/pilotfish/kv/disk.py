@@ -96,6 +96,11 @@ class DiskStore:
             self.counts.hits += 1
         return found
 
+    def try_read(self, key: Key) -> None:
+        """Reads what `get` would, for the time that it takes; does not count as use."""
+        with suppress(OSError):
+            self._format.read(object_path(self._directory, key), key)
+
     def _read(self, key: Key, tokens: Sequence[int] | NDArray[np.integer]) -> KVObject | None:
         try:
             found = self._format.read(object_path(self._directory, key), key)

@@ -39,7 +39,7 @@ MAX_SAVING, MAX_UNWRITTEN = 256, 256 << 20
 STUCK = 1.0
 #: A load ends after so many times the seconds that computing would take, but not before `LEAST`.
 PATIENCE, LEAST = 2.0, 0.5
-#: Seconds after which a tier's measured speed says nothing any more, and it is tried again.
+#: Seconds after which a disk that was too slow to be used is measured again.
 STALE = 10.0
 #: Seconds that `wait` waits.
 WAIT = 0.002
@@ -60,24 +60,18 @@ class SlotCopier(Protocol):
 
 
 class Speed:
-    """Seconds of something, lately; None where nothing is known."""
+    """Seconds of something, lately; None before it was measured."""
 
     RATE = 0.2
 
-    def __init__(self, clock: Callable[[], float], stale: float = math.inf) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._stale = stale
-        self._seconds: float | None = None
-        self._at = 0.0
+        self.seconds: float | None = None
+        self.measured_at = -math.inf
 
     def observe(self, seconds: float) -> None:
-        known = self.seconds
-        self._seconds = seconds if known is None else known + self.RATE * (seconds - known)
-        self._at = self._clock()
-
-    @property
-    def seconds(self) -> float | None:
-        return self._seconds if self._clock() - self._at < self._stale else None
+        self.seconds = seconds if self.seconds is None else self.seconds + self.RATE * (seconds - self.seconds)
+        self.measured_at = self._clock()
 
 
 @dataclass(eq=False)
@@ -137,7 +131,7 @@ class KVTiers:
         self._io = Lane("KV on disk", clock)
         self._event = threading.Event()  # a load may have ended
         self._token = Speed(clock)  # KV of a token, computed
-        self._copy, self._read = Speed(clock, STALE), Speed(clock, STALE)  # an object, into slots and from disk
+        self._copy, self._read = Speed(clock), Speed(clock)  # an object, into slots and from disk
 
     # -- what is there
 
@@ -158,7 +152,21 @@ class KVTiers:
             if gain > best:
                 best, count = gain, place
         self.counts.recomputed += there - count
+        if count < there:
+            self._measure_again(keys[count])
         return count
+
+    def _measure_again(self, key: Key) -> None:
+        """Its disk may have become quicker."""
+        if self.disk is not None and self._on_disk(key) and self._clock() - self._read.measured_at > STALE:
+            self._read.measured_at = self._clock()
+            self._io.put(IDLE, partial(self._try_read, self.disk, key))
+
+    def _try_read(self, disk: DiskStore, key: Key) -> None:
+        """On the disk's thread."""
+        began = self._clock()
+        disk.try_read(key)
+        self._read.observe(self._clock() - began)
 
     def _load_seconds(self, key: Key) -> float | None:
         """What an object takes, as far as is known; None where it is not."""
@@ -290,9 +298,10 @@ class KVTiers:
             time.sleep(WAIT)  # nobody waits for this thread but `close`
         if self._saving.get(saving.key) is not saving:
             return
-        kv: KVObject | None = None
+        kv, began = None, self._clock()
         try:
             kv = KVObject.of(saving.key, saving.tokens, self._copier.read(saving.slots))
+            self._copy.observe(self._clock() - began)  # about as long as back
         finally:  # memory may be short
             with self._lock:
                 if self._saving.get(saving.key) is saving:  # or its slots may have changed while they were read
