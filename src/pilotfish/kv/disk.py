@@ -81,6 +81,12 @@ class DiskStore:
             return key in self._keys
 
     @property
+    def newest(self) -> Key | None:
+        """The key used last."""
+        with self._lock:
+            return next(reversed(self._keys), None)
+
+    @property
     def bytes_used(self) -> int:
         with self._lock:
             return (len(self._keys) + len(self._stuck)) * self._format.file_bytes

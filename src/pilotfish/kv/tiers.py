@@ -38,7 +38,7 @@ MAX_SAVING, MAX_UNWRITTEN = 256, 256 << 20
 #: Seconds after which whatever the disk does is taken for hung.
 STUCK = 1.0
 #: A load ends after so many times the seconds that computing would take, but not before `LEAST`.
-PATIENCE, LEAST = 2.0, 0.5
+PATIENCE, LEAST = 2.0, 0.1
 #: Seconds after which a disk that was too slow to be used is measured again.
 STALE = 10.0
 #: Seconds that `wait` waits.
@@ -132,6 +132,8 @@ class KVTiers:
         self._event = threading.Event()  # a load may have ended
         self._token = Speed(clock)  # KV of a token, computed
         self._copy, self._read = Speed(clock), Speed(clock)  # an object, into slots and from disk
+        if disk is not None and (known := disk.newest) is not None:
+            self._io.put(IDLE, partial(self._try_read, disk, known))
 
     # -- what is there
 
@@ -333,6 +335,8 @@ class KVTiers:
         try:
             if self.disk is not None:
                 self.disk.put(kv)
+                if self._read.seconds is None:
+                    self._try_read(self.disk, kv.key)
         finally:
             with self._lock:
                 del self._unwritten[kv.key]
