@@ -140,7 +140,7 @@ class EngineConfig:
         float, machine("KV kept in host memory beyond the pool; 0: none.", 0, 1 << 20, names=KV_HOST, unit="GiB")
     ] = 0.0
     kv_disk: Annotated[Path, machine("A directory for KV, kept beyond restarts.")] | None = None
-    kv_disk_size: Annotated[float, machine("Of what is in it, at most.", 0, 1 << 20, unit="GiB")] = 16.0
+    kv_disk_size: Annotated[float, machine("Of what is in it, at most.", 0, 1 << 20, unit="GiB", shown="16")] = 0.0
     eager: Annotated[bool, machine("The reference: plain torch operations, no C++ kernels.")] = False
     max_requests: Annotated[
         int, limit("Sequences that run at a time.", 1, 1 << 12, names=("--max-requests", "--max-num-seqs"))
@@ -159,6 +159,8 @@ class EngineConfig:
         for name in ("kv_host_memory", "kv_disk"):
             if getattr(self, name) and not self.prefix_cache:
                 raise ParameterError("prefix_cache", False, f"true with {name}")
+        if self.kv_disk_size and self.kv_disk is None:
+            raise ParameterError("kv_disk_size", self.kv_disk_size, "0 without kv_disk")
         parse_cores(self.cores)
         Paces.parse(self.pace)
         if self.trace is not None and not self.trace.parent.is_dir():
@@ -191,7 +193,7 @@ class EngineConfig:
         """For the process of a draft worker, whose parent has placed it on its cores."""
         assert self.draft is not None  # as in every mode that starts one
         own: dict[str, Any] = {"cores": "", "threads": 0, "max_model_len": 0, "max_rows": EngineConfig.max_rows}
-        own |= {"kv_host_memory": 0.0, "kv_disk": None}
+        own |= {"kv_host_memory": 0.0, "kv_disk": None, "kv_disk_size": 0.0}
         return replace(self, target=self.draft, draft=None, mode="off", **own)
 
     @property

@@ -84,3 +84,7 @@ def test_what_can_be_is_used_and_told_of(generate: Run, tmp_path: Path) -> None:
     result = generate("--prompt", "def f(x):", "--kv-disk", tmp_path / "kv", "--kv-offloading-size", "0.1")
     assert (result.code, result.stderr) == (0, "") and result.rows[0]["stats"]["cached_by_tier"] == {}
     assert (tmp_path / "kv" / "manifest.json").is_file()
+
+
+def test_a_size_of_no_directory(generate: Run) -> None:
+    assert line(generate, "--kv-disk-size", "3") == "kv_disk_size: 3.0 is not allowed; expected 0 without kv_disk"

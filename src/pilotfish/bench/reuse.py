@@ -32,8 +32,8 @@ OURS: dict[str, dict[str, Any]] = {
     OFF: {"prefix_cache": False},
     "device": {"prefix_cache": True},
     HOST: {"prefix_cache": True, "kv_host_memory": 2.0},
-    DISK: {"prefix_cache": True, "kv_disk_size": 2.0},
-    SLOW_DISK: {"prefix_cache": True, "kv_disk_size": 2.0},
+    DISK: {"prefix_cache": True},
+    SLOW_DISK: {"prefix_cache": True},
 }
 #: Seconds that a slow disk takes for an object on top of its own, and that any may take to be written.
 SLOWNESS, WRITTEN = 0.2, 60.0

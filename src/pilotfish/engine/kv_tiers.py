@@ -27,6 +27,9 @@ from pilotfish.model.features import common_window
 from pilotfish.model.kv_copy import copier_of
 from pilotfish.model.native import build_digest
 
+#: GiB on disk, where no size is given.
+DISK_SIZE = 16.0
+
 
 def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:
     """None where none are configured. ParameterError for a directory that cannot be used, for tiers too small, and for
@@ -42,7 +45,7 @@ def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:
     if config.kv_host_memory:
         host = HostStore(_bytes("kv_host_memory", config.kv_host_memory, least, executor.context), copier.object_bytes)
     if config.kv_disk is not None:
-        size = _bytes("kv_disk_size", config.kv_disk_size, least, executor.context)
+        size = _bytes("kv_disk_size", config.kv_disk_size or DISK_SIZE, least, executor.context)
         disk = DiskStore(config.kv_disk, size, shape, copier.object_bytes)
     return KVTiers(copier, executor.num_slots, shape, host, disk)
 
