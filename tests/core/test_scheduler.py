@@ -12,17 +12,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support import random_guesses
 from trees import trees_of
 
-from pilotfish.core import prefix_keys, tiers
+from pilotfish.core import prefix_keys, tiers, waiting
 from pilotfish.core import scheduler as scheduler_module
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.prefix_keys import Key, root_key
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import MAX_PASSED_OVER, Scheduler
+from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool, Slots
 from pilotfish.core.step import Step
 from pilotfish.core.tiers import Load
 from pilotfish.core.tree import ROOT, Forest, Guesses, Ints, TokenTree
+from pilotfish.core.waiting import MAX_PASSED_OVER
 from pilotfish.errors import PromptError
 
 VOCAB = 5
@@ -327,7 +328,7 @@ SMALL = 4
 @pytest.fixture(scope="module", autouse=True)
 def _small_objects() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (prefix_keys, tiers, scheduler_module):
+        for module in (prefix_keys, tiers, scheduler_module, waiting):
             patch.setattr(module, "OBJECT_TOKENS", SMALL)
         yield
 

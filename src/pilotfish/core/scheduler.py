@@ -6,9 +6,7 @@ or its last token) and a tree of guesses below the last one, maybe empty. A step
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
-from itertools import islice, takewhile
 
 import numpy as np
 
@@ -19,13 +17,12 @@ from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots, present
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
 from pilotfish.core.tiers import DEVICE, Load, Tiers, load_of, save_all, save_coldest
 from pilotfish.core.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
+from pilotfish.core.waiting import WaitingRequests
 from pilotfish.errors import EngineError, PromptError
 
 #: Tokens that a request may grow, with everyone else standing still, before it can be short of slots: a step's
 #: worth for most trees. More keeps slots idle, fewer admits what is soon preempted.
 HEADROOM = 64
-#: The first in the queue, of whom one may be admitted before the others, and how often that may happen to one of those.
-CANDIDATES, MAX_PASSED_OVER = 16, 8
 #: Steps for whose slots the cache's coldest KV is in tiers before it is evicted.
 SAVED_STEPS = 4
 
@@ -68,10 +65,9 @@ class Scheduler:
         self.max_rows = max_rows
         self.max_requests = min(max_requests, max_rows)  # so that each running request gets a row
         self.headroom = HEADROOM
-        self.waiting: deque[Request] = deque()
+        self.waiting = WaitingRequests(None if cache is None else self._num_known)
         self.running: list[Request] = []
         self.preemptions = 0
-        self._chosen: Request | None = None  # who is admitted next, as soon as its slots are there
 
     def add(self, request: Request) -> None:
         """Queue a request; PromptError when the pool could never hold it."""
@@ -80,7 +76,7 @@ class Scheduler:
                 f"prompt: {request.num_prompt_tokens} tokens and max_tokens {request.params.max_tokens} "
                 f"need {self.most(request)} KV slots; the pool has {self.pool.capacity}"
             )
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def most(self, request: Request) -> int:
         """Slots that it may hold at a time: of all its tokens or, with a window, of those that its next row sees and of
@@ -98,7 +94,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(len(self.waiting) or self.running)
 
     # -- what goes into the next forward
 
@@ -159,7 +155,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_requests:
-            request = self._chosen = self._chosen or self._choose()
+            request = self.waiting.next()
             known = self._known(request)
             pending = sum(self._missing(r) for r in self.running if not r.reserved)
             again, most = bool(request.stats.preemptions), self.most(request)
@@ -172,17 +168,8 @@ class Scheduler:
             request.add_slots(known)
             request.stats.cached_by_tier = {DEVICE: len(known)} if len(known) else {}
             self._load(request)
-            self._begin(request)
-
-    def _choose(self) -> Request:
-        """Who is admitted next: of the first in the queue the one with most KV in the cache, while it is there; the
-        oldest, where that makes little difference, has come back, or was passed over often enough."""
-        oldest = self.waiting[0]
-        if self.cache is None or oldest.stats.preemptions or oldest.passed_over == MAX_PASSED_OVER:
-            return oldest
-        known = {request: self._num_known(request) for request in islice(self.waiting, CANDIDATES)}
-        best = max(known, key=lambda request: known[request])
-        return best if known[best] >= known[oldest] + OBJECT_TOKENS else oldest
+            self.waiting.take(request)
+            self.running.append(request)
 
     def _num_known(self, request: Request) -> int:
         if self._first_of_group(request) is not None:
@@ -190,13 +177,6 @@ class Scheduler:
         if self.cache is None or not request.num_shareable:
             return 0
         return self.cache.num_known(request.cache_salt, request.tokens[:-1])
-
-    def _begin(self, request: Request) -> None:
-        for passed_over in takewhile(lambda other: other is not request, self.waiting):
-            passed_over.passed_over += 1
-        self.waiting.remove(request)
-        self.running.append(request)
-        self._chosen = None
 
     def _load(self, request: Request) -> None:
         """Have tiers bring what they know of the tokens that follow those a request has KV of."""
@@ -270,8 +250,7 @@ class Scheduler:
         self._retire(request)
         request.restart()
         self.preemptions += 1
-        self.waiting.appendleft(request)
-        self._chosen = None
+        self.waiting.put_first(request)
         return request
 
     def _unclaimed(self) -> int:
@@ -376,7 +355,6 @@ class Scheduler:
         request.finish_reason = request.finish_reason or FinishReason.ABORT
         if request in self.waiting:
             self.waiting.remove(request)
-            self._chosen = None
         elif request in self.running:
             self._retire(request)
 
