@@ -21,7 +21,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool, Slots
 from pilotfish.core.step import Step
-from pilotfish.core.tiers import Load
+from pilotfish.core.tiers import KVLoad
 from pilotfish.core.tree import ROOT, Forest, Guesses, Ints, TokenTree
 from pilotfish.core.waiting import MAX_PASSED_OVER
 from pilotfish.errors import PromptError
@@ -265,7 +265,7 @@ class RandomTiers:
         self.rng, self.written = rng, written
         self.stored: dict[Key, list[tuple[str | None, tuple[int, ...]]]] = {}
         self.saving: list[tuple[Key, list[int]]] = []
-        self.loading: list[Load] = []
+        self.loading: list[KVLoad] = []
         self.loaded = 0  # tokens
 
     def root(self, salt: str | None) -> Key:
@@ -276,7 +276,7 @@ class RandomTiers:
         known = next((place for place, key in enumerate(keys) if key not in self.stored), len(keys))
         return known if self.rng.random() < 0.8 else int(self.rng.integers(known + 1))
 
-    def load(self, load: Load) -> None:
+    def load(self, load: KVLoad) -> None:
         assert load.count is None
         self.loading.append(load)
 
@@ -290,7 +290,7 @@ class RandomTiers:
         for load in [load for load in self.loading if self.rng.random() < 0.2]:
             self.cancel(load)
 
-    def cancel(self, load: Load) -> None:
+    def cancel(self, load: KVLoad) -> None:
         self.loading.remove(load)
         there = next((place for place, key in enumerate(load.keys) if key not in self.stored), len(load.keys))
         if self.rng.random() < 0.3:

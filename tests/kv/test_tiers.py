@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pilotfish.core.prefix_keys import OBJECT_TOKENS, prefix_keys
 from pilotfish.core.slots import Slots
-from pilotfish.core.tiers import Load
+from pilotfish.core.tiers import KVLoad
 from pilotfish.kv import tiers as module
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
@@ -111,16 +111,16 @@ def settle(tiers: KVTiers) -> None:
     eventually(lambda: not tiers._saving and not tiers._unwritten)
 
 
-def begin(tiers: KVTiers, objects: int, skipped: int = 0, first: int = 0, salt: str | None = None) -> Load:
+def begin(tiers: KVTiers, objects: int, skipped: int = 0, first: int = 0, salt: str | None = None) -> KVLoad:
     """A load into slots that are far from those that are saved."""
     tokens = tokens_of(objects, first)
     slots = slots_of(objects, 20)[skipped:]
-    load = Load(prefix_keys(tiers.root(salt), tokens), tokens, slots)
+    load = KVLoad(prefix_keys(tiers.root(salt), tokens), tokens, slots)
     tiers.load(load)
     return load
 
 
-def finish(tiers: KVTiers, load: Load) -> int:
+def finish(tiers: KVTiers, load: KVLoad) -> int:
     def ended() -> bool:
         tiers.wait()
         tiers.poll()
@@ -131,7 +131,7 @@ def finish(tiers: KVTiers, load: Load) -> int:
     return load.count
 
 
-def assert_loaded(pool: Pool, load: Load, objects: int, at: int = 0) -> None:
+def assert_loaded(pool: Pool, load: KVLoad, objects: int, at: int = 0) -> None:
     """What arrived is what was in the slots that were saved."""
     saved = pool.content[slots_of(objects, at)][-len(load.slots) :]
     assert load.count is not None

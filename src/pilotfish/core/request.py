@@ -12,7 +12,7 @@ import numpy as np
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import GONE, Slots
-from pilotfish.core.tiers import Load
+from pilotfish.core.tiers import KVLoad
 from pilotfish.errors import ParameterError
 
 MAX_SALT_LENGTH = 256
@@ -120,7 +120,7 @@ class Request:
         self.passed_over = 0  # how many that came later were admitted before it
         self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
         self.slots: Slots = np.zeros(self.max_length, dtype=np.int32)
-        self.load: Load | None = None  # of KV from tiers; it gets no rows meanwhile
+        self.load: KVLoad | None = None  # of KV from tiers; it gets no rows meanwhile
         self.finish_reason: FinishReason | None = None
         self.stats = RequestStats()
 

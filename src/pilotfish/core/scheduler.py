@@ -15,7 +15,7 @@ from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots, present
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
-from pilotfish.core.tiers import DEVICE, Load, Tiers, load_of, save_all, save_coldest
+from pilotfish.core.tiers import DEVICE, KVLoad, Tiers, load_of, save_all, save_coldest
 from pilotfish.core.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.core.waiting import WaitingRequests
 from pilotfish.errors import EngineError, PromptError
@@ -186,7 +186,7 @@ class Scheduler:
         keys, tokens = load_of(request.tokens[:-1], first, root, self.tiers)
         if keys:
             end = first // OBJECT_TOKENS * OBJECT_TOKENS + len(tokens)
-            request.load = Load(keys, tokens, self._take(end - first))
+            request.load = KVLoad(keys, tokens, self._take(end - first))
             self.tiers.load(request.load)
 
     def _end_loads(self) -> None:

@@ -54,7 +54,7 @@ class TierUse:
 
 
 @dataclass(eq=False)
-class Load:
+class KVLoad:
     """KV on its way into slots that a request owns.
 
     position   0 ..........................
@@ -100,13 +100,13 @@ class Tiers(Protocol):
         """How many of these objects, from the first on, are there and quicker to load than to compute. Of the first
         one `skipped` tokens are not needed."""
 
-    def load(self, load: Load) -> None:
+    def load(self, load: KVLoad) -> None:
         """Begin to fill its slots."""
 
     def poll(self) -> None:
         """Loads that have ended, or take too long, get their `count`; nobody writes to their slots any more."""
 
-    def cancel(self, load: Load) -> None:
+    def cancel(self, load: KVLoad) -> None:
         """It has its `count` when this returns."""
 
     def save(self, key: Key, tokens: Ints, slots: Slots) -> None:

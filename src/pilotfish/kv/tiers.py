@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pilotfish.core.prefix_keys import OBJECT_TOKENS, Key, root_key
 from pilotfish.core.slots import Slots
-from pilotfish.core.tiers import DISK, HOST, Load, TierCounts, TierUse
+from pilotfish.core.tiers import DISK, HOST, KVLoad, TierCounts, TierUse
 from pilotfish.core.tree import Ints
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
@@ -78,7 +78,7 @@ class Speed:
 class Transfer:
     """A load under way."""
 
-    load: Load
+    load: KVLoad
     began: float
     deadline: float
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -126,7 +126,7 @@ class KVTiers:
         self._most_saving = MAX_SAVING
         self._most_unwritten = max(1, MAX_UNWRITTEN // copier.object_bytes)
         self._closes_at: float | None = None  # None: it is open
-        self._transfers: dict[Load, Transfer] = {}
+        self._transfers: dict[KVLoad, Transfer] = {}
         self._copying = Lane("KV copying", clock)
         self._io = Lane("KV on disk", clock)
         self._event = threading.Event()  # a load may have ended
@@ -188,7 +188,7 @@ class KVTiers:
 
     # -- loading
 
-    def load(self, load: Load) -> None:
+    def load(self, load: KVLoad) -> None:
         began, token = self._clock(), self._token.seconds
         patience = STUCK if token is None else PATIENCE * token * len(load.slots)
         transfer = self._transfers[load] = Transfer(load, began, began + max(patience, LEAST))
@@ -207,7 +207,7 @@ class KVTiers:
                 self.counts.late += late and not transfer.settled
                 self.cancel(transfer.load)
 
-    def cancel(self, load: Load) -> None:
+    def cancel(self, load: KVLoad) -> None:
         transfer = self._transfers.pop(load)
         transfer.ended = True  # before the lock is had: no other object comes first
         with transfer.lock:
