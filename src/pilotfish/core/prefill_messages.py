@@ -65,7 +65,7 @@ class Welcome(Readable, tag="welcome", frozen=True):
     identity: KVIdentity
     model: Text
     context: Length  # tokens of the longest sequence that it takes
-    mac_key: Annotated[bytes, Meta(min_length=MAC_KEY_BYTES, max_length=KEY_BYTES)]
+    mac_key: Annotated[bytes, Meta(min_length=MAC_KEY_BYTES, max_length=MAC_KEY_BYTES)]
     lease: Seconds  # that a hand-over lives after its last renewal
     segment_bytes: Length  # of its largest segment
     shared_memory: SharedMemory | None = None
