@@ -46,12 +46,14 @@ def test_devices_are_counted(text: str, count: int) -> None:
     assert Pace.parse(f"llama-3.1-8b@{text}").seconds(1) == step_seconds(model, device, count, 1)
 
 
-def test_either_or_both_may_be_paced() -> None:
-    target, draft = Pace.parse("10.4ms"), Pace.parse("1:2ms/64:3ms")
+def test_any_roles_may_be_paced() -> None:
+    target, draft, prefill = Pace.parse("10.4ms"), Pace.parse("1:2ms/64:3ms"), Pace.parse("1:8ms/2048:90ms")
     assert Paces.parse("") == Paces()
     assert Paces.parse("target=10.4ms") == Paces(target)
     assert Paces.parse("draft=1:2ms/64:3ms") == Paces(draft=draft)
     assert Paces.parse("draft=1:2ms/64:3ms,target=10.4ms") == Paces(target, draft)
+    assert Paces.parse("prefill=1:8ms/2048:90ms") == Paces(prefill=prefill)
+    assert Paces.parse("prefill=1:8ms/2048:90ms,target=10.4ms") == Paces(target, prefill=prefill)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,7 @@ def test_either_or_both_may_be_paced() -> None:
         "target=1ms,",
         "target=1ms,target=2ms",
         "verify=1ms",
+        "prefill=1ms,prefill=1ms",
         "target=1ms;draft=1ms",
         "target=1:1ms/",
         "target=0:1ms",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,9 @@ from pilotfish.plan.cost import DEVICES, MODELS, devices_needed, step_seconds
 FLAT_ROWS = 64
 MAX_ROWS = 1 << 16
 
-_FORMS = "target=PACE, draft=PACE or both, a PACE as in 10.4ms, 1:10.4ms/256:20ms or llama-3.1-70b@h200x4"
+_FORMS = (
+    "target=PACE, draft=PACE, prefill=PACE or several, a PACE as in 10.4ms, 1:10.4ms/256:20ms or llama-3.1-70b@h200x4"
+)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _TIME = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(us|ms|s)")
 _DEVICES = re.compile(r"(.*?)(?:x([1-9][0-9]{0,3}))?", re.DOTALL)  # matches whatever there is
@@ -56,15 +58,17 @@ class Pace:
 class Paces:
     target: Pace | None = None  # None: as fast as the device itself
     draft: Pace | None = None
+    prefill: Pace | None = None  # of prefill workers, which run the target's model
 
     @classmethod
     def parse(cls, text: str) -> Paces:
-        """`target=PACE`, `draft=PACE`, both joined by a comma, or "". ParameterError naming `pace`."""
+        """`target=PACE`, `draft=PACE`, `prefill=PACE`, several of them joined by commas, or "". ParameterError naming
+        `pace`."""
         if text == "":
             return cls()
         parts = [part.partition("=") for part in text.split(",")] if isinstance(text, str) else []
         given = {role: pace for role, _, pace in parts}
-        if not given or len(given) < len(parts) or not given.keys() <= {"target", "draft"}:
+        if not given or len(given) < len(parts) or not given.keys() <= {one.name for one in fields(cls)}:
             raise ParameterError("pace", text, _FORMS)
         return cls(**{role: Pace.parse(pace) for role, pace in given.items()})
 
