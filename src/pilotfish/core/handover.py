@@ -7,10 +7,50 @@ position   0 ............ first ......................... n │ last
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pilotfish.core.slots import Slots
+
+#: How a hand-over ends that has brought all its tokens.
+WHOLE = "whole"
+
+
+@dataclass
+class HandOverReport:
+    """What a hand-over took and brought; parts of its time, in seconds, that are not known are 0.
+
+    began ├── queued ──┼────────── computing ──────────┼─ exposed ─┤ began + seconds
+          ├───────── arriving ─────────┼─ segments come ───────────┤
+    """
+
+    pool: str = ""  # that computes it
+    transport: str = ""  # how its segments are read
+    outcome: str = ""  # WHOLE, or in a word why it ended earlier
+    began: float = 0.0  # a moment of the target's clock
+    seconds: float = 0.0  # from its beginning to its end
+    queued: float = 0.0  # that it waited at the pool
+    computing: float = 0.0  # from its first row there to its last
+    arriving: float = 0.0  # from its beginning to its first segment
+    transfer: float = 0.0  # of work: reading its segments, checking them, writing them into slots
+    size: int = 0  # bytes that came
+    tokens: int = 0  # that came
+    cached: int = 0  # tokens of the sequence whose KV the pool had already
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that the transfer, and the messages, took on top of waiting and computing."""
+        return max(self.seconds - self.queued - self.computing, 0.0) if self.outcome == WHOLE else 0.0
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of the transfer that passed while the pool computed, at least."""
+        return max(self.transfer - self.exposed, 0.0) if self.outcome == WHOLE else 0.0
+
+    @property
+    def lost(self) -> float:
+        """All its seconds if it ended early: for what came of it they would have been fewer."""
+        return 0.0 if self.outcome == WHOLE else self.seconds
 
 
 @dataclass(eq=False)
@@ -21,26 +61,40 @@ class HandOver:
     slots: Slots  # [n], of the last n tokens
     salt: str | None = None
     count: int | None = None  # of `slots`, how many first ones have their KV; None: it is on its way
-    pool: str = ""  # that computes it
-    queued: float = 0.0  # seconds that it waited there
-    computing: float = 0.0  # seconds from its first row there to its last
-    seconds: float = 0.0  # from its beginning to its end
-    size: int = 0  # bytes that came
-    cached: int = 0  # tokens of the sequence whose KV the pool had already
+    report: HandOverReport = field(default_factory=HandOverReport)
 
     @property
     def first(self) -> int:
         """The first token that is handed over."""
         return len(self.tokens) - len(self.slots)
 
-    @property
-    def exposed(self) -> float:
-        """Seconds that the transfer, and the messages, took on top of waiting and computing."""
-        return max(self.seconds - self.queued - self.computing, 0.0)
+    def end(self, count: int, outcome: str, now: float) -> None:
+        """It has ended with its first `count` tokens."""
+        self.count = self.report.tokens = count
+        self.report.outcome = outcome
+        self.report.seconds = now - self.report.began
 
     def count_by_tier(self) -> Mapping[str, int]:
         """Nothing that it brings was there before."""
         return {}
+
+
+@dataclass
+class HandOverTotals:
+    """Of the hand-overs by one transport that have ended, since the start."""
+
+    outcomes: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    size: int = 0  # bytes
+    transfer: float = 0.0  # seconds of work
+    hidden: float = 0.0  # of them, that passed while the pool computed, at least
+
+    def add(self, report: HandOverReport) -> None:
+        self.outcomes[report.outcome] = self.outcomes.get(report.outcome, 0) + 1
+        self.tokens += report.tokens
+        self.size += report.size
+        self.transfer += report.transfer
+        self.hidden += report.hidden
 
 
 class Prefills(Protocol):
