@@ -249,15 +249,15 @@ ToTarget: TypeAlias = Tree | Resync | Refuse | Load
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A message that a session machine has for a peer."""
+    """A message that a machine has for a peer."""
 
     peer: Peer
-    message: ToDraft | ToTarget
+    message: Struct
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A line that a session machine has for the log."""
+    """A line that a machine has for the log."""
 
     level: int  # of `logging`
     text: str

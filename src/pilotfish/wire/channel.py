@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from pilotfish.core.messages import MAX_FRAME, Outgoing, Peer, ToDraft, ToTarget, Tree
+from pilotfish.core.prefill_messages import FromPrefill, ToPrefill
 from pilotfish.errors import WireError
 from pilotfish.wire.endpoints import Endpoint
 
@@ -46,6 +47,8 @@ _BETWEEN_HOSTS = {
 Message = TypeVar("Message")
 _to_draft: msgspec.msgpack.Decoder[ToDraft] = msgspec.msgpack.Decoder(ToDraft)
 _to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
+_to_prefill: msgspec.msgpack.Decoder[ToPrefill] = msgspec.msgpack.Decoder(ToPrefill)
+_from_prefill: msgspec.msgpack.Decoder[FromPrefill] = msgspec.msgpack.Decoder(FromPrefill)
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -70,6 +73,14 @@ def decode_to_target(frame: bytes) -> ToTarget:
     ):
         raise WireError("tree: ids, parents, tokens and scores differ in length")
     return message
+
+
+def decode_to_prefill(frame: bytes) -> ToPrefill:
+    return decoded(_to_prefill, frame)
+
+
+def decode_from_prefill(frame: bytes) -> FromPrefill:
+    return decoded(_from_prefill, frame)
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: bytes) -> Message:
