@@ -34,6 +34,7 @@ MIN_TARGET_TIMEOUT = 2.0
 #: Groups of options in the help of commands.
 speculation = partial(option, panel="Speculation")
 elsewhere = partial(option, panel="Drafts in processes of their own (--mode async)")
+ahead = partial(option, panel="Prefill in processes of its own")
 machine = partial(option, panel="Device and memory")
 limit = partial(option, panel="How much at a time")
 timeout = partial(option, panel="How long", above=0, high=86400, unit="seconds")
@@ -73,11 +74,31 @@ def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
     return frozenset(chosen)
 
 
+def least_sent(text: str) -> int | None:
+    """Tokens from which on a prompt is computed by a prefill worker; None: auto. ParameterError for what is neither."""
+    if text == "auto":
+        return None
+    try:
+        return count("prefill_threshold", text)
+    except ParameterError as error:
+        allowed = "auto, or a number of tokens, as in 2048 or 2K"
+        raise ParameterError("prefill_threshold", text, allowed) from error
+
+
 def model_name(directory: Path) -> str:
     """Name of a model in messages and metrics: its directory's name after that of the directory around it."""
     return "/".join(directory.resolve().parts[-2:])
 
 
+#: Fields of a worker that has neither tiers nor workers or pools of its own.
+ALONE: Any = {
+    "kv_host_memory": 0.0,
+    "kv_disk": None,
+    "kv_disk_size": 0.0,
+    "draft_pool": (),
+    "prefill_pool": (),
+    "prefill_workers": 0,
+}
 #: Ours, and vLLM's.
 KV_DTYPE = ("--kv-dtype", "--kv-cache-dtype")
 KV_HOST = ("--kv-host-memory", "--kv-offloading-size")
@@ -95,6 +116,9 @@ class EngineConfig:
     suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept). In async the draft grows
     up to `wanted` nodes of a sequence. `budget` auto spends of `nodes` and `levels` what pays by measured costs, down
     to plain decoding; fixed spends all of it, always.
+
+    KV of long prompts is computed by `prefill_workers` processes on `prefill_cores`, or by the pools that listen at
+    `prefill_pool`, where that is sooner or, with a number as `prefill_threshold`, where so many tokens lack it.
 
     `kv_slots` and `memory` bind each process that has a model. Where both are 0 the KV pool holds what `max_requests`
     sequences can use, within most of the memory that is available. `eager` runs transformers' own torch operations.
@@ -129,6 +153,18 @@ class EngineConfig:
     ] = ()
     draft_optional: Annotated[bool, elsewhere("Serve without a pool that fails.")] = False
     insecure: Annotated[bool, elsewhere("Use pools on other hosts without keys.")] = False
+    prefill_workers: Annotated[int, ahead("Processes that compute KV of prompts.", 0, 64)] = 0
+    prefill_cores: Annotated[str, ahead("Their cores.", shown="half of the target's")] = ""
+    prefill_pool: Annotated[
+        tuple[str, ...], ahead("Pools instead: ipc://… or tcp://…, joined by ,", parse=separated(","))
+    ] = ()
+    prefill_threshold: Annotated[
+        str, ahead("Tokens without KV from which on a prompt goes there; auto: as measured.", metavar="TOKENS")
+    ] = "auto"
+    prefill_key: Annotated[Path, ahead("This target's key file, for pools with keys.")] | None = None
+    prefill_pool_key: Annotated[
+        tuple[str, ...], ahead("The pools' public keys, joined by a space.", parse=separated(None))
+    ] = ()
     quantization: Annotated[Quantization, machine("Weights: none, int8, or fp8 on CUDA.")] = "none"
     kv_dtype: Annotated[KVDType, machine("KV: int8, fp8 on CUDA, or auto: as --dtype.", names=KV_DTYPE)] = "auto"
     device: Annotated[str, machine("cpu, or cuda where there is one.")] = "cpu"
@@ -165,6 +201,9 @@ class EngineConfig:
         if self.kv_disk_size and self.kv_disk is None:
             raise ParameterError("kv_disk_size", self.kv_disk_size, "0 without kv_disk")
         parse_cores(self.cores)
+        if self.prefill_pool and self.prefill_workers:
+            raise ParameterError("prefill_workers", self.prefill_workers, "0 with prefill_pool")
+        least_sent(self.prefill_threshold)
         Paces.parse(self.pace)
         if self.trace is not None and not self.trace.parent.is_dir():
             raise ParameterError("trace", str(self.trace), "a file in a directory that exists")
@@ -196,8 +235,17 @@ class EngineConfig:
         """For the process of a draft worker, whose parent has placed it on its cores."""
         assert self.draft is not None  # as in every mode that starts one
         own: dict[str, Any] = {"cores": "", "threads": 0, "max_model_len": 0, "max_rows": EngineConfig.max_rows}
-        own |= {"kv_host_memory": 0.0, "kv_disk": None, "kv_disk_size": 0.0}
-        return replace(self, target=self.draft, draft=None, mode="off", **own)
+        return replace(self, target=self.draft, draft=None, mode="off", **own, **ALONE)
+
+    @property
+    def of_prefill(self) -> EngineConfig:
+        """For the process of a prefill worker, likewise."""
+        return replace(self, draft=None, mode="off", cores="", threads=0, **ALONE)
+
+    @property
+    def prefills_elsewhere(self) -> bool:
+        """Whether prefill workers compute KV of prompts."""
+        return bool(self.prefill_pool or self.prefill_workers)
 
     @property
     def num_threads(self) -> int:

@@ -5,27 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import platform
-from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
-from pathlib import Path
 
-import torch
-import transformers
+import msgspec
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.engine.kv_identity import kv_facts, weights_digests
 from pilotfish.engine.memory import GIB
 from pilotfish.errors import ParameterError
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
 from pilotfish.kv.tiers import KVTiers
-from pilotfish.model.checkpoint import weight_files
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.features import common_window
-from pilotfish.model.kv_copy import copier_of
-from pilotfish.model.native import build_digest
+from pilotfish.model.kv_copy import copier_of, layout_of
 
 #: GiB on disk, where no size is given.
 DISK_SIZE = 16.0
@@ -59,44 +52,8 @@ def _bytes(field: str, given: float, least: int, context: int) -> int:
 
 
 def kv_shape(config: EngineConfig, executor: TorchExecutor) -> bytes:
-    """Digest of all that the bits of KV follow from, but for the tokens. Weights count in full if KV outlives this
-    process."""
-    model = executor.model
-    facts = {
-        "pilotfish": metadata.version("pilotfish"),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "runs on": _operations(executor),
-        "eager": config.eager,
-        "model": model.config.to_dict(),
-        "weights": [] if config.kv_disk is None else weights_digests(config.target),
-        "dtype": str(model.dtype),
-        "quantization": config.quantization,
-        "object tokens": OBJECT_TOKENS,
-        "planes": [[[str(plane.dtype), *plane.shape[1:]] for plane in layer] for layer in executor.kv],
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
-
-
-def _operations(executor: TorchExecutor) -> str:
-    """Whose instructions: bits differ between them."""
-    if executor.model.device.type == "cuda":
-        return torch.cuda.get_device_name(executor.model.device)
-    return build_digest() if executor.model.native else f"{platform.machine()} {_processor()}"
-
-
-def _processor() -> str:
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text().splitlines() if known.is_file() else []
-    return "\n".join(line for line in dict.fromkeys(lines) if line.startswith(("model name", "flags", "Features")))
-
-
-def weights_digests(directory: Path) -> list[str]:
-    """Of every weight file, all of it."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(_file_digest, weight_files(directory)))
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Digest of all that the bits of KV follow from, but for the tokens, and of how an object holds them. Weights count
+    in full if KV outlives this process."""
+    weights = [] if config.kv_disk is None else weights_digests(config.target)
+    facts, layout = kv_facts(config, executor), msgspec.to_builtins(layout_of(executor.kv))
+    return hashlib.sha256(json.dumps([facts, weights, OBJECT_TOKENS, layout], sort_keys=True).encode()).digest()

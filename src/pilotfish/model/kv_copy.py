@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.segments import KVLayout
 from pilotfish.core.slots import Slots
 from pilotfish.model.kv_planes import KVPool
 
@@ -80,6 +81,12 @@ class DeviceCopier:
 def copier_of(kv: KVPool) -> HostCopier | DeviceCopier:
     plane = next(iter(kv[0]))
     return DeviceCopier(kv) if plane.device.type == "cuda" else HostCopier(kv)
+
+
+def layout_of(kv: KVPool) -> KVLayout:
+    """How KV of a token of this pool lies in a segment."""
+    heads = kv[0].keys.shape[1]
+    return KVLayout(len(kv), 0, heads, [plane[0].nbytes // heads for plane in kv[0]])
 
 
 def _as_bytes(plane: Tensor) -> Tensor:

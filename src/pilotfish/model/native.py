@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -89,17 +90,29 @@ def load_kernels() -> bool:
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
         return False
-    cache = Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish")
-    directory = cache / "kernels" / build_digest()
+    library = _library()
     try:
-        if (library := directory / f"{_LIBRARY}.so").exists():
+        if library.exists():
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         else:
-            _build_and_load(directory)
+            _build_and_load(library.parent)
     except (RuntimeError, OSError) as error:
         logger.warning("kernels do not build (%s): slower reference kernels are used", str(error).splitlines()[0])
         return False
     return True
+
+
+def _library() -> Path:
+    """Where this machine's build is, or will be."""
+    cache = Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish")
+    return cache / "kernels" / build_digest() / f"{_LIBRARY}.so"
+
+
+def built_by() -> str:
+    """The compiler that built the kernels, by its own note in the library: where it joins products and sums is its
+    choice."""
+    notes = re.findall(rb"(?:GCC: \([^()\0]*\)|clang version) [\w.+~-]+", _library().read_bytes())
+    return b", ".join(sorted(set(notes))).decode(errors="replace") or "an unknown compiler"
 
 
 def _build_and_load(directory: Path) -> None:

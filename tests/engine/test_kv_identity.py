@@ -1,0 +1,77 @@
+"""Whose KV stands for whose: equal for equal models, and one line that names what differs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import edit_config, edit_tensors, write_model
+
+from pilotfish.config import EngineConfig
+from pilotfish.core.segments import KVIdentity
+from pilotfish.engine.kv_identity import kv_identity
+from pilotfish.engine.memory import load_configured
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.metadata import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "first", "llama")
+
+
+def identity(directory: Path, **fields: Any) -> KVIdentity:
+    config = EngineConfig(target=directory, **{"dtype": "float32", **fields})
+    executor = TorchExecutor(load_configured(config, directory, config.max_model_len), num_slots=64)
+    return kv_identity(config, executor, load_tokenizer(directory))
+
+
+def copied(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model, tmp_path / "other"))
+
+
+def test_a_copy_of_a_model_has_the_same_identity(model: Path, tmp_path: Path) -> None:
+    ours, theirs = identity(model), identity(copied(model, tmp_path), kv_slots=128, threads=1, max_model_len=512)
+    assert ours == theirs
+    assert ours.difference(theirs) is None
+
+
+def test_each_fact_that_differs_is_named(model: Path, tmp_path: Path) -> None:
+    ours = identity(model)
+    weights = edit_tensors(copied(model, tmp_path / "weights"), lambda tensors: next(iter(tensors.values())).add_(1))
+    layers = write_model(tmp_path / "layers", "llama", num_hidden_layers=3)
+    theta = copied(model, tmp_path / "theta")
+    edit_config(theta, rope_parameters={"rope_type": "default", "rope_theta": 5000.0})
+    others = {
+        "weights: ": identity(weights),
+        "model: llama of 2 layers, ": identity(layers),
+        "model: llama of": identity(theta),
+        "quantization: none, not int8 of torchao ": identity(model, quantization="int8"),
+        "kv_dtype: float32, not int8": identity(model, kv_dtype="int8"),
+        "dtype: float32, not bfloat16": identity(model, dtype="bfloat16"),
+        "operations: ": identity(model, eager=True),
+    }
+    for beginning, theirs in others.items():
+        line = ours.difference(theirs)
+        assert line is not None
+        assert line.startswith(beginning)
+        assert "\n" not in line
+
+
+def test_another_tokenizer_is_named(model: Path, tmp_path: Path) -> None:
+    other = copied(model, tmp_path)
+    path = other / "tokenizer.json"
+    path.write_text(path.read_text().replace('"add_prefix_space": false', '"add_prefix_space": true'))
+    line = identity(model).difference(identity(other))
+    assert line is not None
+    assert line.startswith("tokenizer: ")
+
+
+def test_the_layout_of_8_bits_has_its_scales(model: Path) -> None:
+    layout = identity(model, kv_dtype="int8").layout
+    config = load_configured(EngineConfig(target=model, dtype="float32"), model).config
+    assert layout.planes == [config.head_dim, config.head_dim, 4, 4]
+    assert (layout.layers, layout.heads) == (config.num_hidden_layers, config.num_key_value_heads)
+    assert layout.token_bytes == config.num_key_value_heads * (2 * config.head_dim + 8)
