@@ -12,7 +12,7 @@ from support import SNIPPETS, make_engine, run
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError
 from pilotfish.observe import records
-from pilotfish.observe.records import LevelRecord, StepRecord, Timeline, merge, part_of
+from pilotfish.observe.records import LeaseRecord, LevelRecord, PrefillRecord, StepRecord, Timeline, merge, part_of
 
 STEP = StepRecord(1, 2, 3, 5, 6, 8, 18, 20, 21, 3, 40, 30, 4, 50, 7, 10, 2)
 LEVEL = LevelRecord(4.0, 6.5, sessions=2, leaves=16, prompt_rows=0, nodes=64, used=3, wasted=9)
@@ -62,6 +62,29 @@ def test_a_paced_level_says_what_it_took_of_its_pace(tmp_path: Path) -> None:
     merge([tmp_path / "part"], tmp_path / "trace.json")
     plain, held = (span["args"] for span in spans(tmp_path / "trace.json"))
     assert held == {**plain, "taken": 0.25}
+
+
+def test_a_prefill_worker_s_forwards_and_leases(tmp_path: Path) -> None:
+    one = Timeline(tmp_path / "part", "prefill")
+    one.prefill(PrefillRecord(2.0, 2.5, handovers=3, rows=512, completed=1))
+    one.prefill(PrefillRecord(2.5, 3.5, handovers=1, rows=64, completed=1), 0.75)
+    one.lease(LeaseRecord(1.0, 2.0, 3.5, 4.0, tokens=500, cached=64, size=1 << 20, outcome="released"))
+    one.lease(LeaseRecord(1.5, None, None, 9.5, tokens=7, cached=0, size=0, outcome="expired"))
+    one.close()
+    merge([tmp_path / "part"], tmp_path / "trace.json")
+    first, second = spans(tmp_path / "trace.json")
+    assert (first["name"], first["ts"], first["dur"]) == ("prefill", 2e6, 0.5e6)
+    assert first["args"] == {"handovers": 3, "rows": 512, "completed": 1}
+    assert second["args"] == {"handovers": 1, "rows": 64, "completed": 1, "taken": 0.75}
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    times = [(event["name"], event["ph"], event["ts"] / 1e6) for event in events if event.get("id") == 1]
+    assert times == [
+        *(("lease", "b", 1.0), ("queued", "b", 1.0), ("queued", "e", 2.0)),
+        *(("computing", "b", 2.0), ("computing", "e", 3.5), ("lease", "e", 4.0)),
+    ]
+    lease, *rest = [event for event in events if event.get("id") == 2]
+    assert [(event["name"], event["ph"]) for event in rest] == [("queued", "b"), ("queued", "e"), ("lease", "e")]
+    assert lease["args"] == {"tokens": 7, "cached": 0, "size": 0, "outcome": "expired"}
 
 
 def test_a_part_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Records of a target's steps and a draft's levels. Times are seconds of one host's monotonic clock.
+"""Records of a target's steps, a draft's levels, and a prefill worker's forwards and leases. Times are seconds of one
+host's monotonic clock.
 
 Timelines of them are JSON in the Trace Event Format (Google, 2016), which Perfetto opens. A process streams its events
 into a part, a line each, so that a killed process leaves all events so far. Parts of one host are merged at the end.
@@ -73,8 +74,35 @@ class LevelRecord:
     wasted: int  # nodes dropped since the level before
 
 
+@dataclass(frozen=True)
+class PrefillRecord:
+    """A forward of a prefill worker."""
+
+    began: float
+    ended: float
+    handovers: int  # that had rows in it
+    rows: int
+    completed: int  # hand-overs that had their last row in it
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """What a prefill worker held for one hand-over, and for how long."""
+
+    began: float  # when its order came
+    started: float | None  # its first row; None: it had none
+    computed: float | None  # its last row
+    ended: float  # when all of it was free again
+    tokens: int  # of its sequence
+    cached: int  # of them, that had their KV before
+    size: int  # bytes of its segments
+    outcome: str  # a word
+
+
 ObserveStep = Callable[[StepRecord], None]
 ObserveLevel = Callable[[LevelRecord], None]
+ObservePrefill = Callable[[PrefillRecord], None]
+ObserveLease = Callable[[LeaseRecord], None]
 
 
 class Timeline:
@@ -85,6 +113,7 @@ class Timeline:
         self._pid = os.getpid()
         self._encoder = msgspec.json.Encoder()
         self._left = MAX_EVENTS
+        self._leases = 0  # so far
         self._put({"name": "process_name", "ph": "M", "args": {"name": process}})
 
     def step(self, record: StepRecord) -> None:
@@ -104,8 +133,29 @@ class Timeline:
         counts = {name: getattr(record, name) for name in names}
         self._span("level", record.began, record.ended, counts if taken is None else {**counts, "taken": taken})
 
+    def prefill(self, record: PrefillRecord, taken: float | None = None) -> None:
+        """A span for the forward, and what it took of its pace by itself."""
+        counts = {name: getattr(record, name) for name in ("handovers", "rows", "completed")}
+        self._span("prefill", record.began, record.ended, counts if taken is None else {**counts, "taken": taken})
+
+    def lease(self, record: LeaseRecord) -> None:
+        """A span beside those of forwards, as leases overlap; in it one for its queue and one for its rows."""
+        self._leases += 1
+        started = record.ended if record.started is None else record.started
+        computed = record.ended if record.computed is None else record.computed
+        facts = {name: getattr(record, name) for name in ("tokens", "cached", "size", "outcome")}
+        self._of_lease("b", "lease", record.began, facts)
+        for name, began, ended in (("queued", record.began, started), ("computing", started, computed)):
+            if began < ended:
+                self._of_lease("b", name, began, {})
+                self._of_lease("e", name, ended, {})
+        self._of_lease("e", "lease", record.ended, {})
+
     def close(self) -> None:
         self._file.close()
+
+    def _of_lease(self, phase: str, name: str, at: float, facts: Mapping[str, Any]) -> None:
+        self._put({"name": name, "cat": "lease", "id": self._leases, "ph": phase, "ts": 1e6 * at, "args": facts})
 
     def _span(self, name: str, began: float, ended: float, counts: Mapping[str, float]) -> None:
         self._put({"name": name, "ph": "X", "ts": 1e6 * began, "dur": 1e6 * (ended - began), "args": counts})
