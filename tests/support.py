@@ -258,6 +258,9 @@ class RandomDrafter:
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
         return [random_guesses(self._rng, self.vocab_size, self.nodes) for _ in requests]
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Nothing is held."""
+
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
         """Nothing is held."""
 

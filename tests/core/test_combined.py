@@ -29,6 +29,9 @@ class Fixed:
             node = tree.add(node, token, self.score * (depth + 1))
         return tree
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        self.told.append(f"expect {[request.id for request in requests]}")
+
     def commit(self, request: Request, tokens: Sequence[int]) -> None:
         self.told.append(f"commit {request.id} {list(tokens)}")
 
@@ -54,7 +57,8 @@ def test_the_best_nodes_of_all_trees() -> None:
 def test_everyone_is_told() -> None:
     drafters = [Fixed([1], -1.0), Fixed([2], -1.0)]
     combined = CombinedDrafter(drafters)
+    combined.expect(REQUESTS)
     combined.commit(REQUESTS[1], [3, 4])
     combined.flush()
     combined.close(REQUESTS[1])
-    assert [d.told for d in drafters] == [["commit 1 [3, 4]", "flush", "close 1"]] * 2
+    assert [d.told for d in drafters] == [["expect [0, 1]", "commit 1 [3, 4]", "flush", "close 1"]] * 2

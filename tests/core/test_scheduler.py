@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support import random_guesses
 from trees import trees_of
 
-from pilotfish.core import prefix_keys, tiers, waiting
-from pilotfish.core import scheduler as scheduler_module
+from pilotfish.core import loads, prefix_keys, tiers, waiting
+from pilotfish.core.handover import WHOLE, HandOver
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.prefix_keys import Key, root_key
 from pilotfish.core.request import FinishReason, Request
@@ -321,6 +321,42 @@ class RandomTiers:
         """Nor does the end."""
 
 
+class RandomPrefills:
+    """Prefill workers that bring what is asked of them at random moments, in whole or in part."""
+
+    def __init__(self, rng: np.random.Generator, written: Written) -> None:
+        self.rng, self.written = rng, written
+        self.under_way: list[HandOver] = []
+        self.brought = 0  # tokens
+
+    def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int) -> bool:  # noqa: ARG002
+        assert 0 <= first < len(tokens) and waiting >= 0
+        return self.rng.random() < 0.7
+
+    def begin(self, handover: HandOver) -> None:
+        assert handover.count is None and len(handover.slots) >= 1
+        self.under_way.append(handover)
+
+    def poll(self) -> None:
+        for handover in [handover for handover in self.under_way if self.rng.random() < 0.2]:
+            self.cancel(handover)
+
+    def cancel(self, handover: HandOver) -> None:
+        self.under_way.remove(handover)
+        whole = len(handover.slots)
+        count = whole if self.rng.random() < 0.7 else int(self.rng.integers(whole + 1))
+        handover.end(count, WHOLE if count == whole else "gone", 0.0)
+        self.brought += count
+        for place, slot in enumerate(handover.slots.tolist()[:count]):
+            self.written[slot] = handover.salt, tuple(handover.tokens[: handover.first + place + 1])
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Speeds play no part here."""
+
+    def wait(self) -> None:
+        """Time passes with `poll`."""
+
+
 #: Tokens of an object here.
 SMALL = 4
 
@@ -328,7 +364,7 @@ SMALL = 4
 @pytest.fixture(scope="module", autouse=True)
 def _small_objects() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (prefix_keys, tiers, scheduler_module, waiting):
+        for module in (prefix_keys, tiers, loads, waiting):
             patch.setattr(module, "OBJECT_TOKENS", SMALL)
         yield
 
@@ -362,6 +398,44 @@ class TieredMachine(SchedulerMachine):
             assert request.load is None
 
 
+class HandingMachine(TieredMachine):
+    """And with prefill workers beside it."""
+
+    def scheduler_of(self, pool: SlotPool, max_rows: int, max_requests: int) -> Scheduler:
+        self.tiers = RandomTiers(self.rng, self.written)
+        self.prefills = RandomPrefills(self.rng, self.written)
+        cache = PrefixCache(pool, dropped=self.tiers.dropped)
+        return Scheduler(pool, max_rows, max_requests, cache, self.tiers, self.prefills)
+
+
+def test_handovers_under_long_random_runs() -> None:
+    """Beside tiers: a request may wait for a load, then for a hand-over; both are aborted, preempted, and come in
+    part."""
+    brought = after_load = aborted = preempted = 0
+    for seed in range(16):
+        machine, rng = HandingMachine(), np.random.default_rng(seed)
+        machine.begin(int(rng.integers(30, 80)), int(rng.integers(2, 24)), int(rng.integers(2, 8)), seed)
+        machine.scheduler.headroom = 0  # so that some are preempted
+        for _ in range(300):
+            if rng.random() < 0.3:
+                machine.add(int(rng.integers(1, 30)), int(rng.integers(1, 12)))
+            if rng.random() < 0.1:
+                machine.evict(80)
+            if rng.random() < 0.05:
+                aborted += len(machine.prefills.under_way)
+                machine.abort_what_loads()
+                assert not machine.prefills.under_way
+            machine.nothing_is_lost()
+            machine.step(int(rng.integers(0, 6)))
+            machine.nothing_is_lost()
+        done = [request for request in machine.requests if request.stats.handovers]
+        after_load += sum("host" in request.stats.cached_by_tier for request in done)
+        preempted += sum(bool(request.stats.preemptions) for request in done)
+        brought += machine.prefills.brought
+        machine.teardown()
+    assert brought > 2000 and after_load > 20 and aborted > 20 and preempted > 5
+
+
 def test_tiers_under_long_random_runs() -> None:
     """As the machine's rules, many more of them: loads are aborted, preempted, and come in part."""
     loaded = aborted = 0
@@ -384,6 +458,8 @@ def test_tiers_under_long_random_runs() -> None:
     assert loaded > 1000 and aborted > 20
 
 
+TestHandOvers = HandingMachine.TestCase
+TestHandOvers.settings = settings(max_examples=60, stateful_step_count=40)
 TestTiers = TieredMachine.TestCase
 TestTiers.settings = settings(max_examples=80, stateful_step_count=50)
 TestWindowed = WindowedMachine.TestCase

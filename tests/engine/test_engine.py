@@ -14,7 +14,7 @@ import pytest
 from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model, write_tokenizer
 
 from pilotfish.config import EngineConfig
-from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.drafter import DraftLimits, NoDrafter
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
@@ -347,6 +347,9 @@ class BrokenDrafter(RandomDrafter):
         trees = super().propose(requests, limits)
         return trees[1:] if self.where == "count" else trees
 
+    def expect(self, requests: Sequence[Any]) -> None:  # noqa: ARG002
+        self._count("expect")
+
     def commit(self, request: Any, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self._count("commit")
 
@@ -354,11 +357,13 @@ class BrokenDrafter(RandomDrafter):
         self._count("close")
 
 
-@pytest.mark.parametrize("where", ["propose", "commit", "close", "count"])
+@pytest.mark.parametrize("where", ["propose", "expect", "commit", "close", "count"])
 def test_a_broken_drafter_changes_nothing(llama: Path, off: Engine, where: str) -> None:
+    """The rows of a step are so few that the second prompt waits for them."""
     each = [params(), params(seed=8)]
-    engine = make_engine(llama, BrokenDrafter(2, where))
+    engine = make_engine(llama, BrokenDrafter(1 if where == "expect" else 2, where), max_rows=16)
     assert run(engine, SNIPPETS[:2], each) == run(off, SNIPPETS[:2], each)
+    assert type(engine.worker.drafter.drafter) is NoDrafter
     assert_idle(engine)
 
 

@@ -59,6 +59,9 @@ class Oracle:
         tree.add(ROOT, self.wrong, -0.5)
         return tree
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Nothing is held."""
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         return False
 

@@ -50,6 +50,18 @@ def test_a_request_is_opened_when_it_is_proposed_for(side: Side) -> None:
     assert not side.said(Open)
 
 
+def test_a_request_that_waits_for_its_kv_is_opened_and_can_be_guessed_for(side: Side) -> None:
+    request = make_request()
+    side.drafter.expect([request])
+    (message,) = side.said(Open)
+    assert message.tokens == request.tokens
+    side.hear(tree(message, 0, 5, *NODES))
+    (proposed,) = side.propose(request)
+    assert paths_of(proposed) == {(7,): -0.5, (8,): -1.0, (7, 9): -0.75} and not side.said(Open)
+    side.drafter.close(request)
+    assert side.said(Close)
+
+
 def test_a_salt_is_told_as_a_digest() -> None:
     """Which only the target's key tells whose it is: equal for equal salts, else different; absent without a salt."""
     sides = [Side(salt_key=key) for key in (b"one", b"two", b"one")]

@@ -64,6 +64,9 @@ class LegalDrafter:
         legal = np.flatnonzero(np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab_size])
         return int(self._draw.choice(legal.tolist())) if len(legal) else None
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Nothing is held."""
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         return False
 

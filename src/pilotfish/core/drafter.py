@@ -30,6 +30,10 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         """A tree below each request's last committed token, for the caller to keep; an empty tree is always right."""
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        """These were admitted, and will be proposed for once their KV is there: a draft elsewhere may read their tokens
+        meanwhile."""
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """`tokens` were just added to `request`: re-root; whether it is a hit: all were in a tree that lives on."""
 
@@ -48,6 +52,9 @@ class NoDrafter:
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
         return [Guesses() for _ in requests]
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Nothing is held."""
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """Nothing is held."""
@@ -78,6 +85,10 @@ class CombinedDrafter:
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         proposals = zip(*(drafter.propose(requests, limits) for drafter in self.drafters), strict=True)
         return [_merged(trees, limits.nodes) for trees in proposals]
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        for drafter in self.drafters:
+            drafter.expect(requests)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         hits = [drafter.commit(request, tokens) for drafter in self.drafters]  # each must hear of it

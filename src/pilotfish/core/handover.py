@@ -6,7 +6,7 @@ position   0 ............ first ......................... n │ last
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -73,10 +73,6 @@ class HandOver:
         self.count = self.report.tokens = count
         self.report.outcome = outcome
         self.report.seconds = now - self.report.began
-
-    def count_by_tier(self) -> Mapping[str, int]:
-        """Nothing that it brings was there before."""
-        return {}
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from pilotfish.core.constraint import GrammarState
+from pilotfish.core.handover import HandOver, HandOverReport
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import GONE, Slots
@@ -46,6 +47,7 @@ class RequestStats:
     verify_steps: int = 0
     preemptions: int = 0
     cached_by_tier: dict[str, int] = field(default_factory=dict)  # tokens whose KV was found when it was last admitted
+    handovers: list[HandOverReport] = field(default_factory=list)  # that have ended
     draft_tokens: int = 0
     accepted_tokens: int = 0
     hits: int = 0  # verify steps whose tokens, the bonus token too, were in a tree that lives on
@@ -124,7 +126,7 @@ class Request:
         self.passed_over = 0  # how many that came later were admitted before it
         self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
         self.slots: Slots = np.zeros(self.max_length, dtype=np.int32)
-        self.load: KVLoad | None = None  # of KV from tiers; it gets no rows meanwhile
+        self.load: KVLoad | HandOver | None = None  # of KV from elsewhere; it gets no rows meanwhile
         self.finish_reason: FinishReason | None = None
         self.stats = RequestStats()
 
@@ -195,7 +197,10 @@ class Request:
         assert self.load is not None and self.load.count is not None
         ended, self.load = self.load, None
         self.add_slots(ended.slots[: ended.count])
-        self.stats.cached_by_tier |= ended.count_by_tier()
+        if isinstance(ended, HandOver):
+            self.stats.handovers.append(ended.report)
+        else:
+            self.stats.cached_by_tier |= ended.count_by_tier()
         return ended.slots[ended.count :]
 
     def add_slots(self, slots: Slots) -> None:

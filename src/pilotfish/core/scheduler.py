@@ -10,12 +10,13 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from pilotfish.core.handover import Prefills
+from pilotfish.core.loads import Loads
 from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots, present
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
-from pilotfish.core.tiers import DEVICE, KVLoad, Tiers, load_of, save_all, save_coldest
+from pilotfish.core.tiers import DEVICE, KVLoad, Tiers, save_all, save_coldest
 from pilotfish.core.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.core.waiting import WaitingRequests
 from pilotfish.errors import EngineError, PromptError
@@ -38,10 +39,10 @@ class Scheduler:
     Requests of one group share the slots of their prompt, which the first of them computes. Those admitted later find
     the KV of earlier ones in the cache, if there is one: of prompts as soon as they are computed, of outputs once they
     have ended or were preempted. Tiers below the cache are given what it is about to evict; a request whose KV they
-    have waits for it with its slots, and gets no rows meanwhile.
+    have waits for it with its slots, and gets no rows meanwhile; so does one whose KV prefill workers compute sooner.
     Where every layer has a window a request gives back the slots of positions that none of its rows will see, so it
     needs few, however long it gets; of a prefix in the cache it takes those that its rows will see. There are no tiers
-    then: they load a prefix from its beginning, whose slots nobody reads.
+    then, and no hand-overs: they bring a prefix from its beginning, whose slots nobody reads.
 
         pool   [ live ........ | reserved  | growth of the others, trees | idle, free ]
     """
@@ -53,13 +54,16 @@ class Scheduler:
         max_requests: int,
         cache: PrefixCache | None = None,
         tiers: Tiers | None = None,
+        prefills: Prefills | None = None,
     ) -> None:
-        """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts."""
-        if tiers is not None and pool.window:
-            raise EngineError("scheduler: tiers serve no pool with a window")
+        """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts. `prefills`
+        compute KV elsewhere."""
+        if pool.window and not (tiers is None and prefills is None):
+            raise EngineError("scheduler: tiers and prefill workers serve no pool with a window")
         self.pool = pool
         self.cache = cache
         self.tiers = tiers
+        self.loads = Loads(tiers, prefills)
         #: Free slots below which the coldest in the cache are saved: what the next steps may evict.
         self.low_water = min(max(SAVED_STEPS * max_rows, pool.capacity // 8), pool.capacity)
         self.max_rows = max_rows
@@ -102,13 +106,13 @@ class Scheduler:
         """Admit, then split the row budget over committed tokens: one row for each request first (so
         that a long prompt delays nobody's next token), the rest in order of arrival. Preempt while slots lack."""
         self._end_loads()
-        self._admit()
+        admitted = self._admit()
         self._share_prompts()
         self._give_back()
         preempted = []
         while self._growth(chunks := self._chunks()) > self._unclaimed():
             preempted.append(self._preempt())
-        return StepPlan(chunks, preempted)
+        return StepPlan(chunks, preempted, admitted)
 
     def _chunks(self) -> list[Chunk]:
         ready = [request for request in self.running if request.load is None]
@@ -153,7 +157,8 @@ class Scheduler:
         missing = len(request.tokens) - request.num_gone - request.num_held - shared
         return max(min(missing, self.most(request) - request.num_held), 0)
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Request]:
+        admitted: list[Request] = []
         while self.waiting and len(self.running) < self.max_requests:
             request = self.waiting.next()
             known = self._known(request)
@@ -162,14 +167,17 @@ class Scheduler:
             need = most if again else min(self._missing(request) + self.headroom, most)
             found = 0 if again and self.pool.window else self.pool.owned(present(known))
             if need - found > self._unclaimed() - pending:
-                return
+                break
             request.reserved = again
             self.pool.share(present(known))
             request.add_slots(known)
             request.stats.cached_by_tier = {DEVICE: len(known)} if len(known) else {}
-            self._load(request)
+            if self._may_find(request):
+                self._begin_load(request)
             self.waiting.take(request)
             self.running.append(request)
+            admitted.append(request)
+        return admitted
 
     def _num_known(self, request: Request) -> int:
         if self._first_of_group(request) is not None:
@@ -178,34 +186,33 @@ class Scheduler:
             return 0
         return self.cache.num_known(request.cache_salt, request.tokens[:-1])
 
-    def _load(self, request: Request) -> None:
-        """Have tiers bring what they know of the tokens that follow those a request has KV of."""
-        if self.tiers is None or not self._may_find(request):
-            return
-        root, first = self.tiers.root(request.cache_salt), request.num_computed
-        keys, tokens = load_of(request.tokens[:-1], first, root, self.tiers)
-        if keys:
-            end = first // OBJECT_TOKENS * OBJECT_TOKENS + len(tokens)
-            request.load = KVLoad(keys, tokens, self._take(end - first))
-            self.tiers.load(request.load)
+    def _begin_load(self, request: Request) -> None:
+        """Have KV of a request that is being admitted brought from elsewhere."""
+        self.loads.load(request, self._take)
+        if request.load is None:
+            self._hand_over(request)
+
+    def _hand_over(self, request: Request) -> None:
+        """Have what it lacks, but for its last token, computed elsewhere, if that is sooner."""
+        waiting = sum(other.num_pending - 1 for other in self.running if other.load is None and other is not request)
+        self.loads.hand_over(request, self._take, waiting)
 
     def _end_loads(self) -> None:
-        if self.tiers is None:
-            return
-        self.tiers.poll()
+        """Requests take what their loads have brought. What tiers did not have may be handed over then."""
+        self.loads.poll()
         for request in self.running:
-            if request.load is not None and request.load.count is not None:
+            if (load := request.load) is not None and load.count is not None:
                 self.pool.release(request.end_load())
+                if isinstance(load, KVLoad) and (request.reserved or request.num_pending <= self._unclaimed()):
+                    self._hand_over(request)
 
     def computed(self, rows: int, seconds: float) -> None:
-        """A forward of `rows` committed tokens took so long; of few, most of it went to something else."""
-        if self.tiers is not None and rows >= OBJECT_TOKENS:
-            self.tiers.computed(rows, seconds)
+        """A forward of `rows` committed tokens took so long."""
+        self.loads.computed(rows, seconds)
 
     def wait(self) -> None:
-        """While all that run wait for tiers."""
-        if self.tiers is not None:
-            self.tiers.wait()
+        """While all that run wait for KV from elsewhere."""
+        self.loads.wait(self.running)
 
     def save_all(self) -> None:
         """Have tiers keep what the cache has, before the pool goes."""
@@ -360,8 +367,8 @@ class Scheduler:
 
     def _retire(self, request: Request) -> None:
         self.running.remove(request)
-        if request.load is not None and self.tiers is not None:
-            self.tiers.cancel(request.load)
+        if request.load is not None:
+            self.loads.cancel(request.load)
             self.pool.release(request.end_load())
         self._remember(request, min(request.num_computed, len(request.tokens)))  # it may have ended on its path
         self.pool.release(request.held)

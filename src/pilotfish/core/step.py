@@ -45,6 +45,7 @@ class StepPlan:
 
     chunks: list[Chunk]
     preempted: list[Request]  # back in the queue, without KV: whatever is kept for them elsewhere can go
+    admitted: list[Request]  # to run from now on
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,11 @@ class TargetMachine:
         sessions = [self._asked(request, now) for request in requests]
         return [session.copy.best(count, session.origin) for session in sessions]
 
+    def expect(self, requests: Sequence[Request], now: float) -> None:
+        """Have pools read the tokens of requests whose trees will be asked for."""
+        for request in requests:
+            self._asked(request, now)
+
     def commit(self, request: Request, tokens: Sequence[int], now: float) -> bool:
         """`tokens` were just added to `request`; whether all were in its tree."""
         session = self.session(request)

@@ -77,6 +77,9 @@ class LMDrafter:
         self._grow(served, limits)
         return [session.tree.best(limits.nodes, LM) for session in sessions]
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        """A draft in the target's process reads tokens when it is asked for a tree."""
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """Never a hit: those are counted of trees that grow while the target verifies."""
         session = self.table.get(_key(request))

@@ -62,6 +62,9 @@ class NgramDrafter:
         confidence = math.log(CONFIDENCE[min(n, max(CONFIDENCE))])
         return Guesses.chain(tokens, [confidence * (place + 1) for place in range(len(tokens))], NGRAM)
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Nothing takes time ahead."""
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """The index catches up in `propose`."""
         return False

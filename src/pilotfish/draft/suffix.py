@@ -160,6 +160,9 @@ class SuffixDrafter:
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         return [self._tree(request, limits.nodes) for request in requests]
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        """The automaton catches up in `propose`."""
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
         """The automaton catches up in `propose`."""
         return False

@@ -187,6 +187,10 @@ class RemoteDrafter:
         with self._turn() as now:
             return self.machine.propose(requests, limits.nodes, now)
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        with self._turn() as now:
+            self.machine.expect(requests, now)
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """The draft is told by `flush`, or with what it is told next."""
         with self._lock:

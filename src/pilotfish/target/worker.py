@@ -45,6 +45,7 @@ class TargetWorker:
         self.budget = budget
         self.observe: ObserveStep = lambda _: None
         self.last_step: StepRecord | None = None  # None: there was nothing to run
+        self._speculates = True  # as far as the last step that sampled tells
         self._masks = masks
         self._clock = clock
         self._ended = clock()
@@ -61,7 +62,7 @@ class TargetWorker:
             return []
         load = StepLoad(sum(chunk.complete for chunk in chunks), sum(chunk.count for chunk in chunks))
         planned = self._clock()
-        limits = self.budget.limits(load, planned)
+        limits = self._limits(load, planned)
         offered = self.drafter.propose([chunk.request for chunk in chunks if chunk.complete], limits)
         drafted = self._clock()
         nodes = self.budget.nodes(load, offered, drafted - planned, self.drafter.levels)
@@ -84,7 +85,16 @@ class TargetWorker:
         plan = self.scheduler.plan()
         for request in plan.preempted:
             self.drafter.close(request)
+        if self._speculates and plan.admitted:
+            sampling = {chunk.request for chunk in plan.chunks if chunk.complete}
+            self.drafter.expect([request for request in plan.admitted if request not in sampling])
         return plan.chunks
+
+    def _limits(self, load: StepLoad, now: float) -> DraftLimits:
+        limits = self.budget.limits(load, now)
+        if load.sequences:
+            self._speculates = limits.nodes > 0
+        return limits
 
     def _execute(self, step: Step) -> Outcome:
         try:
@@ -189,6 +199,12 @@ class GuardedDrafter:
         asked = [request for request, wanted in zip(requests, wants, strict=True) if wanted]
         empty = Forest.of([Guesses() for _ in asked])
         return (self._try(lambda: self._verifiable(asked, limits), empty) if asked else empty).among(wants)
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Those that want speculation."""
+        wanting = [request for request in requests if request.max_nodes != 0]
+        if wanting:
+            self._try(lambda: self.drafter.expect(wanting), None)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         return bool(self._try(lambda: self.drafter.commit(request, tokens), False))
