@@ -1,4 +1,4 @@
-"""Objects of KV: what is read from slots is what is in every plane, and goes back to any others."""
+"""Objects and segments of KV: what is read from slots is what is in every plane, and goes back to any others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.model.kv_copy import HostCopier, copier_of
+from pilotfish.core.segments import KVLayout
+from pilotfish.model.kv_copy import HostCopier, copier_of, layout_of
 from pilotfish.model.kv_planes import LayerKV
 
 SLOTS = 300
+LAYERS = 3
 
 
 def pool(dtype: torch.dtype) -> list[LayerKV]:
-    """Two layers of random bits, NaN among them."""
+    """Layers of random bits, NaN among them."""
     made = torch.Generator().manual_seed(0)
 
     def plane(*shape: int, of: torch.dtype) -> torch.Tensor:
@@ -28,7 +30,7 @@ def pool(dtype: torch.dtype) -> list[LayerKV]:
             *(plane(*heads, 24, of=dtype) for _ in range(2)),
             *(plane(*heads, of=torch.float32) for _ in range(2 * scales)),
         )
-        for _ in range(2)
+        for _ in range(LAYERS)
     ]
 
 
@@ -59,3 +61,28 @@ def test_layers_lie_one_after_the_other() -> None:
     slots = np.arange(OBJECT_TOKENS, dtype=np.int32)
     expected = torch.cat([plane[:OBJECT_TOKENS].flatten() for layer in kv for plane in layer])
     assert np.array_equal(copier_of(kv).read(slots), expected.view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("layers", [range(1), range(1, 3), range(LAYERS)])
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_segment_is_what_its_layout_says(dtype: torch.dtype, layers: range, count: int) -> None:
+    kv, order = pool(dtype), np.random.default_rng(2).permutation(SLOTS).astype(np.int32)
+    here, there, rest = np.split(order, (count, 2 * count))
+    copier, layout, others = copier_of(kv), layout_of(kv), bits(kv, rest)
+    data = np.empty(len(layers) * count * layout.token_bytes, np.uint8)
+    copier.read_layers(here, layers, data)
+    index = torch.from_numpy(here).long()
+    expected = [plane.view(torch.uint8)[index].flatten() for layer in layers for plane in kv[layer]]
+    assert np.array_equal(data, torch.cat(expected).numpy())
+    before = bits(kv, there)
+    copier.write_layers(there, layers, data)
+    planes = len(list(kv[0]))
+    for place, (was, copied, source) in enumerate(zip(before, bits(kv, there), bits(kv, here), strict=True)):
+        assert torch.equal(copied, source if place // planes in layers else was)
+    assert all(map(torch.equal, others, bits(kv, rest)))
+
+
+def test_the_layout_of_a_pool() -> None:
+    assert layout_of(pool(torch.bfloat16)) == KVLayout(LAYERS, first_head=0, heads=2, planes=[48, 48])
+    assert layout_of(pool(torch.int8)) == KVLayout(LAYERS, first_head=0, heads=2, planes=[24, 24, 4, 4])

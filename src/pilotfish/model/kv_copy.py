@@ -1,11 +1,13 @@
-"""KV in and out of slots, as objects: all of a layer's planes, then the next layer's, each token by token.
+"""KV in and out of slots, as objects and segments: all of a layer's planes, then the next layer's, each token by token.
 
-object   [ layer 0: keys of 64 tokens | values of 64 tokens ][ layer 1: … ]
+object   [ layer 0: keys of 64 tokens | values of 64 tokens ][ layer 1: … ]       of all layers
+segment  [ layer 8: keys of n tokens | values of n tokens ][ layer 9: … ]         of some (`core.segments.KVLayout`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 import torch
@@ -24,27 +26,36 @@ class HostCopier:
     """Of a pool in this process's memory. numpy leaves other threads the interpreter, and starts none of its own."""
 
     def __init__(self, kv: KVPool) -> None:
-        self._planes = [_as_bytes(plane).numpy() for layer in kv for plane in layer]  # each [slots + 1, bytes]
-        self.object_bytes = OBJECT_TOKENS * sum(plane.shape[1] for plane in self._planes)
+        self._layers = [[_as_bytes(plane).numpy() for plane in layer] for layer in kv]  # planes [slots + 1, bytes]
+        self.object_bytes = OBJECT_TOKENS * sum(plane.shape[1] for plane in chain(*self._layers))
 
     def read(self, slots: Slots) -> Bytes:
         """slots [OBJECT_TOKENS] -> [object_bytes]"""
         data = np.empty(self.object_bytes, np.uint8)
-        for plane, part in self._parts(data):
-            np.take(plane, slots, axis=0, out=part, mode="clip")
+        self.read_layers(slots, range(len(self._layers)), data)
         return data
 
     def write(self, slots: Slots, data: Bytes) -> None:
         """The object's last tokens into so many slots. data [object_bytes]"""
-        for plane, part in self._parts(data):
+        for plane, part in self._parts(range(len(self._layers)), OBJECT_TOKENS, data):
             plane[slots] = part[OBJECT_TOKENS - len(slots) :]
 
-    def _parts(self, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
-        """Each plane, and its part of an object. [OBJECT_TOKENS, bytes]"""
+    def read_layers(self, slots: Slots, layers: range, out: Bytes) -> None:
+        """KV of slots [tokens] in these layers, as a segment. out [segment's bytes]"""
+        for plane, part in self._parts(layers, len(slots), out):
+            np.take(plane, slots, axis=0, out=part, mode="clip")
+
+    def write_layers(self, slots: Slots, layers: range, data: Bytes) -> None:
+        """A segment of these layers into slots [tokens]. data [segment's bytes]"""
+        for plane, part in self._parts(layers, len(slots), data):
+            plane[slots] = part
+
+    def _parts(self, layers: range, tokens: int, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
+        """Each plane of these layers, and its part of `data`. [tokens, bytes]"""
         first = 0
-        for plane in self._planes:
-            end = first + OBJECT_TOKENS * plane.shape[1]
-            yield plane, data[first:end].reshape(OBJECT_TOKENS, -1)
+        for plane in chain.from_iterable(self._layers[layer] for layer in layers):
+            end = first + tokens * plane.shape[1]
+            yield plane, data[first:end].reshape(tokens, -1)
             first = end
 
 
@@ -52,29 +63,43 @@ class DeviceCopier:
     """Of a pool on CUDA: over a stream of its own, which is done when a call returns."""
 
     def __init__(self, kv: KVPool) -> None:
-        self._planes = [_as_bytes(plane) for layer in kv for plane in layer]  # each [slots + 1, bytes]
-        self._device = self._planes[0].device
+        self._layers = [[_as_bytes(plane) for plane in layer] for layer in kv]  # planes [slots + 1, bytes]
+        self._device = self._layers[0][0].device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self.object_bytes = OBJECT_TOKENS * sum(plane.shape[1] for plane in self._planes)
+        self.object_bytes = OBJECT_TOKENS * sum(plane.shape[1] for plane in chain(*self._layers))
 
-    @torch.inference_mode()
     def read(self, slots: Slots) -> Bytes:
         """slots [OBJECT_TOKENS] -> [object_bytes]"""
-        with torch.cuda.stream(self._stream):
-            index = torch.from_numpy(slots).long().to(self._device)
-            data = torch.cat([plane[index].flatten() for plane in self._planes]).cpu()
-        self._stream.synchronize()
-        return np.asarray(data.numpy())
+        data = np.empty(self.object_bytes, np.uint8)
+        self.read_layers(slots, range(len(self._layers)), data)
+        return data
 
-    @torch.inference_mode()
     def write(self, slots: Slots, data: Bytes) -> None:
         """The object's last tokens into so many slots. data [object_bytes]"""
+        self._write(slots, range(len(self._layers)), OBJECT_TOKENS, data)
+
+    @torch.inference_mode()
+    def read_layers(self, slots: Slots, layers: range, out: Bytes) -> None:
+        """KV of slots [tokens] in these layers, as a segment. out [segment's bytes]"""
+        with torch.cuda.stream(self._stream):
+            index = torch.from_numpy(slots).long().to(self._device)
+            whole = torch.cat([plane[index].flatten() for layer in layers for plane in self._layers[layer]])
+            torch.from_numpy(out).copy_(whole)
+        self._stream.synchronize()
+
+    def write_layers(self, slots: Slots, layers: range, data: Bytes) -> None:
+        """A segment of these layers into slots [tokens]. data [segment's bytes]"""
+        self._write(slots, layers, len(slots), data)
+
+    @torch.inference_mode()
+    def _write(self, slots: Slots, layers: range, tokens: int, data: Bytes) -> None:
+        """Of `data`, KV of so many tokens in these layers, the last tokens into the slots."""
         with torch.cuda.stream(self._stream):
             index, first = torch.from_numpy(slots).long().to(self._device), 0
             whole = torch.from_numpy(data).to(self._device)
-            for plane in self._planes:
-                part = whole[first : (first := first + OBJECT_TOKENS * plane.shape[1])].view(OBJECT_TOKENS, -1)
-                plane[index] = part[OBJECT_TOKENS - len(slots) :]
+            for plane in chain.from_iterable(self._layers[layer] for layer in layers):
+                part = whole[first : (first := first + tokens * plane.shape[1])].view(tokens, -1)
+                plane[index] = part[tokens - len(slots) :]
         self._stream.synchronize()
 
 
