@@ -55,6 +55,15 @@ class WireError(PilotfishError):
     """A frame from another process that is no message, or breaks the protocol: dropped and counted."""
 
 
+class SegmentError(PilotfishError):
+    """A segment of KV cannot be had, or is not what its reference says: it is not used. `reason` is one word, for
+    counting: `stale`, `out_of_range`, `content`, `layout`, `late`, `gone`."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(f"segment: {text}")
+        self.reason = reason
+
+
 class EngineError(PilotfishError, RuntimeError):
     """The engine failed in a way that no input explains. The command line's exit code is 1."""
 

@@ -31,6 +31,8 @@ MAC_KEY_BYTES = 32
 
 Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MAX_HANDOVERS)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
+#: Bytes of a worker's memory for segments.
+Size: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 
 
 class Greeting(Readable, tag="greeting", frozen=True):
@@ -47,7 +49,7 @@ class SharedMemory(Struct, frozen=True):
     pid: Id
     descriptor: Index
     nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]  # at the file's beginning: it is that very file
-    size: Length  # bytes
+    size: Size
 
 
 class RemoteMemory(Struct, frozen=True):
@@ -55,7 +57,7 @@ class RemoteMemory(Struct, frozen=True):
 
     agent: Annotated[bytes, Meta(max_length=1 << 20)]  # metadata of the worker's agent
     address: Annotated[int, Meta(ge=0, lt=1 << 62)]
-    size: Annotated[int, Meta(ge=1, lt=1 << 53)]  # bytes
+    size: Size
 
 
 class Welcome(Readable, tag="welcome", frozen=True):

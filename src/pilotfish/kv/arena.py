@@ -1,0 +1,172 @@
+"""A prefill worker's memory for segments: places of one size, each with an epoch, in a file without a name that
+processes of the same host may map.
+
+    0    16 bytes   nonce: which arena it is
+    16   u64        bytes of a place            numbers are of this machine's byte order
+    24   u64        places
+    32   u64 × …    epoch of each place
+    …    …          places, from the next page on
+
+A place's epoch goes up when the place is freed, and before anybody may take it again. Whoever copies a segment and
+then finds the epoch as it was has copied nothing that was written later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.prefill_messages import SharedMemory
+from pilotfish.core.segments import SegmentReference
+from pilotfish.errors import EngineError
+
+NONCE_BYTES = 16
+_HEAD = struct.Struct(f"={NONCE_BYTES}sQQ")
+#: The file keeps its size: whoever maps it can read all of it, for as long as it is mapped.
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """Where what stands in an arena."""
+
+    nonce: bytes
+    place_bytes: int
+    places: int
+
+    HEAD_BYTES = _HEAD.size
+
+    @classmethod
+    def read(cls, head: bytes) -> ArenaPlan:
+        """What an arena's first HEAD_BYTES say. ValueError where there are not so many."""
+        if len(head) != cls.HEAD_BYTES:
+            raise ValueError("this is no memory for segments")
+        return cls(*_HEAD.unpack(head))
+
+    @property
+    def head(self) -> bytes:
+        return _HEAD.pack(self.nonce, self.place_bytes, self.places)
+
+    @property
+    def size(self) -> int:
+        return self.place_at(self.places)
+
+    def epoch_at(self, place: int) -> int:
+        return self.HEAD_BYTES + 8 * place
+
+    def place_at(self, place: int) -> int:
+        first = -(-self.epoch_at(self.places) // mmap.PAGESIZE) * mmap.PAGESIZE
+        return first + place * self.place_bytes
+
+    def holds(self, reference: SegmentReference) -> bool:
+        """Whether there is such a place, and it is large enough."""
+        return reference.place < self.places and reference.size <= self.place_bytes
+
+    def epochs(self, memory: Bytes) -> NDArray[np.uint64]:
+        """[places], of an arena's whole memory."""
+        return memory[self.epoch_at(0) : self.epoch_at(self.places)].view(np.uint64)
+
+
+@dataclass
+class _Place:
+    owner: bytes
+    size: int
+
+
+class Arena:
+    """Its methods may be called from any thread. What is written into a place is the business of whoever took it."""
+
+    def __init__(self, size: int, segment_bytes: int) -> None:
+        """Places for segments of up to `segment_bytes`, `size` bytes of them in all. EngineError where none fits, or
+        there is no such memory."""
+        self.plan = ArenaPlan(secrets.token_bytes(NONCE_BYTES), segment_bytes, size // segment_bytes)
+        if not self.plan.places:
+            raise EngineError(f"segments: {size} bytes of memory have no room for one of {segment_bytes}")
+        self.segment_bytes, self.places = segment_bytes, self.plan.places
+        #: Places that one owner may have: whoever takes them and stalls leaves room for others.
+        self.share = max(self.places // 2, 1)
+        self._descriptor, self.memory = _shared_memory(self.plan.size)  # [plan.size]
+        self.memory[: ArenaPlan.HEAD_BYTES] = np.frombuffer(self.plan.head, np.uint8)
+        self._epochs = self.plan.epochs(self.memory)
+        self._lock = threading.Lock()  # around the next three
+        self._free = list(reversed(range(self.places)))  # what was used last is taken first: it is in caches
+        self._taken: dict[int, _Place] = {}
+        self._held = Counter[bytes]()
+
+    def offer(self) -> SharedMemory:
+        """How another process of this host finds it."""
+        return SharedMemory(os.getpid(), self._descriptor, self.plan.nonce, self.plan.size)
+
+    @property
+    def free_places(self) -> int:
+        return len(self._free)
+
+    def take(self, owner: bytes, size: int) -> int | None:
+        """A place for a segment of `size` bytes; None where there is none, or the owner has its share."""
+        if not 1 <= size <= self.segment_bytes:
+            raise EngineError(f"segments: {size} bytes; 1 to {self.segment_bytes} fit into a place")
+        with self._lock:
+            if not self._free or self._held[owner] >= self.share:
+                return None
+            place = self._free.pop()
+            self._taken[place] = _Place(owner, size)
+            self._held[owner] += 1
+        return place
+
+    def buffer(self, place: int) -> Bytes:
+        """Where a taken place's segment is to be written. [size]"""
+        first = self.plan.place_at(place)
+        return self.memory[first : first + self._taken[place].size]
+
+    def epoch(self, place: int) -> int:
+        return int(self._epochs[place])
+
+    def free(self, place: int) -> None:
+        """From now on no reference to what was there is good. EngineError for a place that nobody has."""
+        with self._lock:
+            taken = self._taken.pop(place, None)
+            if taken is None:
+                raise EngineError(f"segments: place {place} freed twice")
+            self._epochs[place] += 1
+            self._held -= Counter({taken.owner: 1})
+            self._free.append(place)
+
+    def view(self, reference: SegmentReference) -> memoryview | None:
+        """The segment's bytes, in place; None if it is not there, or not any more. They may change as soon as the place
+        is freed."""
+        with self._lock:
+            taken = self._taken.get(reference.place)
+            if taken is None or (taken.size, self.epoch(reference.place)) != (reference.size, reference.epoch):
+                return None
+            return self.buffer(reference.place).data.toreadonly()
+
+    def close(self) -> None:
+        """Nothing more is taken or seen here. Whoever has mapped the memory may still read it."""
+        with self._lock:
+            self._free, self._taken = [], {}
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _shared_memory(size: int) -> tuple[int, Bytes]:
+    """A file without a name, and its memory."""
+    descriptor = os.memfd_create("pilotfish segments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        return descriptor, np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+    except OSError as error:
+        os.close(descriptor)
+        raise EngineError(f"segments: no shared memory of {size} bytes: {error.strerror}") from error

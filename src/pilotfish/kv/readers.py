@@ -1,0 +1,99 @@
+"""Reading segments out of a prefill worker's memory. A segment that is not what its reference says is an error."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+import zlib
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from pilotfish.core.prefill_messages import SharedMemory
+from pilotfish.core.segments import SegmentReference
+from pilotfish.errors import SegmentError
+from pilotfish.kv.arena import SEALS, ArenaPlan, Bytes
+
+
+class SegmentReader(Protocol):
+    """Of one worker's memory. Used by one thread at a time."""
+
+    transport: str
+
+    def read(self, reference: SegmentReference) -> Bytes:
+        """A copy of the segment, its content checked. SegmentError where it cannot be had, or not within the
+        reader's deadline. [size]"""
+
+    def close(self) -> None:
+        """Nothing is read afterwards."""
+
+
+class SharedMemoryReader:
+    """Of a worker on this host. It outlives the worker: what was there stays readable until this is closed."""
+
+    transport = "shm"
+
+    def __init__(self, offer: SharedMemory) -> None:
+        """OSError or ValueError where the offered memory is not to be had here: the worker is on another host, of
+        another user, or gone."""
+        self._memory = _mapped(offer)
+        self._plan = ArenaPlan.read(self._memory[: ArenaPlan.HEAD_BYTES].tobytes())
+        if (self._plan.nonce, self._plan.size) != (offer.nonce, offer.size):
+            raise ValueError("this is no memory, or not that memory, for segments")
+        self._epochs = self._plan.epochs(self._memory)
+
+    def read(self, reference: SegmentReference) -> Bytes:
+        if not self._plan.holds(reference):
+            raise out_of_range(reference)
+        first = self._plan.place_at(reference.place)
+        self._check_epoch(reference)
+        data = self._memory[first : first + reference.size].copy()
+        self._check_epoch(reference)
+        check_content(reference, data.data)
+        return data
+
+    def close(self) -> None:
+        self._plan, self._memory = ArenaPlan(b"", 0, 0), np.zeros(0, np.uint8)
+        self._epochs = self._memory.view(np.uint64)
+
+    def _check_epoch(self, reference: SegmentReference) -> None:
+        check_epoch(reference, int(self._epochs[reference.place]))
+
+
+def check_epoch(reference: SegmentReference, epoch: int) -> None:
+    if epoch != reference.epoch:
+        raise SegmentError("stale", f"place {reference.place} was freed: epoch {epoch}, not {reference.epoch}")
+
+
+def check_content(reference: SegmentReference, data: memoryview) -> None:
+    if len(data) != reference.size or content(data) != reference.content:
+        raise SegmentError("content", f"number {reference.number} came damaged")
+
+
+def content(data: memoryview) -> int:
+    """CRC-32, as for objects (`kv/objects.py`): against accidents. Who may send is the transport's business."""
+    return zlib.crc32(data)
+
+
+def out_of_range(reference: SegmentReference) -> SegmentError:
+    return SegmentError("out_of_range", f"there is no place {reference.place} of {reference.size} bytes")
+
+
+def _mapped(offer: SharedMemory) -> Bytes:
+    """A file that its process cannot shorten any more, read-only: reading it never fails. [size]"""
+    path = Path(f"/proc/{offer.pid}/fd/{offer.descriptor}")
+    if not str(path.readlink()).startswith("/memfd:"):
+        raise ValueError(f"{path} is no shared memory")  # and opening it might do something
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != offer.size:
+            raise ValueError(f"{path} has not the size that was told")
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:
+            raise ValueError(f"{path} may change its size")
+        return np.frombuffer(mmap.mmap(descriptor, offer.size, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,247 @@
+"""Segments read out of another process's memory: what was referred to, or an error that says why not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from arenas import put
+
+from pilotfish.core.prefill_messages import SharedMemory
+from pilotfish.core.segments import SegmentReference
+from pilotfish.errors import SegmentError
+from pilotfish.kv.arena import Arena
+from pilotfish.kv.readers import SharedMemoryReader
+
+PLACES, SEGMENT_BYTES = 4, 1 << 16
+#: A process that owns an arena with one segment, tells of both, then rewrites it on every line that it is told.
+OWNER = """
+import sys
+import msgspec
+from arenas import put
+from pilotfish.kv.arena import Arena
+
+arena = Arena(4 << 16, 1 << 16)
+def tell(reference):
+    print(msgspec.json.encode([arena.offer(), reference]).decode(), flush=True)
+seed, reference = 0, put(arena, 1 << 16)
+tell(reference)
+for _ in sys.stdin:
+    seed += 1
+    arena.free(reference.place)
+    reference = put(arena, 1 << 16, seed)
+    tell(reference)
+"""
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena(PLACES * SEGMENT_BYTES, SEGMENT_BYTES)
+    yield arena
+    arena.close()
+
+
+@pytest.fixture
+def reader(arena: Arena) -> SharedMemoryReader:
+    return SharedMemoryReader(arena.offer())
+
+
+class Owner:
+    """Such a process."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self.offer, self.reference = self.told()
+
+    def told(self) -> tuple[SharedMemory, SegmentReference]:
+        assert self.process.stdout is not None
+        return msgspec.json.decode(self.process.stdout.readline(), type=tuple[SharedMemory, SegmentReference])
+
+    def rewrite(self) -> SegmentReference:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.told()[1]
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+def reason(reader: SharedMemoryReader, reference: SegmentReference) -> str:
+    with pytest.raises(SegmentError, match=r"^segment: ") as error:
+        reader.read(reference)
+    return error.value.reason
+
+
+def changed(reference: SegmentReference, **fields: int) -> SegmentReference:
+    return msgspec.structs.replace(reference, **fields)
+
+
+@pytest.mark.parametrize("size", [1, 1000, SEGMENT_BYTES])
+def test_what_was_written_is_read(arena: Arena, reader: SharedMemoryReader, size: int) -> None:
+    references = [put(arena, size, seed) for seed in range(PLACES // 2)]
+    for seed, reference in enumerate(references):
+        expected = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+        assert np.array_equal(reader.read(reference), expected)
+
+
+def test_what_is_read_is_a_copy(arena: Arena, reader: SharedMemoryReader) -> None:
+    reference = put(arena, 100)
+    data = reader.read(reference)
+    before = data.copy()
+    arena.buffer(reference.place)[:] = 0
+    assert np.array_equal(data, before)
+
+
+def test_references_to_something_else(arena: Arena, reader: SharedMemoryReader) -> None:
+    reference = put(arena, 100)
+    assert reason(reader, changed(reference, place=PLACES)) == "out_of_range"
+    assert reason(reader, changed(reference, place=(1 << 31) - 1)) == "out_of_range"
+    assert reason(reader, changed(reference, size=SEGMENT_BYTES + 1)) == "out_of_range"
+    assert reason(reader, changed(reference, epoch=7)) == "stale"
+    assert reason(reader, changed(reference, size=99)) == "content"
+    assert reason(reader, changed(reference, content=reference.content ^ 1)) == "content"
+    arena.buffer(reference.place)[17] ^= 1
+    assert reason(reader, reference) == "content"
+    arena.free(reference.place)
+    assert reason(reader, reference) == "stale"
+
+
+def test_a_place_with_the_same_again_is_stale_nevertheless(arena: Arena, reader: SharedMemoryReader) -> None:
+    first = put(arena, 100)
+    arena.free(first.place)
+    second = put(arena, 100)
+    assert (second.place, second.content) == (first.place, first.content)
+    assert reason(reader, first) == "stale"
+    assert len(reader.read(second)) == 100
+
+
+def test_a_place_that_is_rewritten_before_it_is_read_to_its_end(
+    arena: Arena, reader: SharedMemoryReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even with the same content: the epoch after the read tells."""
+    reference, checks = put(arena, SEGMENT_BYTES), []
+    check = SharedMemoryReader._check_epoch
+
+    def rewrite_then_check(reader: SharedMemoryReader, reference: SegmentReference) -> None:
+        checks.append(reference)
+        if len(checks) == 2:
+            arena.free(reference.place)
+            put(arena, SEGMENT_BYTES)
+        check(reader, reference)
+
+    monkeypatch.setattr(SharedMemoryReader, "_check_epoch", rewrite_then_check)
+    assert reason(reader, reference) == "stale" and len(checks) == 2
+
+
+def test_a_place_that_another_thread_rewrites(arena: Arena, reader: SharedMemoryReader) -> None:
+    """Whatever the moment: what is read is what was referred to, or an error."""
+    wanted, stop, outcomes = [put(arena, SEGMENT_BYTES)], threading.Event(), set[str]()
+
+    def rewrite() -> None:
+        seed = 0
+        while not stop.wait(1e-4):
+            seed += 1
+            arena.free(wanted[0].place)
+            wanted[0] = put(arena, SEGMENT_BYTES, seed)
+
+    thread = threading.Thread(target=rewrite)
+    thread.start()
+    for _ in range(300):
+        reference = wanted[0]
+        try:
+            assert np.array_equal(reader.read(reference), expected_of(reference))
+        except SegmentError as error:
+            outcomes.add(error.reason)
+    stop.set()
+    thread.join()
+    assert outcomes <= {"stale"}
+    assert np.array_equal(reader.read(wanted[0]), expected_of(wanted[0]))
+
+
+def expected_of(reference: SegmentReference) -> np.ndarray:
+    """The n-th segment in this place was made from the seed n."""
+    return np.random.default_rng(reference.epoch).integers(0, 256, reference.size, np.uint8)
+
+
+def test_an_owner_that_is_killed() -> None:
+    """What it had is still readable where it was mapped, and nowhere else; another process is not taken for it."""
+    owner = Owner()
+    try:
+        reader = SharedMemoryReader(owner.offer)
+        first = reader.read(owner.reference)
+        assert np.array_equal(first, expected_of(owner.reference))
+        second = owner.rewrite()
+        assert reason(reader, owner.reference) == "stale"
+        assert np.array_equal(reader.read(second), expected_of(second))
+    finally:
+        owner.kill()
+    assert np.array_equal(reader.read(second), expected_of(second))
+    assert reason(reader, owner.reference) == "stale"
+    with pytest.raises(FileNotFoundError):
+        SharedMemoryReader(owner.offer)
+    reader.close()
+    assert reason(reader, second) == "out_of_range"
+
+
+def test_a_process_that_has_the_owners_number_is_not_the_owner(arena: Arena) -> None:
+    """As after a restart, or in another container: the same process and file, another arena in it."""
+    other = Arena(PLACES * SEGMENT_BYTES, SEGMENT_BYTES)
+    mixed = msgspec.structs.replace(other.offer(), nonce=arena.offer().nonce)
+    with pytest.raises(ValueError, match="not that memory"):
+        SharedMemoryReader(mixed)
+    other.close()
+
+
+def test_files_that_are_no_arena(arena: Arena, tmp_path: Path) -> None:
+    offer = arena.offer()
+    ordinary = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    pipe, end = os.pipe()
+    loose = os.memfd_create("loose")
+    small = os.memfd_create("small", os.MFD_ALLOW_SEALING)
+    os.truncate(ordinary, offer.size)
+    os.truncate(loose, offer.size)
+    os.truncate(small, 8)
+    fcntl.fcntl(small, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    cases = [(ordinary, "is no shared memory"), (pipe, "is no shared memory"), (loose, "may change its size")]
+    try:
+        for descriptor, message in cases:
+            with pytest.raises(ValueError, match=message):
+                SharedMemoryReader(msgspec.structs.replace(offer, descriptor=descriptor))
+        with pytest.raises(ValueError, match="has not the size that was told"):
+            SharedMemoryReader(msgspec.structs.replace(offer, size=offer.size + 1))
+        with pytest.raises(ValueError, match="no memory for segments"):
+            SharedMemoryReader(msgspec.structs.replace(offer, descriptor=small, size=8))
+        with pytest.raises(FileNotFoundError):
+            SharedMemoryReader(msgspec.structs.replace(offer, descriptor=10_000))
+        with pytest.raises(FileNotFoundError):
+            SharedMemoryReader(msgspec.structs.replace(offer, pid=(1 << 53) - 1))
+    finally:
+        for descriptor in (ordinary, pipe, end, loose, small):
+            os.close(descriptor)
+
+
+def test_memory_is_not_to_be_shortened_or_written_by_readers(arena: Arena) -> None:
+    offer = arena.offer()
+    with pytest.raises(PermissionError):
+        os.truncate(offer.descriptor, 0)
+    reader = SharedMemoryReader(offer)
+    with pytest.raises(ValueError, match="read-only"):
+        reader._memory[0] = 1
