@@ -1,0 +1,71 @@
+"""KV of ranks that have some heads each: what is made of it is KV of the heads that were asked for, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.core.segments import KVLayout
+from pilotfish.errors import SegmentError
+from pilotfish.kv.arena import Bytes
+from pilotfish.kv.layouts import converted, convertible
+
+MODEL = KVLayout(layers=4, first_head=0, heads=8, planes=[6, 6, 4])
+
+
+def rank(first: int, heads: int) -> KVLayout:
+    return msgspec.structs.replace(MODEL, first_head=first, heads=heads)
+
+
+def segment(layout: KVLayout, layers: int, tokens: int) -> Bytes:
+    """Of a layout, cut out of the model's KV, which is the same for all: the reference."""
+    made = np.random.default_rng(0)
+    heads = slice(layout.first_head, layout.first_head + layout.heads)
+    planes = [
+        made.integers(0, 256, (tokens, MODEL.heads, size), np.uint8)[:, heads].ravel()
+        for _ in range(layers)
+        for size in layout.planes
+    ]
+    return np.concatenate(planes)
+
+
+@given(cuts=st.sets(st.integers(1, 7)), first=st.integers(0, 7), data=st.data())
+def test_heads_of_ranks_become_heads_of_ours(cuts: set[int], first: int, data: st.DataObject) -> None:
+    ours = rank(first, data.draw(st.integers(1, 8 - first)))
+    layers, tokens = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    edges = [0, *sorted(cuts), 8]
+    ranks = data.draw(st.permutations([rank(a, b - a) for a, b in itertools.pairwise(edges)]))
+    parts = [(one, segment(one, layers, tokens)) for one in ranks]
+    assert convertible(ranks, ours)
+    assert np.array_equal(converted(parts, ours, layers, tokens), segment(ours, layers, tokens))
+
+
+def test_a_segment_of_our_own_layout_is_not_copied() -> None:
+    data = segment(MODEL, 2, 3)
+    assert converted([(MODEL, data)], MODEL, 2, 3) is data
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        [rank(0, 4)],
+        [rank(4, 4)],
+        [rank(0, 3), rank(4, 4)],
+        [],
+        [KVLayout(layers=4, first_head=0, heads=8, planes=[6, 6])],
+        [KVLayout(layers=4, first_head=0, heads=8, planes=[3, 3, 4])],
+        [KVLayout(layers=5, first_head=0, heads=8, planes=[6, 6, 4])],
+        [rank(0, 8), KVLayout(layers=4, first_head=0, heads=8, planes=[12, 12])],
+    ],
+)
+def test_what_cannot_be_converted_exactly_is_refused(theirs: list[KVLayout]) -> None:
+    assert not convertible(theirs, MODEL)
+    parts = [(one, np.zeros(one.token_bytes, np.uint8)) for one in theirs]
+    with pytest.raises(SegmentError, match=r"is no KV of heads 0 to 7 of \[6, 6, 4\] bytes \(4 layers\)") as error:
+        converted(parts, MODEL, 1, 1)
+    assert error.value.reason == "layout"
