@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 
 from pilotfish.core.sampling_params import MAX_SAMPLES, MAX_TOKENS
+from pilotfish.core.segments import SEGMENT_BYTES
 from pilotfish.errors import ParameterError
 from pilotfish.options import check_options, count, option, refuse_unknown, separated
 from pilotfish.parsers.formats import TOOL_FORMATS
@@ -266,6 +267,32 @@ class DraftConfig:
     insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False
     leaves: Annotated[int, option("Nodes that a forward expands.", 1, 1024)] = EngineConfig.leaves
     children: Annotated[int, option("Children that an expanded node gets.", 1, 64)] = 12
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class PrefillConfig:
+    """A prefill pool: `model` computes KV of prompts for targets of the same model that come to `listen`; it waits in
+    `segment_memory` until they take it. Without `key` and `allow` only this host's processes may come, unless
+    `insecure`."""
+
+    model: EngineConfig
+    listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
+    name: Annotated[str, option("What ps and logs call it.")] = "prefill"
+    key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None
+    allow: Annotated[Path, option("The allowlist: who may come, and their weights.")] | None = None
+    insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False
+    segment_memory: Annotated[float, option("For KV that targets have not taken yet.", 0.001, 1 << 10, unit="GiB")] = (
+        0.25
+    )
+    segment_bytes: Annotated[
+        int, option("Of KV that is sent at a time, at most.", 1 << 12, 1 << 23, parse=count, metavar="BYTES")
+    ] = SEGMENT_BYTES
+    max_queued_tokens: Annotated[int, option("Of one target's prompts that wait.", 1, 1 << 31, **TOKENS)] = 1 << 17
+    lease: Annotated[float, option("How long KV is kept for a target that is silent.", 1, 3600, unit="seconds")] = 10.0
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -1,4 +1,5 @@
-"""`pilotfish draft`: a draft pool that listens for targets. `pilotfish target`: the process of a server's target."""
+"""`pilotfish draft` and `pilotfish prefill`: pools that listen for targets. `pilotfish target`: the process of a
+server's target."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from typing import Annotated
 import typer
 
 from pilotfish import pairs
-from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directory
+from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directories, model_directory
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
-from pilotfish.config import DraftConfig, EngineConfig, config_of
+from pilotfish.config import DraftConfig, EngineConfig, PrefillConfig, config_of
 from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.errors import InputError
 from pilotfish.logs import configure
@@ -59,6 +60,37 @@ def _directory(draft: Path | None, pair: str | None) -> Path:
     if draft is not None:
         return model_directory("draft", draft)
     return pairs.resolve_pair(pair or DEFAULT_PAIR).draft
+
+
+@taking(pick(PrefillConfig), pick(EngineConfig, *MODEL, "max_model_len", "max_rows"))
+def prefill(
+    pool: Given,
+    engine: Given,
+    target: Annotated[
+        Path | None, typer.Option("--target", "--model", help="The targets' model, a directory in Hugging Face format.")
+    ] = None,
+    pair: Annotated[str | None, typer.Option(help="The bundled pair of the targets: pycode, the default.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
+    ] = None,
+    json: JsonOption = False,
+    config: Annotated[str | None, typer.Option(hidden=True, help="Of the engine whose prefill worker this is.")] = None,
+) -> None:
+    """Run a prefill pool, which computes KV of prompts: targets attach to it with --prefill-pool. Ends on Ctrl-C or
+    SIGTERM.
+
+    With --json one line on stdout says where it listens, once it serves."""
+    if config is None:
+        directory = model_directories(pair, target, None)["target"]
+        prepared = PrefillConfig(model=EngineConfig(target=directory, **engine), **pool)
+    else:
+        prepared = PrefillConfig(**{**pool, "model": config_of(config, EngineConfig).of_prefill})
+    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
+    configure(log_format, level=level, process=prepared.name)
+    _import_transformers()
+    from pilotfish.engine.prefill_pool import run_prefill_pool
+
+    run_prefill_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
 
 
 def target(

@@ -52,14 +52,7 @@ def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) 
         signals.call(worker.stop)
         worker.run()
     if pacer is not None:
-        _report(pacer)
-
-
-def _report(pacer: Pacer) -> None:
-    if pacer.valid:
-        logger.info("paced: %s", pacer)
-    else:
-        logger.warning("this run is invalid, its device is too slow: %s", pacer)
+        pacer.report()
 
 
 def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = None) -> DraftWorker:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.core.layer_progress import LayerProgress
 from pilotfish.core.tree import NO_TOKEN
 from pilotfish.model.batch import EXACT, Batch, library_buckets
 from pilotfish.model.graphs import CudaRecorder, GraphCache
@@ -39,6 +40,7 @@ class TorchExecutor:
         self.context = config.context
         self.vocab_size = config.vocab_size
         self.pacer = pacer
+        self.progress = LayerProgress(config.num_hidden_layers)
         self.kv = empty_kv(config, model.kv_dtype, num_slots, model.device)
         self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
         self._given = vocab_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pilotfish.plan.pace import Pace
+
+logger = logging.getLogger(__name__)
 
 #: The share of overruns above which a run says nothing about the emulated device.
 MAX_OVERRUN_SHARE = 0.01
@@ -43,6 +46,13 @@ class Pacer:
     def __str__(self) -> str:
         row = f" ({1000 * self.pace.seconds(1):.2f} ms a row)" if "@" in self.pace.text else ""
         return f"{self.role} {self.pace.text}{row}, overruns {self.overruns} of {self.forwards}"
+
+    def report(self) -> None:
+        """Log how well the pace was kept."""
+        if self.valid:
+            logger.info("paced: %s", self)
+        else:
+            logger.warning("this run is invalid, its device is too slow: %s", self)
 
     def reset(self) -> None:
         """Count from here on."""

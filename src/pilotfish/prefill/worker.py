@@ -1,0 +1,211 @@
+"""The prefill worker's loop: orders become requests of a scheduler, whose KV is exported while it is computed.
+
+channel's thread   Greeting, PrefillOrder, Renewal, Taken, Fetch … ─► machine ─► answers
+loop               machine ─► next order ─► plan, forward, commit      one forward after another
+exporting thread   slots of the forward at hand ─► segments ─► machine ─► SegmentReady
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from pilotfish.core.executor import Executor
+from pilotfish.core.layer_progress import LayerProgress
+from pilotfish.core.prefill_orders import TakenOrder
+from pilotfish.core.request import Request
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.scheduler import Scheduler
+from pilotfish.core.slots import Slots
+from pilotfish.core.step import Chunk, Step
+from pilotfish.core.tree import Forest, Guesses
+from pilotfish.observe.records import ObservePrefill, PrefillRecord
+from pilotfish.prefill.export import Export, Exporter
+from pilotfish.prefill.shared import SharedMachine
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that the loop sleeps at most where nothing is to be done.
+IDLE = 1.0
+#: An order samples one token, which nobody wants: a request ends when it has done so.
+ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+
+
+class PrefillWorker:
+    """Computes what targets order."""
+
+    def __init__(
+        self,
+        shared: SharedMachine,
+        scheduler: Scheduler,
+        executor: Executor,
+        exporter: Exporter,
+        progress: LayerProgress,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`progress` is counted by `executor`, and read by `exporter`."""
+        self.shared, self.scheduler, self.executor, self.exporter = shared, scheduler, executor, exporter
+        self.observe: ObservePrefill = lambda _: None
+        self._progress = progress
+        self._clock = clock
+        self._stopping = False
+        self._events = SimpleQueue[None]()
+        self._orders: dict[int, TakenOrder] = {}  # by the number of their request
+        self._exporting: list[Export] = []
+        self._next = 0
+        shared.changed = self._wake_all
+        exporter.returned = self.wake
+
+    def run(self) -> None:
+        """Until `stop`."""
+        busy = True
+        while not self._stopping:
+            busy = self.turn(0.0 if busy else IDLE)
+
+    def stop(self) -> None:
+        """From any thread, or a signal's handler."""
+        self._stopping = True
+        self.wake()
+
+    def wake(self) -> None:
+        self._events.put(None)
+
+    def _wake_all(self) -> None:
+        self.wake()
+        self.exporter.wake()
+
+    def turn(self, timeout: float) -> bool:
+        """Wait for something to do, up to `timeout` seconds, and run a forward; whether there was one."""
+        self._wait(timeout)
+        self._take_back()
+        self._drop_ended()
+        self._take_orders()
+        return self._forward()
+
+    def _wait(self, timeout: float) -> None:
+        with suppress(Empty):
+            if timeout > 0:
+                self._events.get(timeout=timeout)
+            while True:
+                self._events.get_nowait()
+
+    def _take_back(self) -> None:
+        for export in self.exporter.take_back():
+            self._exporting.remove(export)
+            self.scheduler.pool.release(export.slots)
+
+    def _drop_ended(self) -> None:
+        """Stop computing what nobody wants any more."""
+        requests = {request.id: request for request in (*self.scheduler.running, *self.scheduler.waiting)}
+        for number in [number for number, order in self._orders.items() if not order.live]:
+            self.scheduler.abort(requests[number])
+            del self._orders[number]
+
+    def _take_orders(self) -> None:
+        """As many as fill a forward: more would only divide its rows."""
+        with self.shared.turn():
+            machine = self.shared.machine
+            machine.free_slots = self.scheduler.pool.num_available
+            while self._wanted_rows() < self.scheduler.max_rows and len(self._orders) < self.scheduler.max_requests:
+                order = machine.next_order()
+                if order is None:
+                    return
+                self._orders[self._next] = order
+                self.scheduler.add(_request(self._next, order))
+                self._next += 1
+
+    def _wanted_rows(self) -> int:
+        return sum(request.num_pending for request in (*self.scheduler.running, *self.scheduler.waiting))
+
+    def _forward(self) -> bool:
+        chunks = self.scheduler.plan().chunks
+        if not chunks:
+            return False
+        step = self.scheduler.schedule(chunks, _no_trees(chunks), 0)
+        began = self._clock()
+        self._start(step)
+        exports = self._export(step)
+        try:
+            outcome = self.executor.execute(step.rows(), step.sampling())
+        except Exception as error:
+            self.scheduler.cancel(step)
+            self._fail(step, error)
+            return True
+        finally:
+            self._progress.reset()  # before the exporter may look at the next forward
+        for export in exports:
+            export.complete = True
+        self.exporter.wake()
+        try:
+            self.scheduler.commit(step, outcome.tokens)
+        except Exception as error:
+            self._fail(step, error)
+            return True
+        self._advance(step, began)
+        return True
+
+    def _start(self, step: Step) -> None:
+        """Of the orders in it for the first time, export what the cache has."""
+        for chunk in step.chunks:
+            order, cached = self._orders[chunk.request.id], chunk.request.num_computed
+            if order.started is None:
+                with self.shared.turn() as now:
+                    self.shared.machine.started(order, cached, now)
+                self._put(order, 0, chunk.request.slots[:cached], complete=True)
+
+    def _export(self, step: Step) -> list[Export]:
+        """Of all chunks, while they are computed."""
+        exports = list[Export]()
+        for chunk, slots in zip(step.chunks, step.slots, strict=True):
+            exports += self._put(self._orders[chunk.request.id], chunk.request.num_computed, slots, complete=False)
+        return exports
+
+    def _put(self, order: TakenOrder, first: int, slots: Slots, *, complete: bool) -> list[Export]:
+        """Have the slots of tokens from `first` on exported, as far as they are handed over. They are shared until the
+        exporter gives them back."""
+        skipped = max(order.first - first, 0)
+        if skipped >= len(slots):
+            return []
+        export = Export(order, first + skipped, slots[skipped:].copy(), complete)
+        self.scheduler.pool.share(export.slots)
+        self._exporting.append(export)
+        self.exporter.put(export)
+        return [export]
+
+    def _advance(self, step: Step, began: float) -> None:
+        with self.shared.turn() as now:
+            self.shared.machine.computed(step.num_rows, now - began)
+            for chunk in step.chunks:
+                order = self._orders[chunk.request.id]
+                self.shared.machine.advanced(order, chunk.count, now)
+        ended = [chunk.request.id for chunk in step.chunks if chunk.request.finish_reason is not None]
+        for number in ended:
+            del self._orders[number]
+        self.observe(PrefillRecord(began, now, len(step.chunks), step.num_rows, len(ended)))
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        """Its orders end; others go on."""
+        logger.error("a forward failed: %s: %s", type(error).__name__, error, exc_info=error)
+        with self.shared.turn() as now:
+            for chunk in step.chunks:
+                self.scheduler.abort(chunk.request)
+                order = self._orders.pop(chunk.request.id)
+                self.shared.machine.fail(order, f"a forward failed: {type(error).__name__}: {error}", now)
+        self.exporter.wake()
+
+    def check(self) -> None:
+        """EngineError unless every slot is free, or in the cache, or known to be in use."""
+        held = [request.held for request in self.scheduler.running] + [export.slots for export in self._exporting]
+        kept = () if self.scheduler.cache is None else self.scheduler.cache.slots
+        self.scheduler.pool.check([slot for slots in held for slot in slots.tolist()], kept)
+
+
+def _request(number: int, order: TakenOrder) -> Request:
+    return Request(number, order.tokens, ONE_TOKEN, 0, frozenset(), room=1, cache_salt=order.salt, max_nodes=0)
+
+
+def _no_trees(chunks: Sequence[Chunk]) -> Forest:
+    return Forest.of([Guesses() for chunk in chunks if chunk.complete])
