@@ -23,6 +23,7 @@ STATS = {
     "accepted_by_origin",
     "hits",
     "cached_by_tier",
+    "handovers",
     "tokens_per_verify_step",
 }
 

@@ -47,6 +47,7 @@ def test_a_completion_tells_all(llm: LLM) -> None:
         "accepted_by_origin",
         "hits",
         "cached_by_tier",
+        "handovers",
         "tokens_per_verify_step",
     }
     assert completion.stats["draft_tokens"] > 0

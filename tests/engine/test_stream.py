@@ -8,7 +8,9 @@ from collections.abc import Awaitable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from pilotfish.core.handover import HandOverReport
 from pilotfish.engine.stream import Stream, Update
 from pilotfish.errors import TargetUnavailable
 from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
@@ -20,7 +22,9 @@ def update(index: int, token: int, *, last: bool = False, first: bool = False) -
     finish = Finish("length", None) if last else None
     verified = [Verified(0.0, 1, 0, 0)]
     seed = 42 + index if first else None
-    return Delta(1, index, [token], chr(97 + token), [token + 1], verified, seed=seed, finish=finish), STEP
+    handovers = [HandOverReport(tokens=token)]
+    delta = Delta(1, index, [token], chr(97 + token), [token + 1], verified, seed=seed, handovers=handovers)
+    return replace(delta, finish=finish), STEP
 
 
 def collect(stream: Stream) -> Awaitable[list[Update]]:
@@ -53,6 +57,7 @@ def test_every_output_arrives_whole_and_in_order(order: list[int], reads: list[b
         own = [u.delta for u in got if u.delta.index == index]
         assert [token for delta in own for token in delta.tokens] == list(range(1, counts[index] + 1))
         assert sum(len(delta.verified) for delta in own) == counts[index]
+        assert [report.tokens for delta in own for report in delta.handovers] == list(range(1, counts[index] + 1))
         assert [delta.seed for delta in own if delta.seed is not None] == [42 + index]
         assert [delta.finish is not None for delta in own] == [False] * (len(own) - 1) + [True]
     assert sum(len(u.steps) for u in got) == len(order)

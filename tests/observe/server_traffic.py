@@ -4,15 +4,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pilotfish.core.handover import HandOverReport, HandOverTotals
 from pilotfish.core.request import FinishReason
 from pilotfish.core.tiers import TierCounts, TierUse
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord
-from pilotfish.wire.serving import Delta, Finish, Identity, PoolLoad, Progress, Status, StepReport, Verified
+from pilotfish.wire.serving import (
+    Delta,
+    Finish,
+    Identity,
+    PoolLoad,
+    PrefillPoolLoad,
+    Progress,
+    Status,
+    StepReport,
+    Verified,
+)
 
 IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, longest=1000, max_requests=8, max_nodes=16)
 DROPS = {"late_nodes": 7, "resyncs": 1}
 POOL = PoolLoad("local", True, sessions=3, free_slots=50, step_ms=4.0, queue_ms=0.5, drops=DROPS, cached=9)
+#: Hand-overs of one sequence: one that the pool lost, then one that brought all.
+LOST = HandOverReport("east", "tcp", "gone", began=0.25, seconds=0.5, size=100, tokens=3)
+HANDED = HandOverReport("east", "shm", "whole", 1.0, 2.0, 0.5, 1.25, 0.75, 0.75, size=4096, tokens=6, cached=2)
+
+
+def prefill_pool(transport: str = "shm", tokens: int = 6, late: int = 1) -> PrefillPoolLoad:
+    shm = HandOverTotals({"whole": 1, "late": late}, tokens, size=4096, transfer=0.75, hidden=0.5)
+    tcp = HandOverTotals({"gone": 1}, 3, size=100, transfer=0.125)
+    totals, refused = {"shm": shm, "tcp": tcp}, {"content": 2, "stale": 0}
+    return PrefillPoolLoad("east", bool(transport), transport, 700, 50, 2.0, 3, totals, refused)
 
 
 TIERS = [
@@ -22,8 +43,15 @@ TIERS = [
 ]
 
 
-def status(running: int = 2, free_slots: int = 750, preemptions: int = 0, pools: tuple[PoolLoad, ...] = ()) -> Status:
-    return Status(IDENTITY, running, 1, free_slots, preemptions, list(pools), TIERS, tier_counts())
+def status(
+    running: int = 2,
+    free_slots: int = 750,
+    preemptions: int = 0,
+    pools: tuple[PoolLoad, ...] = (),
+    prefill_pools: tuple[PrefillPoolLoad, ...] = (),
+) -> Status:
+    both = list(pools), list(prefill_pools)
+    return Status(IDENTITY, running, 1, free_slots, preemptions, *both, TIERS, tier_counts())
 
 
 def tier_counts(saved: int = 4, loading_seconds: float = 0.5) -> TierCounts:
@@ -77,7 +105,8 @@ def serve_one(metrics: ServerMetrics, asked: RequestFacts) -> None:
 def everything(metrics: ServerMetrics) -> None:
     """Traffic that leaves a sample in every family."""
     metrics.target(ready=True, restarts=0)
-    metrics.status(status(pools=(POOL,)))
+    metrics.status(status(pools=(POOL,), prefill_pools=(prefill_pool(),)))
+    metrics.handover(HANDED)
     update = progress()
     metrics.progress(update.step, update.deltas)
     serve_one(metrics, facts(tag="search"))

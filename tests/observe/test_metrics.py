@@ -8,7 +8,21 @@ import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
-from server_traffic import POOL, TIERS, delta, everything, facts, progress, serve_one, status, step, tier_counts
+from server_traffic import (
+    HANDED,
+    LOST,
+    POOL,
+    TIERS,
+    delta,
+    everything,
+    facts,
+    prefill_pool,
+    progress,
+    serve_one,
+    status,
+    step,
+    tier_counts,
+)
 
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
@@ -222,6 +236,62 @@ def test_counts_of_tiers_go_on_when_a_target_begins_at_zero(metrics: ServerMetri
     assert value(metrics, "pilotfish_kv_objects_total", outcome="saved") == 7
     assert value(metrics, "pilotfish_kv_loading_seconds_total") == 1.0
     assert not {"pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"} & names(metrics)
+
+
+def test_prefill_pools(metrics: ServerMetrics) -> None:
+    metrics.status(status(prefill_pools=(prefill_pool(),)))
+    gauges = {"ready": 1, "queued_tokens": 700, "free_slots": 50, "token_seconds": 0.002, "leases": 3}
+    for name, expected in gauges.items():
+        assert value(metrics, f"pilotfish_prefill_pool_{name}", pool="east") == expected
+    assert value(metrics, "pilotfish_prefill_pool_transport", pool="east") == 1
+    ended = {("shm", "whole"): 1, ("shm", "late"): 1, ("tcp", "gone"): 1}
+    for (transport, outcome), count in ended.items():
+        labels = {"pool": "east", "transport": transport, "outcome": outcome}
+        assert value(metrics, "pilotfish_handovers_total", **labels) == count
+    sums = {"tokens": (6, 3), "bytes": (4096, 100), "transfer_seconds": (0.75, 0.125), "hidden_seconds": (0.5, 0)}
+    for name, (shm, tcp) in sums.items():
+        assert value(metrics, f"pilotfish_handover_{name}_total", pool="east", transport="shm") == shm
+        assert value(metrics, f"pilotfish_handover_{name}_total", pool="east", transport="tcp") == tcp
+    refused = "pilotfish_segments_refused_total"
+    assert [value(metrics, refused, pool="east", reason=why) for why in ("content", "stale")] == [2, 0]
+
+
+def test_counts_of_hand_overs_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
+    for tokens, late in ((6, 3), (10, 5), (4, 2)):
+        metrics.status(status(prefill_pools=(prefill_pool(tokens=tokens, late=late),)))
+    metrics.target(ready=False, restarts=1)
+    assert value(metrics, "pilotfish_handover_tokens_total", transport="shm") == 14
+    assert value(metrics, "pilotfish_handovers_total", transport="shm", outcome="late") == 7
+    assert not {name for name in names(metrics) if name.startswith("pilotfish_prefill_pool_")}
+
+
+def test_only_the_transport_in_use_is_told(metrics: ServerMetrics) -> None:
+    in_use = "pilotfish_prefill_pool_transport"
+    for transport in ("shm", "", "tcp"):
+        metrics.status(status(prefill_pools=(prefill_pool(transport),)))
+        assert [at["transport"] for name, at, _ in samples(metrics) if name == in_use] == [transport] * bool(transport)
+        assert value(metrics, "pilotfish_prefill_pool_ready", pool="east") == bool(transport)
+
+
+def test_parts_of_hand_overs(metrics: ServerMetrics) -> None:
+    record = RequestRecord(metrics, RequestFacts((30,), 8), arrived=1.0)
+    record.update(0, Delta(1, 0, [], "", [], [], queued=0.1, cached={"host": 20}, handovers=[LOST, HANDED]), now=2.0)
+    sums = {"queued": 0.5, "computing": 1.25, "exposed": 0.25, "lost": 0.5}
+    for part, seconds in sums.items():
+        assert value(metrics, "pilotfish_handover_seconds_sum", pool="east", part=part) == seconds
+        assert value(metrics, "pilotfish_handover_seconds_count", pool="east", part=part) == 1
+    sources = {"device": 0, "host": 20, "disk": 0, "prefill": 9, "computed": 1}
+    for source, tokens in sources.items():
+        assert value(metrics, "pilotfish_kv_prompt_tokens_total", source=source) == tokens
+    assert record.handed_over == 9
+
+
+def test_what_was_handed_over_and_then_found_counts_once(metrics: ServerMetrics) -> None:
+    """A sequence that lost its KV before its first token finds what was handed over."""
+    metrics.prefix(30, {"device": 27}, handed_over=29)
+    sources = {"device": 27, "prefill": 3, "computed": 0}
+    for source, tokens in sources.items():
+        assert value(metrics, "pilotfish_kv_prompt_tokens_total", source=source) == tokens
 
 
 def test_a_target_that_is_gone_holds_nothing(metrics: ServerMetrics) -> None:

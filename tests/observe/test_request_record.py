@@ -24,8 +24,8 @@ class Sink:
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
         self.told.append(("first", seconds, prompt_tokens))
 
-    def prefix(self, tokens: int, cached: Mapping[str, int]) -> None:
-        self.told.append(("prefix", tokens, cached))
+    def prefix(self, tokens: int, cached: Mapping[str, int], handed_over: int) -> None:
+        self.told.append(("prefix", tokens, cached, handed_over))
 
     def inter_token(self, seconds: float) -> None:
         self.told.append(("inter", seconds))
@@ -53,7 +53,7 @@ def test_tokens_times_and_trees_add_up() -> None:
     record.update(0, delta((5.0, 1, 0, 0), queued=0.5), now=101.0)
     record.update(0, delta((5.25, 3, 8, 2), (5.75, 1, 8, 0), reason="stop"), now=102.0)  # two steps in one
     record.finish(now=102.5)
-    assert sink.told[:3] == [("started",), ("prefix", 7, {}), ("first", 1.0, 7)]
+    assert sink.told[:3] == [("started",), ("prefix", 7, {}, 0), ("first", 1.0, 7)]
     assert sink.told[3:] == [("inter", 0.25), ("inter", 0.5), ("finished", record)]
     assert (record.reason, record.generation_tokens, record.longest) == ("stop", 5, 5)
     assert (record.verify_steps, record.drafted, record.accepted) == (2, 16, 2)

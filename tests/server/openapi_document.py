@@ -68,10 +68,31 @@ class SpeculativeDecoding(Struct, frozen=True):
     per_step_drafted: list[int] | UnsetType = UNSET
 
 
+class HandOverFigures(Struct, frozen=True):
+    """A hand-over of KV from a prefill worker. Times are seconds; of parts that are not known, 0."""
+
+    pool: str
+    transport: str  # how its segments were read
+    outcome: str  # "whole", or why it ended early
+    began: float  # a moment of the target's clock
+    seconds: float  # from its beginning to its end
+    queued: float  # that it waited at the pool
+    computing: float  # from its first row there to its last
+    exposed: float  # on top of these
+    arriving: float  # from its beginning to its first segment
+    transfer: float  # reading, checking and writing its segments
+    hidden: float  # of the transfer, while the pool computed
+    size: int  # bytes
+    tokens: int
+    cached: int  # tokens of the sequence whose KV the pool had already
+
+
 class Metrics(Struct, frozen=True):
     speculative_decoding: SpeculativeDecoding | None  # None: no speculation, or several outputs
     cached_by_tier: dict[Literal["device", "host", "disk"], int]  # of usage's cached_tokens; those with any
     accepted_by_origin: dict[str, int] | UnsetType = UNSET  # accepted nodes by who guessed them
+    handed_over: int | UnsetType = UNSET  # tokens whose KV prefill workers computed
+    handovers: list[HandOverFigures] | UnsetType = UNSET
 
 
 class PromptLogprob(Struct, frozen=True):

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from browser import Playground, browser
-from stand_in import StandIn, served, story
+from stand_in import HANDED, StandIn, served, story
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--dark", action="store_true")
     options = parser.parse_args()
     stand_in = StandIn()
-    stand_in.parts, stand_in.pause = story(), 0.02
+    stand_in.parts, stand_in.pause = story([HANDED]), 0.02
     with nullcontext(options.url) if options.url else served(stand_in.app()) as url, browser() as chromium:
         take(Playground(chromium, url, **look(options)), options)
 

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from pilotfish.core.handover import HandOverReport
 from pilotfish.server.routes import page_routes
 
 MODEL = "stand-in"
@@ -62,30 +63,48 @@ def chunk(
     nodes: int,
     at: float = 0.0,
     pushes: Sequence[dict[str, Any]] = (),
+    handovers: Sequence[HandOverReport] = (),
 ) -> dict[str, Any]:
     """A verify step's part of an answer, as /v1/completions streams it."""
     verified = {"at": at, "tokens": len(tokens), "nodes": nodes, "accepted": accepted}
     times = {"at": at, "draft": 0.0005, "forward": 0.018, "verify": 0.002, "coordination": 0.001}
     counts = {"sequences": 1, "rows": nodes + 1, "nodes": nodes, "accepted": accepted, "committed": len(tokens)}
     step = {**times, **counts, "hits": 0, "pushes": list(pushes)}
-    detail = {"tokens": list(tokens), "ends": list(ends), "verified": [verified], "steps": [step]}
+    reports = [report.as_json() for report in handovers]
+    detail = {
+        "tokens": list(tokens),
+        "ends": list(ends),
+        "verified": [verified],
+        "steps": [step],
+        "handovers": reports,
+    }
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
     return {"id": "cmpl-1", "object": "text_completion", "model": MODEL, "choices": [choice], "pilotfish": detail}
 
 
 def last(
-    prompt_tokens: int, completion_tokens: int, reason: str = "length", cached: dict[str, int] | None = None
+    prompt_tokens: int,
+    completion_tokens: int,
+    reason: str = "length",
+    cached: dict[str, int] | None = None,
+    **metrics: Any,
 ) -> list[dict[str, Any]]:
-    """The chunk with the finish reason, and the one with the usage. `cached`: tokens of the prompt by tier."""
+    """The chunk with the finish reason, and the one with the usage. `cached`: tokens of the prompt by tier; `metrics`:
+    further ones."""
     choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason}
     head = {"id": "cmpl-1", "object": "text_completion", "model": MODEL}
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-    metrics = {} if cached is None else {"metrics": {"speculative_decoding": None, "cached_by_tier": cached}}
-    return [{**head, "choices": [choice]}, {**head, "choices": [], "usage": usage, **metrics}]
+    known = {"speculative_decoding": None, "cached_by_tier": cached, **metrics}
+    told = {} if cached is None else {"metrics": known}
+    return [{**head, "choices": [choice]}, {**head, "choices": [], "usage": usage, **told}]
 
 
-def story() -> list[bytes]:
-    """A longer answer in mode async, 22 ms a step."""
+#: Of 4,000 tokens of a prompt: the transfer goes on for 20 ms after the pool has computed.
+HANDED = HandOverReport("prefill 0", "shm", "whole", 99.6, 0.4, 0.08, 0.3, 0.12, 0.05, size=1 << 22, tokens=3999)
+
+
+def story(handovers: Sequence[HandOverReport] = ()) -> list[bytes]:
+    """A longer answer in mode async, 22 ms a step, after hand-overs."""
     draw = random.Random(7)
     parts = re.findall(r"\s*\w+|\s*[^\w\s]+|\s+", STORY)
     events, position, written, at = [], 0, 0, 100.0
@@ -96,9 +115,11 @@ def story() -> list[bytes]:
         nodes = draw.randint(max(accepted, 4), 16)
         pushes = [{"at": at - 0.022 + 0.0073 * i, "nodes": draw.randint(1, 6)} for i in range(3)]
         tokens = [1000 + position + i for i in range(len(taken))]
-        events.append(event(chunk("".join(taken), tokens, ends, accepted, nodes, at, pushes)))
+        first = handovers if position == 0 else ()
+        events.append(event(chunk("".join(taken), tokens, ends, accepted, nodes, at, pushes, first)))
         position, written, at = position + len(taken), ends[-1], at + 0.022
-    return [*events, *map(event, last(14, len(parts), "stop")), DONE]
+    prompt, handed = (4000, {"cached": {}, "handed_over": 3999}) if handovers else (14, {})
+    return [*events, *map(event, last(prompt, len(parts), "stop", **handed)), DONE]
 
 
 class StandIn:

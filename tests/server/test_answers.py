@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from http_double import IDENTITY, STATUS, Client, Engine, Health, Submitted, Update, saying, unready
 from msgspec.structs import replace
 
+from pilotfish.core.handover import HandOverReport
 from pilotfish.wire.serving import Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -247,6 +249,27 @@ def test_acceptance_of_a_request(client: Client) -> None:
     steps = {"per_step_accepted": [1, 1, 1], "per_step_drafted": [3, 3, 3]}
     assert metrics(speculation={"metrics": "detailed"}) == {"speculative_decoding": summary | steps, **ours}
     assert metrics(n=2, speculation={"metrics": "summary"}) == {"speculative_decoding": None, "cached_by_tier": {}}
+
+
+def test_hand_overs_of_a_request(client: Client, engine: Engine) -> None:
+    lost = HandOverReport("east", "tcp", "gone", began=1.0, seconds=0.5, tokens=2)
+    whole = HandOverReport("east", "shm", "whole", 2.0, 2.0, 0.5, 1.25, 0.75, 0.75, size=4096, tokens=6, cached=2)
+
+    def handed(submitted: Submitted) -> list[Update]:
+        first, *rest = scripted(submitted)
+        return [Update(replace(first.delta, handovers=[lost, whole]), index=first.index), *rest]
+
+    scripted, engine.script = engine.script, handed
+    told = {**dataclasses.asdict(whole), "exposed": 0.25, "hidden": 0.5}
+    none = {**dataclasses.asdict(lost), "exposed": 0.0, "hidden": 0.0}
+    body = {"prompt": "x", "speculation": {"metrics": "summary"}}
+    metrics = client.post(COMPLETIONS, body).json["metrics"]
+    assert metrics["handed_over"] == 8 and "handovers" not in metrics
+    metrics = client.post(COMPLETIONS, {**body, "speculation": {"metrics": "detailed"}}).json["metrics"]
+    assert metrics["handed_over"] == 8 and metrics["handovers"] == [none, told]
+    events = client.post(COMPLETIONS, {**body, "speculation": {"detail": True}, "stream": True}).events
+    details = [event["pilotfish"]["handovers"] for event in events if event["choices"]]
+    assert details == [[none, told]] + [[]] * (len(details) - 1)
 
 
 def test_the_servers_level_of_metrics(serve: Callable[..., Client]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from browser import TIMEOUT, Playground, browser, needs_browser
 from playwright.sync_api import Browser, expect
-from stand_in import DONE, STORY, StandIn, chunk, error, event, last, served, story
+from stand_in import DONE, HANDED, STORY, StandIn, chunk, error, event, last, served, story
 from starlette.testclient import TestClient
 
+from pilotfish.core.handover import HandOverReport
+
+HEIGHT = "one => one.getBoundingClientRect().height"
 PHONE = {"width": 360, "height": 740}
 
 
@@ -98,12 +102,15 @@ def test_figures_and_timeline_tell_of_the_speculation(playground: Playground, st
         ),
         ({"disk": 399}, ["399 on disk", "1 computed"]),
         ({}, ["400 computed"]),
+        ({"device": 64, "handed_over": 335}, ["64 on the device", "335 from a prefill worker", "1 computed"]),
+        ({"device": 300, "handed_over": 335}, ["300 on the device", "100 from a prefill worker"]),
     ],
 )
 def test_what_of_a_prompt_came_from_where(
     playground: Playground, stand_in: StandIn, cached: dict[str, int], expected: list[str]
 ) -> None:
-    stand_in.parts = [greeting()[0], *map(event, last(400, 6, cached=cached)), DONE]
+    handed = {name: cached.pop(name) for name in ("handed_over",) if name in cached}
+    stand_in.parts = [greeting()[0], *map(event, last(400, 6, cached=cached, **handed)), DONE]
     playground.run("Say hello")
     sources = playground.page.get_by_role("region", name="Where the prompt’s KV came from")
     lines = [text.strip() for text in sources.get_by_role("listitem").all_inner_texts()]
@@ -139,6 +146,46 @@ def test_what_a_draft_elsewhere_pushed_is_told_of_and_drawn(playground: Playgrou
         "2 % wait for a draft, 5 % coordination. The draft pushed 208 nodes in 72 messages."
     )
     assert playground.page.locator("#timeline").screenshot() != before
+
+
+def test_what_a_prefill_worker_handed_over_is_told_of_and_drawn(playground: Playground, stand_in: StandIn) -> None:
+    canvas, legend = playground.page.locator("#timeline"), playground.page.locator("figure .legend li")
+    stand_in.parts = story()
+    playground.run("def mean(values):")
+    assert (canvas.evaluate(HEIGHT), legend.locator("visible=true").count()) == (132, 5)
+    early = HandOverReport("prefill 1", "tcp", "late", began=98.5, seconds=1.0)
+    stand_in.parts = story([early, HANDED])
+    playground.run("def mean(values):")
+    assert playground.shown("summary").endswith(
+        "The draft pushed 208 nodes in 72 messages. A hand-over from prefill 1 ended early (late): 0 tokens in "
+        "1000 ms. 3999 tokens came from prefill 0 by shm: 80 ms queued, 300 ms computing, 20 ms exposed."
+    )
+    assert (canvas.evaluate(HEIGHT), legend.locator("visible=true").count()) == (180, 10)
+    playground.page.select_option("#span", "2")
+    playground.page.focus("#position")
+    playground.page.keyboard.press("Home")
+    # from 98.5 s on: a hand-over to 99.5 s, another one from 99.6 s to 100 s, where the first step begins
+    lane = [(0.53, "ground"), (1.14, "ground"), (1.3, "prefill"), (1.49, "wait"), (1.6, "ground")]
+    strip = [(0.53, "ground"), (1.14, "ground"), (1.3, "transfer"), (1.49, "transfer"), (1.6, "ground")]
+    assert [(at, colour_at(playground, at / 2, 115)) for at, _ in lane] == lane
+    assert [(at, colour_at(playground, at / 2, 136)) for at, _ in strip] == strip
+    framed = [colour_at(playground, at / 2, 105) != "ground" for at in (0.53, 1.05, 1.14, 1.6)]
+    assert framed == [True, False, True, False]
+    assert [colour_at(playground, at / 2, 26) for at in (1.3, 1.51)] == ["ground", "forward"]
+
+
+def colour_at(playground: Playground, share: float, top: int) -> str:
+    """The name of the colour that the timeline has at a share of the time shown, so many pixels from the top."""
+    script = """(canvas, [share, top]) => {
+        const ratio = canvas.width / canvas.getBoundingClientRect().width;
+        const left = ratio * 52 + share * (canvas.width - ratio * 52);
+        const pixel = canvas.getContext("2d").getImageData(left, ratio * top, 1, 1).data;
+        const seen = "#" + [...pixel].slice(0, 3).map((one) => one.toString(16).padStart(2, "0")).join("");
+        const style = getComputedStyle(document.documentElement);
+        const names = ["ground", "prefill", "transfer", "wait", "forward"];
+        return names.find((name) => style.getPropertyValue("--" + name).trim() === seen) ?? seen;
+    }"""
+    return str(playground.page.locator("#timeline").evaluate(script, [share, top]))
 
 
 def test_a_long_timeline_can_be_gone_through_by_keyboard(playground: Playground, stand_in: StandIn) -> None:
@@ -362,7 +409,9 @@ def test_every_field_has_a_label_and_tokens_are_not_announced(playground: Playgr
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone(chromium: Browser, url: str, stand_in: StandIn, scheme: str) -> None:
-    stand_in.parts = [event(chunk("x" * 500, [1], [500], accepted=0, nodes=3)), *map(event, last(1, 1)), DONE]
+    named = dataclasses.replace(HANDED, pool="tcp://" + "x" * 200)
+    long = chunk("x" * 500, [1], [500], accepted=0, nodes=3, handovers=[named])
+    stand_in.parts = [event(long), *map(event, last(1, 1)), DONE]
     with Playground(chromium, url, viewport=PHONE, color_scheme=scheme) as playground:
         assert playground.overflow() <= 0
         playground.page.click("summary")

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from pilotfish.core.handover import HandOverReport
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe import tracing
@@ -114,6 +116,48 @@ def test_an_event_for_each_verify_step(tracer: Tracer, exporter: InMemorySpanExp
     assert [event.name for event in events] == ["verify", "verify"]
     attributes = {"output": 0, "at": 2.5, "nodes": 8, "accepted": 3, "tokens": 4}
     assert dict(events[0].attributes or {}) == {f"pilotfish.{name}": value for name, value in attributes.items()}
+
+
+def test_spans_of_hand_overs(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
+    """A pool was lost, another one computed: the first segment came while it did."""
+    now = time.perf_counter()
+    lost = HandOverReport("west", "tcp", "gone", began=now - 5, seconds=1.0)
+    whole = HandOverReport("east", "shm", "whole", now - 3, 2.0, 0.5, 1.25, 0.75, 0.875, size=4096, tokens=6, cached=2)
+    span = tracer.request("chat", "req-1", {})
+    span.update(1, Delta("r", 1, [], "", [], [], handovers=[lost, whole]))
+    span.end(200, RECORD)
+    tracer.close()
+    first, second, *parts, request = sorted(exporter.get_finished_spans(), key=outermost)
+    assert [times(one, first) for one in (first, second)] == [(0.0, 1.0), (2.0, 4.0)]
+    assert abs(time.time() - 5 - (first.start_time or 0) / 1e9) < 60  # it is that of the world
+    assert first.parent == second.parent == request.context
+    facts = {"output": 1, "pool": "east", "transport": "shm", "outcome": "whole", "tokens": 6, "cached": 2}
+    assert dict(second.attributes or {}) == {f"pilotfish.{name}": fact for name, fact in facts.items()}
+    assert {part.name: times(part, second) for part in parts} == {
+        "queue": (0.0, 0.5),
+        "prefill": (0.5, 1.75),
+        "transfer": (0.75, 2.0),
+    }
+    assert all(part.parent == second.context for part in parts)
+    (transfer,) = [dict(part.attributes or {}) for part in parts if part.name == "transfer"]
+    assert transfer == {
+        "pilotfish.size": 4096,
+        "pilotfish.seconds": 0.875,
+        "pilotfish.hidden": 0.625,
+        "pilotfish.exposed": 0.25,
+    }
+
+
+def outermost(span: ReadableSpan) -> tuple[int, int]:
+    """Hand-overs by time, then their parts, then requests."""
+    order = {"handover": 0, "queue": 1, "prefill": 1, "transfer": 1}
+    return order.get(span.name, 2), span.start_time or 0
+
+
+def times(span: ReadableSpan, since: ReadableSpan) -> tuple[float, float]:
+    """Milliseconds precise, from the other's beginning to its own, and to its end."""
+    begin, end = (round((at or 0) / 1e9 - (since.start_time or 0) / 1e9, 3) for at in (span.start_time, span.end_time))
+    return begin, end
 
 
 def test_events_are_bounded_and_the_rest_counted(tracer: Tracer, exporter: InMemorySpanExporter) -> None:

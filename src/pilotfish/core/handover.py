@@ -7,8 +7,8 @@ position   0 ............ first ......................... n │ last
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from pilotfish.core.slots import Slots
 
@@ -46,6 +46,9 @@ class HandOverReport:
     def hidden(self) -> float:
         """Seconds of the transfer that passed while the pool computed, at least."""
         return max(self.transfer - self.exposed, 0.0) if self.outcome == WHOLE else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "exposed": self.exposed, "hidden": self.hidden}
 
     @property
     def lost(self) -> float:

@@ -31,6 +31,7 @@ class Sample:
         self.started = time.perf_counter()
         self.queued: float | None = None  # seconds from submission to the first step that had rows of it
         self.seconds = 0.0  # from submission to the last token
+        self.told_handovers = 0  # how many deltas told of
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []  # of every prompt token but the first
@@ -48,6 +49,8 @@ class Sample:
         self.token_ids.extend(tokens)
         self.logprobs.extend(commit.logprobs)
         self.prompt_logprobs.extend(commit.prompt_logprobs)
+        handovers = self.request.stats.handovers[self.told_handovers :]
+        self.told_handovers += len(handovers)
         return Delta(
             id=self.request_id,
             index=self.index,
@@ -60,6 +63,7 @@ class Sample:
             seed=self.request.seed if first else None,
             queued=self.queued if first else None,
             cached=dict(self.request.stats.cached_by_tier) if first else {},
+            handovers=handovers,
             finish=None if self.finish_reason is None else Finish(self.finish_reason, self.stop),
         )
 
@@ -104,6 +108,7 @@ class Sample:
             "accepted_by_origin": dict(stats.accepted_by_origin),
             "hits": stats.hits,
             "cached_by_tier": dict(stats.cached_by_tier),
+            "handovers": [report.as_json() for report in stats.handovers],
             "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
         }
 

@@ -21,7 +21,7 @@ class Update:
 
 
 #: What a delta adds to its output.
-ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs")
+ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs", "handovers")
 
 
 def joined(first: Delta, later: Delta) -> Delta:

@@ -17,9 +17,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from pilotfish.core.handover import WHOLE, HandOverReport, HandOverTotals
 from pilotfish.core.tiers import DEVICE, TierCounts, TierUse
 from pilotfish.observe.requests import RequestRecord
-from pilotfish.wire.serving import Delta, PoolLoad, Status, StepReport, Verified
+from pilotfish.wire.serving import Delta, PoolLoad, PrefillPoolLoad, Status, StepReport, Verified
 
 DECLARATIONS = Path(__file__).with_name("metrics.toml")
 KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
@@ -27,11 +28,14 @@ ENGINE = "0"
 POOL_GAUGES = [
     f"pilotfish_pool_{name}" for name in ("ready", "sessions", "free_slots", "step_seconds", "queue_seconds")
 ]
+PREFILL_GAUGES = [
+    f"pilotfish_prefill_pool_{name}" for name in ("ready", "queued_tokens", "free_slots", "token_seconds", "leases")
+]
 #: Distinct tags of one server, whatever clients send; requests with further ones count as OTHER.
 MAX_TAGS = 32
 NO_TAG, OTHER = "none", "other"
-#: Of a prompt's tokens, those whose KV was nowhere.
-COMPUTED = "computed"
+#: Of a prompt's tokens, those whose KV a prefill worker computed, and those whose KV was nowhere.
+PREFILL, COMPUTED = "prefill", "computed"
 TIER_GAUGES = ["pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -87,6 +91,7 @@ class ServerMetrics:
         self._totals: dict[tuple[str, ...], float] = {}  # the last ones
         self._cache_config: tuple[str, ...] = ()
         self._pools: set[str] = set()
+        self._prefill_pools: dict[str, str] = {}  # transports, by pool
 
     def progress(self, step: StepReport, deltas: Sequence[Delta]) -> None:
         """A step of the target, and what it added to the outputs."""
@@ -127,6 +132,7 @@ class ServerMetrics:
         if not ready:  # it has ended, and what it held with it
             self._set_load(0, 0, 0.0)
             self._set_pools(())
+            self._set_prefill_pools(())
             self._metrics.empty(*TIER_GAUGES)
 
     def status(self, status: Status) -> None:
@@ -134,6 +140,7 @@ class ServerMetrics:
         self._set_load(status.running, status.waiting, 1 - status.free_slots / slots)
         self._add_total(status.preemptions, "vllm:num_preemptions")
         self._set_pools(status.pools)
+        self._set_prefill_pools(status.prefill_pools)
         self._set_tiers(status.tiers, status.tier_counts)
         config = ("1", str(slots), status.identity.dtype)
         if config != self._cache_config:  # a scrape in another thread should find the gauge
@@ -158,6 +165,30 @@ class ServerMetrics:
             self._add_total(pool.cached, "pilotfish_pool_cached_tokens", pool.name)
             for reason, count in pool.drops.items():
                 self._add_total(count, "pilotfish_pool_drops", pool.name, reason)
+
+    def _set_prefill_pools(self, pools: Sequence[PrefillPoolLoad]) -> None:
+        if (transports := {pool.name: pool.transport for pool in pools}) != self._prefill_pools:
+            self._metrics.empty("pilotfish_prefill_pool_transport", *PREFILL_GAUGES)
+            self._prefill_pools = transports
+        for pool in pools:
+            values = (pool.ready, pool.queued_tokens, pool.free_slots, pool.token_ms / 1000, pool.leases)
+            for name, value in zip(PREFILL_GAUGES, values, strict=True):
+                self._metrics[name, pool.name].set(value)
+            if pool.transport:
+                self._metrics["pilotfish_prefill_pool_transport", pool.name, pool.transport].set(1)
+            for transport, totals in pool.totals.items():
+                self._add_handovers((pool.name, transport), totals)
+            for reason, count in pool.refused.items():
+                self._add_total(count, "pilotfish_segments_refused", pool.name, reason)
+
+    def _add_handovers(self, labels: tuple[str, str], totals: HandOverTotals) -> None:
+        """Of a pool, by a transport."""
+        for outcome, count in totals.outcomes.items():
+            self._add_total(count, "pilotfish_handovers", *labels, outcome)
+        self._add_total(totals.tokens, "pilotfish_handover_tokens", *labels)
+        self._add_total(totals.size, "pilotfish_handover_bytes", *labels)
+        self._add_total(totals.transfer, "pilotfish_handover_transfer_seconds", *labels)
+        self._add_total(totals.hidden, "pilotfish_handover_hidden_seconds", *labels)
 
     def _set_tiers(self, tiers: Sequence[TierUse], counts: TierCounts) -> None:
         for tier in tiers:
@@ -191,15 +222,23 @@ class ServerMetrics:
         self._metrics["vllm:time_to_first_token_seconds"].observe(seconds)
         self._metrics["vllm:prompt_tokens"].inc(prompt_tokens)
 
-    def prefix(self, tokens: int, cached: Mapping[str, int]) -> None:
-        """A prompt of so many `tokens` begins; the KV of `cached` of them was there, by tier."""
+    def prefix(self, tokens: int, cached: Mapping[str, int], handed_over: int = 0) -> None:
+        """A prompt of so many `tokens` begins; the KV of `cached` of them was there, by tier, and that of up to
+        `handed_over` others came from prefill workers: a sequence that began twice may have found some of it."""
         found, device = sum(cached.values()), cached.get(DEVICE, 0)
         self._metrics["vllm:prefix_cache_queries"].inc(tokens)
         self._metrics["vllm:prefix_cache_hits"].inc(device)
         self._metrics["vllm:external_prefix_cache_queries"].inc(tokens - device)
         self._metrics["vllm:external_prefix_cache_hits"].inc(found - device)
-        for source, count in {**cached, COMPUTED: tokens - found}.items():
+        came = min(handed_over, tokens - found)
+        for source, count in {**cached, PREFILL: came, COMPUTED: tokens - found - came}.items():
             self._metrics["pilotfish_kv_prompt_tokens", source].inc(count)
+
+    def handover(self, report: HandOverReport) -> None:
+        """A request's hand-over has ended."""
+        parts = ("queued", "computing", "exposed") if report.outcome == WHOLE else ("lost",)
+        for part in parts:
+            self._metrics["pilotfish_handover_seconds", report.pool, part].observe(getattr(report, part))
 
     def inter_token(self, seconds: float) -> None:
         self._metrics["vllm:inter_token_latency_seconds"].observe(seconds)

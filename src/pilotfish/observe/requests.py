@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pilotfish.config import Mode
+from pilotfish.core.handover import HandOverReport
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe.feedback import ServedRequest
@@ -86,6 +87,7 @@ class RequestRecord:
         self.drafted = 0  # nodes of these trees
         self.accepted = 0  # of them
         self.accepted_by_origin: Counter[str] = Counter()
+        self.handovers: list[HandOverReport] = []
         self.served = ServedRequest(facts.tag, facts.mode)  # for feedback, which may come when all else is gone
         self._metrics = metrics
         self._steps: list[float | None] = [None] * facts.sequences  # of each output's newest tokens: the target's clock
@@ -96,7 +98,8 @@ class RequestRecord:
         """Count a delta of output `index` among all outputs of the request, which reached the server at `now`."""
         prompt, output = divmod(index, self.facts.n)
         if delta.queued is not None and output == 0:  # its first, and that of its prompt
-            self._metrics.prefix(self.facts.prompts[prompt], delta.cached)
+            handed_over = sum(report.tokens for report in delta.handovers)
+            self._metrics.prefix(self.facts.prompts[prompt], delta.cached, handed_over)
         if delta.queued is not None and self.queued is None:
             self.queued = delta.queued
         if delta.tokens:
@@ -108,6 +111,9 @@ class RequestRecord:
             self.served.tokens += len(delta.tokens)
         for verified in delta.verified:
             self._verify(index, verified)
+        for report in delta.handovers:
+            self.handovers.append(report)
+            self._metrics.handover(report)
         if delta.finish is not None:
             self._reasons.add(delta.finish.reason)
 
@@ -154,6 +160,11 @@ class RequestRecord:
     @property
     def accepted_per_verify_step(self) -> float | None:
         return self.accepted / self.verify_steps if self.verify_steps else None
+
+    @property
+    def handed_over(self) -> int | None:
+        """Tokens whose KV prefill workers computed; None if none was asked to."""
+        return sum(report.tokens for report in self.handovers) if self.handovers else None
 
     @property
     def scheduled(self) -> float:

@@ -6,15 +6,19 @@ A span holds counts and times, never text of a prompt or an answer.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from operator import attrgetter
+from typing import Any
 
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace import Tracer as SpanMaker
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from pilotfish.core.handover import WHOLE, HandOverReport
 from pilotfish.core.request import FinishReason
 from pilotfish.observe.requests import OutputKind, RequestRecord
 from pilotfish.wire.serving import Delta, Verified
@@ -46,7 +50,10 @@ ATTRIBUTES = {
     "pilotfish.verify_steps": "verify_steps",
     "pilotfish.drafted": "drafted",
     "pilotfish.accepted": "accepted",
+    "pilotfish.handed_over": "handed_over",
 }
+#: What the span of a hand-over says of it.
+HANDOVER_FACTS = ("pool", "transport", "outcome", "tokens", "cached")
 #: OpenTelemetry's names of the APIs that a request comes by.
 OPERATIONS: dict[OutputKind, str] = {
     "completion": "text_completion",
@@ -81,7 +88,8 @@ class Tracer:
             "gen_ai.response.model": model,
         }
         context = self._propagator.extract(headers)
-        return RequestSpan(self._tracer.start_span(f"{operation} {model}", context, SpanKind.SERVER, attributes))
+        span = self._tracer.start_span(f"{operation} {model}", context, SpanKind.SERVER, attributes)
+        return RequestSpan(span, self._tracer)
 
     def close(self, timeout: float = EXPORT_TIMEOUT) -> None:
         """Send what is left; what could not be sent within `timeout` seconds is lost."""
@@ -93,17 +101,19 @@ class Tracer:
 class RequestSpan:
     """A request's span. `end` must be called once, however the request ends."""
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
+    def __init__(self, span: Span, tracer: SpanMaker) -> None:
+        self._span, self._tracer = span, tracer
         self._records = span.is_recording()  # false if the caller's trace is not sampled
         self._events = 0
 
     def update(self, index: int, delta: Delta) -> None:
-        """Add an event for each verify step in a delta of output `index`."""
+        """Add an event for each verify step in a delta of output `index`, and spans for each hand-over."""
         if self._records:
             for verified in delta.verified:
                 if verified.nodes:
                     self._event(index, verified)
+            for report in delta.handovers:
+                self._handover(index, report)
 
     def end(self, status: int, record: RequestRecord) -> None:
         """The request was answered with this HTTP status."""
@@ -117,6 +127,27 @@ class RequestSpan:
         if status >= 500 or record.reason is FinishReason.ERROR:
             self._span.set_status(StatusCode.ERROR)
         self._span.end()
+
+    def _handover(self, index: int, report: HandOverReport) -> None:
+        """A span from its order to its end, for which the pool keeps what it holds, and in it those of its parts."""
+        began = time.time() + report.began - time.perf_counter()  # the target's clock is this process's too
+        facts = {"output": index, **{name: getattr(report, name) for name in HANDOVER_FACTS}}
+        computed = report.queued + report.computing
+        whole = self._part(self._span, "handover", began, began + report.seconds, facts)
+        if report.outcome == WHOLE:
+            self._part(whole, "queue", began, began + report.queued, {})
+            self._part(whole, "prefill", began + report.queued, began + computed, {})
+        if report.size:
+            work = {"size": report.size, "seconds": report.transfer, "hidden": report.hidden, "exposed": report.exposed}
+            self._part(whole, "transfer", began + report.arriving, began + report.seconds, work)
+
+    def _part(self, parent: Span, name: str, began: float, ended: float, facts: Mapping[str, Any]) -> Span:
+        """A span that has ended, in seconds since 1970."""
+        attributes = {f"pilotfish.{name}": value for name, value in facts.items()}
+        start, context = round(1e9 * began), set_span_in_context(parent)
+        span = self._tracer.start_span(name, context, attributes=attributes, start_time=start)
+        span.end(round(1e9 * ended))
+        return span
 
     def _event(self, index: int, verified: Verified) -> None:
         self._events += 1

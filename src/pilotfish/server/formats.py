@@ -113,14 +113,22 @@ class AnswerFormat:
         level = self.generation.metrics
         if level == "none":
             return {}
-        cached = {"cached_by_tier": dict(self._cached())}
+        elsewhere = {"cached_by_tier": dict(self._cached()), **self._handed_over(detailed=level == "detailed")}
         steps = [step for step in self.outputs[0].verified if step.nodes] if len(self.outputs) == 1 else []
         if not steps:
-            return {"metrics": {"speculative_decoding": None, **cached}}
+            return {"metrics": {"speculative_decoding": None, **elsewhere}}
         origins = Counter(origin for step in steps for origin in step.origins)
         decoding = speculative_decoding(steps, self.generation.target.max_nodes, detailed=level == "detailed")
         by_origin = {"accepted_by_origin": dict(origins)} if origins else {}
-        return {"metrics": {"speculative_decoding": decoding, **by_origin, **cached}}
+        return {"metrics": {"speculative_decoding": decoding, **by_origin, **elsewhere}}
+
+    def _handed_over(self, *, detailed: bool) -> Part:
+        """Tokens whose KV prefill workers computed; every hand-over where all is to be told."""
+        reports = [report for output in self.outputs for report in output.handovers]
+        if not reports:
+            return {}
+        every = {"handovers": [report.as_json() for report in reports]} if detailed else {}
+        return {"handed_over": sum(report.tokens for report in reports), **every}
 
     def detail(self, output: OutputBuffer) -> Part:
         """The steps behind an event."""
@@ -128,7 +136,8 @@ class AnswerFormat:
         if not self.detailed or delta is None:
             return {}
         said = {"text": delta.text, "tokens": delta.tokens, "ends": delta.ends}
-        return {"pilotfish": {**said, "verified": delta.verified, "steps": output.steps}}
+        handovers = [report.as_json() for report in delta.handovers]
+        return {"pilotfish": {**said, "verified": delta.verified, "steps": output.steps, "handovers": handovers}}
 
     def seed(self, output: OutputBuffer) -> Part:
         """Text if the request's was."""

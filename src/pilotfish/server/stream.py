@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pilotfish.core.executor import TokenLogprobs
+from pilotfish.core.handover import HandOverReport
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.stream import Stream
@@ -64,6 +65,7 @@ class OutputBuffer:
     finish: Finish | None = None  # once it has ended
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     verified: list[Verified] = field(default_factory=list)
+    handovers: list[HandOverReport] = field(default_factory=list)
     delta: Delta | None = None  # the newest
     steps: Sequence[StepReport] = ()  # behind it
 
@@ -81,6 +83,7 @@ class OutputBuffer:
         self.finish = delta.finish
         self.prompt_logprobs += delta.prompt_logprobs
         self.verified += delta.verified
+        self.handovers += delta.handovers
 
     def read(self, delta: Delta) -> None:
         """Make pieces of its text."""

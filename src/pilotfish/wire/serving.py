@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.core.executor import TokenLogprobs
+from pilotfish.core.handover import HandOverReport, HandOverTotals
 from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
@@ -69,6 +70,7 @@ class Status(Struct, tag="status", frozen=True):
     free_slots: Count
     preemptions: Count
     pools: list[PoolLoad] = []
+    prefill_pools: list[PrefillPoolLoad] = []
     tiers: list[TierUse] = []  # the device first
     tier_counts: TierCounts = msgspec.field(default_factory=TierCounts)
 
@@ -84,6 +86,20 @@ class PoolLoad(Readable, frozen=True):
     queue_ms: Seconds
     drops: dict[str, Count] = msgspec.field(default_factory=dict)  # since the target started, by reason
     cached: Count = 0  # tokens of the target's sequences whose KV it had, since it was first greeted
+
+
+class PrefillPoolLoad(Readable, frozen=True):
+    """A prefill pool's state, as of its last message to the target, and what came from it since the target started."""
+
+    name: Text
+    ready: bool
+    transport: Text  # by which segments are read; "" while it is not ready
+    queued_tokens: Count
+    free_slots: Count
+    token_ms: Seconds
+    leases: Count
+    totals: dict[str, HandOverTotals] = msgspec.field(default_factory=dict)  # by transport
+    refused: dict[str, Count] = msgspec.field(default_factory=dict)  # segments that were not used, by reason
 
 
 class StepReport(Struct, frozen=True):
@@ -134,6 +150,7 @@ class Delta(Struct, frozen=True):
     seed: Annotated[int, Meta(ge=0)] | None = None  # with the first tokens of an output
     queued: Seconds | None = None  # with the first one: from submission to the first row in a step
     cached: dict[str, Index] = {}  # with the first one: tokens of the prompt whose KV was there, by tier
+    handovers: list[HandOverReport] = []  # that have ended since the delta before
     finish: Finish | None = None  # with the last one
 
 

@@ -1,6 +1,7 @@
-// Two drawings on canvases: tree sizes, and a timeline of target and draft.
+// Two drawings on canvases: tree sizes, and a timeline of target, draft and prefill worker.
 
-const LANES = { target: 8, draft: 56, height: 36, left: 52, axis: 100 };
+const LANES = { target: 8, draft: 56, prefill: 104, height: 36, left: 52 };
+const STRIP = 9; // height of a transfer's strip in its lane
 const TICKS = { 0.5: 0.1, 1: 0.2, 2: 0.5, 5: 1 }; // seconds between ticks, for each window
 
 /** A canvas's context in CSS pixels, cleared, and the page's colours. */
@@ -36,10 +37,16 @@ export class Timeline {
   constructor() {
     this.steps = [];
     this.pushes = []; // {at, nodes}; a draft elsewhere sends them, one in the target's process does not
-    this.origin = null; // when the first step began, on the target's clock
+    this.handovers = []; // the server's reports, with `began` as seconds since the origin
+    this.origin = null; // when the first step or hand-over began, on the target's clock
   }
 
-  add(steps) {
+  /** A request has no rows in steps while KV is handed over: what comes first in a chunk began first. */
+  add(steps, handovers) {
+    for (const report of handovers) {
+      this.origin ??= report.began;
+      this.handovers.push({ ...report, began: report.began - this.origin });
+    }
     for (const step of steps) {
       this.origin ??= step.at;
       const { pushes, ...rest } = step;
@@ -64,19 +71,29 @@ export class Timeline {
     const shares = parts.map(([name, time]) => `${((100 * time) / whole).toFixed(0)} % ${called(name)}`).join(", ");
     const nodes = this.pushes.reduce((total, push) => total + push.nodes, 0);
     const pushed = this.pushes.length ? ` The draft pushed ${nodes} nodes in ${this.pushes.length} messages.` : "";
-    return `${this.steps.length} steps of the target in ${this.end.toFixed(2)} s: ${shares}.${pushed}`;
+    const came = this.handovers.map(inWords).join("");
+    return `${this.steps.length} steps of the target in ${this.end.toFixed(2)} s: ${shares}.${pushed}${came}`;
   }
 }
 
-/** The `span` seconds of a timeline before `until`. */
-export function drawTimeline(canvas, timeline, until, span) {
+function inWords({ pool, transport, outcome, tokens, ...seconds }) {
+  const time = (name) => `${(1000 * seconds[name]).toFixed(0)} ms`;
+  if (outcome !== "whole") return ` A hand-over from ${pool} ended early (${outcome}): ${tokens} tokens in ${time("seconds")}.`;
+  return ` ${tokens} tokens came from ${pool} by ${transport}: ${time("queued")} queued, ${time("computing")} computing, ` +
+    `${time("exposed")} exposed.`;
+}
+
+/** The `span` seconds of a timeline before `until`. `prefills`: whether it has a lane for a prefill worker. */
+export function drawTimeline(canvas, timeline, until, span, prefills) {
   const { context, width, colour } = begin(canvas);
   const from = Math.max(0, until - span);
   const x = (at) => LANES.left + ((at - from) / span) * (width - LANES.left);
-  drawAxis(context, width, colour, from, span, x);
+  const lanes = ["target", "draft", ...(prefills ? ["prefill"] : [])];
+  const axis = LANES[lanes.at(-1)] + LANES.height + 8;
+  drawAxis(context, width, colour, from, span, x, lanes, axis);
   context.save();
   context.beginPath();
-  context.rect(LANES.left, 0, width - LANES.left, LANES.axis);
+  context.rect(LANES.left, 0, width - LANES.left, axis);
   context.clip();
   const elsewhere = timeline.pushes.length > 0;
   for (const step of timeline.steps) {
@@ -84,27 +101,27 @@ export function drawTimeline(canvas, timeline, until, span) {
   }
   const most = timeline.pushes.reduce((known, push) => Math.max(known, push.nodes), 1);
   for (const push of timeline.pushes) drawPush(context, colour, x(push.at), push.nodes, most);
+  for (const report of timeline.handovers) drawHandOver(context, colour, x, report);
   context.restore();
 }
 
-function drawAxis(context, width, colour, from, span, x) {
+function drawAxis(context, width, colour, from, span, x, lanes, axis) {
   context.font = "12px system-ui, sans-serif";
   context.fillStyle = colour("muted");
   context.textBaseline = "middle";
-  context.fillText("target", 0, LANES.target + LANES.height / 2);
-  context.fillText("draft", 0, LANES.draft + LANES.height / 2);
-  for (const top of [LANES.target, LANES.draft]) {
+  for (const lane of lanes) context.fillText(lane, 0, LANES[lane] + LANES.height / 2);
+  for (const lane of lanes) {
     context.fillStyle = colour("ground");
-    context.fillRect(LANES.left, top, width - LANES.left, LANES.height);
+    context.fillRect(LANES.left, LANES[lane], width - LANES.left, LANES.height);
   }
   const tick = TICKS[span];
   context.textAlign = "center";
   for (let i = Math.ceil(from / tick - 1e-9); i * tick <= from + span + 1e-9; i++) {
     const at = x(i * tick);
     context.fillStyle = colour("line");
-    context.fillRect(Math.min(at, width - 1), LANES.target, 1, LANES.axis - LANES.target);
+    context.fillRect(Math.min(at, width - 1), LANES.target, 1, axis - LANES.target);
     context.fillStyle = colour("muted");
-    context.fillText(`${(i * tick).toFixed(1)} s`, Math.min(at, width - 14), LANES.axis + 14);
+    context.fillText(`${(i * tick).toFixed(1)} s`, Math.min(at, width - 14), axis + 14);
   }
 }
 
@@ -119,11 +136,14 @@ function drawStep(context, colour, x, step, elsewhere) {
   bar("forward", drafted, computed, LANES.target);
   bar("verify", computed, computed + step.verify, LANES.target);
   if (!elsewhere) bar("draft", step.at, drafted, LANES.draft);
-  else if (x(drafted) - x(step.at) >= 2) {
-    context.strokeStyle = colour("wait");
-    context.lineWidth = 1.5;
-    context.strokeRect(x(step.at) + 1, LANES.target + 1, x(drafted) - x(step.at) - 2, LANES.height - 2);
-  }
+  else frame(context, colour("wait"), x(step.at), x(drafted), LANES.target);
+}
+
+function frame(context, colour, start, end, top) {
+  if (end - start < 2) return;
+  context.strokeStyle = colour;
+  context.lineWidth = 1.5;
+  context.strokeRect(start + 1, top + 1, end - start - 2, LANES.height - 2);
 }
 
 /** A mark at the time of arrival, the higher the more nodes came. */
@@ -131,4 +151,22 @@ function drawPush(context, colour, at, nodes, most) {
   const height = Math.max(4, (LANES.height * nodes) / most);
   context.fillStyle = colour("draft");
   context.fillRect(at - 1, LANES.draft + LANES.height - height, 2, height);
+}
+
+/** Framed while it was queued or, if it ended early, as a whole; then the forwards, and what the transfer took beyond
+ * them. The strip below says when segments came. */
+function drawHandOver(context, colour, x, report) {
+  const { began, queued, computing, arriving, seconds, size, outcome } = report;
+  const at = (after) => x(began + after);
+  const bar = (name, start, end, top, height) => {
+    context.fillStyle = colour(name);
+    context.fillRect(at(start), top, Math.max(end > start ? 1 : 0, at(end) - at(start)), height);
+  };
+  const whole = outcome === "whole";
+  if (whole) {
+    bar("prefill", queued, queued + computing, LANES.prefill, LANES.height);
+    bar("wait", queued + computing, seconds, LANES.prefill, LANES.height);
+  }
+  if (size) bar("transfer", arriving, seconds, LANES.prefill + LANES.height - STRIP, STRIP);
+  frame(context, colour(whole ? "prefill" : "bad"), at(0), at(whole ? queued : seconds), LANES.prefill);
 }

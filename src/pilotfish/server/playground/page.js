@@ -15,6 +15,7 @@ const output = at("output");
 const text = new TokenText(output);
 let figures = new Figures(0);
 let timeline = new Timeline();
+let prefills = false; // whether a prefill worker has handed KV over, in this answer or before
 let model = null; // its name, once the server has told it
 let running = null; // the AbortController of the request that runs
 let drawAt = 0; // a time before which nothing is drawn anew
@@ -81,7 +82,7 @@ async function run() {
   }
 }
 
-/** Takes an answer in. Returns how it ended: {reason, seed, usage, cached}. */
+/** Takes an answer in. Returns how it ended: {reason, seed, usage, cached, handedOver}. */
 async function read(answer) {
   const ending = { reason: "ended" };
   for await (const chunk of answer) {
@@ -89,6 +90,7 @@ async function read(answer) {
     ending.seed ??= chunk.seed;
     ending.usage ??= chunk.usage;
     ending.cached ??= chunk.metrics?.cached_by_tier;
+    ending.handedOver ??= chunk.metrics?.handed_over;
     ending.reason = choice?.finish_reason ?? ending.reason;
     // what the model wrote: of a chat's content its reasoning is left out
     if (choice) show(chunk.pilotfish?.text ?? choice.text ?? choice.delta?.content ?? "", chunk.pilotfish);
@@ -114,7 +116,8 @@ function show(added, detail) {
   if (figures.first === null && (added || detail?.tokens.length)) at("status").textContent = "Streaming.";
   text.add(added, detail);
   figures.add(detail?.tokens.length ?? 0, detail?.verified ?? [], performance.now());
-  timeline.add(detail?.steps ?? []);
+  timeline.add(detail?.steps ?? [], detail?.handovers ?? []);
+  prefills ||= timeline.handovers.length > 0;
   if (follows) output.scrollTop = output.scrollHeight;
   frame ||= requestAnimationFrame(animate);
 }
@@ -130,8 +133,8 @@ function animate(now) {
   draw();
 }
 
-function end({ reason, seed, usage, cached: byTier }) {
-  showSources(at("sources"), usage?.prompt_tokens, byTier);
+function end({ reason, seed, usage, cached: byTier, handedOver }) {
+  showSources(at("sources"), usage?.prompt_tokens, byTier, handedOver);
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const prompt = usage ? ` · prompt ${usage.prompt_tokens} tokens${cached ? `, ${cached} of them cached` : ""}` : "";
   const drawn = seed === undefined ? "" : ` · seed ${seed}`;
@@ -170,9 +173,11 @@ function draw(follow = Boolean(running)) {
   position.disabled = Boolean(running);
   position.hidden = timeline.end <= span;
   position.setAttribute("aria-valuetext", `up to ${Number(position.value).toFixed(1)} seconds`);
+  at("timeline").classList.toggle("tall", prefills);
+  for (const one of document.querySelectorAll("[data-role=prefill]")) one.hidden = !prefills;
   showFigures(figures);
   drawTrees(at("trees"), figures.verified);
-  drawTimeline(at("timeline"), timeline, Math.max(span, Number(position.value)), span);
+  drawTimeline(at("timeline"), timeline, Math.max(span, Number(position.value)), span, prefills);
 }
 
 // Events
