@@ -252,7 +252,7 @@ def test_prefill_pools(metrics: ServerMetrics) -> None:
     for name, (shm, tcp) in sums.items():
         assert value(metrics, f"pilotfish_handover_{name}_total", pool="east", transport="shm") == shm
         assert value(metrics, f"pilotfish_handover_{name}_total", pool="east", transport="tcp") == tcp
-    refused = "pilotfish_segments_refused_total"
+    refused = "pilotfish_prefill_pool_refused_total"
     assert [value(metrics, refused, pool="east", reason=why) for why in ("content", "stale")] == [2, 0]
 
 
@@ -262,7 +262,8 @@ def test_counts_of_hand_overs_go_on_when_a_target_begins_at_zero(metrics: Server
     metrics.target(ready=False, restarts=1)
     assert value(metrics, "pilotfish_handover_tokens_total", transport="shm") == 14
     assert value(metrics, "pilotfish_handovers_total", transport="shm", outcome="late") == 7
-    assert not {name for name in names(metrics) if name.startswith("pilotfish_prefill_pool_")}
+    left = {name for name in names(metrics) if name.startswith("pilotfish_prefill_pool_")}
+    assert left == {f"pilotfish_prefill_pool_refused_{suffix}" for suffix in ("total", "created")}
 
 
 def test_only_the_transport_in_use_is_told(metrics: ServerMetrics) -> None:

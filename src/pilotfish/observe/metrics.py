@@ -179,7 +179,7 @@ class ServerMetrics:
             for transport, totals in pool.totals.items():
                 self._add_handovers((pool.name, transport), totals)
             for reason, count in pool.refused.items():
-                self._add_total(count, "pilotfish_segments_refused", pool.name, reason)
+                self._add_total(count, "pilotfish_prefill_pool_refused", pool.name, reason)
 
     def _add_handovers(self, labels: tuple[str, str], totals: HandOverTotals) -> None:
         """Of a pool, by a transport."""

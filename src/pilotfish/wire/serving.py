@@ -99,7 +99,7 @@ class PrefillPoolLoad(Readable, frozen=True):
     token_ms: Seconds
     leases: Count
     totals: dict[str, HandOverTotals] = msgspec.field(default_factory=dict)  # by transport
-    refused: dict[str, Count] = msgspec.field(default_factory=dict)  # segments that were not used, by reason
+    refused: dict[str, Count] = msgspec.field(default_factory=dict)  # what it sent and was not used, by reason
 
 
 class StepReport(Struct, frozen=True):
