@@ -1,12 +1,24 @@
-"""Segments in an arena, for tests."""
+"""Segments in an arena, and processes that own one, for tests. Run as a program it is such a process: it tells of its
+memory and of one segment, then rewrites that for every line that it is told; with `nixl` over NIXL too."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
 import numpy as np
 
+from pilotfish.core.prefill_messages import RemoteMemory, SharedMemory
 from pilotfish.core.segments import SegmentReference
 from pilotfish.kv.arena import Arena
+from pilotfish.kv.nixl import NixlOffer
 from pilotfish.kv.readers import content
+
+PLACES, SEGMENT_BYTES = 4, 1 << 16
 
 
 def fill(arena: Arena, place: int, seed: int) -> bytes:
@@ -40,3 +52,61 @@ def put(arena: Arena, size: int, seed: int = 0) -> SegmentReference:
     assert place is not None
     fill(arena, place, seed)
     return referred(arena, place)
+
+
+def expected_of(reference: SegmentReference) -> np.ndarray:
+    """What an owner has written: the n-th segment in its place was made from the seed n."""
+    return np.random.default_rng(reference.epoch).integers(0, 256, reference.size, np.uint8)
+
+
+class Told(msgspec.Struct):
+    """What an owner tells, a line each."""
+
+    shared_memory: SharedMemory
+    remote_memory: RemoteMemory | None
+    reference: SegmentReference
+
+
+class Owner:
+    """A process that owns an arena."""
+
+    def __init__(self, *arguments: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, str(Path(__file__)), *arguments]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+        told = self._told()
+        self.shared_memory, self.remote_memory, self.reference = told.shared_memory, told.remote_memory, told.reference
+
+    def rewrite(self) -> SegmentReference:
+        """It frees its segment and writes another one in the same place."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        return self._told().reference
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+    def _told(self) -> Told:
+        assert self.process.stdout is not None
+        return msgspec.json.decode(self.process.stdout.readline(), type=Told)
+
+
+def main(*arguments: str) -> None:
+    arena = Arena(PLACES * SEGMENT_BYTES, SEGMENT_BYTES)
+    nixl = NixlOffer(arena) if arguments == ("nixl",) else None
+    reference = put(arena, SEGMENT_BYTES)
+    while True:
+        told = Told(arena.offer(), nixl and nixl.memory, reference)
+        sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+        sys.stdout.buffer.flush()
+        if not sys.stdin.readline():
+            return
+        arena.free(reference.place)
+        reference = put(arena, SEGMENT_BYTES, arena.epoch(reference.place))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

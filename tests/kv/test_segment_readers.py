@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,33 +11,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from arenas import put
+from arenas import Owner, expected_of, put
 
-from pilotfish.core.prefill_messages import SharedMemory
 from pilotfish.core.segments import SegmentReference
 from pilotfish.errors import SegmentError
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.readers import SharedMemoryReader
 
 PLACES, SEGMENT_BYTES = 4, 1 << 16
-#: A process that owns an arena with one segment, tells of both, then rewrites it on every line that it is told.
-OWNER = """
-import sys
-import msgspec
-from arenas import put
-from pilotfish.kv.arena import Arena
-
-arena = Arena(4 << 16, 1 << 16)
-def tell(reference):
-    print(msgspec.json.encode([arena.offer(), reference]).decode(), flush=True)
-seed, reference = 0, put(arena, 1 << 16)
-tell(reference)
-for _ in sys.stdin:
-    seed += 1
-    arena.free(reference.place)
-    reference = put(arena, 1 << 16, seed)
-    tell(reference)
-"""
 
 
 @pytest.fixture
@@ -53,35 +31,6 @@ def arena() -> Iterator[Arena]:
 @pytest.fixture
 def reader(arena: Arena) -> SharedMemoryReader:
     return SharedMemoryReader(arena.offer())
-
-
-class Owner:
-    """Such a process."""
-
-    def __init__(self) -> None:
-        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OWNER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        self.offer, self.reference = self.told()
-
-    def told(self) -> tuple[SharedMemory, SegmentReference]:
-        assert self.process.stdout is not None
-        return msgspec.json.decode(self.process.stdout.readline(), type=tuple[SharedMemory, SegmentReference])
-
-    def rewrite(self) -> SegmentReference:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.told()[1]
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
 
 
 def reason(reader: SharedMemoryReader, reference: SegmentReference) -> str:
@@ -176,16 +125,11 @@ def test_a_place_that_another_thread_rewrites(arena: Arena, reader: SharedMemory
     assert np.array_equal(reader.read(wanted[0]), expected_of(wanted[0]))
 
 
-def expected_of(reference: SegmentReference) -> np.ndarray:
-    """The n-th segment in this place was made from the seed n."""
-    return np.random.default_rng(reference.epoch).integers(0, 256, reference.size, np.uint8)
-
-
 def test_an_owner_that_is_killed() -> None:
     """What it had is still readable where it was mapped, and nowhere else; another process is not taken for it."""
     owner = Owner()
     try:
-        reader = SharedMemoryReader(owner.offer)
+        reader = SharedMemoryReader(owner.shared_memory)
         first = reader.read(owner.reference)
         assert np.array_equal(first, expected_of(owner.reference))
         second = owner.rewrite()
@@ -196,7 +140,7 @@ def test_an_owner_that_is_killed() -> None:
     assert np.array_equal(reader.read(second), expected_of(second))
     assert reason(reader, owner.reference) == "stale"
     with pytest.raises(FileNotFoundError):
-        SharedMemoryReader(owner.offer)
+        SharedMemoryReader(owner.shared_memory)
     reader.close()
     assert reason(reader, second) == "out_of_range"
 
