@@ -293,6 +293,7 @@ class PrefillConfig:
     ] = SEGMENT_BYTES
     max_queued_tokens: Annotated[int, option("Of one target's prompts that wait.", 1, 1 << 31, **TOKENS)] = 1 << 17
     lease: Annotated[float, option("How long KV is kept for a target that is silent.", 1, 3600, unit="seconds")] = 10.0
+    nixl: Annotated[bool, option("Offer KV over NIXL too, which asks nobody for a key.")] = False
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -14,7 +14,7 @@ import torch
 
 from pilotfish.config import PrefillConfig, model_name
 from pilotfish.core.prefill_machine import PrefillLimits, PrefillMachine
-from pilotfish.core.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, Welcome
+from pilotfish.core.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, RemoteMemory, Welcome
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.segments import KVIdentity
@@ -25,6 +25,7 @@ from pilotfish.engine.process import Signals, run_worker
 from pilotfish.engine.remote_drafts import SWITCH_INTERVAL
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.kv.arena import Arena
+from pilotfish.kv.nixl import NixlOffer, nixl_installed
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.features import common_window
 from pilotfish.model.kv_copy import copier_of
@@ -85,6 +86,8 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
     """The worker over a model loaded as `config` says, its threads at work; `pacer` holds back each forward. Orders
     that are left at the end fail."""
     model = config.model
+    if config.nixl and not nixl_installed():
+        raise ParameterError("nixl", True, "NIXL, which is not installed: pip install 'pilotfish[nixl]'")
     if model.core_set:
         os.sched_setaffinity(0, model.core_set)
     torch.set_num_threads(model.num_threads)
@@ -97,7 +100,9 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
     with ExitStack() as stack:
         arena = Arena(round(config.segment_memory * GIB), config.segment_bytes)
         stack.callback(arena.close)
-        welcome = _welcome(config, executor, arena, kv_identity(model, executor, tokenizer))
+        offer = stack.enter_context(closing(NixlOffer(arena))) if config.nixl else None
+        identity = kv_identity(model, executor, tokenizer)
+        welcome = _welcome(config, executor, arena, identity, None if offer is None else offer.memory)
         limits = PrefillLimits(executor.vocab_size, config.max_queued_tokens, memory.slots // 2)
         machine = PrefillMachine(welcome, limits, arena, partial(secrets.token_bytes, MAC_KEY_BYTES))
         thread = ChannelThread(channel, TICK)
@@ -117,7 +122,13 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
         yield worker
 
 
-def _welcome(config: PrefillConfig, executor: TorchExecutor, arena: Arena, identity: KVIdentity) -> Welcome:
+def _welcome(
+    config: PrefillConfig,
+    executor: TorchExecutor,
+    arena: Arena,
+    identity: KVIdentity,
+    remote_memory: RemoteMemory | None,
+) -> Welcome:
     """A request has a slot more than tokens."""
     layout, context = identity.layout, min(executor.context, executor.num_slots - 1)
     if layout.token_bytes > config.segment_bytes:
@@ -132,4 +143,5 @@ def _welcome(config: PrefillConfig, executor: TorchExecutor, arena: Arena, ident
         config.lease,
         config.segment_bytes,
         arena.offer(),
+        remote_memory,
     )
