@@ -22,6 +22,11 @@ def test_of_one_that_ended_early_all_time_is_lost() -> None:
     assert (report.exposed, report.hidden, report.lost) == (0.0, 0.0, 2.0)
 
 
+def test_of_one_whose_pool_did_not_say_how_long_it_took_no_part_is_known() -> None:
+    report = HandOverReport(outcome=WHOLE, seconds=2.0, transfer=0.75)
+    assert (report.exposed, report.hidden, report.lost) == (0.0, 0.0, 0.0)
+
+
 @given(seconds, seconds, seconds, seconds, st.sampled_from([WHOLE, "gone"]))
 def test_no_part_is_less_than_nothing_and_hidden_is_a_part_of_the_transfer(
     whole: float, queued: float, computing: float, transfer: float, outcome: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -285,6 +286,8 @@ def test_parts_of_hand_overs(metrics: ServerMetrics) -> None:
     for source, tokens in sources.items():
         assert value(metrics, "pilotfish_kv_prompt_tokens_total", source=source) == tokens
     assert record.handed_over == 9
+    metrics.handover(replace(HANDED, computing=0.0))  # the pool's last word was lost
+    assert value(metrics, "pilotfish_handover_seconds_count", pool="east", part="exposed") == 1
 
 
 def test_what_was_handed_over_and_then_found_counts_once(metrics: ServerMetrics) -> None:

@@ -38,14 +38,19 @@ class HandOverReport:
     cached: int = 0  # tokens of the sequence whose KV the pool had already
 
     @property
+    def told(self) -> bool:
+        """Whether the pool has said how long it took, and nothing was lost: its parts are known."""
+        return self.outcome == WHOLE and self.computing > 0
+
+    @property
     def exposed(self) -> float:
         """Seconds that the transfer, and the messages, took on top of waiting and computing."""
-        return max(self.seconds - self.queued - self.computing, 0.0) if self.outcome == WHOLE else 0.0
+        return max(self.seconds - self.queued - self.computing, 0.0) if self.told else 0.0
 
     @property
     def hidden(self) -> float:
         """Seconds of the transfer that passed while the pool computed, at least."""
-        return max(self.transfer - self.exposed, 0.0) if self.outcome == WHOLE else 0.0
+        return max(self.transfer - self.exposed, 0.0) if self.told else 0.0
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "exposed": self.exposed, "hidden": self.hidden}

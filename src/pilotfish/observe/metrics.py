@@ -236,8 +236,8 @@ class ServerMetrics:
 
     def handover(self, report: HandOverReport) -> None:
         """A request's hand-over has ended."""
-        parts = ("queued", "computing", "exposed") if report.outcome == WHOLE else ("lost",)
-        for part in parts:
+        of_whole = ("queued", "computing", "exposed") if report.told else ()
+        for part in of_whole if report.outcome == WHOLE else ("lost",):
             self._metrics["pilotfish_handover_seconds", report.pool, part].observe(getattr(report, part))
 
     def inter_token(self, seconds: float) -> None:

@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace import Tracer as SpanMaker
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pilotfish.core.handover import WHOLE, HandOverReport
+from pilotfish.core.handover import HandOverReport
 from pilotfish.core.request import FinishReason
 from pilotfish.observe.requests import OutputKind, RequestRecord
 from pilotfish.wire.serving import Delta, Verified
@@ -134,7 +134,7 @@ class RequestSpan:
         facts = {"output": index, **{name: getattr(report, name) for name in HANDOVER_FACTS}}
         computed = report.queued + report.computing
         whole = self._part(self._span, "handover", began, began + report.seconds, facts)
-        if report.outcome == WHOLE:
+        if report.told:
             self._part(whole, "queue", began, began + report.queued, {})
             self._part(whole, "prefill", began + report.queued, began + computed, {})
         if report.size:

@@ -79,8 +79,8 @@ export class Timeline {
 function inWords({ pool, transport, outcome, tokens, ...seconds }) {
   const time = (name) => `${(1000 * seconds[name]).toFixed(0)} ms`;
   if (outcome !== "whole") return ` A hand-over from ${pool} ended early (${outcome}): ${tokens} tokens in ${time("seconds")}.`;
-  return ` ${tokens} tokens came from ${pool} by ${transport}: ${time("queued")} queued, ${time("computing")} computing, ` +
-    `${time("exposed")} exposed.`;
+  const parts = ["queued", "computing", "exposed"].map((name) => `${time(name)} ${name}`).join(", ");
+  return ` ${tokens} tokens came from ${pool} by ${transport}: ${seconds.computing ? parts : time("seconds")}.`;
 }
 
 /** The `span` seconds of a timeline before `until`. `prefills`: whether it has a lane for a prefill worker. */
@@ -153,8 +153,8 @@ function drawPush(context, colour, at, nodes, most) {
   context.fillRect(at - 1, LANES.draft + LANES.height - height, 2, height);
 }
 
-/** Framed while it was queued or, if it ended early, as a whole; then the forwards, and what the transfer took beyond
- * them. The strip below says when segments came. */
+/** Framed while it was queued; then the forwards, and what the transfer took beyond them. Framed as a whole if it ended
+ * early, or if the pool did not say how long it took. The strip below says when segments came. */
 function drawHandOver(context, colour, x, report) {
   const { began, queued, computing, arriving, seconds, size, outcome } = report;
   const at = (after) => x(began + after);
@@ -163,10 +163,11 @@ function drawHandOver(context, colour, x, report) {
     context.fillRect(at(start), top, Math.max(end > start ? 1 : 0, at(end) - at(start)), height);
   };
   const whole = outcome === "whole";
-  if (whole) {
+  const told = whole && computing > 0;
+  if (told) {
     bar("prefill", queued, queued + computing, LANES.prefill, LANES.height);
     bar("wait", queued + computing, seconds, LANES.prefill, LANES.height);
   }
   if (size) bar("transfer", arriving, seconds, LANES.prefill + LANES.height - STRIP, STRIP);
-  frame(context, colour(whole ? "prefill" : "bad"), at(0), at(whole ? queued : seconds), LANES.prefill);
+  frame(context, colour(whole ? "prefill" : "bad"), at(0), at(told ? queued : seconds), LANES.prefill);
 }
