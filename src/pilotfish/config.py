@@ -31,6 +31,8 @@ GenerationDefaults = Literal["auto", "vllm"]
 Config = TypeVar("Config")
 #: Seconds of silence that a busy machine brings about by itself: a target is heard twice in each.
 MIN_TARGET_TIMEOUT = 2.0
+#: Rows of a prefill worker's forward: it reads all weights, and has no decoding neighbours.
+PREFILL_ROWS = 2048
 
 #: Groups of options in the help of commands.
 speculation = partial(option, panel="Speculation")
@@ -241,7 +243,8 @@ class EngineConfig:
     @property
     def of_prefill(self) -> EngineConfig:
         """For the process of a prefill worker, likewise."""
-        return replace(self, draft=None, mode="off", cores="", threads=0, **ALONE)
+        max_rows = max(self.max_rows, PREFILL_ROWS)
+        return replace(self, draft=None, mode="off", cores="", threads=0, max_rows=max_rows, **ALONE)
 
     @property
     def prefills_elsewhere(self) -> bool:

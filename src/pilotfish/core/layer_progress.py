@@ -15,6 +15,10 @@ class LayerProgress:
         self.written: NDArray[np.int32] = np.zeros(1, np.int32)
         self._began = self._seconds = 0.0
 
+    def wrote(self, layer: int) -> None:
+        """KV of this layer is in its slots, and that of those below it."""
+        self.written[0] = layer + 1
+
     def hold(self, began: float, seconds: float) -> None:
         """The forward is held back to the pace of another device, which takes so long from `began` on: a layer is not
         there before that device has computed it."""

@@ -101,6 +101,7 @@ class PrefillMachine:
         self.ended: list[TakenOrder] = []
         self.counts = PrefillCounts()
         self.free_slots = 0
+        self.token_seconds = 0.0  # that KV of a token lately took; 0 before any was measured
         self._limits = limits
         self._places = places
         self._new_key = new_key
@@ -108,7 +109,6 @@ class PrefillMachine:
         self._layers = welcome.identity.layout.layers
         self._targets: dict[Peer, GreetedTarget] = {}
         self._turns = Turns()
-        self._token_seconds = 0.0
         self._reasons: set[str] = set()
 
     @property
@@ -235,8 +235,8 @@ class PrefillMachine:
 
     def load(self) -> PrefillLoad:
         orders = self.orders
-        pending = sum(order.pending for order in orders)
-        return PrefillLoad(min(pending, (1 << 31) - 1), self.free_slots, 1000 * self._token_seconds, len(orders))
+        pending = sum(order.pending for order in orders if order.unsent)
+        return PrefillLoad(min(pending, (1 << 31) - 1), self.free_slots, 1000 * self.token_seconds, len(orders))
 
     # -- orders
 
@@ -308,9 +308,9 @@ class PrefillMachine:
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A forward of so many tokens took so long."""
-        if tokens >= MEASURED or not self._token_seconds:
+        if tokens >= MEASURED or not self.token_seconds:
             taken = seconds / tokens
-            self._token_seconds += (RATE if self._token_seconds else 1.0) * (taken - self._token_seconds)
+            self.token_seconds += (RATE if self.token_seconds else 1.0) * (taken - self.token_seconds)
 
     def fail(self, order: TakenOrder, reason: str, now: float) -> None:
         if order.live:

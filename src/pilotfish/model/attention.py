@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from pilotfish.core.layer_progress import LayerProgress
 from pilotfish.model.kv_planes import KVPool, LayerKV
 
 
@@ -70,6 +71,7 @@ def slot_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]
     attention: TreeAttention | None = None,
+    progress: LayerProgress | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Called by transformers in each layer that no kernel replaces. Returns [1, rows, heads, head_dim].
@@ -80,7 +82,10 @@ def slot_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     attend = attention or _attention_on(query.device)
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
-    return attend(q, k, v, kv[layer], metadata, scoring).unsqueeze(0), None
+    attended = attend(q, k, v, kv[layer], metadata, scoring)
+    if progress is not None:
+        progress.wrote(layer)
+    return attended.unsqueeze(0), None
 
 
 def _attention_on(device: torch.device) -> TreeAttention:

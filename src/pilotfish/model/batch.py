@@ -22,6 +22,7 @@ class Batch:
     keep: Tensor  # int64 [kept rows], padded like rows
     num_kept: int
     metadata: AttentionMetadata
+    last: bool = True  # of those that hold the rows of one forward
 
     @classmethod
     def build(cls, sequences: Sequence[SequenceRows], buckets: Buckets, scratch: int) -> list[Batch]:
@@ -70,14 +71,15 @@ class Batch:
         padding = [0] * (bucket(len(kept), buckets.rows) - len(kept))
         ids, slots, owners, positions, prefixes, path_slots = (torch.from_numpy(x[cut]) for x in rows)
         metadata = AttentionMetadata(slots, owners, positions, prefixes, torch.from_numpy(prefix_slots), path_slots)
-        return cls(ids, torch.tensor(kept + padding, dtype=torch.int64), len(kept), metadata)
+        whole = torch.tensor(kept + padding, dtype=torch.int64)
+        return cls(ids, whole, len(kept), metadata, last=cut.stop >= len(rows[0]))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.input_ids, self.keep, *vars(self.metadata).values())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         input_ids, keep, *metadata = map(change, self.tensors())
-        return Batch(input_ids, keep, self.num_kept, AttentionMetadata(*metadata))
+        return Batch(input_ids, keep, self.num_kept, AttentionMetadata(*metadata), self.last)
 
 
 # -- padding

@@ -57,13 +57,16 @@ class TorchExecutor:
         prepared = time.perf_counter()
         if sampling.masks is not None:
             sampling.masks.begin()
+        if self.pacer is not None:
+            num_rows = sum(sequence.num_rows for sequence in rows)
+            self.progress.hold(prepared, self.pacer.pace.seconds(num_rows))
         logits = self.run(batches)
         computed = time.perf_counter()
         broken = non_finite_rows(logits)
         tokens, log_chances = self._sampled(logits, broken, sampling)
         sampled = time.perf_counter() - computed
         if self.pacer is not None:
-            self.pacer.hold(prepared, sum(sequence.num_rows for sequence in rows))
+            self.pacer.hold(prepared, num_rows)
         model = time.perf_counter() - prepared - sampled  # the forward is what is paced, as far as the times tell
         logprobs = partial(token_logprobs, logits)
         return Outcome(tokens, log_chances, broken, logprobs, ForwardSeconds(prepared - began, model, sampled))
@@ -102,7 +105,9 @@ class TorchExecutor:
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _run_model(self, batch: Batch) -> Tensor:
-        """Logits of the kept rows, padding included. [kept rows, vocab]."""
+        """Logits of the kept rows, padding included. [kept rows, vocab]. On CUDA nobody counts layers: they are
+        computed later than they are asked for."""
+        counts = batch.last and self.model.device.type == "cpu"
         batch = batch.map(lambda tensor: tensor.to(self.model.device))
         output = self.model.module(
             input_ids=batch.input_ids[None],
@@ -111,5 +116,6 @@ class TorchExecutor:
             use_cache=False,
             metadata=batch.metadata,
             kv=self.kv,
+            progress=self.progress if counts else None,
         )
         return output.logits[0]  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from pilotfish.core.layer_progress import LayerProgress
 from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.experts import Affine, Mixture, Router, expert_parts, halves
 from pilotfish.model.features import ARCHITECTURES, activation, layer_windows
@@ -146,11 +147,15 @@ class PackedAttention(torch.nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         metadata: AttentionMetadata,
         kv: KVPool,
+        progress: LayerProgress | None = None,
         **_: object,
     ) -> tuple[Tensor, None]:
         """As transformers calls it: hidden_states [1, rows, K], cos and sin [1, rows, …] -> [1, rows, K]."""
         cos, sin = position_embeddings
-        return self.attend(hidden_states[0], cos[0], sin[0], metadata, kv)[None], None
+        attended = self.attend(hidden_states[0], cos[0], sin[0], metadata, kv)
+        if progress is not None:
+            progress.wrote(self.layer)
+        return attended[None], None
 
     def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata, kv: KVPool) -> Tensor:
         """hidden [rows, K], cos and sin [rows, rotated part of a head or half of it] -> [rows, K]. Writes KV to the
@@ -273,9 +278,12 @@ class PlainDecoder(torch.nn.Module):
         logits_to_keep: Tensor,  # [kept rows], rows whose logits are wanted
         metadata: AttentionMetadata,
         kv: KVPool,
+        progress: LayerProgress | None = None,
         **_: object,
     ) -> SimpleNamespace:
         """`logits` float32 [1, kept rows, vocab]. Writes KV to the pool."""
         planes = [plane for layer in kv for plane in layer]
-        logits = self._decoder.forward(input_ids[0], logits_to_keep, *vars(metadata).values(), planes, self.seconds)
+        written = None if progress is None else torch.from_numpy(progress.written)
+        counted = planes, self.seconds, written
+        logits = self._decoder.forward(input_ids[0], logits_to_keep, *vars(metadata).values(), *counted)
         return SimpleNamespace(logits=logits[None])

@@ -28,6 +28,9 @@ from pilotfish.prefill.shared import SharedMachine
 
 logger = logging.getLogger(__name__)
 
+#: Seconds that a forward may take, as far as that is known: so soon is an order that has ended computed no more. Rows
+#: that it has all the same where so many are wanted, and before anything is known.
+LONGEST, LEAST_ROWS, FIRST_ROWS = 0.5, 128, 256
 #: Seconds that the loop sleeps at most where nothing is to be done.
 IDLE = 1.0
 #: An order samples one token, which nobody wants: a request ends when it has done so.
@@ -50,6 +53,7 @@ class PrefillWorker:
         self.shared, self.scheduler, self.executor, self.exporter = shared, scheduler, executor, exporter
         self.observe: ObservePrefill = lambda _: None
         self._progress = progress
+        self._max_rows = scheduler.max_rows
         self._clock = clock
         self._stopping = False
         self._events = SimpleQueue[None]()
@@ -109,6 +113,7 @@ class PrefillWorker:
         with self.shared.turn():
             machine = self.shared.machine
             machine.free_slots = self.scheduler.pool.num_available
+            self.scheduler.max_rows = min(_rows_in_time(machine.token_seconds), self._max_rows)
             while self._wanted_rows() < self.scheduler.max_rows and len(self._orders) < self.scheduler.max_requests:
                 order = machine.next_order()
                 if order is None:
@@ -201,6 +206,10 @@ class PrefillWorker:
         held = [request.held for request in self.scheduler.running] + [export.slots for export in self._exporting]
         kept = () if self.scheduler.cache is None else self.scheduler.cache.slots
         self.scheduler.pool.check([slot for slots in held for slot in slots.tolist()], kept)
+
+
+def _rows_in_time(token_seconds: float) -> int:
+    return max(int(LONGEST / token_seconds), LEAST_ROWS) if token_seconds else FIRST_ROWS
 
 
 def _request(number: int, order: TakenOrder) -> Request:

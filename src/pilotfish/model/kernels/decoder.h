@@ -80,10 +80,11 @@ template <typename T>
 class Forward {
  public:
   // ids [rows]; keep [num_kept], rows whose logits are wanted; `rows` without scoring, which the layers have. Adds the
-  // seconds of each part to `seconds` [kParts], if that is not null.
+  // seconds of each part to `seconds` [kParts], and counts in `written` the layers whose keys and values are in their
+  // slots, for other threads to read; either may be null.
   Forward(const DecoderShape<T>& shape, const AttentionInputs& rows, const int64_t* ids, const int64_t* keep,
-          int64_t num_kept, double* seconds = nullptr)
-      : shape_(shape), seconds_(seconds), rows_(rows), groups_(groups_of(rows)), ids_(ids), keep_(keep),
+          int64_t num_kept, double* seconds = nullptr, int32_t* written = nullptr)
+      : shape_(shape), seconds_(seconds), written_(written), rows_(rows), groups_(groups_of(rows)), ids_(ids), keep_(keep),
         width_((shape.query_heads + 2 * shape.kv_heads) * shape.head_dim),
         residual_(scratch<Residual, T>(rows.rows * shape.hidden)), update_(scratch<Update, T>(rows.rows * shape.hidden)),
         heads_(scratch<Heads, T>(rows.rows * width_)), normed_(rows.rows, shape.hidden),
@@ -95,12 +96,15 @@ class Forward {
     Stopwatch watch(member.leads() ? seconds_ : nullptr);
     embed(member);
     watch.lap(kEmbedding);
+    int32_t layers = 0;
     for (const DecoderLayer<T>& layer : shape_.layers) {
       norm(member, layer.attention_norm);
       watch.lap(kNorms);
       multiply_all<T>(member, normed_, layer.qkv.weight, layer.qkv.bias, heads_);
       watch.lap(kLinear);
       rotate(member, layer);
+      ++layers;
+      if (written_ && member.leads()) __atomic_store_n(written_, layers, __ATOMIC_RELEASE);
       watch.lap(kRotate);
       attention(member, layer);
       watch.lap(kAttention);
@@ -190,6 +194,7 @@ class Forward {
 
   const DecoderShape<T>& shape_;
   double* const seconds_;
+  int32_t* const written_;
   const AttentionInputs rows_;
   const std::vector<RowGroup> groups_;
   const int64_t *ids_, *keep_;
