@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pilotfish.config import EngineConfig, config_of
+from pilotfish.engine.placement import split_cores
 from pilotfish.engine.process import on_cores
-from pilotfish.engine.remote_drafts import split_cores, worker_command
+from pilotfish.engine.remote_drafts import worker_command
 from pilotfish.errors import ParameterError
 
 
@@ -32,7 +33,7 @@ def cores(*ranges: range) -> frozenset[int]:
 def test_cores_by_the_rule(available: int, workers: int, target: range, drafts: list[range]) -> None:
     placement = split_cores(cores(range(available)), "", "", workers)
     assert placement.target == cores(target)
-    assert placement.drafts == tuple(cores(draft) for draft in drafts)
+    assert placement.workers == tuple(cores(draft) for draft in drafts)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_cores_as_given(
     eight_cores: frozenset[int], target: str, draft: str, workers: int, expected: tuple[range, list[range]]
 ) -> None:
     placement = split_cores(eight_cores, target, draft, workers)
-    assert (placement.target, placement.drafts) == (cores(expected[0]), tuple(cores(each) for each in expected[1]))
+    assert (placement.target, placement.workers) == (cores(expected[0]), tuple(cores(each) for each in expected[1]))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +79,12 @@ def test_where_nothing_is_left_cores_are_shared(
     eight_cores: frozenset[int], caplog: pytest.LogCaptureFixture, target: str, draft: str, shared: range
 ) -> None:
     placement = split_cores(eight_cores, target, draft, 1)
-    assert placement.target == placement.drafts[0] == cores(shared) and "share cores" in caplog.text
+    assert placement.target == placement.workers[0] == cores(shared) and "share cores" in caplog.text
 
 
 def test_one_core_is_shared_by_all(caplog: pytest.LogCaptureFixture) -> None:
     placement = split_cores(frozenset({3}), "", "", 2)
-    assert (placement.target, placement.drafts) == ({3}, ({3}, {3})) and "share cores [3]" in caplog.text
+    assert (placement.target, placement.workers) == ({3}, ({3}, {3})) and "share cores [3]" in caplog.text
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")

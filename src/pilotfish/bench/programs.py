@@ -18,8 +18,9 @@ from typing import Any
 from pilotfish.bench.proxy import HOST
 from pilotfish.config import EngineConfig
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.placement import split_cores
 from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
-from pilotfish.engine.remote_drafts import RemoteDrafts, split_cores, worker_command
+from pilotfish.engine.remote_drafts import RemoteDrafts, worker_command
 from pilotfish.errors import EngineError
 
 #: Seconds that a program may take to end before it is killed.
@@ -123,7 +124,7 @@ def pools_beside(
     placement = split_cores(frozenset(os.sched_getaffinity(0)), "", "", pools)
     beside = replace(config, cores=",".join(map(str, sorted(placement.target))), threads=0)
     with ExitStack() as stack:
-        yield [stack.enter_context(start_pool(config, cores, options)) for cores in placement.drafts], beside
+        yield [stack.enter_context(start_pool(config, cores, options)) for cores in placement.workers], beside
 
 
 def start_pool(config: EngineConfig, cores: frozenset[int] = frozenset(), options: Sequence[str] = ()) -> Program:

@@ -18,11 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 
-from pilotfish.config import EngineConfig, config_text, model_name, parse_cores
+from pilotfish.config import EngineConfig, config_text, model_name
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
 from pilotfish.core.pools import DraftPool
@@ -31,16 +30,15 @@ from pilotfish.core.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.tree import Guesses
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
+from pilotfish.engine.placement import split_cores
 from pilotfish.engine.process import WorkerSpec
-from pilotfish.errors import EngineError, ModelError, ParameterError, WireError
+from pilotfish.errors import EngineError, ModelError, WireError
 from pilotfish.wire.channel import ChannelThread, Received, decode_to_target, framed
 from pilotfish.wire.curve_keys import TargetKeys, load_target_keys
 from pilotfish.wire.sockets import DialingChannel
 
 logger = logging.getLogger(__name__)
 
-#: By default a draft worker has one core of so many, and at least one.
-CORES_PER_DRAFT_CORE = 8
 #: Seconds that a worker may take to load, and a pool to answer.
 LOADING, ANSWER = 600.0, 5.0
 #: Starts again after which a worker that never served is given up.
@@ -59,6 +57,7 @@ class RemoteDrafts:
     def __init__(self, config: EngineConfig) -> None:
         """ParameterError for cores that cannot be used."""
         self.cores = config.core_set  # of the target; empty: wherever the system likes
+        self.taken = frozenset[int]()  # cores of the workers
         self._config = config
         self._open = ExitStack()
         self._supervisor: Supervisor | None = None
@@ -71,11 +70,11 @@ class RemoteDrafts:
     def _start_workers(self, names: Sequence[str]) -> None:
         config, own = self._config, frozenset(os.sched_getaffinity(0))
         placement = split_cores(own, config.cores, config.draft_cores, len(names))
-        self.cores = placement.target
+        self.cores, self.taken = placement.target, placement.taken
         self._supervisor = supervisor = Supervisor()
         self._open.callback(supervisor.close)
         self.endpoints = tuple(f"ipc://{supervisor.directory}/draft-{i}" for i in range(len(names)))
-        workers = zip(names, self.endpoints, placement.drafts, strict=True)
+        workers = zip(names, self.endpoints, placement.workers, strict=True)
         supervisor.start(
             [WorkerSpec(name, worker_command(config, endpoint, name), cores) for name, endpoint, cores in workers]
         )
@@ -233,46 +232,3 @@ class RemoteDrafter:
             return
         with self._turn() as now:
             self.machine.receive(pool, message, now)
-
-
-# -- cores
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Sets of core numbers; an empty one: wherever the system likes."""
-
-    target: frozenset[int]
-    drafts: tuple[frozenset[int], ...]  # by worker
-
-
-def split_cores(available: frozenset[int], target: str, draft: str, workers: int) -> Placement:
-    """Cores of the target and of `workers` draft workers, 1 or more. `target` and `draft`, as in "0,2-3", say which; ""
-    leaves it to the rule: each draft worker has an eighth of the `available` cores, at least one, together at most
-    half, the last ones; the target has all others. Where no core is left for one of the two, it shares the other's,
-    with a warning. ParameterError for sets that overlap or that this process may not use.
-    """
-    own, drafts = parse_cores(target, "cores"), parse_cores(draft, "draft_cores")
-    if own & drafts:
-        raise ParameterError("draft_cores", draft, f"other cores than the target's, {target}")
-    drafts = drafts or _last(available - own, _draft_cores(len(available), workers))
-    own = own or available - drafts
-    if available and not (own and drafts):
-        own = drafts = own or drafts
-        logger.warning("target and draft share cores %s: they will slow each other down", sorted(own))
-    return Placement(own, _divided(drafts, workers))
-
-
-def _draft_cores(available: int, workers: int) -> int:
-    return min(workers * max(1, available // CORES_PER_DRAFT_CORE), available // 2)
-
-
-def _last(cores: frozenset[int], count: int) -> frozenset[int]:
-    return frozenset(sorted(cores)[max(0, len(cores) - count) :])
-
-
-def _divided(cores: frozenset[int], workers: int) -> tuple[frozenset[int], ...]:
-    """Equal parts of neighbours; of fewer cores than workers, one each that several share."""
-    ordered = sorted(cores)
-    starts = [i * len(ordered) // workers for i in range(workers + 1)]
-    return tuple(frozenset(ordered[start : max(start + 1, end)]) for start, end in pairwise(starts))

@@ -1,0 +1,77 @@
+"""Which cores a target and its workers run on. Imports no torch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pilotfish.config import parse_cores
+from pilotfish.errors import ParameterError
+
+logger = logging.getLogger(__name__)
+
+#: By default a draft worker has one core of so many, and at least one.
+CORES_PER_DRAFT_CORE = 8
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Sets of core numbers; an empty one: wherever the system likes."""
+
+    target: frozenset[int]
+    workers: tuple[frozenset[int], ...]
+
+    @property
+    def taken(self) -> frozenset[int]:
+        """Cores of the workers that the target has not."""
+        return frozenset().union(*self.workers) - self.target
+
+
+def split_cores(available: frozenset[int], target: str, draft: str, workers: int) -> Placement:
+    """Cores of the target and of `workers` draft workers, 1 or more. `target` and `draft`, as in "0,2-3", say which; ""
+    leaves it to the rule: each draft worker has an eighth of the `available` cores, at least one, together at most
+    half, the last ones; the target has all others. Where no core is left for one of the two, it shares the other's,
+    with a warning. ParameterError for sets that overlap or that this process may not use.
+    """
+    own, drafts = parse_cores(target, "cores"), parse_cores(draft, "draft_cores")
+    if own & drafts:
+        raise ParameterError("draft_cores", draft, f"other cores than the target's, {target}")
+    drafts = drafts or _last(available - own, _draft_cores(len(available), workers))
+    return _placement(available, own, drafts, workers, "draft")
+
+
+def split_for_prefill(available: frozenset[int], target: str, prefill: str, workers: int) -> Placement:
+    """The same for prefill workers: by default they have all cores that a target with cores of its own leaves, and half
+    of them, the last ones, where it has none. `available` are those that no draft worker has."""
+    own, theirs = parse_cores(target, "cores"), parse_cores(prefill, "prefill_cores")
+    if own & theirs:
+        raise ParameterError("prefill_cores", prefill, f"other cores than the target's, {target}")
+    left = available - own
+    theirs = theirs or _last(left, len(left) if own else len(left) // 2)
+    return _placement(available, own, theirs, workers, "prefill")
+
+
+def _placement(
+    available: frozenset[int], own: frozenset[int], theirs: frozenset[int], workers: int, role: str
+) -> Placement:
+    own = own or available - theirs
+    if available and not (own and theirs):
+        own = theirs = own or theirs
+        logger.warning("target and %s share cores %s: they will slow each other down", role, sorted(own))
+    return Placement(own, _divided(theirs, workers))
+
+
+def _draft_cores(available: int, workers: int) -> int:
+    return min(workers * max(1, available // CORES_PER_DRAFT_CORE), available // 2)
+
+
+def _last(cores: frozenset[int], count: int) -> frozenset[int]:
+    return frozenset(sorted(cores)[max(0, len(cores) - count) :])
+
+
+def _divided(cores: frozenset[int], workers: int) -> tuple[frozenset[int], ...]:
+    """Equal parts of neighbours; of fewer cores than workers, one each that several share."""
+    ordered = sorted(cores)
+    starts = [i * len(ordered) // workers for i in range(workers + 1)]
+    return tuple(frozenset(ordered[start : max(start + 1, end)]) for start, end in pairwise(starts))
