@@ -1,4 +1,4 @@
-"""Who may use a draft pool: CURVE keys (CurveZMQ, ZeroMQ RFC 26) in files, Z85-encoded (RFC 32).
+"""Who may use a pool: CURVE keys (CurveZMQ, ZeroMQ RFC 26) in files, Z85-encoded (RFC 32).
 
 A key file holds the two halves of one machine's key:
 
@@ -81,16 +81,19 @@ def load_pool_keys(key: Path | None, allow: Path | None) -> PoolKeys | None:
     return PoolKeys(load_key_pair("key", key), load_allowlist(allow))
 
 
-def load_target_keys(key: Path | None, pool_keys: Sequence[str], pools: int) -> list[TargetKeys | None]:
-    """For each of `pools` pools, from a key file and the pools' public halves; Nones without either."""
+def load_target_keys(
+    key: Path | None, pool_keys: Sequence[str], pools: int, role: str = "draft"
+) -> list[TargetKeys | None]:
+    """For each of `pools` pools, from a key file and the pools' public halves; Nones without either. `role`, that of
+    the pools, is in the options' names."""
     if key is None and not pool_keys:
         return [None] * pools
     if key is None:
-        raise ParameterError("draft_key", None, "a key file, with --draft-pool-key")
+        raise ParameterError(f"{role}_key", None, f"a key file, with --{role}-pool-key")
     if len(pool_keys) != pools:
-        raise ParameterError("draft_pool_key", list(pool_keys), f"one public key for each of {pools} pools")
-    own = load_key_pair("draft_key", key)
-    return [TargetKeys(own, public_key("draft_pool_key", text)) for text in pool_keys]
+        raise ParameterError(f"{role}_pool_key", list(pool_keys), f"one public key for each of {pools} pools")
+    own = load_key_pair(f"{role}_key", key)
+    return [TargetKeys(own, public_key(f"{role}_pool_key", text)) for text in pool_keys]
 
 
 def new_key_pair() -> KeyPair:

@@ -1,4 +1,4 @@
-"""Addresses of draft pools: `ipc://PATH` on one host, `tcp://HOST:PORT` between hosts."""
+"""Addresses of pools: `ipc://PATH` on one host, `tcp://HOST:PORT` between hosts."""
 
 from __future__ import annotations
 
@@ -132,5 +132,6 @@ def _abandoned(path: Path) -> bool:
 def check_private(field: str, text: str, endpoint: Endpoint, allowed: bool) -> None:
     """ParameterError where frames would leave this host in the clear, unless that is `allowed`."""
     if not (endpoint.private or allowed):
-        options = "--key and --allow" if field == "listen" else "--draft-key and --draft-pool-key"
+        role = field.removesuffix("_pool")
+        options = "--key and --allow" if field == "listen" else f"--{role}-key and --{role}-pool-key"
         raise ParameterError(field, text, f"an address of this host alone, keys ({options}), or --insecure")

@@ -35,14 +35,8 @@ _DIALING = {
     zmq.RECONNECT_IVL_MAX: 2_000,
     zmq.CONNECT_TIMEOUT: 2_000,
 }
-_WATCHED = (
-    zmq.Event.HANDSHAKE_FAILED_AUTH
-    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.Event.HANDSHAKE_SUCCEEDED
-    | zmq.Event.DISCONNECTED
-    | zmq.Event.CLOSED
-)
+_REFUSALS = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+_WATCHED = _REFUSALS | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 
 
 class ListeningChannel(Channel):
@@ -161,8 +155,8 @@ class DialingChannel(Channel):
     """Dials all `endpoints`, again and again. Peer of the pool with number i is str(i).encode().
 
     `incarnation`, random bytes, is by which pools know this target when it reconnects. `keys` are those for each pool.
-    ParameterError, field `draft_pool`, for an address that cannot be used, and for one on another host without keys,
-    unless `insecure`.
+    `role`, of all that listens there, is for messages. ParameterError, field `draft_pool`, or that of another role, for
+    an address that cannot be used, and for one on another host without keys, unless `insecure`.
     """
 
     def __init__(
@@ -172,19 +166,20 @@ class DialingChannel(Channel):
         keys: Sequence[TargetKeys | None] = (),
         insecure: bool = False,
         high_water: int = HIGH_WATER,
+        role: str = "draft",
     ) -> None:
         if not 1 <= len(incarnation) <= MAX_INCARNATION:
             raise ParameterError("incarnation", incarnation, f"1 to {MAX_INCARNATION} bytes")
-        where = [dialled_endpoint("draft_pool", endpoint) for endpoint in endpoints]
+        where = [dialled_endpoint(f"{role}_pool", endpoint) for endpoint in endpoints]
         pools = list(zip(where, keys or [None] * len(where), strict=True))
         for endpoint, own in pools:
-            check_private("draft_pool", endpoint.url, endpoint, own is not None or insecure)
+            check_private(f"{role}_pool", endpoint.url, endpoint, own is not None or insecure)
         super().__init__(high_water)
         self._incarnation = incarnation
         self._connections: dict[Peer, _Connection] = {}
         for i, (endpoint, own) in enumerate(pools):
             peer, socket = str(i).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
-            connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, own)
+            connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, own, role)
             self._watch(socket, connection.received)  # before its events: none is lost
             self._watch(connection.events, connection.observe)
 
@@ -202,6 +197,10 @@ class DialingChannel(Channel):
         """Why a pool is not connected, in one line; None while it is. Any thread may ask."""
         return self._connections[peer].problem
 
+    def refused(self, peer: Peer) -> bool:
+        """Whether somebody is there, who does not take this target's keys, or has none that it may take."""
+        return self._connections[peer].refused
+
     def _poll(self, seconds: float) -> list[Received]:
         due = min((connection.redial_at for connection in self._connections.values()), default=math.inf)
         frames = super()._poll(min(seconds, due - time.monotonic()))
@@ -218,10 +217,11 @@ class _Connection:
     wait at all after a handshake that broke off: there this hangs up, and dials again itself.
     """
 
-    def __init__(self, peer: Peer, socket: Socket, endpoint: str, keys: TargetKeys | None) -> None:
+    def __init__(self, peer: Peer, socket: Socket, endpoint: str, keys: TargetKeys | None, role: str) -> None:
         self.socket = socket
-        self._peer, self._endpoint, self._keys = peer, endpoint, keys
-        self.problem: str | None = f"draft_pool: {endpoint} has not answered yet"
+        self._peer, self._endpoint, self._keys, self._role = peer, endpoint, keys, role
+        self.problem: str | None = f"{role}_pool: {endpoint} has not answered yet"
+        self.refused = False
         self.redial_at = math.inf
         if keys is not None:
             socket.curve_serverkey = keys.pool.encode()
@@ -247,14 +247,15 @@ class _Connection:
             self.socket.connect(self._endpoint)
 
     def _on(self, event: zmq.Event) -> None:
+        self.refused = event in _REFUSALS
         if event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.problem = None
         elif event == zmq.Event.CLOSED:
-            self.problem = f"draft_pool: nobody answers at {self._endpoint}"
+            self.problem = f"{self._role}_pool: nobody answers at {self._endpoint}"
         elif event == zmq.Event.DISCONNECTED:
-            self._hang_up(f"draft_pool: {self._endpoint} hung up", REDIAL_LOST)
+            self._hang_up(f"{self._role}_pool: {self._endpoint} hung up", REDIAL_LOST)
         else:
-            self._hang_up(f"draft_pool: {self._endpoint} {self._refusal(event)}", REDIAL_REFUSED)
+            self._hang_up(f"{self._role}_pool: {self._endpoint} {self._refusal(event)}", REDIAL_REFUSED)
 
     def _hang_up(self, problem: str, seconds: float) -> None:
         self.problem, self.redial_at = problem, time.monotonic() + seconds
@@ -264,7 +265,7 @@ class _Connection:
     def _refusal(self, event: zmq.Event) -> str:
         """ZeroMQ tells a key that is not allowed; what else failed depends on who was first to break off."""
         if self._keys is None:
-            return "broke off: it wants a key, or is no draft pool"
+            return f"broke off: it wants a key, or is no {self._role} pool"
         if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             return f"refused the key {self._keys.own.public}; expected one on its allowlist"
-        return f"broke off: its public key is not {self._keys.pool}, or it has none, or is no draft pool"
+        return f"broke off: its public key is not {self._keys.pool}, or it has none, or is no {self._role} pool"
