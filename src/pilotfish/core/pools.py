@@ -11,6 +11,7 @@ waste its work. It gets no new ones, and hears of later commits when it speaks a
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pilotfish.core.messages import Load, Notice, Peer
@@ -59,8 +60,16 @@ class Drops:
     """Counts by reason what a target dropped of one pool's messages. The first of a reason gives a notice; later ones
     are summed up in one notice now and then."""
 
-    def __init__(self, pool: str, notices: list[Notice]) -> None:
-        self.counts = dict.fromkeys(REASONS, 0)
+    def __init__(
+        self,
+        pool: str,
+        notices: list[Notice],
+        reasons: Mapping[str, str] = REASONS,
+        faults: Collection[str] = FAULTS,
+    ) -> None:
+        """`reasons`, and the meaning of each; those in `faults` are warnings."""
+        self.counts = dict.fromkeys(reasons, 0)
+        self._reasons, self._faults = reasons, faults
         self._pool = pool
         self._notices = notices
         self._last: dict[str, _LastNotice] = {}
@@ -83,8 +92,8 @@ class Drops:
         pause = FIRST_PAUSE if last is None else min(2 * last.pause, LAST_PAUSE)
         self._last[reason] = _LastNotice(self.counts[reason], now, pause)
         since = f" in {now - last.at:.0f} s" if last else ""
-        text = f"{self._pool}: {REASONS[reason]}: {new}{since}{f' ({detail})' if detail else ''}"
-        self._notices.append(Notice(logging.WARNING if reason in FAULTS else logging.INFO, text))
+        text = f"{self._pool}: {self._reasons[reason]}: {new}{since}{f' ({detail})' if detail else ''}"
+        self._notices.append(Notice(logging.WARNING if reason in self._faults else logging.INFO, text))
 
 
 @dataclass

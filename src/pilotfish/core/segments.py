@@ -40,6 +40,11 @@ class KVLayout(Struct, frozen=True):
     planes: Annotated[list[Length], Meta(min_length=1, max_length=8)]  # bytes of one head of a token in each plane
 
     @property
+    def span(self) -> range:
+        """The KV heads that are held."""
+        return range(self.first_head, self.first_head + self.heads)
+
+    @property
     def token_bytes(self) -> int:
         """Of one token in one layer."""
         return self.heads * sum(self.planes)

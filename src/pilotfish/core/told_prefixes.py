@@ -45,8 +45,7 @@ class ToldPrefixes:
         """The message with the key of the longest prefix that the pool was told, which leaves one token at least. It
         is told all of it now."""
         keys = prefix_keys(text_root(message.salt), message.tokens)
-        most = (len(message.tokens) - 1) // OBJECT_TOKENS
-        told = next((count for count in range(most, 0, -1) if keys[count - 1] in self._keys), 0)
+        told = self._longest(keys[: (len(message.tokens) - 1) // OBJECT_TOKENS])
         self._add(keys)
         if not told:
             return message
@@ -54,8 +53,21 @@ class ToldPrefixes:
         return msgspec.structs.replace(message, tokens=rest, prefix_key=keys[told - 1])
 
     def tell(self, salt: bytes | None, tokens: Sequence[int]) -> None:
-        """A session that was closed had these tokens."""
+        """The pool has, or had, a sequence of these tokens."""
         self._add(prefix_keys(text_root(salt), tokens))
+
+    def known(self, salt: bytes | None, tokens: Sequence[int]) -> int:
+        """First tokens of a sequence that it was told of, as far as keys tell."""
+        return OBJECT_TOKENS * self._longest(prefix_keys(text_root(salt), tokens))
+
+    def forget(self, salt: bytes | None, tokens: Sequence[int], kept: int) -> None:
+        """Of these tokens it knows only the first `kept` ones."""
+        for key in prefix_keys(text_root(salt), tokens)[kept // OBJECT_TOKENS :]:
+            self._keys.pop(key, None)
+
+    def _longest(self, keys: Sequence[Key]) -> int:
+        """How many of the first keys end with one that it was told."""
+        return next((count for count in range(len(keys), 0, -1) if keys[count - 1] in self._keys), 0)
 
     def _add(self, keys: Sequence[Key]) -> None:
         """From the last to the first, which others begin with too."""
