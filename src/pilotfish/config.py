@@ -121,7 +121,8 @@ class EngineConfig:
     to plain decoding; fixed spends all of it, always.
 
     KV of long prompts is computed by `prefill_workers` processes on `prefill_cores`, or by the pools that listen at
-    `prefill_pool`, where that is sooner or, with a number as `prefill_threshold`, where so many tokens lack it.
+    `prefill_pool`, where that is sooner or, with a number as `prefill_threshold`, where so many tokens lack it. It is
+    read out of their memory in the first of `prefill_transports` that there is; else it is sent over the socket.
 
     `kv_slots` and `memory` bind each process that has a model. Where both are 0 the KV pool holds what `max_requests`
     sequences can use, within most of the memory that is available. `eager` runs transformers' own torch operations.
@@ -164,6 +165,7 @@ class EngineConfig:
     prefill_threshold: Annotated[
         str, ahead("Tokens without KV from which on a prompt goes there; auto: as measured.", metavar="TOKENS")
     ] = "auto"
+    prefill_transports: tuple[str, ...] = ("shm", "nixl")
     prefill_key: Annotated[Path, ahead("This target's key file, for pools with keys.")] | None = None
     prefill_pool_key: Annotated[
         tuple[str, ...], ahead("The pools' public keys, joined by a space.", parse=separated(None))

@@ -329,7 +329,7 @@ class RandomPrefills:
         self.under_way: list[HandOver] = []
         self.brought = 0  # tokens
 
-    def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int) -> bool:  # noqa: ARG002
+    def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int) -> bool:  # noqa: ARG002
         assert 0 <= first < len(tokens) and waiting >= 0
         return self.rng.random() < 0.7
 

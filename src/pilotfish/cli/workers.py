@@ -103,14 +103,17 @@ def target(
 
 
 def _run_target(config: EngineConfig, endpoint: str, signals: Signals) -> None:
-    """Draft workers load while this process imports torch."""
+    """Workers load while this process imports torch."""
     from pilotfish.engine.remote_drafts import RemoteDrafts
+    from pilotfish.engine.remote_prefills import RemotePrefills
 
     remote = RemoteDrafts(config) if config.mode == "async" else None
+    taken = frozenset[int]() if remote is None else remote.taken
+    prefills = RemotePrefills(config, taken) if config.prefills_elsewhere else None
     _import_transformers()
     from pilotfish.engine.target_process import run_target
 
-    run_target(config, endpoint, signals, remote)
+    run_target(config, endpoint, signals, remote, prefills)
 
 
 def _import_transformers() -> None:

@@ -108,12 +108,12 @@ class Prefills(Protocol):
     def computed(self, tokens: int, seconds: float) -> None:
         """How long a forward here took that computed KV of so many tokens, most of them of prompts."""
 
-    def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int) -> bool:
+    def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int) -> bool:
         """Whether KV of tokens [first, len(tokens)) is there sooner when it is computed elsewhere; `waiting` tokens are
-        to be computed here before."""
+        to be computed here before, and `neighbours` requests wait for each of their tokens meanwhile."""
 
     def begin(self, handover: HandOver) -> None:
-        """Have it computed, and its slots filled."""
+        """Have it computed, and its slots filled: what was just found worth sending."""
 
     def poll(self) -> None:
         """Hand-overs that have ended, or take too long, get their `count`; nobody writes to their slots any more."""

@@ -36,13 +36,13 @@ class Loads:
             request.load = KVLoad(keys, tokens, take(end - first))
             self._tiers.load(request.load)
 
-    def hand_over(self, request: Request, take: Take, waiting: int) -> None:
+    def hand_over(self, request: Request, take: Take, waiting: int, neighbours: int) -> None:
         """Have prefill workers compute what a request has no KV of, but for its last token, if that is sooner;
-        `waiting` tokens are to be computed here before."""
+        `waiting` tokens are to be computed here before, and `neighbours` requests wait for each of its tokens."""
         first, tokens = request.num_computed, request.tokens[:-1]
         if self._prefills is None or first == len(tokens):
             return
-        if self._prefills.worth_sending(tokens, first, request.cache_salt, waiting):
+        if self._prefills.worth_sending(tokens, first, request.cache_salt, waiting, neighbours):
             request.load = HandOver(tokens, take(len(tokens) - first), request.cache_salt)
             self._prefills.begin(request.load)
 

@@ -194,8 +194,9 @@ class Scheduler:
 
     def _hand_over(self, request: Request) -> None:
         """Have what it lacks, but for its last token, computed elsewhere, if that is sooner."""
-        waiting = sum(other.num_pending - 1 for other in self.running if other.load is None and other is not request)
-        self.loads.hand_over(request, self._take, waiting)
+        others = [other for other in self.running if other.load is None and other is not request]
+        waiting, neighbours = sum(o.num_pending - 1 for o in others), sum(o.num_pending == 1 for o in others)
+        self.loads.hand_over(request, self._take, waiting, neighbours)
 
     def _end_loads(self) -> None:
         """Requests take what their loads have brought. What tiers did not have may be handed over then."""

@@ -33,9 +33,12 @@ from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.costs import make_budget
+from pilotfish.engine.hand_overs import HandOvers
+from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.memory import load_configured, plan_memory, precision_here, refuse_unequal_tokenizers
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
+from pilotfish.engine.remote_prefills import RemotePrefills
 from pilotfish.engine.sample import Sample, TextStream
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.grammar.compile import Grammars
@@ -44,6 +47,7 @@ from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.features import common_window
+from pilotfish.model.kv_copy import copier_of
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
 from pilotfish.observe.records import Timeline, merge, part_of
@@ -66,12 +70,17 @@ class Engine:
     grammars: GrammarThreads | None = None
 
     def __init__(
-        self, config: EngineConfig, drafter: Drafter | None = None, remote: RemoteDrafts | None = None
+        self,
+        config: EngineConfig,
+        drafter: Drafter | None = None,
+        remote: RemoteDrafts | None = None,
+        prefills: RemotePrefills | None = None,
     ) -> None:
-        """`drafter` replaces the one that `config` describes. `remote` are the drafts of `config`, if their workers
-        were started already; the engine closes them."""
+        """`drafter` replaces the one that `config` describes. `remote` are the drafts of `config`, `prefills` its
+        prefill workers, if they were started already; the engine closes them."""
         self.config = config
         self.remote = remote
+        self.prefills = prefills
         self._pacers: list[Pacer] = []
         self._timeline: Timeline | None = None
         self._samples: dict[int, Sample] = {}
@@ -80,6 +89,8 @@ class Engine:
         try:
             if remote is None and drafter is None and config.mode == "async":
                 self.remote = RemoteDrafts(config)
+            if prefills is None and config.prefills_elsewhere:
+                self.prefills = RemotePrefills(config, frozenset() if self.remote is None else self.remote.taken)
             self._load(self._place(), drafter)
         except BaseException:
             self.close()
@@ -105,25 +116,41 @@ class Engine:
         budget = make_budget(config, self.executor, self.drafter)
         tiers = self.tiers = make_tiers(config, self.executor)
         cache = PrefixCache(pool, dropped=None if tiers is None else tiers.dropped) if config.prefix_cache else None
-        scheduler = Scheduler(pool, config.max_rows, config.max_requests, cache, tiers)
+        handovers = self._connect_prefills()
+        scheduler = Scheduler(pool, config.max_rows, config.max_requests, cache, tiers, handovers)
         self.worker = TargetWorker(self.executor, scheduler, self.drafter, budget, masks=self.grammars.masks)
         self.reset_pacing()  # what was measured at start is no part of a run
         if config.trace is not None:
             self._timeline = Timeline(part_of(config.trace, "target"), "target")
             self.worker.observe = self._timeline.step
 
+    def _connect_prefills(self) -> HandOvers | None:
+        """ParameterError where every layer has a window: there requests give back what would be handed over."""
+        if self.prefills is None:
+            return None
+        if common_window(self.model.config):
+            field = "prefill_pool" if self.config.prefill_pool else "prefill_workers"
+            given = getattr(self.config, field)
+            raise ParameterError(field, given, "none for a model whose layers all have sliding windows")
+        identity = kv_identity(self.config, self.executor, self.tokenizer)
+        return self.prefills.connect(identity, copier_of(self.executor.kv))
+
     def _place(self) -> frozenset[int]:
-        """Pin this process until `close`, if the configuration or the draft workers ask for that; return the cores."""
+        """Pin this process until `close`, if the configuration or the workers ask for that; return the cores."""
         cores = self.config.core_set if self.remote is None else self.remote.cores
+        if self.prefills is not None:
+            cores = self.prefills.cores or cores
         if cores:
             os.sched_setaffinity(0, cores)
         return cores
 
     def close(self) -> None:
-        """End every sample and the draft workers. Idempotent; also done when the process ends."""
+        """End every sample and the workers. Idempotent; also done when the process ends."""
         self.abort_all()
         if self.remote is not None:
             self.remote.close()
+        if self.prefills is not None:
+            self.prefills.close()
         if self.grammars is not None:
             self.grammars.close()
         if self.tiers is not None:
@@ -134,8 +161,9 @@ class Engine:
             self.tiers = None
         if self._timeline is not None and self.config.trace is not None:
             self._timeline.close()
-            workers = [part_of(self.config.trace, f"draft {i}") for i in range(self.config.draft_workers)]
-            merge([part_of(self.config.trace, "target"), *workers], self.config.trace)
+            counts = {"draft": self.config.draft_workers, "prefill": self.config.prefill_workers}
+            names = [f"{role} {i}" for role, count in counts.items() for i in range(count)]
+            merge([part_of(self.config.trace, name) for name in ("target", *names)], self.config.trace)
             self._timeline = None
         os.sched_setaffinity(0, self._cores_before)
 

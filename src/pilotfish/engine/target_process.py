@@ -23,6 +23,7 @@ from pilotfish.core.tiers import DEVICE, TierCounts, TierUse
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import Signals
 from pilotfish.engine.remote_drafts import RemoteDrafts
+from pilotfish.engine.remote_prefills import RemotePrefills
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, InputError, WireError
 from pilotfish.observe.records import StepRecord
@@ -58,13 +59,20 @@ LONGEST_TEXT = 1000
 NO_LOAD = Load("", 0, 0, 0, 0, 0.0, 0.0)  # of a pool that has not answered yet
 
 
-def run_target(config: EngineConfig, endpoint: str, signals: Signals, remote: RemoteDrafts | None = None) -> None:
+def run_target(
+    config: EngineConfig,
+    endpoint: str,
+    signals: Signals,
+    remote: RemoteDrafts | None = None,
+    prefills: RemotePrefills | None = None,
+) -> None:
     """Serve the server that listens at `endpoint` until one of `signals` comes. `remote` are the configuration's drafts
-    elsewhere, if their workers were started already. InputError for a model that cannot be served."""
+    elsewhere, `prefills` its prefill workers, if they were started already. InputError for a model that cannot be
+    served."""
     channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
     services: list[TargetService] = []  # one, once the engine is there
     heartbeat = start_heartbeat(endpoint, lambda: services[0].step_seconds() if services else 0.0)
-    with closing(channel), closing(heartbeat), Engine(config, remote=remote) as engine:
+    with closing(channel), closing(heartbeat), Engine(config, remote=remote, prefills=prefills) as engine:
         assert engine.grammars is not None  # since it was loaded
         engine.grammars.warm()
         service = TargetService(engine, channel)

@@ -1,0 +1,88 @@
+"""A hand-over under way, as its target follows it: what was announced, and what is in the slots.
+
+            first ........................... end
+layer 0     [ in slots | announced |            ]     segments of a layer come in the order of their tokens
+layer 1     [ in slots |                        ]     count: tokens that are in the slots in every layer
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pilotfish.core.handover import HandOver
+from pilotfish.core.prefill_messages import OrderDone
+from pilotfish.core.prefill_pools import PrefillPool
+from pilotfish.core.segments import KVLayout, SegmentReference
+
+
+@dataclass(eq=False)
+class Incoming:
+    number: int
+    handover: HandOver
+    pool: PrefillPool
+    layout: KVLayout  # of the pool's segments
+    began: float
+    deadline: float
+    expected: float  # seconds until its first segment, as far as is known
+    moved: float  # when something of it last came
+    cached: int = 0  # tokens whose KV the pool is believed to have
+    outcome: str = ""  # why it ends; "": it goes on
+    ended: bool = False
+    done: OrderDone | None = None
+    complete_at: float = 0.0  # when the last of its tokens was in its slots
+    segments: int = 0  # announced
+    awaited: dict[int, SegmentReference] = field(default_factory=dict)  # by number: announced, not in slots
+    received: set[int] = field(default_factory=set)  # of those, which were fetched
+    announced: list[int] = field(init=False)  # tokens, by layer
+
+    def __post_init__(self) -> None:
+        self.announced = [0] * self.layout.layers
+        self._left = len(self.handover.slots) * self.layout.layers  # tokens that are to be announced, of all layers
+
+    @property
+    def announced_all(self) -> bool:
+        return not self._left
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its tokens are in its slots."""
+        return self.announced_all and not self.awaited
+
+    @property
+    def count(self) -> int:
+        """First tokens that are in the slots in every layer."""
+        counts = list(self.announced)
+        for reference in self.awaited.values():
+            for layer in range(reference.layer, reference.layer + reference.layers):
+                counts[layer] = min(counts[layer], reference.first - self.handover.first)
+        return min(counts)
+
+    @property
+    def outstanding(self) -> int:
+        """Tokens that the pool has to compute still, about."""
+        ready = min(self.announced)
+        computed = max(self.cached, self.handover.first + ready if ready else 0)
+        return len(self.handover.tokens) - computed
+
+    def announce(self, reference: SegmentReference) -> str | None:
+        """The next segment; why it must not be read, in a word: None where it may."""
+        if reference.layout != self.layout.digest():
+            return "layout"
+        if not self._in_range(reference):
+            return "out_of_range"
+        layers, first = (
+            slice(reference.layer, reference.layer + reference.layers),
+            reference.first - self.handover.first,
+        )
+        if reference.number != self.segments or set(self.announced[layers]) != {first}:
+            return "unexpected"
+        self.announced[layers] = [first + reference.tokens] * reference.layers
+        self.awaited[reference.number] = reference
+        self.segments += 1
+        self._left -= reference.tokens * reference.layers
+        return None
+
+    def _in_range(self, reference: SegmentReference) -> bool:
+        end, size = reference.first + reference.tokens, reference.tokens * reference.layers * self.layout.token_bytes
+        inside = self.handover.first <= reference.first and end <= len(self.handover.tokens)
+        return inside and reference.layer + reference.layers <= self.layout.layers and reference.size == size

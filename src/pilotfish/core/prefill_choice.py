@@ -1,0 +1,90 @@
+"""Where KV of a prompt is computed: here, or by which prefill pool.
+
+here    [ others' prompts ][ this one ]        and whoever decodes meanwhile waits as long as this one computes
+there   [ its queue ][ all that it has no KV of ][ exposed ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pilotfish.core.prefill_costs import TokenSeconds
+from pilotfish.core.prefill_pools import PrefillPool
+
+#: Tokens of a prompt that is never worth a hand-over: they fit into a forward beside what decodes.
+FEW = 128
+#: Tokens of a prompt that is sent to find out what that takes.
+TRIAL = 256
+#: Seconds after which a pool that was not worth it is tried again: twice as many each time, so many times at most.
+RETRIAL, MAX_RETRIALS = 10.0, 6
+
+
+@dataclass(frozen=True)
+class PrefillOption:
+    """A pool that could compute KV of some tokens. Seconds are None before anything was measured."""
+
+    pool: PrefillPool
+    cached: int  # tokens whose KV it is believed to have
+    wait: float | None  # until its first row
+    there: float | None  # until all are here
+    here: float | None  # that computing them here would take
+
+
+@dataclass(frozen=True)
+class PromptLoad:
+    """A prompt that lacks KV, and what goes on here meanwhile."""
+
+    tokens: Sequence[int]
+    first: int  # token without KV
+    salt: bytes | None
+    waiting: int  # tokens that are to be computed here before
+    neighbours: int  # requests that decode here
+
+    @property
+    def missing(self) -> int:
+        return len(self.tokens) - self.first
+
+
+class PrefillChoice:
+    def __init__(self, pools: Sequence[PrefillPool], least: int | None, ordered: Callable[[PrefillPool], int]) -> None:
+        """`least`: missing tokens from which on a prompt is sent away; None: where that is sooner. `ordered` says how
+        many tokens a pool has to compute for this target."""
+        self.token_seconds = TokenSeconds()
+        self._pools, self._least, self._ordered = pools, least, ordered
+
+    def option(self, prompt: PromptLoad, now: float) -> PrefillOption | None:
+        """The pool that is to compute it; None: nobody, it is computed here."""
+        options = [self._at(pool, prompt) for pool in self._pools if pool.takes(len(prompt.tokens), now)]
+        if not options:
+            return None
+        best = min(options, key=lambda one: -1.0 if one.there is None else one.there)
+        if self._least is not None:
+            return best if prompt.missing >= self._least else None
+        if prompt.missing < FEW:
+            return None
+        if best.there is None or best.here is None:
+            return best if prompt.missing >= TRIAL else None
+        assert self.token_seconds.mean is not None  # or there were no `here`
+        if best.there <= best.here + prompt.neighbours * prompt.missing * self.token_seconds.mean:
+            best.pool.retrials = 0
+            return best
+        return self._retrial(options, now) if prompt.missing >= TRIAL else None
+
+    def _at(self, pool: PrefillPool, prompt: PromptLoad) -> PrefillOption:
+        cached, token, own = pool.told.known(prompt.salt, prompt.tokens), pool.token_seconds, self.token_seconds.mean
+        here = None if own is None else own * (prompt.waiting + prompt.missing)
+        if token is None or pool.load is None:
+            return PrefillOption(pool, cached, None, None, here)
+        wait = token * max(pool.load.queued_tokens, self._ordered(pool))
+        there = wait + token * (len(prompt.tokens) - cached) + pool.exposed.at(prompt.missing)
+        return PrefillOption(pool, cached, wait, there, here)
+
+    def _retrial(self, options: Sequence[PrefillOption], now: float) -> PrefillOption | None:
+        """One that was not asked for long: it may have become quicker."""
+        for option in options:
+            pool = option.pool
+            if now - pool.asked >= RETRIAL * 2.0 ** min(pool.retrials, MAX_RETRIALS):
+                pool.retrials += 1
+                return option
+        return None

@@ -1,0 +1,47 @@
+"""What KV of tokens costs, computed here or handed over, as measured."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class TokenSeconds:
+    """Seconds that KV of a token takes, of about the last ten forwards; the larger ones count for more."""
+
+    FADES = 0.9
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A forward of so many tokens took so long."""
+        self._tokens = self.FADES * self._tokens + tokens
+        self._seconds = self.FADES * self._seconds + seconds
+
+    @property
+    def mean(self) -> float | None:
+        """None before anything was measured."""
+        return self._seconds / self._tokens if self._tokens else None
+
+
+class ExposedSeconds:
+    """Seconds that hand-overs take on top of waiting and computing, by their tokens: as measured for powers of two,
+    straight lines between them. Of fewer tokens it is what the fewest took, of more it grows with them."""
+
+    RATE = 0.3
+
+    def __init__(self) -> None:
+        self._means: dict[int, float] = {}  # by the power
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        key = 1 << tokens.bit_length() - 1
+        mean = self._means.get(key, seconds)
+        self._means[key] = mean + self.RATE * (seconds - mean)
+
+    def at(self, tokens: int) -> float:
+        """0 before anything was measured."""
+        if not self._means:
+            return 0.0
+        known = sorted(self._means)
+        beyond = max(tokens / known[-1], 1.0)
+        return float(np.interp(tokens, known, [self._means[key] for key in known])) * beyond
