@@ -72,7 +72,8 @@ def split(layout: KVLayout, tokens: int, segment_bytes: int) -> Iterator[Segment
     together, most = math.ceil(LEAST_SEGMENT / layer_bytes), max(segment_bytes // layer_bytes, 1)
     groups = max(layout.layers // together, math.ceil(layout.layers / most), 1)
     for layers in _divided(layout.layers, groups):
-        for part in _divided(tokens, math.ceil(len(layers) * layer_bytes / segment_bytes)):
+        most_tokens = segment_bytes // (len(layers) * layout.token_bytes)
+        for part in _divided(tokens, math.ceil(tokens / most_tokens)):
             yield SegmentPart(layers, part)
 
 

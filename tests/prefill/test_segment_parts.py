@@ -1,0 +1,31 @@
+"""How a chunk is split into segments."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pilotfish.core.segments import LEAST_SEGMENT, KVLayout
+from pilotfish.prefill.export import split
+
+
+@given(
+    st.builds(
+        KVLayout,
+        layers=st.integers(1, 40),
+        first_head=st.just(0),
+        heads=st.integers(1, 16),
+        planes=st.lists(st.integers(4, 256), min_size=2, max_size=4),
+    ),
+    st.integers(1, 3000),
+    st.integers(15, 20).map(lambda bits: 1 << bits),
+)
+@example(KVLayout(1, 0, 5, [256, 256]), 819, 1 << 20)  # 409.6 tokens fit
+def test_parts_cover_a_chunk_once_and_fit_into_places(layout: KVLayout, tokens: int, segment_bytes: int) -> None:
+    parts = list(split(layout, tokens, segment_bytes))
+    covered = [(layer, token) for part in parts for layer in part.layers for token in part.tokens]
+    assert covered == sorted(covered, key=lambda one: one[0]) and len(set(covered)) == len(covered)
+    assert len(covered) == layout.layers * tokens
+    sizes = [len(part.layers) * len(part.tokens) * layout.token_bytes for part in parts]
+    assert max(sizes) <= segment_bytes
+    assert len(parts) == 1 or min(sizes) >= min(LEAST_SEGMENT, segment_bytes) / 2
