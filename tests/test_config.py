@@ -1,4 +1,4 @@
-"""Cores: what names some of this process's is taken, anything else refused in one line."""
+"""Configurations: cores that a process may have or not; what a worker takes over from its engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import make_engine
 
-from pilotfish.config import EngineConfig, parse_cores
+from pilotfish.config import PREFILL_ROWS, EngineConfig, parse_cores
 from pilotfish.errors import ParameterError
 
 MAY_USE = sorted(os.sched_getaffinity(0))
@@ -37,3 +37,8 @@ def test_an_engine_runs_on_its_cores(llama: Path) -> None:
         assert torch.get_num_threads() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_a_prefill_worker_computes_more_rows_at_a_time_than_a_target(llama: Path) -> None:
+    of_few, of_many = (EngineConfig(target=llama, max_rows=rows).of_prefill for rows in (256, 4096))
+    assert of_few.max_rows == PREFILL_ROWS and of_many.max_rows == 4096
