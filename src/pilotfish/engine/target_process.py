@@ -17,6 +17,8 @@ from pilotfish.config import EngineConfig, model_name
 from pilotfish.core.constraint import Constraint
 from pilotfish.core.messages import Load
 from pilotfish.core.pools import DraftPool
+from pilotfish.core.prefill_messages import PrefillLoad
+from pilotfish.core.prefill_pools import PrefillPool
 from pilotfish.core.request import FinishReason
 from pilotfish.core.target_machine import Arrival
 from pilotfish.core.tiers import DEVICE, TierCounts, TierUse
@@ -36,6 +38,7 @@ from pilotfish.wire.serving import (
     Failure,
     Identity,
     PoolLoad,
+    PrefillPoolLoad,
     Progress,
     Status,
     StepReport,
@@ -56,7 +59,8 @@ CHECK = 60.0
 MAX_FAILURES = 3
 #: Characters of a message to the server.
 LONGEST_TEXT = 1000
-NO_LOAD = Load("", 0, 0, 0, 0, 0.0, 0.0)  # of a pool that has not answered yet
+#: Of a pool that has not answered yet.
+NO_LOAD, NO_PREFILL_LOAD = Load("", 0, 0, 0, 0, 0.0, 0.0), PrefillLoad(0, 0, 0.0, 0)
 
 
 def run_target(
@@ -265,6 +269,7 @@ class TargetService:
             free_slots=scheduler.pool.num_available,
             preemptions=scheduler.preemptions,
             pools=_pools(self._engine),
+            prefill_pools=_prefill_pools(self._engine),
             tiers=tiers_of(self._engine),
             tier_counts=TierCounts() if self._engine.tiers is None else self._engine.tiers.counts,
         )
@@ -337,3 +342,23 @@ def _pools(engine: Engine) -> list[PoolLoad]:
 def _pool_load(pool: DraftPool, load: Load) -> PoolLoad:
     times, counts = (load.step_ms, load.queue_ms), (pool.drops.counts, load.own_cached)
     return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, *times, *counts)
+
+
+def _prefill_pools(engine: Engine) -> list[PrefillPoolLoad]:
+    if engine.prefills is None:
+        return []
+    return [_prefill_pool_load(pool, pool.load or NO_PREFILL_LOAD) for pool in engine.prefills.pools]
+
+
+def _prefill_pool_load(pool: PrefillPool, load: PrefillLoad) -> PrefillPoolLoad:
+    return PrefillPoolLoad(
+        name=pool.name,
+        ready=pool.ready,
+        transport=pool.transport if pool.ready else "",
+        queued_tokens=load.queued_tokens,
+        free_slots=load.free_slots,
+        token_ms=load.token_ms,
+        leases=load.leases,
+        totals=pool.totals,
+        refused=pool.refused,
+    )
