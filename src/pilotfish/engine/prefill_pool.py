@@ -59,12 +59,19 @@ def _serve(config: PrefillConfig, ready: Callable[[str], None], signals: Signals
         if timeline is not None:
             worker.shared.observe_lease = timeline.lease
             worker.observe = timeline.prefill if pacer is None else partial(_paced, timeline, pacer)
-        logger.info("%s listens at %s", name, channel.endpoint)
+        transports = ", ".join(_transports(worker.shared.machine.welcome, channel.endpoint))
+        logger.info("%s listens at %s; segments are read by %s", name, channel.endpoint, transports)
         ready(channel.endpoint)
         signals.call(worker.stop)
         worker.run()
     if pacer is not None:
         pacer.report()
+
+
+def _transports(welcome: Welcome, endpoint: str) -> list[str]:
+    """By which targets may read segments."""
+    memory = {"shm": welcome.shared_memory, "nixl": welcome.remote_memory}
+    return [*(name for name, given in memory.items() if given is not None), endpoint.split(":")[0]]
 
 
 @contextmanager
