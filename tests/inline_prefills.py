@@ -1,0 +1,107 @@
+"""Prefill workers as threads of the test's process: their models, loops, memory and sockets are real, no interpreter
+starts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import pytest
+from support import assert_idle
+
+from pilotfish.config import EngineConfig, PrefillConfig
+from pilotfish.engine import remote_prefills
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.launch import Supervisor
+from pilotfish.engine.prefill_pool import serving
+from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.remote_prefills import RemotePrefills
+from pilotfish.kv.arena import Arena
+from pilotfish.prefill.worker import PrefillWorker
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.sockets import ListeningChannel
+
+#: Seconds that a worker may take to give back what it held.
+SETTLE = 10.0
+
+
+@contextmanager
+def inline_prefills(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[list[PrefillWorker]]:
+    """Engines have their prefill workers here, until the end; the workers, in the order of their start. `options` are
+    of `prefill_worker`."""
+    with ExitStack() as stack:
+        make, workers = RemotePrefills.__init__, list[PrefillWorker]()
+
+        def start(prefills: RemotePrefills, config: EngineConfig, *rest: Any) -> None:
+            make(prefills, config, *rest)
+            for endpoint in () if config.prefill_pool else prefills.endpoints:
+                workers.append(stack.enter_context(prefill_worker(config.of_prefill, endpoint, **options)))
+
+        monkeypatch.setattr(remote_prefills, "Supervisor", _NoWorkerProcesses)
+        monkeypatch.setattr(RemotePrefills, "__init__", start)
+        yield workers
+
+
+class _NoWorkerProcesses(Supervisor):
+    """Starts nothing."""
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """The workers are threads."""
+
+
+@contextmanager
+def prefill_worker(
+    model: EngineConfig,
+    endpoint: str,
+    wrapped: Callable[[Channel], Channel] = lambda channel: channel,
+    **options: Any,
+) -> Iterator[PrefillWorker]:
+    """One that listens at `endpoint`, until the end. `wrapped` may put something between it and its channel; `options`
+    are of `PrefillConfig`. What it raises is raised at the end."""
+    config = PrefillConfig(model=model, listen=endpoint, **options)
+    with closing(wrapped(ListeningChannel(endpoint))) as channel, serving(config, channel) as worker:
+        failures = list[BaseException]()
+
+        def work() -> None:
+            try:
+                worker.run()
+            except BaseException as failure:
+                failures.append(failure)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield worker
+        finally:
+            worker.stop()
+            thread.join()
+        assert not failures, failures
+
+
+def arena_of(worker: PrefillWorker) -> Arena:
+    arena = worker.shared.machine._places
+    assert isinstance(arena, Arena)
+    return arena
+
+
+def assert_nothing_left(workers: Sequence[PrefillWorker], *engines: Engine) -> None:
+    """No slot, no place, no lease. What a target has just released may be on its way."""
+    for engine in engines:
+        assert_idle(engine)
+        assert engine.prefills is not None and not engine.prefills.handovers.machine.busy
+    for worker in workers:
+        deadline = time.monotonic() + SETTLE
+        while any(held(worker).values()) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert not any(held(worker).values()), held(worker)
+        worker.check()
+
+
+def held(worker: PrefillWorker) -> dict[str, int]:
+    """For hand-overs."""
+    pool, arena = worker.scheduler.pool, arena_of(worker)
+    slots, places = pool.capacity - pool.num_available, arena.places - arena.free_places
+    return {"orders": len(worker.shared.machine.orders), "slots": slots, "places": places}
