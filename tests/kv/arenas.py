@@ -34,6 +34,7 @@ def referred(arena: Arena, place: int) -> SegmentReference:
     return SegmentReference(
         epoch=arena.epoch(place),
         handover=1,
+        sequence=bytes(16),
         number=0,
         first=0,
         tokens=1,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pilotfish.core.handover import HandOver
 from pilotfish.core.prefill_messages import OrderDone
 from pilotfish.core.prefill_pools import PrefillPool
-from pilotfish.core.segments import KVLayout, SegmentReference
+from pilotfish.core.segments import KVLayout, SegmentReference, sequence_digest
 
 
 @dataclass(eq=False)
@@ -37,6 +37,7 @@ class Incoming:
 
     def __post_init__(self) -> None:
         self.announced = [0] * self.layout.layers
+        self._sequence = sequence_digest(self.handover.tokens)
         self._left = len(self.handover.slots) * self.layout.layers  # tokens that are to be announced, of all layers
 
     @property
@@ -68,6 +69,8 @@ class Incoming:
         """The next segment; why it must not be read, in a word: None where it may."""
         if reference.layout != self.layout.digest():
             return "layout"
+        if reference.sequence != self._sequence:
+            return "tokens"
         if not self._in_range(reference):
             return "out_of_range"
         layers, first = (

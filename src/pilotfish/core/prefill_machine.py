@@ -48,7 +48,7 @@ from pilotfish.core.prefill_orders import (
     TakenOrder,
     Turns,
 )
-from pilotfish.core.segments import SegmentReference
+from pilotfish.core.segments import SegmentReference, sequence_digest
 
 #: Leases of silence after which a target is forgotten.
 FORGOTTEN = 2
@@ -255,6 +255,7 @@ class PrefillMachine:
             peer,
             message.handover,
             message.tokens,
+            sequence_digest(message.tokens),
             message.first,
             f"{target.tenant} {digest}" if target.tenant or digest else None,
             ordered=now,
@@ -326,6 +327,7 @@ class PrefillMachine:
         reference = SegmentReference(
             epoch=placed.epoch,
             handover=order.handover,
+            sequence=order.sequence,
             number=order.segments,
             first=placed.first,
             tokens=placed.tokens,

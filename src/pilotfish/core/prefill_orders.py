@@ -38,6 +38,7 @@ class TakenOrder:
     peer: Peer
     handover: int
     tokens: Sequence[int]
+    sequence: bytes  # digest of the tokens
     first: int  # token that is handed over
     salt: str | None  # orders of different ones share no KV
     ordered: float

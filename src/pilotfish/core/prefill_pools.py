@@ -37,6 +37,7 @@ BACK = 5.0
 #: Why what a pool sent was not used.
 REFUSED = {
     "forged": "references that it did not sign",
+    "tokens": "segments of other tokens than were ordered",
     "unexpected": "messages out of turn",
     "out_of_range": "references to places that it does not have",
     "stale": "references to places that were freed",

@@ -11,21 +11,29 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from pilotfish.core.messages import Id, Index, Length
 
 #: Bytes that a segment has at least, where a hand-over has that many, and by default at most.
 LEAST_SEGMENT, SEGMENT_BYTES = 128 << 10, 1 << 20
-#: Bytes of a layout's digest, and of a reference's MAC.
-LAYOUT_BYTES, MAC_BYTES = 16, 16
+#: Bytes of a sequence's digest, of a layout's, and of a reference's MAC.
+SEQUENCE_BYTES, LAYOUT_BYTES, MAC_BYTES = 16, 16, 16
 
+SequenceDigest = Annotated[bytes, Meta(min_length=SEQUENCE_BYTES, max_length=SEQUENCE_BYTES)]
 LayoutDigest = Annotated[bytes, Meta(min_length=LAYOUT_BYTES, max_length=LAYOUT_BYTES)]
 Mac = Annotated[bytes, Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
 Epoch = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+def sequence_digest(tokens: Sequence[int]) -> bytes:
+    """Stands for these tokens: an order may have come damaged."""
+    return hashlib.blake2b(np.asarray(tokens, "<u4").tobytes(), digest_size=SEQUENCE_BYTES).digest()
 
 
 class KVLayout(Struct, frozen=True):
@@ -75,6 +83,7 @@ class SegmentReference(Struct, frozen=True):
 
     epoch: Epoch  # of its place: another one is there since the place was given to somebody else
     handover: Id
+    sequence: SequenceDigest  # of all tokens that were ordered
     number: Index  # of the hand-over's segments, from 0
     first: Index  # token, counted from the sequence's beginning
     tokens: Length
