@@ -32,7 +32,7 @@ SETTLE = 10.0
 def inline_prefills(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[list[PrefillWorker]]:
     """Engines have their prefill workers here, until the end; the workers, in the order of their start. `options` are
     of `prefill_worker`."""
-    with ExitStack() as stack:
+    with ExitStack() as stack, monkeypatch.context() as patch:
         make, workers = RemotePrefills.__init__, list[PrefillWorker]()
 
         def start(prefills: RemotePrefills, config: EngineConfig, *rest: Any) -> None:
@@ -40,8 +40,8 @@ def inline_prefills(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator
             for endpoint in () if config.prefill_pool else prefills.endpoints:
                 workers.append(stack.enter_context(prefill_worker(config.of_prefill, endpoint, **options)))
 
-        monkeypatch.setattr(remote_prefills, "Supervisor", _NoWorkerProcesses)
-        monkeypatch.setattr(RemotePrefills, "__init__", start)
+        patch.setattr(remote_prefills, "Supervisor", _NoWorkerProcesses)
+        patch.setattr(RemotePrefills, "__init__", start)
         yield workers
 
 

@@ -58,7 +58,7 @@ class PrefillChoice:
         options = [self._at(pool, prompt) for pool in self._pools if pool.takes(len(prompt.tokens), now)]
         if not options:
             return None
-        best = min(options, key=lambda one: -1.0 if one.there is None else one.there)
+        best = min(options, key=lambda one: (-1.0 if one.there is None else one.there, self._ordered(one.pool)))
         if self._least is not None:
             return best if prompt.missing >= self._least else None
         if prompt.missing < FEW:

@@ -1,0 +1,245 @@
+"""Prompts computed by prefill workers: the same outputs as without them, in every mode, over every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from inline_drafts import inline_drafts
+from inline_prefills import assert_nothing_left, inline_prefills, prefill_worker
+from support import VOCAB, make_engine, run, write_model
+
+from pilotfish.config import EngineConfig
+from pilotfish.core.handover import WHOLE, HandOverReport
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample
+from pilotfish.prefill.worker import PrefillWorker
+
+#: Of the long model.
+CONTEXT = 4224
+#: Around a slot, a key, a forward here and one there; and as long as prompts get.
+LENGTHS = (1, 2, 3, 63, 64, 65, 66, 255, 256, 257, 300, 1000, 2047, 2050, 4000)
+MODES: dict[str, dict[str, Any]] = {
+    "off": {},
+    "sync": {"mode": "sync", "drafter": "lm+ngram"},
+    "async": {"mode": "async", "drafter": "lm"},
+}
+#: How the segments' bytes come. Without a way to read the workers' memory they are fetched.
+TRANSPORTS: dict[str, tuple[str, ...]] = {"shm": ("shm",), "ipc": ()}
+SLOTS = {"kv_slots": 16_000}
+
+
+def params(max_tokens: int = 8, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "seed": 5, "temperature": 0.8, **fields})
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """None begins like another."""
+    tokens: list[int] = np.random.default_rng((length, seed)).integers(1, VOCAB, length).tolist()
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("long"), "llama", max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def long_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("draft"), "llama", perturbed=0.05, max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def outputs(long: Path) -> list[list[int]]:
+    """Of a prompt of each length, computed where they are decoded."""
+    with make_engine(long, prefix_cache=False, **SLOTS) as engine:
+        return run(engine, [prompt(length) for length in LENGTHS], [params()] * len(LENGTHS))
+
+
+def handing(target: Path, **config: Any) -> Engine:
+    """Everything that may be sent is sent."""
+    return make_engine(target, **{"prefill_workers": 1, "prefill_threshold": "1", **SLOTS, **config})
+
+
+def finish(engine: Engine, samples: Sequence[Sample]) -> list[list[int]]:
+    while engine.busy:
+        engine.step()
+    return [sample.token_ids for sample in samples]
+
+
+def reports(samples: Sequence[Sample]) -> list[HandOverReport]:
+    return [report for sample in samples for report in sample.request.stats.handovers]
+
+
+@pytest.fixture(params=[(mode, transport) for mode in MODES for transport in TRANSPORTS], ids="-".join)
+def disaggregated(
+    request: pytest.FixtureRequest, long: Path, long_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Engine, list[PrefillWorker]]]:
+    mode, transport = request.param
+    options = {"draft": long_draft, **MODES[mode], "prefill_transports": TRANSPORTS[transport]}
+    with inline_drafts(monkeypatch), inline_prefills(monkeypatch) as workers, handing(long, **options) as engine:
+        yield engine, workers
+        assert_nothing_left(workers, engine)
+
+
+def test_prompts_of_any_length(disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]) -> None:
+    """All at once; then again, when both sides have them; then what the worker alone has; then what neither has the end
+    of."""
+    engine, _ = disaggregated
+    whole = [prompt(length) for length in LENGTHS]
+    first = [sample for tokens in whole for sample in engine.submit(tokens, params())]
+    assert finish(engine, first) == outputs
+    assert [report.outcome for report in reports(first)] == [WHOLE] * (len(LENGTHS) - 1)  # of one token there is none
+    assert sum(report.tokens for report in reports(first)) == sum(length - 1 for length in LENGTHS)
+    assert {report.transport for report in reports(first)} == {"shm" if engine.config.prefill_transports else "ipc"}
+    again = [sample for tokens in whole for sample in engine.submit(tokens, params())]
+    assert finish(engine, again) == outputs and not reports(again)
+    _forget(engine)
+    cached = [sample for tokens in whole[-3:] for sample in engine.submit(tokens, params())]
+    assert finish(engine, cached) == outputs[-3:]
+    assert [(report.tokens, report.cached) for report in reports(cached)] == [(n - 1, n - 2) for n in LENGTHS[-3:]]
+    longer = engine.submit([*whole[-2], *prompt(70, seed=1)], params())
+    (report,) = reports(longer) if finish(engine, longer) else ()
+    assert (report.outcome, report.tokens) == (WHOLE, 69)  # the prompt's last token was computed here
+
+
+def _forget(engine: Engine) -> None:
+    cache = engine.worker.scheduler.cache
+    assert cache is not None
+    cache.evict(engine.memory.slots)
+
+
+def test_streams_go_on_while_prompts_are_handed_over(
+    disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]
+) -> None:
+    engine, _ = disaggregated
+    streams = [sample for seed in range(3) for sample in engine.submit(prompt(20, seed), params(48))]
+    while min(len(sample.token_ids) for sample in streams) < 4:
+        engine.step()
+    late = [sample for place in (-1, -4) for sample in engine.submit(prompt(LENGTHS[place]), params())]
+    both = finish(engine, [*streams, *late])
+    assert both[3:] == [outputs[-1], outputs[-4]] and {report.outcome for report in reports(late)} == {WHOLE}
+    alone = [finish(engine, engine.submit(prompt(20, seed), params(48)))[0] for seed in range(3)]
+    assert both[:3] == alone
+
+
+def test_several_outputs_of_a_prompt_and_its_log_probabilities(
+    disaggregated: tuple[Engine, list[PrefillWorker]], long: Path
+) -> None:
+    """What is to be scored is computed here: no KV of it comes from elsewhere."""
+    engine, _ = disaggregated
+    asked = [params(n=3, logprobs=2), params(prompt_logprobs=1)]
+    with make_engine(long, **SLOTS) as combined:
+        expected = [sample for each in asked for sample in combined.submit(prompt(300, seed=2), each)]
+        finish(combined, expected)
+    samples = [sample for each in asked for sample in engine.submit(prompt(300, seed=2), each)]
+    assert finish(engine, samples) == [sample.token_ids for sample in expected]
+    assert [sample.logprobs for sample in samples] == [sample.logprobs for sample in expected]
+    assert samples[-1].prompt_logprobs == expected[-1].prompt_logprobs
+    assert len(reports(samples)) == 1
+
+
+def test_tenants_share_nothing(disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]) -> None:
+    """Neither here nor there."""
+    engine, _ = disaggregated
+    for salt, cached in (("a", 0), ("b", 0), ("a", 998)):
+        _forget(engine)
+        samples = engine.submit(prompt(1000), params(), salt)
+        assert finish(engine, samples) == [outputs[LENGTHS.index(1000)]]
+        assert [report.cached for report in reports(samples)] == [cached]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_preempted_after_a_hand_over(mode: str, long: Path, long_draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was preempted is handed over again, its output too."""
+    prompts, asked = [prompt(length, seed=3) for length in (300, 280, 260)], params(120)
+    with make_engine(long, **SLOTS) as combined:
+        expected = run(combined, prompts, [asked] * 3)
+    options = {"draft": long_draft, **MODES[mode], "kv_slots": 1000, "prefix_cache": False}
+    with inline_drafts(monkeypatch), inline_prefills(monkeypatch) as workers, handing(long, **options) as engine:
+        engine.worker.scheduler.headroom = 0
+        samples = [sample for tokens in prompts for sample in engine.submit(tokens, asked)]
+        assert finish(engine, samples) == expected
+        assert engine.worker.scheduler.preemptions
+        again = [sample for sample in samples if sample.request.stats.preemptions]
+        assert all(len(sample.request.stats.handovers) == 2 for sample in again)
+        assert max(report.tokens for report in reports(again)) > 300
+        assert_nothing_left(workers, engine)
+
+
+def test_several_workers_serve_one_target(
+    long: Path, monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]
+) -> None:
+    with inline_prefills(monkeypatch) as workers, handing(long, prefill_workers=3) as engine:
+        samples = [sample for length in LENGTHS for sample in engine.submit(prompt(length), params())]
+        assert finish(engine, samples) == outputs
+        assert {report.pool for report in reports(samples)} == {"prefill 0", "prefill 1", "prefill 2"}
+        assert_nothing_left(workers, engine)
+
+
+def test_one_worker_serves_several_targets(long: Path, tmp_path: Path, outputs: list[list[int]]) -> None:
+    """Together, step by step in turns; what one of them had computed is there for the others."""
+    endpoint = f"ipc://{tmp_path}/pool"
+    model = EngineConfig(target=long, dtype="float32", threads=1, **SLOTS)
+    with prefill_worker(model.of_prefill, endpoint) as worker, ExitStack() as stack:
+        pools = {"prefill_workers": 0, "prefill_pool": (endpoint,)}
+        engines = [stack.enter_context(handing(long, **pools)) for _ in range(3)]
+        samples = [[s for n in LENGTHS[-5:] for s in engine.submit(prompt(n), params())] for engine in engines]
+        while any(engine.busy for engine in engines):
+            for engine in engines:
+                if engine.busy:
+                    engine.step()
+        assert [[sample.token_ids for sample in each] for each in samples] == [outputs[-5:]] * 3
+        assert all(len(reports(each)) == 5 for each in samples)
+        assert {report.outcome for each in samples for report in reports(each)} == {WHOLE}
+        found = [report.cached for each in samples for report in reports(each)]
+        assert sum(found) >= sum(length - 2 for length in LENGTHS[-5:])  # of one target at least
+        assert_nothing_left([worker], *engines)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "gpt_oss", "olmo2"])
+def test_other_architectures(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = write_model(tmp_path, kind, seed=2)
+    prompts = [prompt(length, seed=4) for length in (2, 33, 90)]
+    for options in ({}, {"kv_dtype": "int8"}, {"eager": True}):
+        with make_engine(target, **options) as combined:
+            expected = run(combined, prompts, [params()] * 3)
+        with inline_prefills(monkeypatch) as workers, handing(target, kv_slots=4096, **options) as engine:
+            samples = [sample for tokens in prompts for sample in engine.submit(tokens, params())]
+            assert finish(engine, samples) == expected
+            assert [report.outcome for report in reports(samples)] == [WHOLE] * 3
+            assert_nothing_left(workers, engine)
+
+
+def test_tiers_come_first(long: Path, monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> None:
+    """What a tier has is loaded, the rest is handed over."""
+    with inline_prefills(monkeypatch) as workers, handing(long, kv_host_memory=0.25) as engine:
+        assert engine.tiers is not None
+        finish(engine, engine.submit(prompt(1000), params()))
+        engine.worker.scheduler.save_all()
+        assert engine.tiers.settle(10)
+        _forget(engine)
+        samples = engine.submit(prompt(1000), params())
+        assert finish(engine, samples) == [outputs[LENGTHS.index(1000)]]
+        stats = samples[0].request.stats
+        assert stats.cached_by_tier == {"host": 960} and [report.tokens for report in stats.handovers] == [39]
+        assert_nothing_left(workers, engine)
+
+
+def test_what_takes_long_shows_in_its_report(disaggregated: tuple[Engine, list[PrefillWorker]]) -> None:
+    engine, _ = disaggregated
+    samples = engine.submit(prompt(4000, seed=6), params())
+    finish(engine, samples)
+    (report,) = reports(samples)
+    layout = engine.model.config
+    bytes_a_token = 2 * layout.num_hidden_layers * layout.num_key_value_heads * layout.head_dim * 4
+    assert report.size == 3999 * bytes_a_token
+    moments = [0.0, report.queued, report.queued + report.computing, report.seconds]
+    assert all(earlier <= later for earlier, later in pairwise(moments)) and 0 < report.arriving <= report.seconds
+    assert report.exposed + report.queued + report.computing == pytest.approx(report.seconds)
