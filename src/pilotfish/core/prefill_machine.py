@@ -174,7 +174,7 @@ class PrefillMachine:
             case PrefillOrder():
                 self._order(peer, target, message, now)
             case Fetch():
-                self._fetch(peer, target, message.reference)
+                self._fetch(peer, target, message.reference, now)
             case Taken():
                 self._taken(target, message, now)
             case Release():
@@ -354,12 +354,14 @@ class PrefillMachine:
         queued = started - order.ordered
         self._send(order.peer, OrderDone(order.handover, order.segments, order.cached, queued, computing))
 
-    def _fetch(self, peer: Peer, target: GreetedTarget, reference: SegmentReference) -> None:
+    def _fetch(self, peer: Peer, target: GreetedTarget, reference: SegmentReference, now: float) -> None:
         found = self._found(target, reference)
         if isinstance(found, str):
             self._gone(peer, reference, found)
         else:
-            target.orders[reference.handover].fetched.add(reference.number)
+            order = target.orders[reference.handover]
+            order.fetched.add(reference.number)
+            order.moved = now
             self._send(peer, SegmentBytes(reference.handover, reference.number, found))
 
     def _found(self, target: GreetedTarget, reference: SegmentReference) -> memoryview | str:

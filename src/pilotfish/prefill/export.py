@@ -11,7 +11,6 @@ import logging
 import math
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +25,8 @@ from pilotfish.core.messages import Peer
 from pilotfish.core.prefill_orders import PlacedSegment, TakenOrder
 from pilotfish.core.segments import LEAST_SEGMENT, KVLayout
 from pilotfish.core.slots import Slots
+from pilotfish.errors import EngineError
+from pilotfish.kv.readers import content
 from pilotfish.prefill.shared import SharedMachine
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Exporter:
         self._shared, self._memory, self._reader, self._progress = shared, memory, reader, progress
         self._layout = shared.machine.welcome.identity.layout
         self._clock = clock
-        #: Called when an export is given back.
+        #: Called when an export is given back, and when the thread has failed.
         self.returned: Callable[[], None] = lambda: None
         self._given = SimpleQueue[Export]()
         self._back = SimpleQueue[Export]()
@@ -117,6 +118,7 @@ class Exporter:
         self._wait = LATER
         self._event = threading.Event()
         self._closing = False
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="export", daemon=True)
 
     def start(self) -> None:
@@ -133,7 +135,9 @@ class Exporter:
         self._event.set()
 
     def take_back(self) -> list[Export]:
-        """Those whose slots are not read any more."""
+        """Those whose slots are not read any more. EngineError once the thread has failed."""
+        if self._failure is not None:
+            raise EngineError(f"the exporting thread failed: {self._failure}") from self._failure
         return _all_of(self._back)
 
     def close(self) -> None:
@@ -144,9 +148,13 @@ class Exporter:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._closing:
-            if not self.turn():
-                self._event.wait(self._wait)
+        try:
+            while not self._closing:
+                if not self.turn():
+                    self._event.wait(self._wait)
+        except Exception as error:
+            self._failure = error
+            self.returned()
 
     def turn(self) -> bool:
         """A segment of each order that has one ready; whether there was any, or anything to clear away."""
@@ -201,9 +209,7 @@ class Exporter:
         layers, tokens, data = part.layers, part.tokens, self._memory.buffer(place)
         self._reader.read_layers(export.slots[tokens.start : tokens.stop], layers, data)
         first, epoch = export.first + tokens.start, self._memory.epoch(place)
-        return PlacedSegment(
-            first, len(tokens), layers.start, len(layers), place, epoch, len(data), zlib.crc32(data.data)
-        )
+        return PlacedSegment(first, len(tokens), layers.start, len(layers), place, epoch, len(data), content(data.data))
 
 
 def _all_of(queue: SimpleQueue[Export]) -> list[Export]:

@@ -110,17 +110,17 @@ class PrefillWorker:
 
     def _take_orders(self) -> None:
         """As many as fill a forward: more would only divide its rows."""
-        with self.shared.turn():
-            machine = self.shared.machine
-            machine.free_slots = self.scheduler.pool.num_available
-            self.scheduler.max_rows = min(_rows_in_time(machine.token_seconds), self._max_rows)
-            while self._wanted_rows() < self.scheduler.max_rows and len(self._orders) < self.scheduler.max_requests:
+        machine = self.shared.machine
+        self.scheduler.max_rows = min(_rows_in_time(machine.token_seconds), self._max_rows)
+        while self._wanted_rows() < self.scheduler.max_rows and len(self._orders) < self.scheduler.max_requests:
+            with self.shared.turn():
+                machine.free_slots = self.scheduler.pool.num_available
                 order = machine.next_order()
-                if order is None:
-                    return
-                self._orders[self._next] = order
-                self.scheduler.add(_request(self._next, order))
-                self._next += 1
+            if order is None:
+                return
+            self._orders[self._next] = order
+            self.scheduler.add(_request(self._next, order))
+            self._next += 1
 
     def _wanted_rows(self) -> int:
         return sum(request.num_pending for request in (*self.scheduler.running, *self.scheduler.waiting))
