@@ -184,15 +184,19 @@ class Client:
         return [message.reference for message in self.rig.heard(self.peer, SegmentReady)]
 
     def take(self) -> int:
-        """Check and take all segments that are ready; how many there were."""
+        """Check and take all segments that are ready, but for those of ended hand-overs; how many there were."""
+        live = {order.handover for order in self.rig.machine.orders if order.peer == self.peer}
         references = self.references()
         for reference in references:
-            self.put(reference, self.rig.arena.view(reference))
-            self.say(Taken(reference.handover, [reference.number]))
+            data = self.rig.arena.view(reference)
+            assert (data is not None) == (reference.handover in live)
+            if data is not None:
+                self.put(reference, data)
+                self.say(Taken(reference.handover, [reference.number]))
         return len(references)
 
-    def put(self, reference: SegmentReference, data: memoryview | None) -> None:
-        assert self.welcome is not None and data is not None
+    def put(self, reference: SegmentReference, data: memoryview) -> None:
+        assert self.welcome is not None
         assert reference.authentic(self.welcome.mac_key)
         layout, handover = self.rig.identity.layout, reference.handover
         assert reference.layout == layout.digest() and reference.content == zlib.crc32(data)

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from pilotfish.core.executor import Executor
 from pilotfish.core.layer_progress import LayerProgress
 from pilotfish.core.prefill_orders import TakenOrder
-from pilotfish.core.request import Request
+from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import Slots
@@ -24,6 +24,7 @@ from pilotfish.core.step import Chunk, Step
 from pilotfish.core.tree import Forest, Guesses
 from pilotfish.observe.records import ObservePrefill, PrefillRecord
 from pilotfish.prefill.export import Export, Exporter
+from pilotfish.prefill.held_slots import HeldSlots
 from pilotfish.prefill.shared import SharedMachine
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class PrefillWorker:
         self._stopping = False
         self._events = SimpleQueue[None]()
         self._orders: dict[int, TakenOrder] = {}  # by the number of their request
-        self._exporting: list[Export] = []
+        self._held = HeldSlots(scheduler.pool)
         self._next = 0
         shared.changed = self._wake_all
         exporter.returned = self.wake
@@ -97,16 +98,24 @@ class PrefillWorker:
                 self._events.get_nowait()
 
     def _take_back(self) -> None:
+        """Let go of the slots of all that is exported, or has ended."""
         for export in self.exporter.take_back():
-            self._exporting.remove(export)
-            self.scheduler.pool.release(export.slots)
+            self._held.exported(export.order)
+        computing = set(self._orders.values())
+        for order in self._held.done():
+            if order not in computing or not order.live:
+                self._held.let_go(order)
 
     def _drop_ended(self) -> None:
         """Stop computing what nobody wants any more."""
         requests = {request.id: request for request in (*self.scheduler.running, *self.scheduler.waiting)}
         for number in [number for number, order in self._orders.items() if not order.live]:
-            self.scheduler.abort(requests[number])
-            del self._orders[number]
+            self._drop(requests[number])
+
+    def _drop(self, request: Request) -> None:
+        """Its order has ended. What it held goes first: what the cache keeps of it has no owner then."""
+        self._held.let_go(self._orders.pop(request.id))
+        self.scheduler.abort(request)
 
     def _take_orders(self) -> None:
         """As many as fill a forward: more would only divide its rows."""
@@ -175,8 +184,7 @@ class PrefillWorker:
         if skipped >= len(slots):
             return []
         export = Export(order, first + skipped, slots[skipped:].copy(), complete)
-        self.scheduler.pool.share(export.slots)
-        self._exporting.append(export)
+        self._held.export(order, export.slots)
         self.exporter.put(export)
         return [export]
 
@@ -186,9 +194,11 @@ class PrefillWorker:
             for chunk in step.chunks:
                 order = self._orders[chunk.request.id]
                 self.shared.machine.advanced(order, chunk.count, now)
-        ended = [chunk.request.id for chunk in step.chunks if chunk.request.finish_reason is not None]
-        for number in ended:
-            del self._orders[number]
+        ended = [chunk.request for chunk in step.chunks if chunk.request.finish_reason is not None]
+        for request in ended:
+            order = self._orders.pop(request.id)
+            if self.scheduler.cache is not None and request.finish_reason is not FinishReason.ERROR:
+                self._held.hold_path(order, request.slots[: len(order.tokens)])
         self.observe(PrefillRecord(began, now, len(step.chunks), step.num_rows, len(ended)))
 
     def _fail(self, step: Step, error: Exception) -> None:
@@ -196,16 +206,17 @@ class PrefillWorker:
         logger.error("a forward failed: %s: %s", type(error).__name__, error, exc_info=error)
         with self.shared.turn() as now:
             for chunk in step.chunks:
-                self.scheduler.abort(chunk.request)
-                order = self._orders.pop(chunk.request.id)
+                order = self._orders[chunk.request.id]
                 self.shared.machine.fail(order, f"a forward failed: {type(error).__name__}: {error}", now)
+        for chunk in step.chunks:
+            self._drop(chunk.request)
         self.exporter.wake()
 
     def check(self) -> None:
         """EngineError unless every slot is free, or in the cache, or known to be in use."""
-        held = [request.held for request in self.scheduler.running] + [export.slots for export in self._exporting]
+        owned = [slot for request in self.scheduler.running for slot in request.held.tolist()]
         kept = () if self.scheduler.cache is None else self.scheduler.cache.slots
-        self.scheduler.pool.check([slot for slots in held for slot in slots.tolist()], kept)
+        self.scheduler.pool.check([*owned, *self._held.slots], kept)
 
 
 def _rows_in_time(token_seconds: float) -> int:
