@@ -33,6 +33,7 @@ from pilotfish.errors import SegmentError, WireError
 from pilotfish.kv.arena import Bytes
 from pilotfish.kv.lanes import URGENT, Lane
 from pilotfish.kv.layouts import converted
+from pilotfish.kv.nixl import NixlReader, nixl_installed
 from pilotfish.kv.readers import SegmentReader, SharedMemoryReader, check_content
 from pilotfish.wire.channel import Received, decode_from_prefill, framed
 
@@ -228,11 +229,13 @@ class HandOvers:
 
 
 def open_memory(welcome: Welcome, transports: Sequence[str]) -> SegmentReader | None:
-    """The first way to read a pool's memory that there is; None for none."""
+    """The first way to read a pool's memory that there is; None for none. May take seconds."""
     for transport in transports:
         try:
             if transport == "shm" and welcome.shared_memory is not None:
                 return SharedMemoryReader(welcome.shared_memory)
+            if transport == "nixl" and welcome.remote_memory is not None and nixl_installed():
+                return NixlReader(welcome.remote_memory)
         except (OSError, ValueError) as error:
-            logger.debug("prefill pool: no %s: %s", transport, error)
+            logger.info("segments of %s are not read by %s: %s", welcome.model, transport, error)
     return None

@@ -1,0 +1,179 @@
+"""Hand-overs between a target's machine and prefill workers' machines, whatever happens to messages, memory, workers:
+what a hand-over says that it brought is there, and right; nothing is held when all have ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+from handover_world import IDENTITY, LAYERS, LAYOUT, World, random_events
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pilotfish.core.handover import WHOLE, HandOver, HandOverReport
+from pilotfish.core.handover_machine import GONE, OUTCOMES
+from pilotfish.core.prefill_messages import OrderFailed, PrefillOrder
+from pilotfish.core.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, SILENCE, mismatch
+
+COMMON = {"deliver": 24.0, "compute": 12.0, "work": 12.0, "settle": 5.0, "begin": 4.0, "tick": 6.0, "wait": 4.0}
+FAULTS = {"drop": 0.2, "repeat": 0.2, "reorder": 0.2, "flip": 0.2, "lie": 0.3, "damage": 0.3, "cancel": 0.4}
+RARE = {"disconnect": 0.1, "restart": 0.15}
+#: What goes wrong in a long run.
+KINDS = (
+    FAULTS | RARE,
+    {"lie": 6.0, "damage": 3.0, "cancel": 0.1},
+    {"compute": 1.0, "wait": 8.0},
+    {"drop": 0.3, "flip": 0.2, "restart": 0.3},
+)
+
+
+def run(world: World, events: Sequence[tuple[str, int]]) -> None:
+    for name, choice in events:
+        getattr(world, name)(choice)
+        world.post()
+        world.check()
+
+
+def histories() -> st.SearchStrategy[list[tuple[str, int]]]:
+    names = [name for name, weight in (COMMON | FAULTS | RARE).items() for _ in range(max(1, int(weight)))]
+    return st.lists(st.tuples(st.sampled_from(names), st.integers(0, 255)), max_size=120)
+
+
+@settings(max_examples=40, deadline=None)
+@given(histories(), st.booleans())
+def test_whatever_happens_what_came_is_right_and_nothing_is_held(events: list[tuple[str, int]], fetches: bool) -> None:
+    world = World(fetches)
+    world.rounds(8)
+    run(world, events)
+    world.heal()
+    world.end()
+
+
+@pytest.mark.parametrize("fetches", [False, True])
+def test_long_random_runs_see_every_ending(fetches: bool) -> None:
+    outcomes, refused, brought = Counter[str](), Counter[str](), 0
+    for seed in range(16):
+        rng, world = Random(seed), World(fetches)
+        run(world, list(random_events(rng, COMMON | KINDS[seed % len(KINDS)], 1200)))
+        world.end()
+        outcomes += world.outcomes
+        brought += world.brought
+        for pool in world.target.pools:
+            refused.update(pool.refused)
+    unseen = {reason for reason in REFUSED if not refused[reason]}
+    assert set(outcomes) == set(OUTCOMES)
+    assert brought > 1000
+    assert unseen <= ({"late", "stale"} if fetches else {"late", "gone"}), refused
+
+
+def test_another_pool_is_refused_in_one_line() -> None:
+    welcome = World().workers[0].machine.welcome
+    lines = {
+        "weights: 77b0, not 0a1b": replace(welcome, identity=replace(IDENTITY, facts={"weights": "77b0"})),
+        "protocol version: 9, not 1": replace(welcome, version=9),
+        "layout: heads 1 to 2, not 0 to 0": replace(
+            welcome, identity=replace(IDENTITY, layout=replace(LAYOUT, first_head=1, heads=2))
+        ),
+        f"layout: {LAYERS} layers of [1, 2] bytes a head, not {LAYERS} layers of [1, 1] bytes a head": replace(
+            welcome, identity=replace(IDENTITY, layout=replace(LAYOUT, planes=[1, 2]))
+        ),
+    }
+    for line, theirs in lines.items():
+        assert mismatch(theirs, IDENTITY) == line
+    assert mismatch(welcome, IDENTITY) is None
+    more = replace(welcome, identity=replace(IDENTITY, layout=replace(LAYOUT, heads=4)))
+    assert mismatch(more, IDENTITY) is None  # what is wanted is cut out of it
+
+
+def test_a_pool_that_is_refused_serves_once_it_is_another() -> None:
+    world = World()
+    welcome = world.workers[0].machine.welcome
+    wrong = replace(welcome, identity=replace(IDENTITY, facts={"weights": "77b0"}))
+    world.workers[0].machine.welcome = wrong
+    world.rounds(4)
+    pool, other = world.target.pools
+    assert not pool.ready and other.ready
+    assert pool.refusal in ("weights: 77b0, not 0a1b", "weights: 0a1b, not 77b0")  # whoever saw it first
+    world.workers[0].machine.welcome = welcome
+    world.rounds(40)
+    assert pool.ready and pool.refusal is None
+
+
+def begun(world: World, tokens: int = 60) -> HandOver:
+    """A hand-over of so many tokens under way."""
+    option = world.target.option(list(range(tokens)), 0, None, 0, 0, world.now)
+    assert option is not None
+    handover = HandOver(list(range(tokens)), np.arange(tokens, dtype=np.int32))
+    world.target.begin(handover, option, world.now)
+    world.wanted.append(handover)
+    return handover
+
+
+def served(world: World) -> World:
+    world.rounds(8)
+    assert all(pool.ready for pool in world.target.pools)
+    return world
+
+
+def test_a_pool_that_falls_silent_ends_its_hand_overs_and_comes_back() -> None:
+    world = served(World())
+    handover = begun(world)
+    world.post()
+    world.now += SILENCE + 0.1
+    world.target.tick(world.now)
+    world.settle()
+    assert handover.count == 0 and handover.report.outcome == GONE
+    assert not any(pool.ready for pool in world.target.pools)
+    world.rounds(4)
+    assert all(pool.ready for pool in world.target.pools)
+
+
+def test_a_worker_that_was_started_again_ends_its_hand_overs_at_once() -> None:
+    """Under the same address: another key, other memory."""
+    world = served(World())
+    handover = begun(world)
+    number = int(world.target.pools[0].name == handover.report.pool) ^ 1
+    world.restart(number)
+    world.target.receive(world.target.pools[number], world.workers[number].machine.welcome, world.now)
+    world.settle()
+    assert handover.report.outcome == GONE
+    world.rounds(8)
+    assert world.target.pools[number].ready
+    begun(world)
+    world.rounds(8)
+    assert world.outcomes[WHOLE] == 1
+
+
+def test_a_busy_pool_is_not_asked_for_a_moment() -> None:
+    world = served(World())
+    pool = world.target.pools[0]
+    begun(world)
+    assert pool.takes(60, world.now)
+    (order,) = [o.message for o in world.target.outbox if isinstance(o.message, PrefillOrder)]
+    world.target.receive(pool, OrderFailed(order.handover, "too much", busy=True), world.now)
+    world.settle()
+    assert world.outcomes["busy"] == 1
+    assert not pool.takes(60, world.now)
+    assert pool.takes(60, world.now + BUSY)
+
+
+def test_a_pool_that_fails_again_and_again_is_left_alone_longer_and_longer() -> None:
+    pool = served(World()).target.pools[0]
+    pauses = []
+    for _ in range(MAX_FAILURES + MAX_DOUBLINGS + 3):
+        now = 100.0
+        pool.failed(now)
+        pauses.append(next(k for k in range(200) if pool.takes(1, now + k)))
+    assert pauses[: MAX_FAILURES - 1] == [0] * (MAX_FAILURES - 1)
+    assert pauses[MAX_FAILURES - 1 :] == [min(2**k, 2**MAX_DOUBLINGS) for k in range(MAX_DOUBLINGS + 4)]
+    pool.succeeded(HandOverReport(tokens=5))
+    pool.failed(500.0)
+    assert pool.takes(1, 500.0)
+    assert [notice.text for notice in pool.notices][-2:] == [
+        "pool 0 is left alone: 3 hand-overs failed one after the other",
+        "pool 0 is used again",
+    ]
