@@ -11,6 +11,7 @@ from support import SNIPPETS
 from typer.testing import CliRunner
 
 from pilotfish.bench import app
+from pilotfish.bench.disaggregation import ALL_HANDED, AUTO, UNDISTURBED, combined
 from pilotfish.bench.parity import CASES, SETUPS, async_cases
 from pilotfish.bench.sharing import GROUPS, KILL_PHASES
 from pilotfish.bench.tasks import KINDS
@@ -88,3 +89,26 @@ def test_a_draft_that_stands_still(prompts: Path) -> None:
     sizes = ("--seconds", "2", "--pause", "3", "--repeats", "2", "--max-tokens", "256", "--budget", "fixed")
     before, during, after = invoke("stall", prompts, *sizes)["phases"]
     assert before["tokens_per_step"] > 1 and after["tokens_per_step"] > 1 and during["steps"] > 0
+
+
+def test_prompts_that_are_computed_elsewhere_disturb_no_output(prompts: Path) -> None:
+    load = ["--lengths=200", "--arriving=1000", "--streams=2", "--max-tokens=4", "--seconds=3", "--repeats=1"]
+    report = invoke("disaggregation", prompts, *load, "--pace=target=20ms,prefill=20ms", "--kv-slots=16384")
+    rows = {row["layout"]: row for row in report["cells"]}
+    assert list(rows) == [UNDISTURBED, combined(256), ALL_HANDED, AUTO]
+    assert all(row["gap_p99_ms"] >= row["gap_p50_ms"] > 0 for row in rows.values())
+    others = [row for name, row in rows.items() if name != UNDISTURBED]
+    assert rows[UNDISTURBED]["prompts"] == 0 and all(row["prompts"] == others[0]["prompts"] > 0 for row in others)
+    assert all(row["equal_outputs"] == 1 for row in others)
+    assert rows[ALL_HANDED]["handed"] == 1 and rows[combined(256)]["handed"] == 0
+
+
+def test_transfers_of_a_deep_model_are_measured(prompts: Path) -> None:
+    arguments = ["hidden-transfer", f"--prompts={prompts}", "--dtype=float32", "--json", "--lengths=70", "--repeats=2"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["hand_overs"]
+    assert [row["transport"] for row in rows] == ["shm", "ipc", "tcp"]
+    for row in rows:
+        assert row["mib"] == 69 * 32 * 2 * 2 * 64 * 4 / (1 << 20)  # all tokens but the last
+        assert row["alone_ms"]["minimum"] > 0 and row["work_ms"]["minimum"] > 0

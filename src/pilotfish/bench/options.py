@@ -74,6 +74,10 @@ class BenchOptions:
         "target=20ms none"
     )
     contexts: Annotated[str, option("Tokens before those that are timed, separated by commas.")] = "500,4000"
+    lengths: Annotated[str, option("Tokens of prompts that arrive, separated by commas.")] = "1000,2000,4000"
+    arriving: Annotated[str, option("Tokens of such prompts a second, separated by commas.")] = "1000,2000"
+    step_rows: Annotated[str, option("Of combined layouts' steps, separated by commas.", names=("--max-rows",))] = "256"
+    prefill_rows: Annotated[int, option("Of a prefill worker's forwards, at most.", 1, 1 << 16)] = 2048
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:

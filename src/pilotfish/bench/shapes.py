@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from pilotfish.config import Quantization
 from pilotfish.model.loader import LoadedModel, load_model
+from pilotfish.pairs import resolve_pair
 
 VOCAB = 8192
 HEAD_DIM = 64
@@ -42,6 +44,8 @@ SHAPES = {
     "344m": llama(layers=24, hidden=1024, heads=16, kv_heads=4, ffn=3584),
     "draft": llama(layers=2, hidden=256, heads=4, kv_heads=2, ffn=640),
 }
+#: As many layers as a model of 8 B has, with 7.3 M parameters.
+DEEP = llama(layers=32, hidden=128, heads=2, kv_heads=2, ffn=256)
 
 TARGETS = ("88m", "344m")
 
@@ -62,6 +66,13 @@ def write_random_model(shape: LlamaConfig, dtype: torch.dtype, directory: str) -
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     LlamaForCausalLM(shape).to(dtype).save_pretrained(directory)
+
+
+def write_served_model(shape: LlamaConfig, dtype: torch.dtype, directory: Path) -> None:
+    """One that engines serve: with the bundled pair's tokenizer, which has fewer tokens."""
+    write_random_model(shape, dtype, str(directory))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(resolve_pair("pycode").target / name, directory)
 
 
 def multiplied_weights(shape: LlamaConfig) -> int:
