@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 from server_traffic import everything
 
+from pilotfish.core.handover_machine import OUTCOMES
+from pilotfish.core.prefill_pools import REFUSED
 from pilotfish.observe.metrics import ServerMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -90,3 +93,14 @@ def test_the_documentation_names_every_metric() -> None:
     for family in families:
         if not family.startswith("process_"):
             assert family in told or f"{family}_total" in told, family
+
+
+@pytest.mark.parametrize(
+    ("words", "section"),
+    [(REFUSED, "| `reason` of a refusal |"), (OUTCOMES, "| `outcome` |")],
+    ids=["reasons", "outcomes"],
+)
+def test_the_documentation_names_every_word_of_a_label(words: Iterable[str], section: str) -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    table = text[text.index(section) :].split("\n\n")[0]
+    assert set(words) <= set(re.findall(r"`([a-z_]+)`", table))

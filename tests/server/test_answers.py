@@ -253,15 +253,15 @@ def test_acceptance_of_a_request(client: Client) -> None:
 
 def test_hand_overs_of_a_request(client: Client, engine: Engine) -> None:
     lost = HandOverReport("east", "tcp", "gone", began=1.0, seconds=0.5, tokens=2)
-    whole = HandOverReport("east", "shm", "whole", 2.0, 2.0, 0.5, 1.25, 0.75, 0.75, size=4096, tokens=6, cached=2)
+    whole = HandOverReport("east", "shm", "whole", 2.0, 2.0, 0.5, 1.25, 0.75, 0.75, 0.5, size=4096, tokens=6)
 
     def handed(submitted: Submitted) -> list[Update]:
         first, *rest = scripted(submitted)
         return [Update(replace(first.delta, handovers=[lost, whole]), index=first.index), *rest]
 
     scripted, engine.script = engine.script, handed
-    told = {**dataclasses.asdict(whole), "exposed": 0.25, "hidden": 0.5}
-    none = {**dataclasses.asdict(lost), "exposed": 0.0, "hidden": 0.0}
+    told = {**dataclasses.asdict(whole), "exposed": 0.25}
+    none = {**dataclasses.asdict(lost), "exposed": 0.0}
     body = {"prompt": "x", "speculation": {"metrics": "summary"}}
     metrics = client.post(COMPLETIONS, body).json["metrics"]
     assert metrics["handed_over"] == 8 and "handovers" not in metrics

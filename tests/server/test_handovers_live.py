@@ -31,7 +31,9 @@ def totals(server: LiveServer) -> dict[str, float]:
 def settled(server: LiveServer, handovers: int) -> dict[str, float]:
     """Totals, once so many hand-overs are in them."""
     deadline = time.monotonic() + LIMIT
-    while "pilotfish_handovers_total" not in server.get("/metrics")[1] or totals(server)["handovers_total"] < handovers:
+    while (
+        "pilotfish_handovers_total{" not in server.get("/metrics")[1] or totals(server)["handovers_total"] < handovers
+    ):
         assert time.monotonic() < deadline, server.log
         time.sleep(0.05)
     return totals(server)

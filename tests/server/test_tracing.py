@@ -122,7 +122,9 @@ def test_spans_of_hand_overs(tracer: Tracer, exporter: InMemorySpanExporter) -> 
     """A pool was lost, another one computed: the first segment came while it did."""
     now = time.perf_counter()
     lost = HandOverReport("west", "tcp", "gone", began=now - 5, seconds=1.0)
-    whole = HandOverReport("east", "shm", "whole", now - 3, 2.0, 0.5, 1.25, 0.75, 0.875, size=4096, tokens=6, cached=2)
+    whole = HandOverReport(
+        "east", "shm", "whole", now - 3, 2.0, 0.5, 1.25, 0.75, 0.875, 0.625, size=4096, tokens=6, cached=2
+    )
     span = tracer.request("chat", "req-1", {})
     span.update(1, Delta("r", 1, [], "", [], [], handovers=[lost, whole]))
     span.end(200, RECORD)

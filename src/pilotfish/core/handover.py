@@ -33,6 +33,7 @@ class HandOverReport:
     computing: float = 0.0  # from its first row there to its last
     arriving: float = 0.0  # from its beginning to its first segment
     transfer: float = 0.0  # of work: reading its segments, checking them, writing them into slots
+    hidden: float = 0.0  # of that work, at least, while the pool computed
     size: int = 0  # bytes that came
     tokens: int = 0  # that came
     cached: int = 0  # tokens of the sequence whose KV the pool had already
@@ -47,13 +48,8 @@ class HandOverReport:
         """Seconds that the transfer, and the messages, took on top of waiting and computing."""
         return max(self.seconds - self.queued - self.computing, 0.0) if self.told else 0.0
 
-    @property
-    def hidden(self) -> float:
-        """Seconds of the transfer that passed while the pool computed, at least."""
-        return max(self.transfer - self.exposed, 0.0) if self.told else 0.0
-
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "exposed": self.exposed, "hidden": self.hidden}
+        return {**asdict(self), "exposed": self.exposed}
 
     @property
     def lost(self) -> float:

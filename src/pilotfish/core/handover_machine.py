@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from pilotfish.core.handover import WHOLE, HandOver
-from pilotfish.core.incoming import Incoming
+from pilotfish.core.incoming import Incoming, Landing
 from pilotfish.core.messages import Outgoing, Peer, salt_digest
 from pilotfish.core.prefill_choice import PrefillChoice, PrefillOption, PromptLoad
 from pilotfish.core.prefill_messages import (
@@ -187,6 +187,7 @@ class HandOverMachine:
         del self._incoming[incoming.number]
         incoming.ended, pool, handover = True, incoming.pool, incoming.handover
         handover.end(incoming.count, outcome, now)
+        handover.report.hidden = incoming.hidden
         pool.ended(handover.report)
         if outcome == WHOLE:
             pool.succeeded(handover.report)
@@ -208,6 +209,7 @@ class HandOverMachine:
             return
         del incoming.awaited[work.reference.number]
         incoming.moved = now
+        incoming.landings.append(Landing(now, seconds))
         report.transfer += seconds
         report.size += work.reference.size
         self._send(incoming.pool, Taken(incoming.number, [work.reference.number]))

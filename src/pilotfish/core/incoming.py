@@ -15,6 +15,14 @@ from pilotfish.core.prefill_pools import PrefillPool
 from pilotfish.core.segments import KVLayout, SegmentReference, sequence_digest
 
 
+@dataclass(frozen=True)
+class Landing:
+    """A segment was in its slots, after so many seconds of work."""
+
+    at: float
+    seconds: float
+
+
 @dataclass(eq=False)
 class Incoming:
     number: int
@@ -32,6 +40,7 @@ class Incoming:
     complete_at: float = 0.0  # when the last of its tokens was in its slots
     segments: int = 0  # announced
     awaited: dict[int, SegmentReference] = field(default_factory=dict)  # by number: announced, not in slots
+    landings: list[Landing] = field(default_factory=list)
     received: set[int] = field(default_factory=set)  # of those, which were fetched
     announced: list[int] = field(init=False)  # tokens, by layer
 
@@ -57,6 +66,14 @@ class Incoming:
             for layer in range(reference.layer, reference.layer + reference.layers):
                 counts[layer] = min(counts[layer], reference.first - self.handover.first)
         return min(counts)
+
+    @property
+    def hidden(self) -> float:
+        """Once it has ended, seconds of work on segments that were in their slots before the pool had computed its last
+        row; it began to, and to wait, with the order's arrival, which was not before it was sent."""
+        report = self.handover.report
+        computed = report.began + report.queued + report.computing
+        return sum(landing.seconds for landing in self.landings if landing.at <= computed) if report.told else 0.0
 
     @property
     def outstanding(self) -> int:
