@@ -302,6 +302,8 @@ class PrefillConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.segment_memory * (1 << 30) < 2 * self.segment_bytes:
+            raise ParameterError("segment_memory", self.segment_memory, f"room for two of {self.segment_bytes} bytes")
 
 
 @refuse_unknown

@@ -29,6 +29,7 @@ from pilotfish.kv.nixl import NixlOffer, nixl_installed
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.features import common_window
 from pilotfish.model.kv_copy import copier_of
+from pilotfish.model.loader import load_config
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
 from pilotfish.observe.records import PrefillRecord, Timeline, part_of
@@ -95,6 +96,8 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
     model = config.model
     if config.nixl and not nixl_installed():
         raise ParameterError("nixl", True, "NIXL, which is not installed: pip install 'pilotfish[nixl]'")
+    if common_window(load_config(model.target)):
+        raise ModelError(f"target: every layer of {model.target} has a sliding window; its KV is not handed over")
     if model.core_set:
         os.sched_setaffinity(0, model.core_set)
     torch.set_num_threads(model.num_threads)
@@ -102,8 +105,6 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
     logger.info("%s", precision_here(model, model.target))
     memory = plan_memory(model)
     executor = TorchExecutor(load_configured(model, model.target, model.max_model_len), memory.slots, pacer)
-    if common_window(executor.model.config):
-        raise ModelError(f"target: every layer of {model.target} has a sliding window; its KV is not handed over")
     with ExitStack() as stack:
         arena = Arena(round(config.segment_memory * GIB), config.segment_bytes)
         stack.callback(arena.close)
