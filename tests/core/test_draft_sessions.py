@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sizes import sized
 from slot_contents import SlotContents
 
 from pilotfish.core.draft_sessions import (
@@ -132,7 +133,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
 
 TestSessions = SessionsMachine.TestCase
-TestSessions.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSessions.settings = settings(max_examples=sized(80, 200), stateful_step_count=40, deadline=None)
 
 
 def test_the_next_turn_begins_with_the_last() -> None:

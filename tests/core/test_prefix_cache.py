@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sizes import sized
 
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.slots import GONE, SlotPool, Slots, present
@@ -99,7 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=150, stateful_step_count=40)
+TestCache.settings = settings(max_examples=sized(80, 150), stateful_step_count=40)
 
 
 class WindowedCacheMachine(RuleBasedStateMachine):
@@ -184,7 +185,7 @@ class WindowedCacheMachine(RuleBasedStateMachine):
 
 
 TestWindowedCache = WindowedCacheMachine.TestCase
-TestWindowedCache.settings = settings(max_examples=250, stateful_step_count=50)
+TestWindowedCache.settings = settings(max_examples=sized(80, 250), stateful_step_count=50)
 
 
 @pytest.mark.parametrize("window", [2, 5, 9, 30])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from sizes import sized
 from support import random_guesses
 from trees import trees_of
 
@@ -237,7 +238,7 @@ class WindowedCachingMachine(WindowedMachine):
 def test_windows_under_long_random_runs() -> None:
     """As the machine's rules, many more of them: requests longer than the pool, preempted, found again in part."""
     longer = preempted = found = 0
-    for seed in range(24):
+    for seed in range(sized(10, 24)):
         machine, rng = WindowedCachingMachine(), np.random.default_rng(seed)
         machine.begin(int(rng.integers(16, 30)), int(rng.integers(4, 16)), int(rng.integers(4, 12)), seed)
         machine.scheduler.headroom = 0
@@ -439,7 +440,7 @@ def test_handovers_under_long_random_runs() -> None:
 def test_tiers_under_long_random_runs() -> None:
     """As the machine's rules, many more of them: loads are aborted, preempted, and come in part."""
     loaded = aborted = 0
-    for seed in range(16):
+    for seed in range(sized(8, 16)):
         machine, rng = TieredMachine(), np.random.default_rng(seed)
         machine.begin(int(rng.integers(30, 80)), int(rng.integers(2, 24)), int(rng.integers(2, 8)), seed)
         for _ in range(400):
@@ -461,15 +462,15 @@ def test_tiers_under_long_random_runs() -> None:
 TestHandOvers = HandingMachine.TestCase
 TestHandOvers.settings = settings(max_examples=60, stateful_step_count=40)
 TestTiers = TieredMachine.TestCase
-TestTiers.settings = settings(max_examples=80, stateful_step_count=50)
+TestTiers.settings = settings(max_examples=sized(50, 80), stateful_step_count=50)
 TestWindowed = WindowedMachine.TestCase
-TestWindowed.settings = settings(max_examples=80, stateful_step_count=40)
+TestWindowed.settings = settings(max_examples=sized(50, 80), stateful_step_count=40)
 TestWindowedCaching = WindowedCachingMachine.TestCase
-TestWindowedCaching.settings = settings(max_examples=120, stateful_step_count=40)
+TestWindowedCaching.settings = settings(max_examples=sized(50, 120), stateful_step_count=40)
 TestCaching = CachingMachine.TestCase
-TestCaching.settings = settings(max_examples=120, stateful_step_count=40)
+TestCaching.settings = settings(max_examples=sized(50, 120), stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=80, stateful_step_count=40)
+TestScheduler.settings = settings(max_examples=sized(50, 80), stateful_step_count=40)
 
 
 @given(seed=st.integers(0, 1 << 32), count=st.integers(1, 6), budget=st.integers(0, 40))

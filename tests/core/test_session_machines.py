@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sizes import sized
 from slot_contents import SlotContents
 from support import tree_of
 from trees import check_tree
@@ -357,7 +358,7 @@ def test_frames_that_come_twice_change_nothing(seed: int) -> None:
         assert pool.drops.occurred.keys() <= {"late_nodes", "stale_frames"}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(sized(3, 6)))
 def test_long_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough that sessions are served, lost and served again; little room, so that some are turned away."""
     monkeypatch.setattr(draft_sessions, "MAX_SESSIONS", 4)
