@@ -1,10 +1,12 @@
 """Requests that begin alike: what is found of them, what that costs, and whom it shows. No test says how fast."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Measure
+from inline_drafts import inline_drafts
 from scipy.stats import mannwhitneyu
 from support import make_engine
 
@@ -32,6 +34,12 @@ from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.kv.tiers import KVTiers
 
 SIZES = {"threads": 1, "kv_slots": 4096, "shared": 64}
+
+
+@pytest.fixture(autouse=True)
+def _drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with inline_drafts(monkeypatch):
+        yield
 
 
 def asked(script: object) -> list[Ask]:
