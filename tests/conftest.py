@@ -25,8 +25,12 @@ settings.register_profile("pilotfish", deadline=None, derandomize=True, database
 settings.load_profile("pilotfish")
 
 
-#: Files whose names begin alike share live servers.
-SHARING = ("tests/server/test_openai_", "tests/chaos/test_server_")
+#: How the names of files begin that share live servers.
+SHARING = (
+    ("tests/server/test_openai_", "tests/server/test_messages_live"),
+    ("tests/server/test_feedback", "tests/server/test_page_live", "tests/server/test_schemathesis"),
+    ("tests/chaos/test_server_",),
+)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,7 +41,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 class _Scheduling(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return next((names for names in SHARING if nodeid.startswith(names)), super()._split_scope(nodeid))
+        return next((names[0] for names in SHARING if nodeid.startswith(names)), super()._split_scope(nodeid))
 
 
 @pytest.fixture(autouse=True)
