@@ -96,9 +96,9 @@ def test_a_second_thread_changes_nothing(llama: Path, draft: Path, name: str) ->
 
 
 @cache
-def mixed_alone(target: Path) -> list[list[int]]:
+def mixed_alone(target: Path, **config: Any) -> list[list[int]]:
     """What the target gives for `MIXED`, one after the other, without a draft."""
-    return generate(make_engine(target), MIXED, together=False)
+    return generate(make_engine(target, **config), MIXED, together=False)
 
 
 @pytest.mark.parametrize("name", ["lm 16", "ngram", "random"])
@@ -124,7 +124,7 @@ def test_the_reference_operations_hold_the_promise_for_experts_too(tiny_models: 
 @pytest.mark.parametrize("kind", DENSE)
 def test_a_draft_changes_nothing_with_int8_weights(tiny_models: dict[str, Path], kind: str, name: str) -> None:
     model = tiny_models[kind]
-    plain = generate(make_engine(model, quantization="int8"), MIXED, together=False)
+    plain = mixed_alone(model, quantization="int8")
     assert generate(drafting(name, model, model, quantization="int8"), MIXED, together=True) == plain
     if kind == "llama":  # others may be sure of what they repeat
         assert plain != [alone(model)[case] for case in MIXED]  # they are other weights
@@ -144,7 +144,7 @@ def test_a_draft_changes_nothing_with_int8_kv(
     tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, name: str, dtype: str
 ) -> None:
     own = {"kv_dtype": "int8", "dtype": dtype}
-    plain = generate(make_engine(tiny_models[kind], **own), MIXED, together=False)
+    plain = mixed_alone(tiny_models[kind], **own)
     assert generate(drafting(name, tiny_models[kind], tiny_drafts[kind], **own), MIXED, together=True) == plain
     if kind == "llama" and dtype == "float32":
         assert plain != [alone(tiny_models[kind])[case] for case in MIXED]  # it is rounded
@@ -167,7 +167,7 @@ def test_the_reference_operations_hold_the_promise_too(llama: Path, draft: Path,
 @pytest.mark.parametrize("name", ["lm 16", "random"])
 def test_bfloat16_holds_it_with_the_kernels(llama: Path, draft: Path, name: str) -> None:
     """More than is promised: the kernels' rows are bitwise their own in bfloat16 as well."""
-    plain = generate(make_engine(llama, dtype="bfloat16"), MIXED, together=False)
+    plain = mixed_alone(llama, dtype="bfloat16")
     assert generate(drafting(name, llama, draft, dtype="bfloat16"), MIXED, together=True) == plain
 
 
