@@ -1,6 +1,6 @@
 """Compiles the Triton kernels as `triton_tree_attention` would on a GPU, without one; run by test_triton_attention.
 
-Prints the result for each precision as JSON. Needs a process in which the interpreter is off.
+Arguments: which of `KERNELS`. Prints the result for each as JSON. Needs a process in which the interpreter is off.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def launches(target: GPUTarget, dtype: torch.dtype, stored: torch.dtype, head_di
 
 def main() -> None:
     results = {}
-    for capability, dtype, stored, head_dim in KERNELS:
+    for capability, dtype, stored, head_dim in (KERNELS[int(number)] for number in sys.argv[1:]):
         target = GPUTarget("cuda", capability, 32)
         split, combine = (each.compiled() for each in launches(target, dtype, stored, head_dim))
         results[f"{dtype}, {stored}"] = {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sizes import sized
 from support import RowSampling, guesses_of, random_tree, reference_probs, sampling_of
 
 from pilotfish.core.sampling_params import SamplingParams
@@ -19,7 +20,7 @@ from pilotfish.core.tree import ROOT, Forest, Guesses, TokenTree, walk
 from pilotfish.model.native import load_kernels
 from pilotfish.model.sampling import filtered, sample
 
-NUM_SEEDS = 200_000
+NUM_SEEDS = sized(80_000, 200_000)
 LENGTH = 3
 Path = tuple[int, ...]
 Places = np.ndarray  # int64 [n], of seeds that are alike so far

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from sizes import sized
 from support import RowSampling, reference_probs, sampling_of
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -221,7 +222,7 @@ def test_a_temperature_near_zero_is_nearly_greedy(temperature: float) -> None:
 
 @pytest.mark.parametrize("params", FILTERS, ids=str)
 def test_samples_follow_the_distribution(params: dict[str, float]) -> None:
-    draws, vocab = 20_000, 30
+    draws, vocab = sized(8_000, 20_000), 30
     logits = random_logits(1, vocab, seed=3)
     rows = [row(1_000_003 * i, i % 11, **params) for i in range(draws)]
     counts = np.bincount(sample(logits.expand(draws, vocab), sampling_of(rows)), minlength=vocab)

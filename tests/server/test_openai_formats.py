@@ -11,6 +11,7 @@ import pytest
 from live import LiveServer
 from openai import OpenAI
 from pydantic import BaseModel, Field
+from sizes import sized
 
 from pilotfish.pairs import resolve_pair
 from pilotfish.parsers.formats import TOOL_FORMATS
@@ -41,7 +42,7 @@ TOOLS: list[Any] = [
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "move", "schema": Move.model_json_schema()}}
 
 
-@pytest.fixture(scope="module", params=TOOL_FORMATS)
+@pytest.fixture(scope="module", params=sized(("pythonic", "mistral"), TOOL_FORMATS))
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     template, pair = Path(tmp_path_factory.mktemp("template") / "tools.jinja"), resolve_pair("pycode")
     template.write_text(TEMPLATE)

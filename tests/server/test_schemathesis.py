@@ -19,6 +19,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from sizes import sized
 
 CHECKS = [
     not_a_server_error,
@@ -66,7 +67,9 @@ def test_an_operation_is_as_the_document_says(
     operation, kept = operations[name], needed(name)
     statuses = set()
 
-    @settings(max_examples=60 if operation.body else 10, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=sized(25, 60) if operation.body else 10, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
     @given(case=operation.as_strategy(generation_mode=mode), optional=st.integers(0, 6))
     def conforms(case: Any, optional: int) -> None:
         if isinstance(case.body, dict):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sizes import sized
 from support import KINDS, make_engine, run
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +18,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.pairs import resolve_pair
 
-NEW_TOKENS = 32
+NEW_TOKENS = sized(16, 32)
 LENGTHS = (1, 2, 17, 47, 63, 64, 65, 700)  # up to and over a block of keys, and three times a tiny model's window
 CLOSE = 1e-4
 
