@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from http_clients import COMPLETIONS, Answer, Client, answer, ask, completion, dial, head, message, resident
 from live import LiveServer
+from sizes import sized
 
-LIVELY = completion(3, max_tokens=120, stream=True)
+LIVELY = completion(3, max_tokens=sized(60, 120), stream=True)
 MIB = 1 << 20
 
 

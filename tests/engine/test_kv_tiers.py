@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_drafts import inline_drafts
 from support import SNIPPETS, assert_idle, make_engine, run, write_model
 
 from pilotfish.core.sampling_params import SamplingParams
@@ -39,6 +40,12 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVTiers, "computed", lambda *_: None)
     for name in ("STUCK", "LEAST"):
         monkeypatch.setattr(tiers_module, name, 1000.0)
+
+
+@pytest.fixture(autouse=True)
+def _drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with inline_drafts(monkeypatch):
+        yield
 
 
 @pytest.fixture(scope="module")
