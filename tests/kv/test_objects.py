@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kv_objects import OBJECT_BYTES, some_kv
 
 from pilotfish.core.prefix_keys import KEY_BYTES, OBJECT_TOKENS
+from pilotfish.kv.readers import content
 
 
 def test_an_object_is_intact_for_its_tokens_alone() -> None:
@@ -39,3 +40,9 @@ def test_data_is_not_copied() -> None:
     kv = some_kv()
     kv.data[3] ^= 1
     assert not kv.intact(kv.tokens)
+
+
+@given(data=st.binary(max_size=20_000))
+def test_a_segments_checksum_is_crc32_of_its_bytes(data: bytes) -> None:
+    """As the standard library computes it."""
+    assert content(memoryview(data)) == zlib.crc32(data)

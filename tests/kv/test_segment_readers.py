@@ -188,4 +188,4 @@ def test_memory_is_not_to_be_shortened_or_written_by_readers(arena: Arena) -> No
         os.truncate(offer.descriptor, 0)
     reader = SharedMemoryReader(offer)
     with pytest.raises(ValueError, match="read-only"):
-        reader._memory[0] = 1
+        reader.memory[0] = 1

@@ -6,11 +6,11 @@ import fcntl
 import mmap
 import os
 import stat
-import zlib
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from isal import isal_zlib
 
 from pilotfish.core.prefill_messages import SharedMemory
 from pilotfish.core.segments import SegmentReference
@@ -39,25 +39,25 @@ class SharedMemoryReader:
     def __init__(self, offer: SharedMemory) -> None:
         """OSError or ValueError where the offered memory is not to be had here: the worker is on another host, of
         another user, or gone."""
-        self._memory = _mapped(offer)
-        self._plan = ArenaPlan.read(self._memory[: ArenaPlan.HEAD_BYTES].tobytes())
-        if (self._plan.nonce, self._plan.size) != (offer.nonce, offer.size):
+        self.memory = _mapped(offer)
+        self.plan = ArenaPlan.read(self.memory[: ArenaPlan.HEAD_BYTES].tobytes())
+        if (self.plan.nonce, self.plan.size) != (offer.nonce, offer.size):
             raise ValueError("this is no memory, or not that memory, for segments")
-        self._epochs = self._plan.epochs(self._memory)
+        self._epochs = self.plan.epochs(self.memory)
 
     def read(self, reference: SegmentReference) -> Bytes:
-        if not self._plan.holds(reference):
+        if not self.plan.holds(reference):
             raise out_of_range(reference)
-        first = self._plan.place_at(reference.place)
+        first = self.plan.place_at(reference.place)
         self._check_epoch(reference)
-        data = self._memory[first : first + reference.size].copy()
+        data = self.memory[first : first + reference.size].copy()
         self._check_epoch(reference)
         check_content(reference, data.data)
         return data
 
     def close(self) -> None:
-        self._plan, self._memory = ArenaPlan(b"", 0, 0), np.zeros(0, np.uint8)
-        self._epochs = self._memory.view(np.uint64)
+        self.plan, self.memory = ArenaPlan(b"", 0, 0), np.zeros(0, np.uint8)
+        self._epochs = self.memory.view(np.uint64)
 
     def _check_epoch(self, reference: SegmentReference) -> None:
         check_epoch(reference, int(self._epochs[reference.place]))
@@ -75,7 +75,7 @@ def check_content(reference: SegmentReference, data: memoryview) -> None:
 
 def content(data: memoryview) -> int:
     """CRC-32, as for objects (`kv/objects.py`): against accidents. Who may send is the transport's business."""
-    return zlib.crc32(data)
+    return isal_zlib.crc32(data)
 
 
 def out_of_range(reference: SegmentReference) -> SegmentError:
