@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handovers import PARAMS as HANDED
+from handovers import prompts
 from live import LiveServer
 from support import make_engine, run
 from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
@@ -31,6 +33,13 @@ def expected(llama: Path) -> list[list[int]]:
     """What the streams are without a draft."""
     with make_engine(llama) as engine:
         return run(engine, PROMPTS, PARAMS)
+
+
+@pytest.fixture(scope="session")
+def expected_outputs(llama: Path) -> list[list[int]]:
+    """Of `handovers.prompts()`, where everything is computed."""
+    with make_engine(llama) as engine:
+        return run(engine, prompts(), HANDED)
 
 
 @pytest.fixture

@@ -270,7 +270,7 @@ class HandOverMachine:
                 self._announced(pool, message.reference, now)
             case _:
                 incoming = self._incoming.get(message.handover)
-                if incoming is not None and incoming.pool is pool:
+                if incoming is not None and incoming.pool is pool and not incoming.outcome:
                     self._heard_of(incoming, message, now)
 
     def _welcomed(self, pool: PrefillPool, welcome: Welcome) -> None:

@@ -1,0 +1,233 @@
+"""Targets and prefill workers between which somebody meddles."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from inline_prefills import arena_of, assert_nothing_left, prefill_worker
+from support import VOCAB, make_engine
+from workers import endpoint_in, eventually
+
+from pilotfish.config import EngineConfig
+from pilotfish.core import handover_machine, prefill_pools
+from pilotfish.core.handover import HandOverReport
+from pilotfish.core.messages import Peer
+from pilotfish.core.prefill_pools import PrefillPool
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.segments import SegmentReference
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.hand_overs import HandOvers
+from pilotfish.engine.sample import Sample
+from pilotfish.kv.arena import Arena
+from pilotfish.prefill.worker import PrefillWorker
+from pilotfish.wire.channel import Channel, Received, decode_from_prefill, decode_to_prefill, encode
+
+Message = TypeVar("Message")
+#: How segments' bytes come: read from memory, or sent.
+TRANSPORTS: dict[str, tuple[str, ...]] = {"shm": ("shm",), "ipc": ()}
+#: A forward of a worker computes so many tokens: a prompt is several segments.
+ROWS = 64
+#: Lengths of prompts: one that ends with a forward, two that do not, one that is one segment, and one without any.
+LENGTHS = (300, 257, 129, 20, 1)
+PARAMS = [
+    SamplingParams(max_tokens=12, temperature=0.8 * (i % 2), seed=i, ignore_eos=True) for i in range(len(LENGTHS))
+]
+
+#: Outcomes of hand-overs that all bring everything; of a prompt of one token there is none.
+WHOLE = {"whole": len(LENGTHS) - 1}
+
+
+def prompts(seed: int = 0) -> list[list[int]]:
+    """Of each length; of another seed others, which share nothing."""
+    return [np.random.default_rng([seed, n]).integers(1, VOCAB, n).tolist() for n in LENGTHS]
+
+
+def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets notice soon what a pool does not do, and try it again at once, however often it has failed."""
+    for name, value in (("GREETING", 0.1), ("SILENCE", 0.5), ("MAX_FAILURES", 1000), ("BUSY", 0.0)):
+        monkeypatch.setattr(prefill_pools, name, value)
+    for name, seconds in (("STALL", 0.3), ("LONGEST_STALL", 0.3)):
+        monkeypatch.setattr(handover_machine, name, seconds)
+
+
+# -- messages
+
+
+def passed(_: Peer, message: Message) -> Sequence[Message]:
+    """Nobody meddles."""
+    return [message]
+
+
+def lost(*_: object) -> Sequence[Any]:
+    return []
+
+
+Changes = Callable[[Peer, Any], Iterable[Any]]
+
+
+class Meddler:
+    """A worker's channel. What passes is what `to_target` and `to_worker` make of each message."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.to_target: Changes = passed
+        self.to_worker: Changes = passed
+        self.peer = b""  # that was heard last
+        self.channel = channel
+
+    def send(self, peer: Peer, *frames: bytes) -> bool:
+        passing = [encode(m) for frame in frames for m in self.to_target(peer, decode_from_prefill(frame))]
+        return self.channel.send(peer, *passing) if passing else True
+
+    def receive(self, timeout: float) -> list[Received]:
+        return [passing for received in self.channel.receive(timeout) for passing in self._passing(received)]
+
+    def _passing(self, received: Received) -> Iterator[Received]:
+        self.peer = received.peer
+        for message in self.to_worker(received.peer, decode_to_prefill(received.frame)):
+            yield Received(received.peer, encode(message), received.tenant, received.weight)
+
+    def wake(self) -> None:
+        self.channel.wake()
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+# -- a worker and a target
+
+
+@dataclass
+class Beside:
+    """A target, and a prefill worker in a thread beside it."""
+
+    engine: Engine
+    worker: PrefillWorker
+    link: Meddler
+    expected: Sequence[Sequence[int]]  # what the prompts' outputs are without the worker
+
+    @property
+    def pool(self) -> PrefillPool:
+        assert self.engine.prefills is not None
+        return self.engine.prefills.pools[0]
+
+    @property
+    def handovers(self) -> HandOvers:
+        assert self.engine.prefills is not None
+        return self.engine.prefills.handovers
+
+    @property
+    def arena(self) -> Arena:
+        return arena_of(self.worker)
+
+    @property
+    def mac_key(self) -> bytes:
+        """Of the target that was heard last."""
+        return self.worker.shared.machine._targets[self.link.peer].mac_key
+
+    def signed(self, reference: SegmentReference) -> SegmentReference:
+        return reference.signed(self.mac_key)
+
+    def submit(self) -> list[Sample]:
+        return [s for tokens, params in zip(prompts(), PARAMS, strict=True) for s in self.engine.submit(tokens, params)]
+
+    def finish(self, samples: Sequence[Sample]) -> None:
+        """All outputs are as they should be; the target's slots are all in order after each step."""
+        while self.engine.busy:
+            self.engine.step()
+            self.engine.check()
+        assert [sample.token_ids for sample in samples] == self.expected
+
+    def run(self) -> dict[str, int]:
+        """The outcomes of the prompts' hand-overs."""
+        samples = self.submit()
+        self.finish(samples)
+        return outcomes(samples)
+
+    def forget(self) -> None:
+        """What both sides know of earlier prompts. Both are idle."""
+        for scheduler in (self.engine.worker.scheduler, self.worker.scheduler):
+            assert scheduler.cache is not None
+            scheduler.cache.evict(scheduler.pool.capacity)
+
+    def assert_well(self) -> None:
+        """Nothing is held anywhere, and whatever went wrong before, prompts are handed over again."""
+        self.link.to_target = self.link.to_worker = passed
+        assert_nothing_left([self.worker], self.engine)
+        eventually(lambda: self.pool.takes(1, self.handovers._clock()))
+        self.forget()
+        assert self.run() == WHOLE
+        assert_nothing_left([self.worker], self.engine)
+        self.forget()
+
+
+def reports(samples: Iterable[Sample]) -> list[HandOverReport]:
+    return [report for sample in samples for report in sample.request.stats.handovers]
+
+
+def outcomes(samples: Iterable[Sample]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for report in reports(samples):
+        found[report.outcome] = found.get(report.outcome, 0) + 1
+    return found
+
+
+@dataclass
+class Side:
+    """How a worker beside a target is started, and started again."""
+
+    target: Path
+    directory: Path
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def worker(self) -> Iterator[tuple[PrefillWorker, Meddler]]:
+        links: list[Meddler] = []
+
+        def wrapped(channel: Channel) -> Channel:
+            links.append(Meddler(channel))
+            return links[0]  # type: ignore[return-value]
+
+        model = EngineConfig(target=self.target, dtype="float32", threads=1, kv_slots=4096, max_rows=ROWS)
+        given = {"segment_bytes": 1 << 16, **self.options}
+        with prefill_worker(model, endpoint_in(self.directory), wrapped, **given) as worker:
+            yield worker, links[0]
+
+
+@contextmanager
+def beside(
+    target: Path,
+    directory: Path,
+    expected: Sequence[Sequence[int]],
+    worker: dict[str, Any] | None = None,
+    **config: Any,
+) -> Iterator[Beside]:
+    """`worker` are options of `PrefillConfig`, `config` those of the target's engine."""
+    with ExitStack() as stack:
+        prefill, link = stack.enter_context(Side(target, directory, worker or {}).worker())
+        pools = {"prefill_pool": (endpoint_in(directory),), "prefill_threshold": "1"}
+        engine = stack.enter_context(make_engine(target, **pools, **config))
+        yield Beside(engine, prefill, link, expected)
+
+
+class Gate:
+    """Stands before a function: who calls it waits until it is open."""
+
+    def __init__(self, function: Callable[..., Any], after: int = 0) -> None:
+        """The first `after` calls pass."""
+        self._function, self._after = function, after
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.calls = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        if self.calls > self._after:
+            self.reached.set()
+            assert self.open.wait(20)
+        return self._function(*arguments)
