@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 from http_clients import LIMIT, Client, alive, completion, texts
 from live import LiveServer
+from support import make_engine, run
 from workers import eventually
+
+from pilotfish.core.sampling_params import SamplingParams
 
 BODIES = [completion(i, max_tokens=200, stream=True) for i in range(6)]
 ENDLESS = completion(max_tokens=1900, n=2, stream=True)
@@ -129,11 +132,10 @@ def test_a_port_that_is_taken(llama: Path) -> None:
     assert line.startswith(f"pilotfish: port: {port} is in use at 127.0.0.1;")
 
 
-def test_a_directory_of_kv_that_another_server_has(llama: Path, tmp_path: Path) -> None:
-    with LiveServer(llama, kv_disk=tmp_path / "kv") as server:
+def test_a_directory_of_kv_that_another_process_has(llama: Path, tmp_path: Path) -> None:
+    with make_engine(llama, kv_disk=tmp_path / "kv") as engine:
         lines = refused(llama, "--port=0", "--log-format=text", f"--kv-disk={tmp_path / 'kv'}").splitlines()
-        owner = server.pids("target")[0]
-        assert lines[-1].endswith(f"that no other process uses; process {owner} has this one; it stays down")
+        assert lines[-1].endswith(f"that no other process uses; process {os.getpid()} has this one; it stays down")
         assert lines[-1].startswith("pilotfish: target: exited with code 2: pilotfish: kv_disk: ")
         assert not any(map(server_error, lines))
-        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 4})[0] == 200
+        assert run(engine, ["a"], [SamplingParams(max_tokens=4)])
