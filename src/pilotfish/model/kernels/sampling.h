@@ -84,7 +84,7 @@ inline void filter_row(const T* logits, int64_t vocab, const Filter& filter, dou
 // The k best tokens by logit + shared noise. See core/noise.py for the noise itself.
 
 constexpr int kStretch = 4 * kLanes;
-typedef uint64_t Products __attribute__((vector_size(kLanes * sizeof(uint32_t)), may_alias));
+typedef uint64_t Products __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4), may_alias));
 constexpr int kDoubles = kLanes / 2;
 typedef double Scores __attribute__((vector_size(kDoubles * sizeof(double)), aligned(8), may_alias));
 
