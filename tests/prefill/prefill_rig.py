@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 from msgspec import Struct
 from numpy.typing import NDArray
-from support import CONTEXT, native_model
+from support import CONTEXT
 
+from pilotfish.config import KVDType
 from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.messages import Peer
 from pilotfish.core.prefill_machine import PrefillLimits, PrefillMachine
@@ -35,6 +37,7 @@ from pilotfish.core.slots import SlotPool
 from pilotfish.kv.arena import Arena
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_copy import copier_of, layout_of
+from pilotfish.model.loader import load_model
 from pilotfish.prefill.export import Exporter
 from pilotfish.prefill.shared import SharedMachine
 from pilotfish.prefill.worker import PrefillWorker
@@ -46,16 +49,19 @@ Bytes = NDArray[np.uint8]
 Answer = TypeVar("Answer", bound=Struct)
 
 
-@cache
-def loaded(directory: Path) -> TorchExecutor:
-    """One for all that need no slots of their own."""
-    return TorchExecutor(native_model(directory), CONTEXT)
+def executor_of(directory: Path, slots: int, kv_dtype: KVDType = "auto") -> TorchExecutor:
+    model = load_model(directory, torch.float32, torch.device("cpu"), eager=False, kv_dtype=kv_dtype)
+    return TorchExecutor(model, slots)
+
+
+#: For all that need no slots of their own.
+loaded = cache(executor_of)
 
 
 @cache
-def computed(directory: Path, tokens: tuple[int, ...]) -> Bytes:
+def computed(directory: Path, tokens: tuple[int, ...], kv_dtype: KVDType) -> Bytes:
     """KV of tokens in one forward, from nothing. [layers, bytes of all tokens]"""
-    executor, slots = loaded(directory), np.arange(len(tokens), dtype=np.int32)
+    executor, slots = loaded(directory, CONTEXT, kv_dtype), np.arange(len(tokens), dtype=np.int32)
     executor.forward([SequenceRows(0, tokens, slots, NO_NODES, kept=())])
     return layers_in(executor, slots)
 
@@ -85,12 +91,13 @@ class PrefillRig:
         segment_bytes: int = 1 << 16,
         cached: bool = True,
         queued: int = 1 << 17,
+        kv_dtype: KVDType = "auto",
         executor: TorchExecutor | None = None,
     ) -> None:
         self.now = 100.0
-        self.directory = directory
+        self.directory, self.kv_dtype = directory, kv_dtype
         self.sent: dict[Peer, list[bytes]] = defaultdict(list)
-        self.executor = executor or TorchExecutor(native_model(directory), slots)
+        self.executor = executor or executor_of(directory, slots, kv_dtype)
         self.arena = Arena(places * segment_bytes, segment_bytes)
         self.identity = KVIdentity(FACTS, layout_of(self.executor.kv))
         context = min(self.executor.context, slots - 1)
@@ -223,7 +230,7 @@ class Client:
     def assert_whole(self, handover: int) -> None:
         """All of it came, and it is what a direct forward writes."""
         layout, tokens, first = self.rig.identity.layout, self.tokens[handover], self.firsts[handover]
-        direct = computed(self.rig.directory, tuple(tokens))
+        direct = computed(self.rig.directory, tuple(tokens), self.rig.kv_dtype)
         assert set(self.kv[handover]) == {(la, t) for la in range(layout.layers) for t in range(first, len(tokens))}
         for (layer, token), data in self.kv[handover].items():
             assert data == _of_token(direct[layer], token, len(tokens), layout.heads, layout.planes)

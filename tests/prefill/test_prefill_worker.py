@@ -12,15 +12,19 @@ from prefill_rig import LEASE, Client, PrefillRig, prompt
 from pilotfish.core.executor import Outcome
 from pilotfish.core.layer_progress import LayerProgress
 from pilotfish.core.prefill_messages import (
+    PREFILL_VERSION,
     Fetch,
+    Greeting,
     OrderDone,
     OrderFailed,
     PrefillLoad,
+    PrefillOrder,
     Release,
     Renewal,
     SegmentBytes,
     SegmentGone,
     Taken,
+    ToPrefill,
 )
 from pilotfish.core.segments import LEAST_SEGMENT, KVLayout
 from pilotfish.errors import EngineError
@@ -29,7 +33,7 @@ from pilotfish.model.loader import load_model
 from pilotfish.observe.records import LeaseRecord, PrefillRecord
 from pilotfish.prefill import shared
 from pilotfish.prefill.export import split
-from pilotfish.wire.channel import Received
+from pilotfish.wire.channel import Received, encode
 
 # -- what is handed over
 
@@ -45,6 +49,16 @@ def test_what_is_handed_over_is_what_a_forward_writes(llama: Path, length: int) 
     (done,) = rig.heard(target.peer, OrderDone)
     assert (done.handover, done.segments, done.cached) == (1, taken, 0)
     rig.assert_idle()
+
+
+def test_kv_of_8_bits_is_handed_over_with_its_scales(llama: Path) -> None:
+    rig = PrefillRig(llama, kv_dtype="int8")
+    assert len(rig.identity.layout.planes) == 4
+    target = Client(rig)
+    target.order(1, prompt(150), first=20)
+    rig.rest()
+    target.take()
+    target.assert_whole(1)
 
 
 @pytest.mark.parametrize("first", [1, 40, 64, 100, 149])
@@ -417,6 +431,36 @@ def test_frames_that_are_none_cost_nobody_anything(llama: Path, monkeypatch: pyt
     assert not rig.sent[b"a stranger"]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_frames_that_were_damaged_break_nothing(llama: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rig = PrefillRig(llama, slots=300)
+    target = Client(rig)
+    target.order(1, prompt(40))
+    rig.rest()
+    (reference,) = target.references()
+    messages: list[ToPrefill] = [
+        Greeting(PREFILL_VERSION, rig.identity, "tiny"),
+        PrefillOrder(2, prompt(30), 3, b"s" * 16),
+        Renewal([1, 2, 3]),
+        Fetch(reference),
+        Taken(1, [0, 1, 2]),
+        Release(2),
+    ]
+    for turn in range(600):
+        frame = bytearray(encode(messages[rng.integers(len(messages))]))
+        for _ in range(rng.integers(1, 4)):
+            frame[rng.integers(len(frame))] = rng.integers(256)
+        rig.shared.receive(Received(rng.choice([b"target", b"other"]), bytes(frame)))
+        if turn % 20 == 0:
+            rig.turns()
+    assert rig.machine.counts.malformed > 50
+    rig.now += 3 * LEASE
+    rig.shared.tick()
+    rig.rest()
+    rig.assert_idle()
+
+
 def test_a_frame_longer_than_any_order_is_not_decoded(llama: Path) -> None:
     rig = PrefillRig(llama)
     Client(rig)
@@ -468,7 +512,7 @@ def test_segments_are_neither_small_nor_large(layers: int, tokens: int, segment_
 def test_whatever_targets_do_nothing_leaks_and_all_that_comes_is_right(llama: Path, seed: int) -> None:
     """Little memory, few slots, prompts that begin alike; targets that order, take, dawdle, release and fall silent."""
     rng = np.random.default_rng(seed)
-    rig = PrefillRig(llama, slots=500, rows=48, places=6, segment_bytes=1 << 14)
+    rig = PrefillRig(llama, slots=500, rows=48, places=6, segment_bytes=1 << 14, cached=seed != 3)
     clients = [Client(rig, bytes([65 + n])) for n in range(3)]
     numbers = iter(range(1, 10_000))
     silent, whole = rng.integers(3), 0
