@@ -97,16 +97,20 @@ def test_a_part_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(spans(tmp_path / "trace.json")) == 2
 
 
-def test_an_engine_and_its_draft_worker_in_one_file(llama: Path, draft: Path, tmp_path: Path) -> None:
+def test_an_engine_and_its_workers_in_one_file(llama: Path, draft: Path, tmp_path: Path) -> None:
     path, params = tmp_path / "trace.json", SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    with make_engine(llama, draft=draft, mode="async", drafter="lm", trace=path, pace="target=5ms") as engine:
+    elsewhere = {"mode": "async", "drafter": "lm", "prefill_workers": 1, "prefill_threshold": "4"}
+    with make_engine(llama, draft=draft, trace=path, pace="target=5ms", **elsewhere) as engine:
         steps, write = list[StepRecord](), engine.worker.observe
         engine.worker.observe = lambda record: (steps.append(record), write(record))[1]
         run(engine, SNIPPETS[:2], [params, params])
     found = spans(path)
     assert sum(span["name"] == "step" for span in found) == len(steps)
     assert any(span["name"] == "level" and span["args"]["nodes"] > 0 for span in found)
-    assert len({span["pid"] for span in found}) == 2 and list(tmp_path.iterdir()) == [path]
+    assert sum(span["args"]["completed"] for span in found if span["name"] == "prefill") == 2
+    leases = [event for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "lease"]
+    assert [event["args"]["outcome"] for event in leases if event["ph"] == "b"] == ["released"] * 2
+    assert len({span["pid"] for span in found}) == 3 and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_directory_that_is_not_there_is_refused_first(llama: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def take(playground: Playground, options: argparse.Namespace) -> None:
             playground.page.fill("#prompt", options.prompt)
         playground.page.click("#run")
         playground.wait()
-        playground.page.evaluate("document.activeElement.blur()")
+        playground.page.evaluate("document.activeElement.blur(); document.getElementById('prompt').scrollTop = 0")
         playground.page.screenshot(path=options.file, full_page=True)
 
 
