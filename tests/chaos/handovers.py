@@ -21,6 +21,7 @@ from pilotfish.core.handover import HandOverReport
 from pilotfish.core.messages import Peer
 from pilotfish.core.prefill_pools import PrefillPool
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.segments import SegmentReference
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.hand_overs import HandOvers
@@ -152,9 +153,12 @@ class Beside:
 
     def forget(self) -> None:
         """What both sides know of earlier prompts. Both are idle."""
-        for scheduler in (self.engine.worker.scheduler, self.worker.scheduler):
-            assert scheduler.cache is not None
-            scheduler.cache.evict(scheduler.pool.capacity)
+        _forget(self.worker.scheduler)
+        self.forget_here()
+
+    def forget_here(self) -> None:
+        """What the target knows of them."""
+        _forget(self.engine.worker.scheduler)
 
     def assert_well(self) -> None:
         """Nothing is held anywhere, and whatever went wrong before, prompts are handed over again."""
@@ -165,6 +169,11 @@ class Beside:
         assert self.run() == WHOLE
         assert_nothing_left([self.worker], self.engine)
         self.forget()
+
+
+def _forget(scheduler: Scheduler) -> None:
+    assert scheduler.cache is not None
+    scheduler.cache.evict(scheduler.pool.capacity)
 
 
 def reports(samples: Iterable[Sample]) -> list[HandOverReport]:
@@ -185,6 +194,7 @@ class Side:
     target: Path
     directory: Path
     options: dict[str, Any] = field(default_factory=dict)
+    network: Callable[[Any], Any] = lambda channel: channel
 
     @contextmanager
     def worker(self) -> Iterator[tuple[PrefillWorker, Meddler]]:
@@ -192,7 +202,8 @@ class Side:
 
         def wrapped(channel: Channel) -> Channel:
             links.append(Meddler(channel))
-            return links[0]  # type: ignore[return-value]
+            made: Channel = self.network(links[0])
+            return made
 
         model = EngineConfig(target=self.target, dtype="float32", threads=1, kv_slots=4096, max_rows=ROWS)
         given = {"segment_bytes": 1 << 16, **self.options}
