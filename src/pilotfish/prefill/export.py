@@ -171,7 +171,7 @@ class Exporter:
                 self._give_back(order)
             return True
         part = export.parts[0]
-        if not export.complete and self._progress.at(self._clock()) < part.layers.stop and not export.complete:
+        if not export.complete and self._progress.at(self._clock()) < part.layers.stop:
             self._wait = SOON
             return False
         size = len(part.layers) * len(part.tokens) * self._layout.token_bytes

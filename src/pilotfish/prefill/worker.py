@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from pilotfish.core.executor import Executor
+from pilotfish.core.executor import Executor, Outcome
 from pilotfish.core.layer_progress import LayerProgress
 from pilotfish.core.prefill_orders import TakenOrder
 from pilotfish.core.request import FinishReason, Request
@@ -143,23 +143,26 @@ class PrefillWorker:
         self._start(step)
         exports = self._export(step)
         try:
-            outcome = self.executor.execute(step.rows(), step.sampling())
+            self.scheduler.commit(step, self._execute(step, exports).tokens)
         except Exception as error:
-            self.scheduler.cancel(step)
             self._fail(step, error)
-            return True
+        else:
+            self._advance(step, began)
+        return True
+
+    def _execute(self, step: Step, exports: Sequence[Export]) -> Outcome:
+        """Its exports are under way meanwhile."""
+        try:
+            outcome = self.executor.execute(step.rows(), step.sampling())
+        except BaseException:
+            self.scheduler.cancel(step)
+            raise
         finally:
             self._progress.reset()  # before the exporter may look at the next forward
         for export in exports:
             export.complete = True
         self.exporter.wake()
-        try:
-            self.scheduler.commit(step, outcome.tokens)
-        except Exception as error:
-            self._fail(step, error)
-            return True
-        self._advance(step, began)
-        return True
+        return outcome
 
     def _start(self, step: Step) -> None:
         """Of the orders in it for the first time, export what the cache has."""
