@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from http_double import IDENTITY, STATUS, Client, Engine, Health
 
-from pilotfish.server.requests import UNSUPPORTED
+from pilotfish.server.requests import INSTEAD, UNSUPPORTED
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -148,7 +148,8 @@ def test_messages_that_come_to_nothing(client: Client, engine: Engine, monkeypat
 def test_what_is_not_supported_is_named(client: Client, field: str) -> None:
     answer = client.post(CHAT, asked(CHAT, **{field: "something"}))
     assert (answer.status, answer.error["param"]) == (400, field)
-    assert answer.error["message"] == f"{field}: 'something' is not supported; leave it out"
+    refused = f"{field}: 'something' is not supported; leave it out"
+    assert answer.error["message"] == (f"{refused}: {INSTEAD[field]}" if field in INSTEAD else refused)
 
 
 @pytest.mark.parametrize("field", UNSUPPORTED)

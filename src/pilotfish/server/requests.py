@@ -20,6 +20,8 @@ from pilotfish.server.http_errors import bad
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
 #: Fields that are not supported, by the values that change nothing.
 UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].items()}
+#: What errors say of some of them.
+INSTEAD: dict[str, str] = _FIELDS["instead"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
 RequestId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}\Z", description="1 to 128 printable ASCII characters")]

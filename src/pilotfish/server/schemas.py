@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from pilotfish.config import ServerConfig
 from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request, short
-from pilotfish.server.requests import UNSUPPORTED, RequestBody
+from pilotfish.server.requests import INSTEAD, UNSUPPORTED, RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
 Converted = TypeVar("Converted", bound=Struct)
@@ -90,7 +90,8 @@ def _supported(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
         if name in names or (name in UNSUPPORTED and value in UNSUPPORTED[name]):
             continue
         if name in UNSUPPORTED:
-            raise bad_request(name, f"{short(value)} is not supported; leave it out")
+            instead = f": {INSTEAD[name]}" if name in INSTEAD else ""
+            raise bad_request(name, f"{short(value)} is not supported; leave it out{instead}")
         raise bad_request(name, "there is no such parameter")
     return {name: value for name, value in fields.items() if name in names and value is not None}
 
