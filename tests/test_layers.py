@@ -38,6 +38,12 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 CORE_ALLOWED = {"msgspec", "numpy", "pilotfish"}
 #: What core may not use even of the standard library: clocks, I/O, threads.
 CORE_FORBIDDEN = {"time", "datetime", "asyncio", "socket", "threading", "multiprocessing", "subprocess", "random", "os"}
+#: What the loops may use of Pilotfish, and never torch: they run rows through core.executor.Executor.
+OF_LOOPS = {
+    "target": {"target", "core", "errors", "observe"},
+    "draft": {"draft", "core", "errors", "model", "observe", "wire"},
+    "prefill": {"prefill", "core", "errors", "kv", "observe", "wire"},
+}
 
 
 def unit(module: str) -> str:
@@ -80,6 +86,13 @@ def foreign_to_core(source: str) -> set[str]:
     return roots & CORE_FORBIDDEN | {r for r in roots if r not in sys.stdlib_module_names | CORE_ALLOWED}
 
 
+def foreign_to_loops(module: str, source: str) -> set[str]:
+    """What a module of a loop's package may not import."""
+    names = imports(source, module.rpartition(".")[0])
+    own = {unit(name) for name in names if name.split(".")[0] == "pilotfish"}
+    return own - OF_LOOPS[unit(module)] | {name for name in names if name.split(".")[0] in ("torch", "transformers")}
+
+
 def modules() -> dict[str, Path]:
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
@@ -98,6 +111,26 @@ def test_core_has_no_device_no_clock_no_io(module: str) -> None:
     assert foreign_to_core(modules()[module].read_text()) == set()
 
 
+@pytest.mark.parametrize("module", [m for m in modules() if unit(m) in OF_LOOPS])
+def test_loops_know_no_torch_and_little_else(module: str) -> None:
+    assert foreign_to_loops(module, modules()[module].read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch",
+        "from torch.nn import Module",
+        "from pilotfish.model.kv_copy import copier_of",
+        "from pilotfish.target.worker import TargetWorker",
+        "from pilotfish.draft import worker",
+        "from pilotfish import config",
+    ],
+)
+def test_a_model_or_another_loop_in_a_prefill_worker_would_be_found(source: str) -> None:
+    assert foreign_to_loops("pilotfish.prefill.worker", source)
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
@@ -108,6 +141,11 @@ def test_core_has_no_device_no_clock_no_io(module: str) -> None:
         ("pilotfish.target.worker", "from pilotfish.draft.lm import LMDrafter"),
         ("pilotfish.draft.lm", "from pilotfish.target import worker"),
         ("pilotfish.draft.lm", "from pilotfish.prefill import worker"),
+        ("pilotfish.target.worker", "from pilotfish.prefill.export import Exporter"),
+        ("pilotfish.prefill.worker", "from pilotfish.target.worker import TargetWorker"),
+        ("pilotfish.prefill.worker", "from pilotfish.draft import worker"),
+        ("pilotfish.prefill.worker", "from pilotfish.engine.prefill_pool import run_prefill_pool"),
+        ("pilotfish.kv.arena", "from pilotfish.wire.channel import Channel"),
         ("pilotfish.model.executor", "from pilotfish import LLM"),
         ("pilotfish.core.tree", "import pilotfish.newcomer"),
     ],
