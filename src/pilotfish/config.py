@@ -125,7 +125,8 @@ class EngineConfig:
     read out of their memory in the first of `prefill_transports` that there is; else it is sent over the socket.
 
     `kv_slots` and `memory` bind each process that has a model. Where both are 0 the KV pool holds what `max_requests`
-    sequences can use, within most of the memory that is available. `eager` runs transformers' own torch operations.
+    sequences can use, within most of the memory that is available, or within `allotted` bytes where prefill workers are
+    started beside the target (`engine/host_memory.py`). `eager` runs transformers' own torch operations.
     `dtype` auto is found by each process for the model and the machine that it has (`model/precision.py`).
     """
 
@@ -177,6 +178,7 @@ class EngineConfig:
     cores: Annotated[str, machine("Cores to run on, as in 0,2-3.", shown="all")] = ""
     kv_slots: Annotated[int, machine("Tokens that fit into the KV pool; 0: planned.", 64, 1 << 26, or_zero=True)] = 0
     memory: Annotated[float, machine("GiB to stay within; 0: most of what is free.", 0, 1 << 20, unit="GiB")] = 0.0
+    allotted: Annotated[int, option("", 0, 1 << 50)] = 0
     pace: Annotated[str, machine("Emulate devices, as in target=10.4ms,draft=2.6ms.")] = ""
     trace: Annotated[Path, machine("Write a timeline of steps and levels to this file.")] | None = None
     prefix_cache: Annotated[bool, machine("Keep KV for requests that begin alike.", names=PREFIX_CACHE)] = True
@@ -240,7 +242,7 @@ class EngineConfig:
         """For the process of a draft worker, whose parent has placed it on its cores."""
         assert self.draft is not None  # as in every mode that starts one
         own: dict[str, Any] = {"cores": "", "threads": 0, "max_model_len": 0, "max_rows": EngineConfig.max_rows}
-        return replace(self, target=self.draft, draft=None, mode="off", **own, **ALONE)
+        return replace(self, target=self.draft, draft=None, mode="off", allotted=0, **own, **ALONE)
 
     @property
     def of_prefill(self) -> EngineConfig:

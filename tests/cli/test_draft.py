@@ -12,7 +12,8 @@ from conftest import Run
 
 from pilotfish.config import DraftConfig, EngineConfig
 from pilotfish.engine import draft_pool
-from pilotfish.engine.memory import GIB, plan_memory
+from pilotfish.engine.host_memory import GIB
+from pilotfish.engine.memory import plan_memory
 from pilotfish.engine.remote_drafts import worker_command
 
 LISTEN = "ipc:///tmp/draft-3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from support import DENSE, KINDS, VOCAB, make_engine
 from transformers import AutoModelForCausalLM
 
 from pilotfish.config import EngineConfig
-from pilotfish.engine import memory
-from pilotfish.engine.memory import GIB, MIN_SLOTS, plan_memory
+from pilotfish.engine import host_memory, memory
+from pilotfish.engine.host_memory import GIB, divided
+from pilotfish.engine.memory import MIN_SLOTS, plan_memory
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loader import footprint, load_model
 from pilotfish.model.native_modules import PackedWeight
@@ -121,9 +123,10 @@ def test_the_pool_has_what_was_planned(llama: Path) -> None:
 
 def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = memory.available_memory(CPU)
-    monkeypatch.setattr(memory, "_number", lambda path: {"memory.max": 3 << 20, "memory.current": 2 << 20}[path.name])
+    numbers = {"memory.max": 3 << 20, "memory.current": 2 << 20}
+    monkeypatch.setattr(host_memory, "_number", lambda path: numbers[path.name])
     stat = {"MemAvailable": whole, "active_file": 1 << 19, "inactive_file": 1 << 18}
-    monkeypatch.setattr(memory, "_field", lambda _, name, **__: stat[name])
+    monkeypatch.setattr(host_memory, "status_bytes", lambda _, name, **__: stat[name])
     assert memory.available_memory(CPU) == (1 << 20) + (1 << 19) + (1 << 18) < whole
 
 
@@ -131,6 +134,29 @@ def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_impossible_limits_are_refused(llama: Path, field: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=f"^{field}: "):
         config(llama, **{field: value})
+
+
+def test_a_target_and_its_prefill_workers_share_a_host(
+    llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together they take no more than one would alone, whoever plans first."""
+    monkeypatch.setattr(host_memory, "free_memory", lambda: 64 * GIB)
+    plain = config(llama, draft=draft, mode="async", prefill_workers=2, kv_host_memory=1.5)
+    shared = divided(plain)
+    target, worker = plan_memory(shared), plan_memory(shared.of_prefill, GIB // 4)
+    assert target.limit - round(1.5 * GIB) == worker.limit - GIB // 4 == shared.allotted
+    of_draft = GIB + 2 * (draft / "model.safetensors").stat().st_size
+    assert 0 <= host_memory.SHARE * 64 * GIB - (target.limit + 2 * worker.limit + of_draft) < 3
+    assert divided(shared) is shared and not shared.of_draft.allotted
+    for alone in ({"prefill_workers": 0}, {"memory": 3.0}, {"device": "cuda"}):
+        assert not divided(replace(plain, **alone)).allotted
+
+
+def test_what_does_not_fit_beside_prefill_workers_fits_without(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = plan_memory(config(llama, kv_slots=400_000)).total
+    monkeypatch.setattr(host_memory, "free_memory", lambda: 2 * alone)
+    with pytest.raises(ModelError, match=r"^memory: 400000 KV slots .*what would fit: .*--prefill-workers 0"):
+        plan_memory(divided(config(llama, kv_slots=400_000, prefill_workers=2)))
 
 
 def test_the_least_is_enough_for_something(llama: Path) -> None:

@@ -17,7 +17,7 @@ from pilotfish.bench.workload import TEMPERATURES, Job, Prompt, jobs_at, parse_n
 from pilotfish.config import KVDType
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.memory import GIB
+from pilotfish.engine.host_memory import GIB
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_planes import slot_bytes
 

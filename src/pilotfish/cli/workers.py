@@ -104,9 +104,11 @@ def target(
 
 def _run_target(config: EngineConfig, endpoint: str, signals: Signals) -> None:
     """Workers load while this process imports torch."""
+    from pilotfish.engine.host_memory import divided
     from pilotfish.engine.remote_drafts import RemoteDrafts
     from pilotfish.engine.remote_prefills import RemotePrefills
 
+    config = divided(config)
     remote = RemoteDrafts(config) if config.mode == "async" else None
     taken = frozenset[int]() if remote is None else remote.taken
     prefills = RemotePrefills(config, taken) if config.prefills_elsewhere else None

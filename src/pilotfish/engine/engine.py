@@ -34,6 +34,7 @@ from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.hand_overs import HandOvers
+from pilotfish.engine.host_memory import divided
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.memory import load_configured, plan_memory, precision_here, refuse_unequal_tokenizers
@@ -78,7 +79,7 @@ class Engine:
     ) -> None:
         """`drafter` replaces the one that `config` describes. `remote` are the drafts of `config`, `prefills` its
         prefill workers, if they were started already; the engine closes them."""
-        self.config = config
+        self.config = config = divided(config)
         self.remote = remote
         self.prefills = prefills
         self._pacers: list[Pacer] = []

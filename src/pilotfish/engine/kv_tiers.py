@@ -10,8 +10,8 @@ import msgspec
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.engine.host_memory import GIB
 from pilotfish.engine.kv_identity import kv_facts, weights_digests
-from pilotfish.engine.memory import GIB
 from pilotfish.errors import ParameterError
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore

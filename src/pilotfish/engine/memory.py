@@ -3,7 +3,6 @@ loading."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ import torch
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.vocabulary import why_unequal
+from pilotfish.engine.host_memory import GIB, SHARE, free_memory, status_bytes
 from pilotfish.errors import InputError, ModelError, ParameterError
 from pilotfish.model.checkpoint import check_weights, weight_files
 from pilotfish.model.features import layer_windows
@@ -29,9 +29,6 @@ from pilotfish.model.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.precision import Precision, precision_of
 from pilotfish.model.quantize import check_quantization, load_torchao
 
-GIB = 1 << 30
-#: Of the memory that is available at start, where no limit is given.
-SHARE = 0.9
 #: The fewest KV slots that are worth a start.
 MIN_SLOTS = 256
 #: The most where memory is shared with everything else and no limit is given: on a CPU.
@@ -49,7 +46,7 @@ class MemoryPlan:
     draft: Footprint | None
     max_rows: int
     slots: int
-    host: int = 0  # of KV beyond the pool, where that is the same memory
+    host: int = 0  # of KV beyond the pool, and of segments, where that is the same memory
 
     @property
     def models(self) -> tuple[Footprint, ...]:
@@ -113,13 +110,13 @@ def gib(size: int) -> str:
     return f"{size / GIB:.2f}"
 
 
-def plan_memory(config: EngineConfig) -> MemoryPlan:
-    """As many KV slots as the requests can use and the memory holds, or as many as asked for. ModelError, with what
-    would fit, where that is too much."""
-    plan = _without_slots(config)
+def plan_memory(config: EngineConfig, segments: int = 0) -> MemoryPlan:
+    """As many KV slots as the requests can use and the memory holds, or as many as asked for, beside bytes for
+    `segments`. ModelError, with what would fit, where that is too much."""
+    plan = _without_slots(config, segments)
     needed = config.kv_slots or MIN_SLOTS
     if plan.with_slots(needed) > plan.limit:
-        raise ModelError(_too_large(config, plan, needed))
+        raise ModelError(_too_large(config, plan, needed, segments))
     return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(_useful_slots(config), plan.slots_that_fit)))
 
 
@@ -130,7 +127,7 @@ def _useful_slots(config: EngineConfig) -> int:
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
 
 
-def _without_slots(config: EngineConfig) -> MemoryPlan:
+def _without_slots(config: EngineConfig, segments: int = 0) -> MemoryPlan:
     device = device_of(config)
 
     def of(directory: Path, max_model_len: int = 0) -> Footprint:
@@ -150,21 +147,26 @@ def _without_slots(config: EngineConfig) -> MemoryPlan:
     drafted = config.mode == "sync" and "lm" in config.drafters and config.draft is not None
     draft = of(config.draft) if drafted and config.draft is not None else None
     runtime = anonymous_memory() if device.type == "cpu" else 0
-    limit = round(config.memory * GIB) or runtime + round(SHARE * available_memory(device))
-    host = round(config.kv_host_memory * GIB) if device.type == "cpu" else 0
+    host = round(config.kv_host_memory * GIB) + segments if device.type == "cpu" else 0
+    limit = round(config.memory * GIB) or _unlimited(config, device, runtime, host)
     target = of(config.target, config.max_model_len)
     return MemoryPlan(limit, runtime, target, draft, config.max_rows, slots=0, host=host)
 
 
-def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int) -> str:
+def _unlimited(config: EngineConfig, device: torch.device, runtime: int, host: int) -> int:
+    """The limit where none is given."""
+    return config.allotted + host if config.allotted else runtime + round(SHARE * available_memory(device))
+
+
+def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int, segments: int) -> str:
     need = plan.with_slots(slots)
-    would = [f"{name} ({gib(size)} GiB)" for name, size in _alternatives(config, slots) if size <= plan.limit]
+    would = [f"{name} ({gib(size)} GiB)" for name, size in _alternatives(config, slots, segments)]
     fits = f"what would fit: {', '.join(would)}" if would else "nothing that is offered here would fit"
     return f"memory: {slots} KV slots and all else need {gib(need)} GiB; {gib(plan.limit)} are to be had; {fits}"
 
 
-def _alternatives(config: EngineConfig, slots: int) -> list[tuple[str, int]]:
-    """Ways to need less, and what they need."""
+def _alternatives(config: EngineConfig, slots: int, segments: int) -> list[tuple[str, int]]:
+    """Ways to need less, or to have more, that fit, and what they need."""
     smaller = {
         f"--kv-slots {MIN_SLOTS}": (config, MIN_SLOTS),
         "--mode off": (replace(config, mode="off"), slots),
@@ -176,10 +178,14 @@ def _alternatives(config: EngineConfig, slots: int) -> list[tuple[str, int]]:
             MIN_SLOTS,
         ),
     }
+    if config.prefill_workers and config.allotted:
+        smaller["--prefill-workers 0"] = (replace(config, prefill_workers=0, allotted=0), slots)
     needs = list[tuple[str, int]]()
     for name, (other, count) in smaller.items():
         with suppress(ParameterError):  # a dtype that this machine is slow in
-            needs.append((name, _without_slots(other).with_slots(count)))
+            plan = _without_slots(other, segments)
+            if (size := plan.with_slots(count)) <= plan.limit:
+                needs.append((name, size))
     return needs
 
 
@@ -214,29 +220,11 @@ def device_of(config: EngineConfig) -> torch.device:
 
 def anonymous_memory() -> int:
     """Bytes of this process that no file backs; 0 where the system does not say."""
-    return _field(Path("/proc/self/status"), "RssAnon")
+    return status_bytes(Path("/proc/self/status"), "RssAnon")
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can be taken without swapping, within the limit of the process's control group."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = _field(Path("/proc/meminfo"), "MemAvailable")
-    limit, used = (_number(Path(f"/sys/fs/cgroup/memory.{name}")) for name in ("max", "current"))
-    if limit is None or used is None:
-        return free
-    files = sum(_field(Path("/sys/fs/cgroup/memory.stat"), f"{kind}_file", unit=1) for kind in ("active", "inactive"))
-    return min(free, limit - used + files)  # pages of files can be given back
-
-
-def _field(path: Path, name: str, unit: int = 1024) -> int:
-    found = re.search(rf"^{name}:?\s+(\d+)", path.read_text(), re.MULTILINE) if path.is_file() else None
-    return int(found[1]) * unit if found else 0
-
-
-def _number(path: Path) -> int | None:
-    text = path.read_text().strip() if path.is_file() else ""
-    return int(text) if text.isdigit() else None
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 # -- checks

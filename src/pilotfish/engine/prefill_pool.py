@@ -19,8 +19,9 @@ from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.segments import KVIdentity
 from pilotfish.core.slots import SlotPool
+from pilotfish.engine.host_memory import GIB
 from pilotfish.engine.kv_identity import kv_identity
-from pilotfish.engine.memory import GIB, load_configured, plan_memory, precision_here
+from pilotfish.engine.memory import load_configured, plan_memory, precision_here
 from pilotfish.engine.process import Signals, run_worker
 from pilotfish.engine.remote_drafts import SWITCH_INTERVAL
 from pilotfish.errors import ModelError, ParameterError
@@ -103,10 +104,11 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
     torch.set_num_threads(model.num_threads)
     tokenizer = load_tokenizer(model.target)
     logger.info("%s", precision_here(model, model.target))
-    memory = plan_memory(model)
+    segments = round(config.segment_memory * GIB)
+    memory = plan_memory(model, segments)
     executor = TorchExecutor(load_configured(model, model.target, model.max_model_len), memory.slots, pacer)
     with ExitStack() as stack:
-        arena = Arena(round(config.segment_memory * GIB), config.segment_bytes)
+        arena = Arena(segments, config.segment_bytes)
         stack.callback(arena.close)
         offer = stack.enter_context(closing(NixlOffer(arena))) if config.nixl else None
         identity = kv_identity(model, executor, tokenizer)
