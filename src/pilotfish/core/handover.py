@@ -102,7 +102,7 @@ class Prefills(Protocol):
     elsewhere: the tokens are computed here then."""
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """How long a forward here took that computed KV of so many tokens, most of them of prompts."""
+        """How long a forward here took that computed KV of so many tokens of prompts; 0: it only decoded."""
 
     def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int) -> bool:
         """Whether KV of tokens [first, len(tokens)) is there sooner when it is computed elsewhere; `waiting` tokens are

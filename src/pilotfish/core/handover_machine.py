@@ -186,7 +186,7 @@ class HandOverMachine:
     def _end(self, incoming: Incoming, outcome: str, now: float) -> None:
         del self._incoming[incoming.number]
         incoming.ended, pool, handover = True, incoming.pool, incoming.handover
-        handover.end(incoming.count, outcome, now)
+        handover.end(incoming.count, outcome, incoming.complete_at if outcome == WHOLE else now)
         handover.report.hidden = incoming.hidden
         pool.ended(handover.report)
         if outcome == WHOLE:

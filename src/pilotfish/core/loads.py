@@ -62,14 +62,13 @@ class Loads:
             assert self._prefills is not None
             self._prefills.cancel(load)
 
-    def computed(self, rows: int, seconds: float) -> None:
-        """A forward of `rows` committed tokens took so long; of few, most of it went to something else."""
-        if rows < OBJECT_TOKENS:
-            return
-        if self._tiers is not None:
-            self._tiers.computed(rows, seconds)
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A forward that computed KV of so many tokens of prompts took so long; of few, most of it went to something
+        else."""
+        if self._tiers is not None and tokens >= OBJECT_TOKENS:
+            self._tiers.computed(tokens, seconds)
         if self._prefills is not None:
-            self._prefills.computed(rows, seconds)
+            self._prefills.computed(tokens, seconds)
 
     def wait(self, running: Iterable[Request]) -> None:
         """While all that run wait: until one of them may go on; a few milliseconds at most."""

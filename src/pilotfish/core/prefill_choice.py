@@ -1,7 +1,7 @@
 """Where KV of a prompt is computed: here, or by which prefill pool.
 
-here    [ others' prompts ][ this one ]        and whoever decodes meanwhile waits as long as this one computes
-there   [ its queue ][ all that it has no KV of ][ exposed ]
+here    [ others' prompts ][ this one ]        whoever decodes meanwhile waits longer for each token
+there   [ its queue ][ all that it has no KV of ][ exposed ][ the end of the step at hand ][ a step of the last row ]
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pilotfish.core.prefill_costs import TokenSeconds
+from pilotfish.core.prefill_costs import LocalSeconds
 from pilotfish.core.prefill_pools import PrefillPool
 
+#: Times as long as here a prompt may take elsewhere where others decode meanwhile, whom it does not delay then.
+PATIENCE_BESIDE = 1.1
+#: Of a step here: what is left of it, on average, when a hand-over ends.
+LEFT = 0.5
 #: Tokens of a prompt that is never worth a hand-over: they fit into a forward beside what decodes.
 FEW = 128
 #: Tokens of a prompt that is sent to find out what that takes.
@@ -26,8 +30,7 @@ class PrefillOption:
 
     pool: PrefillPool
     cached: int  # tokens whose KV it is believed to have
-    wait: float | None  # until its first row
-    there: float | None  # until all are here
+    there: float | None  # until they are here, and the last token's row is computed
     here: float | None  # that computing them here would take
 
 
@@ -50,7 +53,7 @@ class PrefillChoice:
     def __init__(self, pools: Sequence[PrefillPool], least: int | None, ordered: Callable[[PrefillPool], int]) -> None:
         """`least`: missing tokens from which on a prompt is sent away; None: where that is sooner. `ordered` says how
         many tokens a pool has to compute for this target."""
-        self.token_seconds = TokenSeconds()
+        self.here = LocalSeconds()
         self._pools, self._least, self._ordered = pools, least, ordered
 
     def option(self, prompt: PromptLoad, now: float) -> PrefillOption | None:
@@ -65,20 +68,21 @@ class PrefillChoice:
             return None
         if best.there is None or best.here is None:
             return best if prompt.missing >= TRIAL else None
-        assert self.token_seconds.mean is not None  # or there were no `here`
-        if best.there <= best.here + prompt.neighbours * prompt.missing * self.token_seconds.mean:
+        if best.there <= best.here * (PATIENCE_BESIDE if prompt.neighbours else 1.0):
             best.pool.retrials = 0
             return best
         return self._retrial(options, now) if prompt.missing >= TRIAL else None
 
     def _at(self, pool: PrefillPool, prompt: PromptLoad) -> PrefillOption:
-        cached, token, own = pool.told.known(prompt.salt, prompt.tokens), pool.token_seconds, self.token_seconds.mean
+        cached, token, own = pool.told.known(prompt.salt, prompt.tokens), pool.token_seconds, self.here.token
         here = None if own is None else own * (prompt.waiting + prompt.missing)
         if token is None or pool.load is None:
-            return PrefillOption(pool, cached, None, None, here)
+            return PrefillOption(pool, cached, None, here)
         wait = token * max(pool.load.queued_tokens, self._ordered(pool))
-        there = wait + token * (len(prompt.tokens) - cached) + pool.exposed.at(prompt.missing)
-        return PrefillOption(pool, cached, wait, there, here)
+        computing = token * (len(prompt.tokens) - cached)
+        steps = self.here.step * (1 + LEFT if prompt.neighbours else 1)
+        there = wait + computing + pool.exposed.at(prompt.missing) + steps
+        return PrefillOption(pool, cached, there, here)
 
     def _retrial(self, options: Sequence[PrefillOption], now: float) -> PrefillOption | None:
         """One that was not asked for long: it may have become quicker."""

@@ -5,22 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 
-class TokenSeconds:
-    """Seconds that KV of a token takes, of about the last ten forwards; the larger ones count for more."""
+class LocalSeconds:
+    """What forwards here take: of about the last ten that computed KV of prompts, the larger ones count for more."""
 
     FADES = 0.9
+    LARGE = 64  # tokens of prompts in a forward that says what one of them takes
 
     def __init__(self) -> None:
+        self.step = 0.0  # of a forward without any; 0 before one was measured
         self._tokens = self._seconds = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A forward of so many tokens took so long."""
-        self._tokens = self.FADES * self._tokens + tokens
-        self._seconds = self.FADES * self._seconds + seconds
+        """A forward with so many tokens of prompts took so long."""
+        if tokens >= self.LARGE:
+            self._tokens = self.FADES * self._tokens + tokens
+            self._seconds = self.FADES * self._seconds + seconds
+        elif not tokens:
+            self.step = seconds + self.FADES * (self.step - seconds) if self.step else seconds
 
     @property
-    def mean(self) -> float | None:
-        """None before anything was measured."""
+    def token(self) -> float | None:
+        """Of a prompt's token; None before it was measured."""
         return self._seconds / self._tokens if self._tokens else None
 
 

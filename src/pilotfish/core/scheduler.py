@@ -207,9 +207,9 @@ class Scheduler:
                 if isinstance(load, KVLoad) and (request.reserved or request.num_pending <= self._unclaimed()):
                     self._hand_over(request)
 
-    def computed(self, rows: int, seconds: float) -> None:
-        """A forward of `rows` committed tokens took so long."""
-        self.loads.computed(rows, seconds)
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A forward that computed KV of so many tokens of prompts took so long."""
+        self.loads.computed(tokens, seconds)
 
     def wait(self) -> None:
         """While all that run wait for KV from elsewhere."""

@@ -112,7 +112,7 @@ class HandOvers:
     # -- the scheduler's thread
 
     def computed(self, tokens: int, seconds: float) -> None:
-        self.machine.choice.token_seconds.observe(tokens, seconds)
+        self.machine.choice.here.observe(tokens, seconds)
 
     def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int) -> bool:
         with self._turn() as now:

@@ -70,7 +70,7 @@ class TargetWorker:
         scheduled = self._clock()
         outcome = self._execute(step)
         verified = self._clock()
-        self.scheduler.computed(load.rows, verified - scheduled)
+        self.scheduler.computed(sum(chunk.count - 1 for chunk in chunks if chunk.count), verified - scheduled)
         commits = self._commit(step, outcome)
         hits = sum([self._tell_drafter(commit) for commit in commits])
         self.drafter.flush()

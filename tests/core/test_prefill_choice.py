@@ -1,0 +1,172 @@
+"""Who computes a prompt: the one that has it sooner, as measured, and not where hand-overs lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from handover_world import IDENTITY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pilotfish.core.handover import WHOLE, HandOverReport
+from pilotfish.core.prefill_choice import FEW, MAX_RETRIALS, RETRIAL, TRIAL, PrefillChoice, PromptLoad
+from pilotfish.core.prefill_costs import ExposedSeconds, LocalSeconds
+from pilotfish.core.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, PrefillLoad, Welcome
+from pilotfish.core.prefill_pools import PrefillPool
+
+NOW = 1000.0
+CONTEXT = 20_000
+MS = 0.001
+
+
+def pool(name: str = "pool", token_ms: float = 1.0, queued: int = 0) -> PrefillPool:
+    """One that serves."""
+    made = PrefillPool(name, name.encode())
+    made.begins_life(Welcome(PREFILL_VERSION, IDENTITY, "tiny", CONTEXT, bytes(MAC_KEY_BYTES), 10.0, 1 << 20))
+    made.serves("shm", NOW, fetches=False)
+    made.heard(PrefillLoad(queued, 1000, token_ms, 0), NOW)
+    made.asked = NOW
+    return made
+
+
+def choice(
+    *pools: PrefillPool, least: int | None = None, token_ms: float = 1.0, ordered: Callable[[PrefillPool], int] = len
+) -> PrefillChoice:
+    """Of a target that takes so long for a token."""
+    made = PrefillChoice(pools, least, ordered if ordered is not len else lambda _: 0)
+    if token_ms:
+        made.here.observe(1000, token_ms)
+    return made
+
+
+def prompt(missing: int, first: int = 0, waiting: int = 0, neighbours: int = 0) -> PromptLoad:
+    return PromptLoad(list(range(first + missing)), first, None, waiting, neighbours)
+
+
+def chosen(of: PrefillChoice, asked: PromptLoad, now: float = NOW) -> str | None:
+    option = of.option(asked, now)
+    return None if option is None else option.pool.name
+
+
+def test_a_number_is_a_threshold() -> None:
+    of = choice(pool(token_ms=50.0), least=300)
+    assert chosen(of, prompt(299)) is None
+    assert chosen(of, prompt(300)) == "pool"
+    assert chosen(of, prompt(299, first=5000)) is None  # what it has does not count
+
+
+def test_what_is_sooner_is_chosen() -> None:
+    assert chosen(choice(pool(token_ms=0.9)), prompt(1000)) == "pool"
+    assert chosen(choice(pool(token_ms=1.2)), prompt(1000)) is None
+    assert chosen(choice(pool(token_ms=1.2)), prompt(1000, waiting=500)) == "pool"  # others come first here
+    assert chosen(choice(pool(token_ms=0.9, queued=500)), prompt(1000)) is None  # and there
+    assert chosen(choice(pool(token_ms=0.5)), prompt(FEW - 1)) is None
+
+
+def test_what_decodes_here_is_worth_a_little() -> None:
+    of = choice(pool(token_ms=1.05))
+    assert chosen(of, prompt(1000)) is None
+    assert chosen(of, prompt(1000, neighbours=3)) == "pool"
+    of.here.observe(0, 0.1)  # its last row waits for a step, and is one
+    assert chosen(of, prompt(1000, neighbours=3)) is None
+
+
+def test_a_pool_computes_what_it_has_not_and_the_target_what_it_has_not() -> None:
+    one = pool(token_ms=0.6)
+    of = choice(one)
+    assert chosen(of, prompt(1000, first=3000)) is None  # it would compute all 4,000
+    one.told.tell(None, list(range(3000)))
+    assert chosen(of, prompt(1000, first=3000)) == "pool"
+
+
+def test_what_was_ordered_counts_before_the_pool_tells_of_it() -> None:
+    assert chosen(choice(pool(token_ms=0.5), ordered=lambda _: 900), prompt(1000)) == "pool"
+    assert chosen(choice(pool(token_ms=0.5), ordered=lambda _: 1100), prompt(1000)) is None
+
+
+def test_the_soonest_of_several_pools_computes_it() -> None:
+    slow, busy, right, short = pool("slow", 0.9), pool("busy", 0.1, 9000), pool("right", 0.5), pool("away", 0.1)
+    short.lost("it hung up")
+    assert chosen(choice(slow, busy, right, short), prompt(1000)) == "right"
+    right.busy(NOW)
+    assert chosen(choice(slow, busy, right, short), prompt(1000)) == "slow"
+    assert chosen(choice(slow, busy, right, short), prompt(CONTEXT + 1)) is None
+
+
+def test_before_anything_is_measured_long_prompts_are_sent() -> None:
+    for of in (choice(pool(token_ms=0.0)), choice(pool(), token_ms=0.0)):
+        assert chosen(of, prompt(TRIAL - 1)) is None
+        assert chosen(of, prompt(TRIAL)) == "pool"
+
+
+def test_a_pool_that_is_not_worth_it_is_tried_again_less_and_less_often() -> None:
+    one = pool(token_ms=30.0)
+    of, tried = choice(one), list[float]()
+    for second in range(3000):
+        if chosen(of, prompt(1000), NOW + second) is not None:
+            tried.append(second)
+            one.asked = NOW + second
+    gaps = [RETRIAL * 2.0 ** min(k, MAX_RETRIALS) for k in range(len(tried))]
+    assert tried == np.cumsum(gaps).tolist()
+    assert len(tried) > MAX_RETRIALS
+    one.heard(PrefillLoad(0, 1000, 0.1, 0), NOW)  # a trial found it quick
+    assert chosen(of, prompt(1000), NOW + 3000) == "pool"
+    assert one.retrials == 0
+
+
+def test_what_hand_overs_take_on_top_is_learned_by_their_size() -> None:
+    exposed = ExposedSeconds()
+    assert exposed.at(500) == 0.0
+    for tokens, seconds in ((256, 0.01), (1024, 0.04)):
+        for _ in range(50):
+            exposed.observe(tokens, seconds)
+    assert exposed.at(100) == pytest.approx(0.01)
+    assert exposed.at(640) == pytest.approx(0.025)
+    assert exposed.at(4096) == pytest.approx(0.16)
+
+
+def test_large_forwards_say_most_of_what_a_token_takes() -> None:
+    here = LocalSeconds()
+    assert here.token is None and here.step == 0.0
+    here.observe(3, 9.0)  # of few tokens most went to something else
+    assert here.token is None
+    for _ in range(50):
+        here.observe(0, 0.02)
+        here.observe(64, 0.064 * 4)
+        here.observe(256, 0.256)
+    assert here.token is not None and 1.5 * MS < here.token < 1.7 * MS  # not 2.5, the mean of both
+    assert here.step == pytest.approx(0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    here=st.floats(0.05, 5.0),
+    there=st.floats(0.05, 5.0),
+    latency=st.floats(0.0, 200.0),
+    link=st.floats(0.0, 3.0),
+    seed=st.integers(0, 9),
+)
+def test_where_hand_overs_lose_they_are_not_chosen(
+    here: float, there: float, latency: float, link: float, seed: int
+) -> None:
+    """Milliseconds a token here and there, and of what a hand-over takes on top. Once some of it is measured many
+    prompts take hardly longer, trials apart, than if each were computed where it is sooner."""
+    one, rng = pool(token_ms=there), np.random.default_rng(seed)
+    of, taken, best, now, trials = choice(one, token_ms=here), 0.0, 0.0, NOW, 0
+    for number in range(200):
+        tokens, before = int(rng.integers(FEW, 6000)), one.retrials
+        computed, handed = here * tokens, there * tokens + latency + link * tokens
+        option = of.option(prompt(tokens), now)
+        if option is not None:
+            one.asked = now
+            report = HandOverReport(seconds=handed * MS, computing=there * tokens * MS, outcome=WHOLE, tokens=tokens)
+            one.succeeded(report)
+        now += (computed if option is None else handed) * MS
+        trials += one.retrials > before
+        if number >= 30 and one.retrials <= before:
+            taken += computed if option is None else handed
+            best += min(computed, handed)
+    assert taken <= 1.15 * best
+    assert trials <= 1 + (now - NOW) / RETRIAL
