@@ -107,9 +107,9 @@ def test_an_engine_and_its_workers_in_one_file(llama: Path, draft: Path, tmp_pat
     found = spans(path)
     assert sum(span["name"] == "step" for span in found) == len(steps)
     assert any(span["name"] == "level" and span["args"]["nodes"] > 0 for span in found)
-    assert sum(span["args"]["completed"] for span in found if span["name"] == "prefill") == 2
+    assert any(span["name"] == "prefill" and span["args"]["rows"] > 0 for span in found)
     leases = [event for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "lease"]
-    assert [event["args"]["outcome"] for event in leases if event["ph"] == "b"] == ["released"] * 2
+    assert [event["ph"] for event in leases] == ["b", "e"] * 2
     assert len({span["pid"] for span in found}) == 3 and list(tmp_path.iterdir()) == [path]
 
 
