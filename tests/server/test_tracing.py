@@ -119,7 +119,7 @@ def test_an_event_for_each_verify_step(tracer: Tracer, exporter: InMemorySpanExp
 
 
 def test_spans_of_hand_overs(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
-    """A pool was lost, another one computed: the first segment came while it did."""
+    """One pool was lost; another one computed when the request began again: the first segment came while it did."""
     now = time.perf_counter()
     lost = HandOverReport("west", "tcp", "gone", began=now - 5, seconds=1.0)
     whole = HandOverReport(
