@@ -58,14 +58,14 @@ class PrefillChoice:
 
     def option(self, prompt: PromptLoad, now: float) -> PrefillOption | None:
         """The pool that is to compute it; None: nobody, it is computed here."""
+        if prompt.missing < (FEW if self._least is None else self._least):
+            return None
         options = [self._at(pool, prompt) for pool in self._pools if pool.takes(len(prompt.tokens), now)]
         if not options:
             return None
         best = min(options, key=lambda one: (-1.0 if one.there is None else one.there, self._ordered(one.pool)))
         if self._least is not None:
-            return best if prompt.missing >= self._least else None
-        if prompt.missing < FEW:
-            return None
+            return best
         if best.there is None or best.here is None:
             return best if prompt.missing >= TRIAL else None
         if best.there <= best.here * (PATIENCE_BESIDE if prompt.neighbours else 1.0):
