@@ -46,7 +46,7 @@ def reason(reader: NixlReader, reference: nixl.SegmentReference) -> str:
 def test_segments_of_another_process(owner: Owner) -> None:
     """Bit for bit; what is stale, out of range or damaged is refused; an owner that is killed is gone."""
     reader, first = NixlReader(memory_of(owner)), owner.reference
-    data = reader.read(first)
+    data = reader.read(first).copy()
     assert np.array_equal(data, expected_of(first))
     second = owner.rewrite()
     assert np.array_equal(data, expected_of(first))

@@ -130,7 +130,7 @@ def test_an_owner_that_is_killed() -> None:
     owner = Owner()
     try:
         reader = SharedMemoryReader(owner.shared_memory)
-        first = reader.read(owner.reference)
+        first = reader.read(owner.reference).copy()
         assert np.array_equal(first, expected_of(owner.reference))
         second = owner.rewrite()
         assert reason(reader, owner.reference) == "stale"

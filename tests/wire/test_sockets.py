@@ -15,7 +15,7 @@ from ends import LONG, connect, exactly, introduce, silent, until
 
 from pilotfish.core.messages import MAX_FRAME
 from pilotfish.wire import sockets as sockets_module
-from pilotfish.wire.channel import HIGH_WATER, MAX_FRAMES, Channel
+from pilotfish.wire.channel import HIGH_WATER, LARGE, MAX_FRAMES, Channel
 from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 
 Both = tuple[ListeningChannel, DialingChannel]
@@ -41,6 +41,18 @@ def test_order_holds_both_ways(both: Both) -> None:
     assert [received.frame for received in exactly(len(frames), listening)] == frames
     assert all(listening.send(peer, frame) for frame in frames)
     assert [received.frame for received in exactly(len(frames), dialing)] == frames
+
+
+def test_large_frames_come_as_they_were_sent(both: Both) -> None:
+    """Also after those that sent them have let them go, and beside small ones."""
+    listening, dialing = both
+    peer = introduce(dialing, listening).peer
+    sizes = [LARGE - 1, LARGE, 0, LARGE + 1, 5 * LARGE]
+    for seed in range(20):
+        assert listening.send(peer, *(bytes([seed]) * size for size in sizes))
+    received = exactly(20 * len(sizes), dialing)
+    assert [one.frame for one in received] == [bytes([seed]) * size for seed in range(20) for size in sizes]
+    assert {type(one.frame) for one in received if len(one.frame) >= LARGE} == {memoryview}
 
 
 def test_only_connections_between_hosts_have_a_heartbeat(both: Both) -> None:

@@ -22,7 +22,7 @@ from pilotfish.core.slots import SlotPool
 from pilotfish.engine.host_memory import GIB
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.memory import load_configured, plan_memory, precision_here
-from pilotfish.engine.process import Signals, run_worker
+from pilotfish.engine.process import Signals, keep_freed_memory, run_worker
 from pilotfish.engine.remote_drafts import SWITCH_INTERVAL
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.kv.arena import Arena
@@ -124,6 +124,7 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
         worker = PrefillWorker(shared, scheduler, executor, exporter, executor.progress)
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL)
+        keep_freed_memory()
         stack.callback(thread.close)
         stack.callback(shared.close)
         stack.callback(exporter.close)

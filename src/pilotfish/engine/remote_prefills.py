@@ -19,7 +19,7 @@ from pilotfish.core.segments import KVIdentity
 from pilotfish.engine.hand_overs import HandOvers, LayerWriter
 from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.placement import split_for_prefill
-from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.process import WorkerSpec, keep_freed_memory
 from pilotfish.engine.remote_drafts import ANSWER, LOADING, MAX_RESTARTS, SWITCH_INTERVAL, salt_key
 from pilotfish.errors import EngineError, ModelError
 from pilotfish.wire.channel import ChannelThread
@@ -80,6 +80,7 @@ class RemotePrefills:
         self._open.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._open.callback(thread.close)
         sys.setswitchinterval(SWITCH_INTERVAL)
+        keep_freed_memory()
         thread.start(handovers.receive, handovers.tick)
         for pool in self.pools:
             self._wait_for(pool, channel)

@@ -45,6 +45,7 @@ _BETWEEN_HOSTS = {
 }
 
 Message = TypeVar("Message")
+Frame: TypeAlias = bytes | memoryview
 _to_draft: msgspec.msgpack.Decoder[ToDraft] = msgspec.msgpack.Decoder(ToDraft)
 _to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
 _to_prefill: msgspec.msgpack.Decoder[ToPrefill] = msgspec.msgpack.Decoder(ToPrefill)
@@ -60,11 +61,11 @@ def framed(outbox: Iterable[Outgoing]) -> dict[Peer, list[bytes]]:
     return frames
 
 
-def decode_to_draft(frame: bytes) -> ToDraft:
+def decode_to_draft(frame: Frame) -> ToDraft:
     return decoded(_to_draft, frame)
 
 
-def decode_to_target(frame: bytes) -> ToTarget:
+def decode_to_target(frame: Frame) -> ToTarget:
     """WireError also for a Tree whose lists differ in length."""
     message = decoded(_to_target, frame)
     if (
@@ -75,15 +76,15 @@ def decode_to_target(frame: bytes) -> ToTarget:
     return message
 
 
-def decode_to_prefill(frame: bytes) -> ToPrefill:
+def decode_to_prefill(frame: Frame) -> ToPrefill:
     return decoded(_to_prefill, frame)
 
 
-def decode_from_prefill(frame: bytes) -> FromPrefill:
+def decode_from_prefill(frame: Frame) -> FromPrefill:
     return decoded(_from_prefill, frame)
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: bytes) -> Message:
+def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: Frame) -> Message:
     """WireError for what the decoder does not know."""
     if len(frame) > MAX_FRAME:
         raise WireError(f"frame: {len(frame)} bytes; at most {MAX_FRAME} are allowed")
@@ -98,10 +99,13 @@ class Received:
     """A frame and who sent it."""
 
     peer: Peer
-    frame: bytes
+    frame: Frame
     tenant: str = ""  # to whom the peer's key belongs; "" without keys
     weight: float = 1.0  # which share of a saturated draft the tenant has
 
+
+#: Bytes from which on a frame is not copied on its way between ZeroMQ and its reader or writer.
+LARGE = 1 << 16
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 #: Takes a message's parts; returns the frames in it that are for the channel's user.

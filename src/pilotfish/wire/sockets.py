@@ -18,7 +18,7 @@ from zmq.utils import z85
 
 from pilotfish.core.messages import MAX_FRAME, Peer
 from pilotfish.errors import ParameterError
-from pilotfish.wire.channel import HIGH_WATER, MAX_FRAMES, Channel, Received, Socket
+from pilotfish.wire.channel import HIGH_WATER, LARGE, MAX_FRAMES, Channel, Received, Socket
 from pilotfish.wire.curve_keys import KEY_LENGTH, PoolKeys, TargetKeys
 from pilotfish.wire.endpoints import Endpoint, check_private, dialled_endpoint, listening_endpoint
 
@@ -79,8 +79,9 @@ class ListeningChannel(Channel):
         routes = self._routes.get(peer[: self._key_length], {})
         if peer not in routes or not _fit(frames):
             return False
+        small = max(map(len, frames), default=0) < LARGE
         try:
-            self._router.send_multipart((routes[peer], *frames), zmq.NOBLOCK)
+            self._router.send_multipart((routes[peer], *frames), zmq.NOBLOCK, copy=small)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -232,7 +233,9 @@ class _Connection:
 
     def received(self, parts: Sequence[zmq.Frame]) -> list[Received]:
         """None of a message of more frames than pools send."""
-        return [Received(self._peer, part.bytes) for part in parts] if len(parts) <= MAX_FRAMES else []
+        if len(parts) > MAX_FRAMES:
+            return []
+        return [Received(self._peer, part.bytes if len(part) < LARGE else part.buffer) for part in parts]
 
     def observe(self, parts: Sequence[zmq.Frame]) -> list[Received]:
         """Take in what has happened; while hung up, nothing that matters."""
