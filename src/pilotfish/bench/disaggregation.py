@@ -101,13 +101,17 @@ def layouts_of(
     places = [frozenset({cores[device % len(cores)]}) for device in range(DEVICES)]
     largest = replace(config, max_rows=max(rows))
     alike = [stack.enter_context(start_engine(largest, place)) for place in places]
+    pool = start_prefill_pool(replace(config, max_rows=prefill_rows), f"tcp://{HOST}:0", places[1], timeline)
+    elsewhere = replace(config, prefill_pool=(stack.enter_context(pool).told["endpoint"],))
+    apart = {
+        name: stack.enter_context(start_engine(replace(elsewhere, prefill_threshold=threshold), places[0]))
+        for name, threshold in ((ALL_HANDED, "1"), (AUTO, "auto"))
+    }
+    for program in (*alike, *apart.values()):
+        assert program.told == {}  # waits: nothing loads while others are measured
     found: dict[str, Layout] = {UNDISTURBED: lambda load: run_under(alike[:1], changed(load, arrivals=[]))}
     found |= {combined(number): partial(_run_combined, alike, number) for number in rows}
-    pool = start_prefill_pool(replace(config, max_rows=prefill_rows), f"tcp://{HOST}:0", places[1], timeline)
-    endpoint = stack.enter_context(pool).told["endpoint"]
-    for name, threshold in ((ALL_HANDED, "1"), (AUTO, "auto")):
-        own = replace(config, prefill_pool=(endpoint,), prefill_threshold=threshold)
-        found[name] = partial(run_under, [stack.enter_context(start_engine(own, places[0]))])
+    found |= {name: partial(run_under, [program]) for name, program in apart.items()}
     return {name: partial(_run_apart, name, layout) for name, layout in found.items()}
 
 
