@@ -112,7 +112,8 @@ def _hand_over(engine: Engine, prompt: Sequence[int]) -> HandOverReport:
 
 
 def row_of(length: int, handed: Sequence[HandedTwice]) -> Row:
-    """`alone_ms` is the transfer where the worker had the KV, `work_ms` what of it the target's thread did; with
+    """`alone_ms` is the transfer where the worker had the KV, `work_ms` what the target's thread did of it while the KV
+    was computed, `work_hidden` the share of that on segments that were there before the last row was; with
     `needed_mb_per_s` a transfer keeps up with the computing."""
     first = handed[0].computed
     computing = statistics.median(one.computed.computing for one in handed)
@@ -125,5 +126,6 @@ def row_of(length: int, handed: Sequence[HandedTwice]) -> Row:
         "work_ms": Spread.of([1000 * one.computed.transfer for one in handed]),
         "alone_ms": Spread.of([1000 * one.alone for one in handed]),
         "exposed_ms": Spread.of([1000 * one.computed.exposed for one in handed]),
+        "work_hidden": statistics.median(one.computed.hidden / one.computed.transfer for one in handed),
         "hidden": Spread.of([one.hidden for one in handed]),
     }
