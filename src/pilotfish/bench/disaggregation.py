@@ -32,7 +32,7 @@ from pilotfish.bench.offered_loads import (
     tokens_of,
 )
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.programs import Program
+from pilotfish.bench.programs import Program, start_proxy
 from pilotfish.bench.proxy import HOST
 from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, percentile
 from pilotfish.bench.workload import parse_numbers
@@ -45,6 +45,8 @@ from pilotfish.observe.records import part_of
 #: Of each layout.
 DEVICES = 2
 UNDISTURBED, ALL_HANDED, AUTO = "undisturbed", "all handed over", "auto"
+#: Milliseconds there and back, of networks between target and pool.
+ROUND_TRIP = 0.5
 #: Tokens of a stream's prompt.
 STREAM_PROMPT = 100
 #: By how much arriving prompts may lengthen the times between tokens, and handing over those to first tokens.
@@ -82,7 +84,7 @@ def run_disaggregation(options: BenchOptions, progress: ProgressBar) -> Report:
     with tempfile.TemporaryDirectory() as directory:
         timeline = Path(directory, "timeline.json")
         with ExitStack() as stack:
-            layouts = layouts_of(config, rows, options.prefill_rows, timeline, stack)
+            layouts = layouts_of(config, options, rows, timeline, stack)
             progress.total = len(cells) * len(layouts) * options.repeats
             runs = {cell: take_turns(layouts, _loads(cell, ring, rows[0], options), 0, progress) for cell in cells}
         forwards = forwards_of(timeline)
@@ -94,17 +96,19 @@ def run_disaggregation(options: BenchOptions, progress: ProgressBar) -> Report:
 
 
 def layouts_of(
-    config: EngineConfig, rows: Sequence[int], prefill_rows: int, timeline: Path, stack: ExitStack
+    config: EngineConfig, options: BenchOptions, rows: Sequence[int], timeline: Path, stack: ExitStack
 ) -> dict[str, Layout]:
     """By name; their processes start here, one a device, and end with `stack`. The prefill pool writes `timeline`."""
     cores = sorted(os.sched_getaffinity(0))
     places = [frozenset({cores[device % len(cores)]}) for device in range(DEVICES)]
     largest = replace(config, max_rows=max(rows))
     alike = [stack.enter_context(start_engine(largest, place)) for place in places]
-    pool = start_prefill_pool(replace(config, max_rows=prefill_rows), f"tcp://{HOST}:0", places[1], timeline)
-    elsewhere = replace(config, prefill_pool=(stack.enter_context(pool).told["endpoint"],))
+    pool = start_prefill_pool(replace(config, max_rows=options.prefill_rows), f"tcp://{HOST}:0", places[1], timeline)
+    links = [] if options.links == "" else parse_numbers("links", options.links)
+    distances = _distances(config, stack.enter_context(pool), links, stack)
     apart = {
-        name: stack.enter_context(start_engine(replace(elsewhere, prefill_threshold=threshold), places[0]))
+        name + distance: stack.enter_context(start_engine(replace(own, prefill_threshold=threshold), places[0]))
+        for distance, own in distances.items()
         for name, threshold in ((ALL_HANDED, "1"), (AUTO, "auto"))
     }
     for program in (*alike, *apart.values()):
@@ -113,6 +117,15 @@ def layouts_of(
     found |= {combined(number): partial(_run_combined, alike, number) for number in rows}
     found |= {name: partial(run_under, [program]) for name, program in apart.items()}
     return {name: partial(_run_apart, name, layout) for name, layout in found.items()}
+
+
+def _distances(config: EngineConfig, pool: Program, links: Sequence[int], stack: ExitStack) -> dict[str, EngineConfig]:
+    """Of engines that use a pool on their host, then over networks of so many Mbit/s."""
+    found = {"": replace(config, prefill_pool=(pool.told["endpoint"],))}
+    for mbit in links:
+        proxy = stack.enter_context(start_proxy(pool, ROUND_TRIP, mbit))
+        found[f", {mbit} Mbit/s"] = replace(config, prefill_pool=(proxy.told["endpoint"],), prefill_transports=())
+    return found
 
 
 def combined(rows: int) -> str:

@@ -77,6 +77,7 @@ class BenchOptions:
     lengths: Annotated[str, option("Tokens of prompts that arrive, separated by commas.")] = "1000,2000,4000"
     arriving: Annotated[str, option("Tokens of such prompts a second, separated by commas.")] = "1000,2000"
     step_rows: Annotated[str, option("Of combined layouts' steps, separated by commas.", names=("--max-rows",))] = "256"
+    links: Annotated[str, option("Mbit/s of networks before a prefill pool, separated by commas.")] = ""
     prefill_rows: Annotated[int, option("Of a prefill worker's forwards, at most.", 1, 1 << 16)] = 2048
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
