@@ -69,8 +69,18 @@ def test_what_decodes_here_is_worth_a_little() -> None:
     of = choice(pool(token_ms=1.05))
     assert chosen(of, prompt(1000)) is None
     assert chosen(of, prompt(1000, neighbours=3)) == "pool"
-    of.here.observe(0, 0.1)  # its last row waits for a step, and is one
+    of.here.observe(0, 0.2)  # its last row waits for a step, and is one; here its last chunk wastes a part of one
     assert chosen(of, prompt(1000, neighbours=3)) is None
+
+
+def test_a_queue_is_waited_for_where_others_decode_here() -> None:
+    def of(queued: int, token_ms: float = 1.0) -> PrefillChoice:
+        return choice(pool(token_ms=token_ms, queued=queued))
+
+    assert chosen(of(1), prompt(1000)) is None
+    assert chosen(of(999), prompt(1000, neighbours=3)) == "pool"
+    assert chosen(of(1001), prompt(1000, neighbours=3)) is None
+    assert chosen(of(0, token_ms=1.2), prompt(1000, neighbours=3)) is None  # too slow without one
 
 
 def test_a_pool_computes_what_it_has_not_and_the_target_what_it_has_not() -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pilotfish.core.prefill_costs import LocalSeconds
 from pilotfish.core.prefill_pools import PrefillPool
 
-#: Times as long as here a prompt may take elsewhere where others decode meanwhile, whom it does not delay then.
-PATIENCE_BESIDE = 1.1
-#: Of a step here: what is left of it, on average, when a hand-over ends.
+#: Times as long as here that a prompt may take elsewhere where others decode meanwhile, whom it does not delay then:
+#: without the pool's queue, which is another one soon, and with it.
+BESIDE, BESIDE_QUEUED = 1.1, 2.0
+#: Of a step here: what is left of it, on average, when a hand-over ends; what its last chunk wastes of one.
 LEFT = 0.5
 #: Tokens of a prompt that is never worth a hand-over: they fit into a forward beside what decodes.
 FEW = 128
@@ -32,6 +33,14 @@ class PrefillOption:
     cached: int  # tokens whose KV it is believed to have
     there: float | None  # until they are here, and the last token's row is computed
     here: float | None  # that computing them here would take
+    wait: float = 0.0  # of `there`, for what the pool has to do before
+
+    def sooner(self, neighbours: int) -> bool:
+        """Whether it is worth a hand-over, where so many requests decode here."""
+        assert self.there is not None and self.here is not None  # or it is only tried
+        if not neighbours:
+            return self.there <= self.here
+        return self.there - self.wait <= BESIDE * self.here and self.there <= BESIDE_QUEUED * self.here
 
 
 @dataclass(frozen=True)
@@ -68,21 +77,21 @@ class PrefillChoice:
             return best
         if best.there is None or best.here is None:
             return best if prompt.missing >= TRIAL else None
-        if best.there <= best.here * (PATIENCE_BESIDE if prompt.neighbours else 1.0):
+        if best.sooner(prompt.neighbours):
             best.pool.retrials = 0
             return best
         return self._retrial(options, now) if prompt.missing >= TRIAL else None
 
     def _at(self, pool: PrefillPool, prompt: PromptLoad) -> PrefillOption:
         cached, token, own = pool.told.known(prompt.salt, prompt.tokens), pool.token_seconds, self.here.token
-        here = None if own is None else own * (prompt.waiting + prompt.missing)
+        left = LEFT * self.here.step if prompt.neighbours else 0.0
+        here = None if own is None else own * (prompt.waiting + prompt.missing) + left
         if token is None or pool.load is None:
             return PrefillOption(pool, cached, None, here)
         wait = token * max(pool.load.queued_tokens, self._ordered(pool))
         computing = token * (len(prompt.tokens) - cached)
-        steps = self.here.step * (1 + LEFT if prompt.neighbours else 1)
-        there = wait + computing + pool.exposed.at(prompt.missing) + steps
-        return PrefillOption(pool, cached, there, here)
+        there = wait + computing + pool.exposed.at(prompt.missing) + self.here.step + left
+        return PrefillOption(pool, cached, there, here, wait)
 
     def _retrial(self, options: Sequence[PrefillOption], now: float) -> PrefillOption | None:
         """One that was not asked for long: it may have become quicker."""
