@@ -33,6 +33,25 @@ def test_keys_begin_with_the_salts_digest() -> None:
     assert text_root(None) == root_key(b"", None) and text_root(SALT) == root_key(b"", SALT.hex())
 
 
+@given(st.lists(st.tuples(salts, tokens), max_size=6), salts, tokens, st.integers(0, 3))
+def test_what_was_told_of_a_sequence_is_its_longest_prefix_in_whole_keys(
+    sequences: list[tuple[bytes | None, list[int]]], salt: bytes | None, asked: list[int], kept: int
+) -> None:
+    told = ToldPrefixes()
+    for own, sequence in sequences:
+        told.tell(own, sequence)
+    alike = [common(sequence, asked) for own, sequence in sequences if own == salt]
+    assert told.known(salt, asked) == max(alike, default=0)
+    told.forget(salt, asked, kept * SIZE)
+    assert told.known(salt, asked) == min(max(alike, default=0), kept * SIZE)
+
+
+def common(one: list[int], other: list[int]) -> int:
+    """First tokens that both have, in whole keys."""
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return same // SIZE * SIZE
+
+
 @given(st.lists(st.tuples(salts, tokens), max_size=12), st.integers(1, 30))
 def test_both_sides_have_the_same_sequence_or_the_draft_knows_that_it_has_none(
     sequences: list[tuple[bytes | None, list[int]]], most: int

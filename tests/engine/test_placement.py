@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.config import EngineConfig, config_of
-from pilotfish.engine.placement import split_cores
+from pilotfish.engine.placement import split_cores, split_for_prefill
 from pilotfish.engine.process import on_cores
 from pilotfish.engine.remote_drafts import worker_command
 from pilotfish.errors import ParameterError
@@ -80,6 +80,29 @@ def test_where_nothing_is_left_cores_are_shared(
 ) -> None:
     placement = split_cores(eight_cores, target, draft, 1)
     assert placement.target == placement.workers[0] == cores(shared) and "share cores" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("taken", "target", "prefill", "workers", "expected"),
+    [
+        (range(0), "", "", 1, (range(4), [range(4, 8)])),
+        (range(6, 8), "", "", 2, (range(3), [range(3, 4), range(4, 6)])),  # the drafts have the last two
+        (range(0), "0-1", "", 2, (range(2), [range(2, 5), range(5, 8)])),
+        (range(0), "", "7", 1, (range(7), [range(7, 8)])),
+        (range(1, 8), "", "", 1, (range(1), [range(1)])),  # one is left, for both
+    ],
+)
+def test_prefill_workers_have_half_of_what_drafts_leave(
+    eight_cores: frozenset[int],
+    taken: range,
+    target: str,
+    prefill: str,
+    workers: int,
+    expected: tuple[range, list[range]],
+) -> None:
+    placement = split_for_prefill(eight_cores - set(taken), target, prefill, workers)
+    assert (placement.target, placement.workers) == (cores(expected[0]), tuple(cores(each) for each in expected[1]))
+    assert placement.taken == frozenset().union(*placement.workers) - placement.target
 
 
 def test_one_core_is_shared_by_all(caplog: pytest.LogCaptureFixture) -> None:
