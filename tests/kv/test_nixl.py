@@ -65,8 +65,8 @@ def test_segments_of_another_process(owner: Owner) -> None:
 
 def test_an_owner_that_stands_still(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read ends in time. Memory that the transfer may still write to is not used before it has ended."""
-    monkeypatch.setattr(nixl, "DEADLINE", 0.2)
     reader = NixlReader(memory_of(owner))
+    monkeypatch.setattr(nixl, "DEADLINE", 0.2)
     owner.process.send_signal(signal.SIGSTOP)
     try:
         outcome = "read" if np.array_equal(reader.read(owner.reference), expected_of(owner.reference)) else "wrong"
@@ -99,8 +99,8 @@ def test_memory_that_is_no_arena(owner: Owner) -> None:
 def test_a_reader_closed_in_the_midst(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory stays, for the transfer may still write to it."""
     monkeypatch.setattr(nixl, "_unfinished", [])
-    monkeypatch.setattr(nixl, "DEADLINE", 0.2)
     reader = NixlReader(memory_of(owner))
+    monkeypatch.setattr(nixl, "DEADLINE", 0.2)
     owner.process.send_signal(signal.SIGSTOP)
     try:
         reader.read(owner.reference)
