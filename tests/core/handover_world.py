@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pilotfish.core.handover import WHOLE, HandOver
-from pilotfish.core.handover_machine import HandOverMachine, OpenMemory, ReadSegment
+from pilotfish.core.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
 from pilotfish.core.incoming import Incoming
 from pilotfish.core.messages import Peer, salt_digest
 from pilotfish.core.prefill_machine import PrefillLimits, PrefillMachine
@@ -143,7 +143,7 @@ class Worker:
         self.pieces[order].popleft()
         where = (piece.first, piece.tokens, piece.layer, piece.layers, place, self.memory.epochs[place], len(data))
         if piece.last:
-            self.machine.advanced(order, piece.tokens, now)
+            self.machine.advanced(order, piece.first + piece.tokens, now)
             self.machine.computed(piece.tokens, 0.001 * piece.tokens)
         if not self.machine.segment_ready(order, PlacedSegment(*where, zlib.crc32(data)), now):
             self.memory.free(place)
@@ -168,7 +168,7 @@ class World:
         self.kv = np.zeros((LAYERS, 4000, 2), np.uint8)
         self.free: list[int] = list(range(4000))
         self.wanted: list[HandOver] = []
-        self.lanes: list[deque[OpenMemory | ReadSegment]] = [deque() for _ in range(POOLS)]
+        self.lanes: list[deque[OpenMemory | CloseMemory | ReadSegment]] = [deque() for _ in range(POOLS)]
         self.open: list[Memory | None] = [None] * POOLS
 
     # -- events
@@ -227,12 +227,14 @@ class World:
             if lane:
                 self._do(choice % POOLS, lane.popleft())
 
-    def _do(self, pool: int, work: OpenMemory | ReadSegment) -> None:
+    def _do(self, pool: int, work: OpenMemory | CloseMemory | ReadSegment) -> None:
         if isinstance(work, OpenMemory):
             lives = [worker.memory for worker in self.workers if worker.memory.offer == work.welcome.shared_memory]
             self.open[pool] = lives[0] if lives else None
             fetches = self.fetches or not lives
             self.target.opened(work, "tcp" if fetches else "shm", self.now, fetches=fetches)
+        elif isinstance(work, CloseMemory):
+            self.open[pool] = None
         elif not (work.incoming.ended or work.incoming.outcome):
             self._read(pool, work)
 
@@ -341,7 +343,7 @@ class World:
             self.frames[int(outgoing.peer)].append(encode(outgoing.message))
         self.target.outbox.clear()
         for work in self.target.work:
-            pool = work.pool if isinstance(work, OpenMemory) else work.incoming.pool
+            pool = work.incoming.pool if isinstance(work, ReadSegment) else work.pool
             self.lanes[int(pool.peer)].append(work)
         self.target.work.clear()
         for number, worker in enumerate(self.workers):

@@ -305,7 +305,7 @@ def test_the_last_segment_is_followed_by_done(bench: Bench) -> None:
     assert order is not None
     bench.machine.started(order, 3, bench.now)
     bench.now = 7.5
-    bench.machine.advanced(order, 3, bench.now)
+    bench.machine.advanced(order, 6, bench.now)
     for layer, layers in ((0, 2), (2, 1)):
         assert not bench.heard(A, OrderDone)
         assert bench.machine.segment_ready(order, bench.placed(2, 4, layer, layers, b"kv"), bench.now)

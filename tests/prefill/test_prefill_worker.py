@@ -31,7 +31,7 @@ from pilotfish.errors import EngineError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import load_model
 from pilotfish.observe.records import LeaseRecord, PrefillRecord
-from pilotfish.prefill import shared
+from pilotfish.prefill import shared, worker
 from pilotfish.prefill.export import split
 from pilotfish.wire.channel import Received, encode
 
@@ -362,6 +362,73 @@ def test_slots_that_are_still_to_be_exported_are_nobody_elses(llama: Path) -> No
         rig.turns()
     lazy.assert_whole(1)
     assert rig.worker.scheduler.preemptions == 0
+    rig.assert_idle()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_order_whose_request_is_preempted_comes_once(llama: Path, cached: bool) -> None:
+    """What was exported is not exported again, and it is not computed by fewer tokens than none."""
+    rig = PrefillRig(llama, rows=64, cached=cached)
+    target = Client(rig)
+    target.order(1, prompt(300))
+    rig.turns(2)
+    target.take()
+    rig.worker.scheduler._preempt()
+    rig.worker._max_rows = 100  # its next chunks end elsewhere
+    for pending in (172, 100, 0) if not cached else (72, 0):
+        rig.turns()
+        assert [order.pending for order in rig.machine.orders] == ([pending] if pending else [0])
+    target.take()
+    target.assert_whole(1)
+    assert len(rig.heard(target.peer, OrderDone)) == 1
+    rig.assert_idle()
+
+
+def test_requests_are_preempted_where_a_prompt_is_held_twice(llama: Path) -> None:
+    """Two targets order the same at a time, and one takes nothing: its copy is held, and so are the cache's slots that
+    its request has ended with. A third order, for which these were free, waits until its lease ends."""
+    rig = PrefillRig(llama, slots=600, rows=64, places=64, segment_bytes=1 << 14)
+    quick, lazy, third = (Client(rig, peer) for peer in (b"quick", b"lazy", b"third"))
+    rig.arena.share = 4
+    quick.order(1, prompt(200))
+    lazy.order(1, prompt(200))
+    while (
+        quick.numbers.get(1) is None or rig.worker.scheduler.cache is None or not len(rig.worker.scheduler.cache.slots)
+    ):
+        rig.turns()
+        quick.take()
+    third.order(1, prompt(380, seed=1))
+    for _ in range(40):
+        rig.turns()
+        third.take()
+    assert rig.worker.scheduler.preemptions == 1
+    assert all(order.pending >= 0 for order in rig.machine.orders)
+    rig.now += LEASE + 0.1
+    for peer in (b"quick", b"third"):
+        rig.say(peer, Renewal([1]))
+    rig.shared.tick()
+    for _ in range(40):
+        rig.turns()
+        third.take()
+    third.assert_whole(1)
+    quick.assert_whole(1)
+    rig.rest()
+    rig.assert_idle()
+
+
+def test_every_running_order_has_a_row(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a token has come to take so long that a forward should have fewer."""
+    monkeypatch.setattr(worker, "LEAST_ROWS", 4)
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    for handover in range(1, 11):
+        target.order(handover, prompt(3, seed=handover))
+    rig.worker._take_orders()
+    rig.machine.token_seconds = 1.0
+    rig.rest()
+    target.take()
+    for handover in range(1, 11):
+        target.assert_whole(handover)
     rig.assert_idle()
 
 

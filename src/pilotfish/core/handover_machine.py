@@ -73,6 +73,13 @@ class OpenMemory:
 
 
 @dataclass(frozen=True)
+class CloseMemory:
+    """Work: read it no more. As long as it is mapped here it takes room on its host, though its owner be gone."""
+
+    pool: PrefillPool
+
+
+@dataclass(frozen=True)
 class ReadSegment:
     """Work: read a segment, unless it came as `data`, check it and write it into the slots; then tell `landed`, or
     `refuse`."""
@@ -92,7 +99,7 @@ class HandOverMachine:
         salts."""
         self.pools = pools
         self.outbox: list[Outgoing] = []
-        self.work: list[OpenMemory | ReadSegment] = []
+        self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
         self.choice = PrefillChoice(pools, least, self._ordered)
         self._greeting, self._salt_key = greeting, salt_key
@@ -171,10 +178,11 @@ class HandOverMachine:
             return incoming.outcome
         if now > incoming.deadline:
             return LATE
-        return STALLED if now - incoming.moved > self._stall(incoming) else ""
+        silence = now - incoming.moved
+        return STALLED if silence > STALL and silence > self._stall(incoming) else ""
 
     def _stall(self, incoming: Incoming) -> float:
-        """Seconds that nothing may come of it."""
+        """Seconds that nothing may come of it; at least STALL."""
         if not incoming.segments:
             return STALL + STALLS * incoming.expected
         pool = incoming.pool
@@ -243,11 +251,13 @@ class HandOverMachine:
         """What it was to compute is computed elsewhere. It is greeted until it answers again."""
         if pool.welcome is not None:
             pool.lost(reason)
-            self._stop_all(pool)
+            self._end_life(pool)
 
-    def _stop_all(self, pool: PrefillPool) -> None:
+    def _end_life(self, pool: PrefillPool) -> None:
+        """Nothing that it has in its memory is used any more."""
         for incoming in self.at(pool):
             self._stop(incoming, GONE)
+        self.work.append(CloseMemory(pool))
 
     def pool_at(self, peer: Peer) -> PrefillPool | None:
         return next((pool for pool in self.pools if pool.peer == peer), None)
@@ -276,7 +286,7 @@ class HandOverMachine:
     def _welcomed(self, pool: PrefillPool, welcome: Welcome) -> None:
         if pool.same_life(welcome):
             return
-        self._stop_all(pool)
+        self._end_life(pool)
         if (reason := mismatch(welcome, self._greeting.identity)) is not None:
             pool.refuses(reason)
             return
@@ -284,7 +294,7 @@ class HandOverMachine:
         self.work.append(OpenMemory(pool, welcome))
 
     def _refused(self, pool: PrefillPool, reason: str) -> None:
-        self._stop_all(pool)
+        self._end_life(pool)
         pool.refuses(reason)
 
     def _announced(self, pool: PrefillPool, reference: SegmentReference, now: float) -> None:

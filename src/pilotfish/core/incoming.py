@@ -43,9 +43,11 @@ class Incoming:
     landings: list[Landing] = field(default_factory=list)
     received: set[int] = field(default_factory=set)  # of those, which were fetched
     announced: list[int] = field(init=False)  # tokens, by layer
+    ready: int = 0  # tokens that were announced in every layer
 
     def __post_init__(self) -> None:
         self.announced = [0] * self.layout.layers
+        self._layout_digest = self.layout.digest()
         self._sequence = sequence_digest(self.handover.tokens)
         self._left = len(self.handover.slots) * self.layout.layers  # tokens that are to be announced, of all layers
 
@@ -78,13 +80,12 @@ class Incoming:
     @property
     def outstanding(self) -> int:
         """Tokens that the pool has to compute still, about."""
-        ready = min(self.announced)
-        computed = max(self.cached, self.handover.first + ready if ready else 0)
+        computed = max(self.cached, self.handover.first + self.ready if self.ready else 0)
         return len(self.handover.tokens) - computed
 
     def announce(self, reference: SegmentReference) -> str | None:
         """The next segment; why it must not be read, in a word: None where it may."""
-        if reference.layout != self.layout.digest():
+        if reference.layout != self._layout_digest:
             return "layout"
         if reference.sequence != self._sequence:
             return "tokens"
@@ -97,6 +98,7 @@ class Incoming:
         if reference.number != self.segments or set(self.announced[layers]) != {first}:
             return "unexpected"
         self.announced[layers] = [first + reference.tokens] * reference.layers
+        self.ready = min(self.announced)
         self.awaited[reference.number] = reference
         self.segments += 1
         self._left -= reference.tokens * reference.layers

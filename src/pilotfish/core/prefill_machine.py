@@ -261,6 +261,7 @@ class PrefillMachine:
             ordered=now,
             expires=now + self.welcome.lease,
             moved=now,
+            exported=message.first,
             pending=count,
             unsent=(count - message.first) * self._layers,
         )
@@ -301,9 +302,9 @@ class PrefillMachine:
         order.started, order.cached = now, cached
         order.pending -= cached
 
-    def advanced(self, order: TakenOrder, tokens: int, now: float) -> None:
-        """KV of so many more of its tokens is there."""
-        order.pending -= tokens
+    def advanced(self, order: TakenOrder, reached: int, now: float) -> None:
+        """KV of its first `reached` tokens is there, or was before it had to be computed again."""
+        order.pending = min(order.pending, len(order.tokens) - reached)
         if not order.pending:
             order.computed = now
 

@@ -44,6 +44,7 @@ class TakenOrder:
     ordered: float
     expires: float  # its lease
     moved: float  # when a segment of it was last put somewhere, or taken
+    exported: int  # tokens, the first ones, that are segments or are about to be, or that the target has
     pending: int  # tokens without KV
     unsent: int  # tokens without a segment, times layers
     started: float | None = None  # its first row

@@ -148,10 +148,10 @@ class Engine:
     def close(self) -> None:
         """End every sample and the workers. Idempotent; also done when the process ends."""
         self.abort_all()
-        if self.remote is not None:
-            self.remote.close()
         if self.prefills is not None:
             self.prefills.close()
+        if self.remote is not None:
+            self.remote.close()
         if self.grammars is not None:
             self.grammars.close()
         if self.tiers is not None:

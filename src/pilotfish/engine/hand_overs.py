@@ -22,7 +22,7 @@ import numpy as np
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.handover import HandOver
-from pilotfish.core.handover_machine import HandOverMachine, OpenMemory, ReadSegment
+from pilotfish.core.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
 from pilotfish.core.incoming import Incoming
 from pilotfish.core.messages import Peer
 from pilotfish.core.prefill_choice import PrefillOption
@@ -58,7 +58,13 @@ class Source:
 
     lane: Lane
     scheme: str  # of the pool's address
-    reader: SegmentReader | None = None  # None: segments are fetched
+    reader: SegmentReader | None = None  # None: segments are fetched, or the pool is lost
+
+    def close(self) -> None:
+        """Its memory is read no more."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
 
 
 class HandOvers:
@@ -136,6 +142,8 @@ class HandOvers:
             self._leave(incoming)
 
     def cancel(self, handover: HandOver) -> None:
+        if handover.count is not None:  # its pool was lost as it began
+            return
         with self._turn() as now:
             incoming = self.machine.cancel(handover, now)
         self._leave(incoming)
@@ -172,19 +180,22 @@ class HandOvers:
         with self._turn() as now:
             self.machine.receive(pool, message, now)
 
-    def _begin_work(self, work: OpenMemory | ReadSegment) -> None:
-        if isinstance(work, OpenMemory):
-            source = self._sources[work.pool.peer]
-            source.lane.put(URGENT, partial(self._open, source, work))
-        else:
-            source = self._sources[work.incoming.pool.peer]
-            source.lane.put(URGENT, partial(self._read, source, work))
+    def _begin_work(self, work: OpenMemory | CloseMemory | ReadSegment) -> None:
+        pool = work.incoming.pool if isinstance(work, ReadSegment) else work.pool
+        self._sources[pool.peer].lane.put(URGENT, partial(self._do, self._sources[pool.peer], work))
 
     # -- a pool's thread
 
+    def _do(self, source: Source, work: OpenMemory | CloseMemory | ReadSegment) -> None:
+        match work:
+            case OpenMemory():
+                self._open(source, work)
+            case CloseMemory():
+                source.close()
+            case ReadSegment():
+                self._read(source, work)
+
     def _open(self, source: Source, work: OpenMemory) -> None:
-        if source.reader is not None:
-            source.reader.close()
         source.reader = reader = open_memory(work.welcome, self._transports)
         with self._turn() as now:
             transport = source.scheme if reader is None else reader.transport
@@ -216,7 +227,7 @@ class HandOvers:
             check_content(reference, work.data)
             data: Bytes = np.frombuffer(work.data, np.uint8)
         else:
-            assert source.reader is not None  # or segments were fetched
+            assert source.reader is not None  # or segments were fetched, or the hand-over had ended
             data = source.reader.read(reference)
         return converted([(theirs, data)], self._layout, reference.layers, reference.tokens)
 
@@ -224,8 +235,7 @@ class HandOvers:
         """After the channel's thread. No hand-over is under way."""
         for source in self._sources.values():
             source.lane.close(CLOSING)
-            if source.reader is not None:
-                source.reader.close()
+            source.close()
 
 
 def open_memory(welcome: Welcome, transports: Sequence[str]) -> SegmentReader | None:

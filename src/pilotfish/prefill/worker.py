@@ -118,9 +118,9 @@ class PrefillWorker:
         self.scheduler.abort(request)
 
     def _take_orders(self) -> None:
-        """As many as fill a forward: more would only divide its rows."""
+        """As many as fill a forward: more would only divide its rows, of which each needs one."""
         machine = self.shared.machine
-        self.scheduler.max_rows = min(_rows_in_time(machine.token_seconds), self._max_rows)
+        self.scheduler.max_rows = max(min(_rows_in_time(machine.token_seconds), self._max_rows), len(self._orders))
         while self._wanted_rows() < self.scheduler.max_rows and len(self._orders) < self.scheduler.max_requests:
             with self.shared.turn():
                 machine.free_slots = self.scheduler.pool.num_available
@@ -140,7 +140,6 @@ class PrefillWorker:
             return False
         step = self.scheduler.schedule(chunks, _no_trees(chunks), 0)
         began = self._clock()
-        self._start(step)
         exports = self._export(step)
         try:
             self.scheduler.commit(step, self._execute(step, exports).tokens)
@@ -164,29 +163,27 @@ class PrefillWorker:
         self.exporter.wake()
         return outcome
 
-    def _start(self, step: Step) -> None:
-        """Of the orders in it for the first time, export what the cache has."""
-        for chunk in step.chunks:
-            order, cached = self._orders[chunk.request.id], chunk.request.num_computed
-            if order.started is None:
-                with self.shared.turn() as now:
-                    self.shared.machine.started(order, cached, now)
-                self._put(order, 0, chunk.request.slots[:cached], complete=True)
-
     def _export(self, step: Step) -> list[Export]:
-        """Of all chunks, while they are computed."""
+        """All chunks, while they are computed, and what the cache has of the tokens before them."""
         exports = list[Export]()
         for chunk, slots in zip(step.chunks, step.slots, strict=True):
-            exports += self._put(self._orders[chunk.request.id], chunk.request.num_computed, slots, complete=False)
+            order, computed = self._orders[chunk.request.id], chunk.request.num_computed
+            if order.started is None:
+                with self.shared.turn() as now:
+                    self.shared.machine.started(order, computed, now)
+            self._put(order, 0, chunk.request.slots[:computed], complete=True)
+            exports += self._put(order, computed, slots, complete=False)
         return exports
 
     def _put(self, order: TakenOrder, first: int, slots: Slots, *, complete: bool) -> list[Export]:
-        """Have the slots of tokens from `first` on exported, as far as they are handed over. They are shared until the
-        exporter gives them back."""
-        skipped = max(order.first - first, 0)
+        """Have the slots of tokens from `first` on exported, as far as they are handed over and were not before: an
+        order whose request was preempted comes to the same tokens again. They are shared until the exporter gives
+        them back."""
+        skipped = max(order.exported - first, 0)
         if skipped >= len(slots):
             return []
         export = Export(order, first + skipped, slots[skipped:].copy(), complete)
+        order.exported = first + len(slots)
         self._held.export(order, export.slots)
         self.exporter.put(export)
         return [export]
@@ -196,7 +193,7 @@ class PrefillWorker:
             self.shared.machine.computed(step.num_rows, now - began)
             for chunk in step.chunks:
                 order = self._orders[chunk.request.id]
-                self.shared.machine.advanced(order, chunk.count, now)
+                self.shared.machine.advanced(order, chunk.request.num_computed, now)
         ended = [chunk.request for chunk in step.chunks if chunk.request.finish_reason is not None]
         for request in ended:
             order = self._orders.pop(request.id)
