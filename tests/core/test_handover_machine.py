@@ -87,6 +87,8 @@ def test_another_pool_is_refused_in_one_line() -> None:
     assert mismatch(welcome, IDENTITY) is None
     more = replace(welcome, identity=replace(IDENTITY, layout=replace(LAYOUT, heads=4)))
     assert mismatch(more, IDENTITY) is None  # what is wanted is cut out of it
+    most = replace(welcome, identity=replace(IDENTITY, layout=replace(LAYOUT, heads=(1 << 31) - 1)))
+    assert mismatch(most, IDENTITY) is None  # and takes no longer
 
 
 def test_a_pool_that_is_refused_serves_once_it_is_another() -> None:

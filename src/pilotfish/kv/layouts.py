@@ -19,7 +19,11 @@ def convertible(theirs: Sequence[KVLayout], ours: KVLayout) -> bool:
     """Whether KV of all of `theirs` together has all that `ours` has, bit for bit."""
     if any((one.layers, one.planes) != (ours.layers, ours.planes) for one in theirs):
         return False
-    return set(_heads(ours)) <= {head for one in theirs for head in _heads(one)}
+    reached = ours.first_head
+    for span in sorted((one.span for one in theirs), key=lambda span: span.start):
+        if span.start <= reached:
+            reached = max(reached, span.stop)
+    return reached >= ours.span.stop
 
 
 def converted(parts: Sequence[tuple[KVLayout, Bytes]], ours: KVLayout, layers: int, tokens: int) -> Bytes:
@@ -33,7 +37,7 @@ def converted(parts: Sequence[tuple[KVLayout, Bytes]], ours: KVLayout, layers: i
     whole = np.empty(layers * tokens * ours.token_bytes, np.uint8)
     for layout, data in parts:
         first = max(layout.first_head, ours.first_head)
-        end = max(min(_heads(layout).stop, _heads(ours).stop), first)
+        end = max(min(layout.span.stop, ours.span.stop), first)
         here, there = (slice(first - one.first_head, end - one.first_head) for one in (ours, layout))
         planes = zip(_planes(whole, ours, layers, tokens), _planes(data, layout, layers, tokens), strict=True)
         for plane, from_plane in planes:
@@ -50,12 +54,7 @@ def _planes(data: Bytes, layout: KVLayout, layers: int, tokens: int) -> Iterator
         first = end
 
 
-def _heads(layout: KVLayout) -> range:
-    return range(layout.first_head, layout.first_head + layout.heads)
-
-
 def _described(layouts: Sequence[KVLayout]) -> str:
     return " and ".join(
-        f"heads {one.first_head} to {_heads(one).stop - 1} of {one.planes} bytes ({one.layers} layers)"
-        for one in layouts
+        f"heads {one.first_head} to {one.span.stop - 1} of {one.planes} bytes ({one.layers} layers)" for one in layouts
     )

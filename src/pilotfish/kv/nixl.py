@@ -73,12 +73,14 @@ class NixlReader:
             self._peer = self._agent.add_remote_agent(memory.agent)
             head = self._staging(ArenaPlan.HEAD_BYTES)
             self._transfer(0, head)
+            self._plan = ArenaPlan.read(head.tobytes())
+            if self._plan.size != memory.size or self._plan.place_bytes > MAX_FRAME:
+                raise ValueError("this is no memory for segments")
+            self._epoch, self._data = self._staging(EPOCH_BYTES), self._staging(self._plan.place_bytes)
+        except ValueError:
+            raise
         except Exception as error:  # NIXL's are of many classes
             raise OSError(f"nixl: {error}") from error
-        self._plan = ArenaPlan.read(head.tobytes())
-        if self._plan.size != memory.size or self._plan.place_bytes > MAX_FRAME:
-            raise ValueError("this is no memory for segments")
-        self._epoch, self._data = self._staging(EPOCH_BYTES), self._staging(self._plan.place_bytes)
 
     def read(self, reference: SegmentReference) -> Bytes:
         if not self._plan.holds(reference):
