@@ -387,9 +387,8 @@ def test_an_order_whose_request_is_preempted_comes_once(llama: Path, cached: boo
 def test_requests_are_preempted_where_a_prompt_is_held_twice(llama: Path) -> None:
     """Two targets order the same at a time, and one takes nothing: its copy is held, and so are the cache's slots that
     its request has ended with. A third order, for which these were free, waits until its lease ends."""
-    rig = PrefillRig(llama, slots=600, rows=64, places=64, segment_bytes=1 << 14)
+    rig = PrefillRig(llama, slots=600, rows=64, places=8, segment_bytes=1 << 14)
     quick, lazy, third = (Client(rig, peer) for peer in (b"quick", b"lazy", b"third"))
-    rig.arena.share = 4
     quick.order(1, prompt(200))
     lazy.order(1, prompt(200))
     while (

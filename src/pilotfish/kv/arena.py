@@ -94,8 +94,6 @@ class Arena:
         if not self.plan.places:
             raise EngineError(f"segments: {size} bytes of memory have no room for one of {segment_bytes}")
         self.segment_bytes, self.places = segment_bytes, self.plan.places
-        #: Places that one owner may have: whoever takes them and stalls leaves room for others.
-        self.share = max(self.places // 2, 1)
         self._descriptor, self.memory = _shared_memory(self.plan.size)  # [plan.size]
         self.memory[: ArenaPlan.HEAD_BYTES] = np.frombuffer(self.plan.head, np.uint8)
         self._epochs = self.plan.epochs(self.memory)
@@ -113,11 +111,12 @@ class Arena:
         return len(self._free)
 
     def take(self, owner: bytes, size: int) -> int | None:
-        """A place for a segment of `size` bytes; None where there is none, or the owner has its share."""
+        """A place for a segment of `size` bytes; None where the owner has as many as are free. So whoever takes what it
+        may and stalls has half of them, two have a third each, and there is room for somebody new."""
         if not 1 <= size <= self.segment_bytes:
             raise EngineError(f"segments: {size} bytes; 1 to {self.segment_bytes} fit into a place")
         with self._lock:
-            if not self._free or self._held[owner] >= self.share:
+            if self._held[owner] >= len(self._free):
                 return None
             place = self._free.pop()
             self._taken[place] = _Place(owner, size)
