@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from pilotfish.core.handover import WHOLE, HandOver, HandOverReport
 from pilotfish.core.handover_machine import GONE, OUTCOMES
-from pilotfish.core.prefill_messages import OrderFailed, PrefillOrder
+from pilotfish.core.prefill_messages import OrderDone, OrderFailed, PrefillOrder, SegmentGone, SegmentReady
 from pilotfish.core.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, SILENCE, mismatch
+from pilotfish.core.segments import SegmentReference, sequence_digest
 
 COMMON = {"deliver": 24.0, "compute": 12.0, "work": 12.0, "settle": 5.0, "begin": 4.0, "tick": 6.0, "wait": 4.0}
 FAULTS = {"drop": 0.2, "repeat": 0.2, "reorder": 0.2, "flip": 0.2, "lie": 0.3, "damage": 0.3, "cancel": 0.4}
@@ -146,6 +147,28 @@ def test_a_worker_that_was_started_again_ends_its_hand_overs_at_once() -> None:
     world.rounds(8)
     assert world.target.pools[number].ready
     begun(world)
+    world.rounds(8)
+    assert world.outcomes[WHOLE] == 1
+
+
+def test_what_another_pool_says_of_a_hand_over_counts_for_nothing() -> None:
+    world = served(World())
+    handover = begun(world)
+    (order,) = [o.message for o in world.target.outbox if isinstance(o.message, PrefillOrder)]
+    (other,) = [pool for pool in world.target.pools if pool.name != handover.report.pool]
+    assert other.welcome is not None
+    digest, layout = sequence_digest(order.tokens), LAYOUT.digest()
+    reference = SegmentReference(0, order.handover, digest, 0, 0, 60, 0, LAYERS, 0, 60 * LAYERS * 2, layout, 0)
+    for message in (
+        SegmentReady(reference),
+        SegmentReady(reference.signed(other.welcome.mac_key)),
+        OrderDone(order.handover, 0, 0, 0.0, 0.0),
+        OrderFailed(order.handover, "no"),
+        SegmentGone(order.handover, 0, "no"),
+    ):
+        world.target.receive(other, message, world.now)
+    world.settle()
+    assert handover.count is None and not any(other.refused.values())
     world.rounds(8)
     assert world.outcomes[WHOLE] == 1
 

@@ -160,6 +160,7 @@ def test_nobody_writes_for_a_hand_over_that_has_ended(side: Side, monkeypatch: p
     eventually(lambda: side.handovers.poll() or again.count is not None)
     assert (handover.count, again.count) == (0, 5)
     assert len(side.writer.written) == 1  # the second one's
+    assert (handover.report.size, again.report.size) == (0, 5 * 2 * LAYOUT.token_bytes)
 
 
 def test_a_hand_over_whose_pool_is_lost_as_it_begins_may_be_cancelled(side: Side) -> None:

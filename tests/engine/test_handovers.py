@@ -169,7 +169,7 @@ def test_preempted_after_a_hand_over(mode: str, long: Path, long_draft: Path, mo
         assert engine.worker.scheduler.preemptions
         again = [sample for sample in samples if sample.request.stats.preemptions]
         assert all(len(sample.request.stats.handovers) == 2 for sample in again)
-        assert max(report.tokens for report in reports(again)) > 300
+        assert any(second.tokens > first.tokens for first, second in (s.request.stats.handovers for s in again))
         assert_nothing_left(workers, engine)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from prefill_rig import LEASE, Client, PrefillRig, prompt
 
 from pilotfish.core.executor import Outcome
@@ -27,6 +28,7 @@ from pilotfish.core.prefill_messages import (
     ToPrefill,
 )
 from pilotfish.core.segments import LEAST_SEGMENT, KVLayout
+from pilotfish.core.slots import Slots
 from pilotfish.errors import EngineError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import load_model
@@ -428,6 +430,41 @@ def test_every_running_order_has_a_row(llama: Path, monkeypatch: pytest.MonkeyPa
     target.take()
     for handover in range(1, 11):
         target.assert_whole(handover)
+    rig.assert_idle()
+
+
+def test_the_beginning_of_what_is_to_be_exported_is_held_too(llama: Path) -> None:
+    """The cache cannot evict it while what follows is held: it must not count as slots that can be had."""
+    rig = PrefillRig(llama, slots=400, places=2, segment_bytes=1 << 13)
+    lazy, busy = Client(rig, b"lazy"), Client(rig, b"busy")
+    lazy.order(1, prompt(190), first=150)
+    rig.rest()
+    assert rig.worker._held.slots
+    busy.order(1, prompt(250, seed=1))
+    rig.turns(5)
+    assert not busy.take()
+    while lazy.take():
+        rig.turns()
+    lazy.assert_whole(1)
+    for _ in range(200):
+        rig.turns()
+        busy.take()
+    busy.assert_whole(1)
+    rig.assert_idle()
+
+
+def test_an_order_that_ends_while_it_is_copied_leaves_its_place(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = PrefillRig(llama)
+    target, read = Client(rig), rig.exporter._reader.read_layers
+
+    def released(slots: Slots, layers: range, out: NDArray[np.uint8]) -> None:
+        target.say(Release(1))
+        read(slots, layers, out)
+
+    monkeypatch.setattr(rig.exporter._reader, "read_layers", released)
+    target.order(1, prompt(100))
+    rig.rest()
+    assert not target.references()
     rig.assert_idle()
 
 
