@@ -14,9 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pilotfish.core import handover_machine
 from pilotfish.core.handover import WHOLE, HandOver, HandOverReport
 from pilotfish.core.handover_machine import GONE, OUTCOMES
-from pilotfish.core.prefill_messages import OrderDone, OrderFailed, PrefillOrder, SegmentGone, SegmentReady
+from pilotfish.core.prefill_messages import (
+    OrderDone,
+    OrderFailed,
+    PrefillOrder,
+    SegmentBytes,
+    SegmentGone,
+    SegmentReady,
+)
 from pilotfish.core.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, SILENCE, mismatch
 from pilotfish.core.segments import SegmentReference, sequence_digest
 
@@ -151,14 +159,26 @@ def test_a_worker_that_was_started_again_ends_its_hand_overs_at_once() -> None:
     assert world.outcomes[WHOLE] == 1
 
 
+def ordered(world: World) -> PrefillOrder:
+    """What was just ordered."""
+    (order,) = [o.message for o in world.target.outbox if isinstance(o.message, PrefillOrder)]
+    return order
+
+
+def whole_reference(order: PrefillOrder) -> SegmentReference:
+    """To one segment of everything."""
+    tokens, digest = len(order.tokens), sequence_digest(order.tokens)
+    size = tokens * LAYERS * LAYOUT.token_bytes
+    return SegmentReference(0, order.handover, digest, 0, 0, tokens, 0, LAYERS, 0, size, LAYOUT.digest(), 0)
+
+
 def test_what_another_pool_says_of_a_hand_over_counts_for_nothing() -> None:
     world = served(World())
     handover = begun(world)
-    (order,) = [o.message for o in world.target.outbox if isinstance(o.message, PrefillOrder)]
+    order = ordered(world)
     (other,) = [pool for pool in world.target.pools if pool.name != handover.report.pool]
     assert other.welcome is not None
-    digest, layout = sequence_digest(order.tokens), LAYOUT.digest()
-    reference = SegmentReference(0, order.handover, digest, 0, 0, 60, 0, LAYERS, 0, 60 * LAYERS * 2, layout, 0)
+    reference = whole_reference(order)
     for message in (
         SegmentReady(reference),
         SegmentReady(reference.signed(other.welcome.mac_key)),
@@ -167,10 +187,30 @@ def test_what_another_pool_says_of_a_hand_over_counts_for_nothing() -> None:
         SegmentGone(order.handover, 0, "no"),
     ):
         world.target.receive(other, message, world.now)
-    world.settle()
-    assert handover.count is None and not any(other.refused.values())
+        world.settle()
+        assert handover.count is None
+    assert not any(other.refused.values())
     world.rounds(8)
     assert world.outcomes[WHOLE] == 1
+
+
+def test_bytes_that_come_twice_are_refused() -> None:
+    """Though the first ones were not used yet."""
+    world = served(World(fetches=True))
+    handover = begun(world)
+    order = ordered(world)
+    (pool,) = [pool for pool in world.target.pools if pool.name == handover.report.pool]
+    assert pool.welcome is not None
+    reference = whole_reference(order).signed(pool.welcome.mac_key)
+    data = SegmentBytes(order.handover, 0, memoryview(bytes(reference.size)))
+    for message in (SegmentReady(reference), data):
+        world.target.receive(pool, message, world.now)
+        world.settle()
+        assert handover.count is None
+    world.target.receive(pool, data, world.now)
+    world.settle()
+    assert (handover.count, handover.report.outcome) == (0, handover_machine.REFUSED)
+    assert pool.refused["unexpected"] == 1
 
 
 def test_a_busy_pool_is_not_asked_for_a_moment() -> None:
