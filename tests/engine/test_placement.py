@@ -1,4 +1,4 @@
-"""Cores of target and drafts: as given, or by the rule; never both on one core without a warning."""
+"""Cores of target, drafts and prefill workers: as given, or by the rule; never both on one core without a warning."""
 
 from __future__ import annotations
 
@@ -108,6 +108,37 @@ def test_prefill_workers_have_half_of_what_drafts_leave(
 def test_one_core_is_shared_by_all(caplog: pytest.LogCaptureFixture) -> None:
     placement = split_cores(frozenset({3}), "", "", 2)
     assert (placement.target, placement.workers) == ({3}, ({3}, {3})) and "share cores [3]" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("available", "drafts", "workers", "target", "prefill"),
+    [
+        (2, 0, 1, range(1), [range(1, 2)]),
+        (2, 1, 2, range(1), [range(1, 2)] * 2),  # where the draft is: the target keeps its core
+        (4, 1, 1, range(2), [range(2, 3)]),
+        (8, 0, 2, range(4), [range(4, 6), range(6, 8)]),
+        (64, 1, 1, range(28), [range(28, 56)]),
+        (1, 1, 1, range(1), [range(1)]),
+    ],
+)
+def test_cores_of_prefill_workers_by_the_rule(
+    available: int, drafts: int, workers: int, target: range, prefill: list[range]
+) -> None:
+    own = cores(range(available))
+    taken = split_cores(own, "", "", drafts).taken if drafts else cores()
+    placement = split_for_prefill(own - taken, "", "", workers, taken)
+    assert (placement.target, placement.workers) == (cores(target), tuple(cores(each) for each in prefill))
+
+
+def test_cores_of_prefill_workers_as_given(eight_cores: frozenset[int], caplog: pytest.LogCaptureFixture) -> None:
+    placement = split_for_prefill(eight_cores, "0-1", "", 1)
+    assert (placement.target, placement.workers) == ({0, 1}, (cores(range(2, 8)),))
+    placement = split_for_prefill(eight_cores, "", "0-2", 1)
+    assert (placement.target, placement.workers) == (cores(range(3, 8)), ({0, 1, 2},))
+    assert not caplog.text
+    assert split_for_prefill(eight_cores, "0-7", "", 1).workers == (eight_cores,) and "share cores" in caplog.text
+    with pytest.raises(ParameterError, match=r"^prefill_cores: '3-4' is not allowed; expected other cores than"):
+        split_for_prefill(eight_cores, "0-3", "3-4", 1)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")

@@ -41,14 +41,20 @@ def split_cores(available: frozenset[int], target: str, draft: str, workers: int
     return _placement(available, own, drafts, workers, "draft")
 
 
-def split_for_prefill(available: frozenset[int], target: str, prefill: str, workers: int) -> Placement:
+def split_for_prefill(
+    available: frozenset[int], target: str, prefill: str, workers: int, drafts: frozenset[int] = frozenset()
+) -> Placement:
     """The same for prefill workers: by default they have all cores that a target with cores of its own leaves, and half
-    of them, the last ones, where it has none. `available` are those that no draft worker has."""
+    of them, the last ones, where it has none. `available` are those that no draft worker has. Where that leaves none
+    they share the `drafts`' cores rather than the target's, which everybody waits for."""
     own, theirs = parse_cores(target, "cores"), parse_cores(prefill, "prefill_cores")
     if own & theirs:
         raise ParameterError("prefill_cores", prefill, f"other cores than the target's, {target}")
     left = available - own
     theirs = theirs or _last(left, len(left) if own else len(left) // 2)
+    if not theirs and drafts:
+        logger.warning("draft and prefill share cores %s: they will slow each other down", sorted(drafts))
+        theirs = drafts
     return _placement(available, own, theirs, workers, "prefill")
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -52,7 +53,7 @@ class RemotePrefills:
 
     def _start_workers(self, names: Sequence[str], taken: frozenset[int]) -> None:
         config, free = self._config, frozenset(os.sched_getaffinity(0)) - taken
-        placement = split_for_prefill(free, config.cores, config.prefill_cores, len(names))
+        placement = split_for_prefill(free, config.cores, config.prefill_cores, len(names), taken)
         self.cores = placement.target
         self._supervisor = supervisor = Supervisor()
         self._open.callback(supervisor.close)
@@ -82,8 +83,9 @@ class RemotePrefills:
         sys.setswitchinterval(SWITCH_INTERVAL)
         keep_freed_memory()
         thread.start(handovers.receive, handovers.tick)
+        deadline = time.monotonic() + (ANSWER if self._supervisor is None else LOADING)
         for pool in self.pools:
-            self._wait_for(pool, channel)
+            self._wait_for(pool, channel, deadline - time.monotonic())
         return handovers
 
     def close(self) -> None:
@@ -94,15 +96,14 @@ class RemotePrefills:
         """Of this engine."""
         return () if self._supervisor is None else self._supervisor.poll()
 
-    def _wait_for(self, pool: PrefillPool, channel: DialingChannel) -> None:
+    def _wait_for(self, pool: PrefillPool, channel: DialingChannel, timeout: float) -> None:
         """Until it serves. Whether it must not, or nobody is there, is another matter: who is not there may come."""
-        timeout = ANSWER if self._supervisor is None else LOADING
         try:
-            wait_until(lambda: pool.ready, lambda: self._in_vain(pool, channel), timeout, f"prefill_pool: {pool.name}")
-        except EngineError as error:
+            wait_until(lambda: pool.ready, lambda: self._in_vain(pool, channel), timeout, pool.name)
+        except EngineError:
             if (reason := self._in_vain(pool, channel)) is not None:
                 raise (EngineError if self._crashing() else ModelError)(reason) from None
-            reason = channel.problem(pool.peer) or str(error)
+            reason = channel.problem(pool.peer) or f"prefill_pool: {pool.name} does not answer"
             logger.warning("%s; prompts are computed without it until it comes", reason)
 
     def _in_vain(self, pool: PrefillPool, channel: DialingChannel) -> str | None:
