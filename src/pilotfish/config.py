@@ -292,14 +292,12 @@ class PrefillConfig:
     key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None
     allow: Annotated[Path, option("The allowlist: who may come, and their weights.")] | None = None
     insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False
-    segment_memory: Annotated[float, option("For KV that targets have not taken yet.", 0.001, 1 << 10, unit="GiB")] = (
-        0.25
-    )
+    segment_memory: Annotated[float, option("GiB for KV that is not taken yet.", 0.001, 1 << 10, unit="GiB")] = 0.25
     segment_bytes: Annotated[
         int, option("Of KV that is sent at a time, at most.", 1 << 12, 1 << 23, parse=count, metavar="BYTES")
     ] = SEGMENT_BYTES
     max_queued_tokens: Annotated[int, option("Of one target's prompts that wait.", 1, 1 << 31, **TOKENS)] = 1 << 17
-    lease: Annotated[float, option("How long KV is kept for a target that is silent.", 1, 3600, unit="seconds")] = 10.0
+    lease: Annotated[float, option("Seconds that KV is kept for a silent target.", 1, 3600, unit="seconds")] = 10.0
     nixl: Annotated[bool, option("Offer KV over NIXL too, which asks nobody for a key.")] = False
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`pilotfish keys`: the keys with which targets and draft pools know each other, and those of the server's clients."""
+"""`pilotfish keys`: the keys with which targets know draft and prefill pools, and those of the server's clients."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ If a target has this key, the allowlist of the pool (--allow FILE) needs a line 
 
     {public} TENANT 1
 
-If a draft pool has it, each target is told so:
+If a draft or prefill pool has it, each target is told so:
 
     --draft-pool-key {quoted}
+    --prefill-pool-key {quoted}
 """
 
 API_USE = """\
@@ -34,7 +35,7 @@ The secret is for the client alone, and is shown only now:
 The file of the server (--api-keys FILE, mode 0600) needs this entry:
 
 {entry}"""
-HELP = "Keys between targets and draft pools, and of the server's clients (docs/security.md)."
+HELP = "Keys between targets and their pools, and of the server's clients (docs/security.md)."
 
 app = typer.Typer(help=HELP, no_args_is_help=True)
 

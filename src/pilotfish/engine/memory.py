@@ -100,7 +100,7 @@ class MemoryPlan:
         kv = f"{self.slots} KV slots of {self.slot} bytes {gib(self.slots * self.slot)}"
         parts = [f"weights {gib(self.weights)}", kv]
         parts += [f"workspace {gib(self.workspace)}", f"runtime {gib(self.runtime)}"]
-        parts += [f"KV beyond {gib(self.host)}"] if self.host else []
+        parts += [f"KV beside {gib(self.host)}"] if self.host else []
         peak = f" ({gib(self.total)} while it is quantized)" if self.total > self.with_kv else ""
         draft = f"; the draft takes what {self.draft_in_slots} KV slots would" if self.draft else ""
         return f"memory: {' + '.join(parts)} = {gib(self.with_kv)}{peak} of {gib(self.limit)} GiB{draft}"

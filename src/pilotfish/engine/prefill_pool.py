@@ -106,6 +106,7 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
     logger.info("%s", precision_here(model, model.target))
     segments = round(config.segment_memory * GIB)
     memory = plan_memory(model, segments)
+    logger.info(memory.describe())
     executor = TorchExecutor(load_configured(model, model.target, model.max_model_len), memory.slots, pacer)
     with ExitStack() as stack:
         arena = Arena(segments, config.segment_bytes)
