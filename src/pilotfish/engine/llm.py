@@ -53,7 +53,7 @@ class LLM:
         self.engine = Engine(EngineConfig(target=Path(target), draft=Path(draft) if draft else None, **config))
 
     def close(self) -> None:
-        """End the draft's processes, where there are any. Idempotent; also done when the process ends."""
+        """End the processes of drafts and prefill workers. Idempotent; also done when this process ends."""
         self.engine.close()
 
     def __enter__(self) -> LLM:
