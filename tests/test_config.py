@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,3 +43,10 @@ def test_an_engine_runs_on_its_cores(llama: Path) -> None:
 def test_a_prefill_worker_computes_more_rows_at_a_time_than_a_target(llama: Path) -> None:
     of_few, of_many = (EngineConfig(target=llama, max_rows=rows).of_prefill for rows in (256, 4096))
     assert of_few.max_rows == PREFILL_ROWS and of_many.max_rows == 4096
+
+
+@pytest.mark.parametrize("name", ["draft_pool", "prefill_pool"])
+def test_a_pool_is_named_once(llama: Path, name: str) -> None:
+    pools: dict[str, Any] = {name: ("ipc:///a", "ipc:///b", "ipc:///a")}
+    with pytest.raises(ParameterError, match=f"^{name}: 'ipc:///a,ipc:///b,ipc:///a' is not allowed; .* once"):
+        EngineConfig(target=llama, draft=llama, mode="async", **pools)

@@ -211,6 +211,9 @@ class EngineConfig:
         if self.prefill_pool and self.prefill_workers:
             raise ParameterError("prefill_workers", self.prefill_workers, "0 with prefill_pool")
         least_sent(self.prefill_threshold)
+        for name, pools in (("draft_pool", self.draft_pool), ("prefill_pool", self.prefill_pool)):
+            if len(set(pools)) < len(pools):
+                raise ParameterError(name, ",".join(pools), "each pool once")
         Paces.parse(self.pace)
         if self.trace is not None and not self.trace.parent.is_dir():
             raise ParameterError("trace", str(self.trace), "a file in a directory that exists")
