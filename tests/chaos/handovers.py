@@ -18,7 +18,9 @@ from workers import endpoint_in, eventually
 from pilotfish.config import EngineConfig
 from pilotfish.core import handover_machine, prefill_pools
 from pilotfish.core.handover import HandOverReport
+from pilotfish.core.incoming import Incoming
 from pilotfish.core.messages import Peer
+from pilotfish.core.prefill_messages import FromPrefill, OrderDone, SegmentReady
 from pilotfish.core.prefill_pools import PrefillPool
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
@@ -71,6 +73,12 @@ def lost(*_: object) -> Sequence[Any]:
 
 
 Changes = Callable[[Peer, Any], Iterable[Any]]
+
+
+def begins(_: Peer, message: FromPrefill) -> Sequence[FromPrefill]:
+    """Of each hand-over two segments come, and no more."""
+    ends = message.reference.number > 1 if isinstance(message, SegmentReady) else isinstance(message, OrderDone)
+    return [] if ends else [message]
 
 
 class Meddler:
@@ -153,12 +161,12 @@ class Beside:
 
     def forget(self) -> None:
         """What both sides know of earlier prompts. Both are idle."""
-        _forget(self.worker.scheduler)
+        forget(self.worker.scheduler)
         self.forget_here()
 
     def forget_here(self) -> None:
         """What the target knows of them."""
-        _forget(self.engine.worker.scheduler)
+        forget(self.engine.worker.scheduler)
 
     def assert_well(self) -> None:
         """Nothing is held anywhere, and whatever went wrong before, prompts are handed over again."""
@@ -171,9 +179,29 @@ class Beside:
         self.forget()
 
 
-def _forget(scheduler: Scheduler) -> None:
+def forget(scheduler: Scheduler) -> None:
     assert scheduler.cache is not None
     scheduler.cache.evict(scheduler.pool.capacity)
+
+
+def under_way(engine: Engine) -> list[Incoming]:
+    """Hand-overs of its first pool."""
+    assert engine.prefills is not None
+    return engine.prefills.handovers.machine.at(engine.prefills.pools[0])
+
+
+def taken(engine: Engine) -> int:
+    """Segments of theirs that are in their slots."""
+    return sum(incoming.segments - len(incoming.awaited) for incoming in under_way(engine))
+
+
+def step_until(engine: Engine, true: Callable[[], bool]) -> None:
+    def stepped() -> bool:
+        assert engine.busy
+        engine.step()
+        return true()
+
+    eventually(stepped)
 
 
 def reports(samples: Iterable[Sample]) -> list[HandOverReport]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -19,6 +20,7 @@ from handovers import (
     Beside,
     Gate,
     Side,
+    begins,
     beside,
     lost,
     make_quick,
@@ -26,19 +28,22 @@ from handovers import (
     passed,
     prompts,
     reports,
+    step_until,
+    taken,
 )
 from inline_prefills import assert_nothing_left, held
 from msgspec.structs import replace
 from support import assert_idle, make_engine, run
 from workers import endpoint_in, eventually
 
-from pilotfish.core import handover_machine
+from pilotfish.core import handover_machine, prefill_pools
 from pilotfish.core.messages import Peer
 from pilotfish.core.prefill_messages import (
     Fetch,
     FromPrefill,
-    OrderDone,
+    PrefillLoad,
     Renewal,
+    SegmentBytes,
     SegmentReady,
     ToPrefill,
 )
@@ -76,27 +81,6 @@ def expected_others(llama: Path) -> list[list[int]]:
         return others(engine)
 
 
-def step_until(engine: Any, true: Callable[[], bool]) -> None:
-    def stepped() -> bool:
-        assert engine.busy
-        engine.step()
-        return true()
-
-    eventually(stepped)
-
-
-def begins(_: Peer, message: FromPrefill) -> Sequence[FromPrefill]:
-    """Of each hand-over two segments come, and no more."""
-    ends = message.reference.number > 1 if isinstance(message, SegmentReady) else isinstance(message, OrderDone)
-    return [] if ends else [message]
-
-
-def taken(found: Beside) -> int:
-    """Segments in their slots so far, of hand-overs under way."""
-    under_way = found.handovers.machine.at(found.pool)
-    return sum(incoming.segments - len(incoming.awaited) for incoming in under_way)
-
-
 # -- a link, or a worker, that stands still
 
 
@@ -118,6 +102,25 @@ def test_a_link_that_is_half_open(direction: str, after: int, start: Start) -> N
         assert outcomes(samples).keys() <= {"gone", "stalled", "whole"} and outcomes(samples).get("whole", 0) < 4
         assert_idle(found.engine)
         eventually(lambda: not any(held(found.worker).values()))
+        found.assert_well()
+
+
+def test_a_link_that_is_slow(start: Start) -> None:
+    """What a worker answers to Renewals is behind its segments' bytes, longer than a pool may be silent."""
+    with start(prefill_transports=()) as found:
+
+        def slow(_: Peer, message: FromPrefill) -> Sequence[FromPrefill]:
+            if isinstance(message, SegmentBytes):
+                time.sleep(0.15)
+            return [] if isinstance(message, PrefillLoad) else [message]
+
+        found.link.to_target = slow
+        (sample,) = found.engine.submit(prompts()[0], PARAMS[0])
+        while found.engine.busy:
+            found.engine.step()
+        assert sample.token_ids == found.expected[0]
+        (report,) = reports([sample])
+        assert report.outcome == "whole" and report.seconds > prefill_pools.SILENCE
         found.assert_well()
 
 
@@ -279,7 +282,7 @@ def test_a_worker_ends_while_its_segments_are_read(
 def test_a_request_is_aborted_in_mid_transfer(both: Beside) -> None:
     both.link.to_target = begins
     samples = both.submit()
-    step_until(both.engine, lambda: taken(both) > 0)
+    step_until(both.engine, lambda: taken(both.engine) > 0)
     both.engine.abort(samples[0])
     assert reports(samples[:1])[0].outcome == "cancelled"
     for sample in samples[1:]:
@@ -308,7 +311,7 @@ def test_an_abort_waits_for_a_segment_that_is_being_written(both: Beside, monkey
 def test_an_engine_is_closed_in_mid_transfer(both: Beside) -> None:
     both.link.to_target = begins
     both.submit()
-    step_until(both.engine, lambda: taken(both) > 0)
+    step_until(both.engine, lambda: taken(both.engine) > 0)
     both.engine.close()
     assert_nothing_left([both.worker], both.engine)
 
@@ -340,7 +343,7 @@ def test_slots_that_a_hand_over_has_filled_are_shared(both: Beside) -> None:
     """By outputs of the prompt, by requests that come meanwhile and later; also where it brought only a part."""
     both.link.to_target = begins
     first = both.submit()
-    step_until(both.engine, lambda: taken(both) > 0)
+    step_until(both.engine, lambda: taken(both.engine) > 0)
     second = both.submit()
     while both.engine.busy:
         both.engine.step()

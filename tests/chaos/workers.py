@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from support import SNIPPETS, VOCAB, make_engine
 
@@ -39,7 +40,14 @@ LOAD = encode(Load("a draft", 0, 0, 0, 1, 1.0, 0.0))
 LIMIT = 20.0
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
-    ["pytest", "support", "pilotfish.engine.draft_pool", "pilotfish.cli", "transformers.models.llama.modeling_llama"]
+    [
+        "pytest",
+        "support",
+        "pilotfish.engine.draft_pool",
+        "pilotfish.engine.prefill_pool",
+        "pilotfish.cli",
+        "transformers.models.llama.modeling_llama",
+    ]
 )
 
 
@@ -81,6 +89,13 @@ class ForkedWorker:
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+
+def forked(work: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
+    """A process of its own for a function of a module."""
+    process = _server.Process(target=work, args=arguments, daemon=True)
+    process.start()
+    return process
 
 
 def _work(arguments: list[str], cores: frozenset[int]) -> None:

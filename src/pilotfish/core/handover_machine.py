@@ -307,6 +307,7 @@ class HandOverMachine:
         elif (reason := incoming.announce(reference)) is not None:
             self.refuse(incoming, reason, now, f"segment {reference.number}")
         else:
+            pool.knows(now)
             self._arrived(incoming, now)
             if pool.fetches:
                 self._send(pool, Fetch(reference))
@@ -340,6 +341,7 @@ class HandOverMachine:
             self.refuse(incoming, "unexpected", now, f"bytes of segment {message.number}")
             return
         incoming.received.add(message.number)
+        incoming.pool.knows(now)
         incoming.moved = now
         self.work.append(ReadSegment(incoming, reference, message.data))
 

@@ -110,8 +110,13 @@ class PrefillPool:
     # -- its life
 
     def heard(self, load: PrefillLoad, now: float) -> None:
-        """Nothing else tells that it knows this target still: one that was started again answers orders too."""
-        self.load, self._heard = load, now
+        self.load = load
+        self.knows(now)
+
+    def knows(self, now: float) -> None:
+        """It has sent what only a pool can send that knows this target still: one that was started again answers too,
+        but with refusals. Bytes of segments count: what answers Renewals may be behind many of them on a slow link."""
+        self._heard = now
 
     def greeting_due(self, now: float) -> bool:
         """Whether to greet it now."""

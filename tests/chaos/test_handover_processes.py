@@ -1,0 +1,177 @@
+"""Prefill workers and targets that are killed and stopped in the midst of hand-overs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from handovers import (
+    LENGTHS,
+    PARAMS,
+    ROWS,
+    TRANSPORTS,
+    WHOLE,
+    Side,
+    begins,
+    forget,
+    make_quick,
+    outcomes,
+    prompts,
+    reports,
+    step_until,
+    taken,
+    under_way,
+)
+from inline_prefills import assert_nothing_left, held
+from support import make_engine, run
+from workers import ForkedWorker, endpoint_in, eventually, forked
+
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.sample import Sample
+
+#: Seconds of a worker's forward: hand-overs take several.
+PACE = "prefill=40ms"
+
+
+@pytest.fixture
+def start(llama: Path, tmp_path: Path) -> Iterator[Callable[[], ForkedWorker]]:
+    """Starts a worker at `endpoint_in(tmp_path)`."""
+    started: list[ForkedWorker] = []
+    options = {"model": llama, "listen": endpoint_in(tmp_path), "dtype": "float32", "kv-slots": 4096, "threads": 1}
+    small = {"max-rows": ROWS, "segment-bytes": 1 << 16, "lease": 1, "pace": PACE}
+    command = ["", "", "", "prefill", *(f"--{name}={value}" for name, value in {**options, **small}.items())]
+
+    def begin() -> ForkedWorker:
+        started.append(ForkedWorker(WorkerSpec("prefill", command)))
+        return started[-1]
+
+    yield begin
+    for worker in started:
+        worker.end()
+
+
+@pytest.fixture
+def engine(
+    start: Callable[[], ForkedWorker],  # noqa: ARG001
+    request: pytest.FixtureRequest,
+    llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Engine]:
+    """Before any worker has come."""
+    make_quick(monkeypatch)
+    monkeypatch.setattr("pilotfish.engine.remote_prefills.ANSWER", 0.0)
+    pools = {"prefill_pool": (endpoint_in(tmp_path),), "prefill_threshold": "1"}
+    with make_engine(llama, prefill_transports=TRANSPORTS[getattr(request, "param", "shm")], **pools) as engine:
+        yield engine
+
+
+def submit(engine: Engine, seed: int = 0) -> list[Sample]:
+    given = zip(prompts(seed), PARAMS, strict=True)
+    return [sample for tokens, params in given for sample in engine.submit(tokens, params)]
+
+
+def finish(engine: Engine, samples: Sequence[Sample]) -> list[list[int]]:
+    while engine.busy:
+        engine.step()
+        engine.check()
+    return [sample.token_ids for sample in samples]
+
+
+def served(engine: Engine) -> bool:
+    assert engine.prefills is not None
+    return engine.prefills.pools[0].ready
+
+
+MOMENTS: dict[str, Callable[[Engine], bool]] = {
+    "before": lambda engine: len(under_way(engine)) == 4 and not any(one.segments for one in under_way(engine)),
+    "in": lambda engine: taken(engine) > 1 and any(not one.announced_all for one in under_way(engine)),
+    "after": lambda engine: not under_way(engine),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("engine", TRANSPORTS, indirect=True)
+def test_a_worker_is_killed(
+    moment: str, engine: Engine, start: Callable[[], ForkedWorker], expected_outputs: list[list[int]]
+) -> None:
+    worker = start()
+    eventually(lambda: served(engine))
+    samples = submit(engine)
+    step_until(engine, lambda: MOMENTS[moment](engine))
+    worker.end()
+    assert finish(engine, samples) == expected_outputs
+    assert outcomes(samples) == WHOLE if moment == "after" else "gone" in outcomes(samples)
+    brought = sum(report.tokens for report in reports(samples))
+    assert (brought > 0) == (moment != "before") and (brought < sum(LENGTHS) - len(LENGTHS)) == (moment != "after")
+    assert_nothing_left([], engine)
+    eventually(lambda: not served(engine))
+    start()
+    eventually(lambda: served(engine))
+    forget(engine.worker.scheduler)
+    again = submit(engine)
+    assert finish(engine, again) == expected_outputs and outcomes(again) == WHOLE
+    assert_nothing_left([], engine)
+
+
+@pytest.mark.parametrize("engine", TRANSPORTS, indirect=True)
+def test_a_worker_that_is_stopped_goes_on(
+    engine: Engine, start: Callable[[], ForkedWorker], llama: Path, expected_outputs: list[list[int]]
+) -> None:
+    """When it goes on, its leases are over, and the slots that it was to fill are other requests'."""
+    with make_engine(llama) as combined:
+        others = run(combined, prompts(7), PARAMS)
+    worker = start()
+    eventually(lambda: served(engine))
+    samples = submit(engine)
+    step_until(engine, lambda: MOMENTS["in"](engine))
+    worker.stop()
+    assert finish(engine, samples) == expected_outputs
+    assert (
+        set(outcomes(samples)) <= {"gone", "stalled", "whole"} and outcomes(samples).get("whole", 0) < len(LENGTHS) - 1
+    )
+    forget(engine.worker.scheduler)
+    waiting = submit(engine, seed=7)
+    engine.step()
+    worker.go_on()
+    assert finish(engine, waiting) == others
+    eventually(lambda: served(engine))
+    forget(engine.worker.scheduler)
+    again = submit(engine)
+    assert finish(engine, again) == expected_outputs and outcomes(again) == WHOLE
+    assert_nothing_left([], engine)
+
+
+def hold_leases(target: Path, endpoint: str) -> None:
+    """A target's process: of its hand-overs two segments have come, and it waits for more."""
+    engine = make_engine(target, prefill_pool=(endpoint,), prefill_threshold="1")
+    submit(engine)
+    while engine.busy:
+        engine.step()
+
+
+def test_a_target_is_killed_that_holds_leases(
+    llama: Path, tmp_path: Path, expected_outputs: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker frees what it held for it when they end; others are served meanwhile."""
+    make_quick(monkeypatch)
+    with Side(llama, tmp_path, {"lease": 1.0}).worker() as (worker, link):
+        link.to_target = begins
+        target = forked(hold_leases, llama, endpoint_in(tmp_path))
+        eventually(lambda: held(worker)["orders"] >= 3 and held(worker)["places"] >= 2, 60)
+        os.kill(target.pid or 0, signal.SIGKILL)
+        target.join()
+        assert held(worker)["orders"] >= 3
+        dead = link.peer
+        link.to_target = lambda peer, message: begins(peer, message) if peer == dead else [message]
+        pools = {"prefill_pool": (endpoint_in(tmp_path),), "prefill_threshold": "1"}
+        with make_engine(llama, **pools) as engine:
+            samples = submit(engine)
+            assert finish(engine, samples) == expected_outputs and outcomes(samples) == WHOLE
+            assert_nothing_left([worker], engine)
+        counts = worker.shared.machine.counts.ended
+        assert counts["expired"] + counts["gone"] >= 3
