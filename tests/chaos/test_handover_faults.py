@@ -141,7 +141,7 @@ def test_what_comes_after_a_stall_comes_to_nobody(both: Beside, expected_others:
     both.engine.step()
     both.link.to_target = passed
     for peer, message in late:
-        both.link.channel.send(peer, encode(message))
+        both.worker.shared._post(peer, encode(message))
     while both.engine.busy:
         both.engine.step()
         both.engine.check()
