@@ -29,6 +29,7 @@ from inline_prefills import assert_nothing_left, held
 from support import make_engine, run
 from workers import ForkedWorker, endpoint_in, eventually, forked
 
+from pilotfish.core import handover_machine
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.sample import Sample
@@ -147,7 +148,8 @@ def test_a_worker_that_is_stopped_goes_on(
 
 
 def hold_leases(target: Path, endpoint: str) -> None:
-    """A target's process: of its hand-overs two segments have come, and it waits for more."""
+    """A target's process: of its hand-overs two segments have come, and it waits for more, as long as it lives."""
+    handover_machine.STALL = handover_machine.LEAST = 60.0
     engine = make_engine(target, prefill_pool=(endpoint,), prefill_threshold="1")
     submit(engine)
     while engine.busy:
