@@ -257,7 +257,7 @@ def test_a_worker_in_the_place_of_another_one(
 def test_a_worker_ends_while_its_segments_are_read(
     transport: str, llama: Path, tmp_path: Path, expected_outputs: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory is closed; what a target has mapped stays."""
+    """Its places are freed and its memory closed; what a target has mapped stays."""
     make_quick(monkeypatch)
     gate = Gate(HostCopier.write_layers, after=1)
     with ExitStack() as stack:
@@ -272,7 +272,7 @@ def test_a_worker_ends_while_its_segments_are_read(
         first.close()
         gate.open.set()
         found.finish(samples)
-        assert set(outcomes(samples)) <= {"failed", "gone", "whole"} and outcomes(samples).get("whole", 0) < 4
+        assert set(outcomes(samples)) <= {"failed", "gone", "refused", "whole"} and outcomes(samples) != WHOLE
         assert_nothing_left([], engine)
 
 
