@@ -49,7 +49,7 @@ from pilotfish.core.prefill_messages import (
 )
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.segments import SegmentReference
-from pilotfish.engine import remote_prefills
+from pilotfish.engine import hand_overs, remote_prefills
 from pilotfish.kv.readers import SharedMemoryReader
 from pilotfish.model.kv_copy import HostCopier
 from pilotfish.wire.channel import encode
@@ -152,18 +152,19 @@ def test_what_comes_after_a_stall_comes_to_nobody(both: Beside, expected_others:
 def test_a_segment_is_read_when_its_slots_are_other_requests(
     start: Start, expected_others: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that reads stands still between the look at the reference and the slots."""
-    with start(prefill_transports=("shm",)) as found:
-        gate = Gate(SharedMemoryReader.read, after=1)
-        monkeypatch.setattr(SharedMemoryReader, "read", lambda *arguments: gate(*arguments))
+    """The thread that reads stands still when it has checked all of a segment, until others compute with its slots."""
+    with start(prefill_transports=("shm",), kv_slots=1024) as found:
+        gate = Gate(hand_overs.converted, after=1)
+        monkeypatch.setattr(hand_overs, "converted", gate)
         samples = found.submit()
         step_until(found.engine, gate.reached.is_set)
         found.finish(samples)
         assert gate.calls == 2 and "stalled" in outcomes(samples)
         found.forget_here()
         waiting = [s for t, p in zip(prompts(7), PARAMS, strict=True) for s in found.engine.submit(t, p)]
-        found.engine.step()
+        step_until(found.engine, lambda: all(sample.token_ids for sample in waiting))
         gate.open.set()
+        eventually(lambda: not found.handovers._sources[found.pool.peer].lane.waiting)
         while found.engine.busy:
             found.engine.step()
         assert [sample.token_ids for sample in waiting] == expected_others
