@@ -17,14 +17,14 @@ from pilotfish.core.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, Pref
 from pilotfish.core.prefill_pools import PrefillPool
 
 NOW = 1000.0
-CONTEXT = 20_000
+WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "tiny", 20_000, bytes(MAC_KEY_BYTES), 10.0, 1 << 20)
 MS = 0.001
 
 
 def pool(name: str = "pool", token_ms: float = 1.0, queued: int = 0) -> PrefillPool:
     """One that serves."""
     made = PrefillPool(name, name.encode())
-    made.begins_life(Welcome(PREFILL_VERSION, IDENTITY, "tiny", CONTEXT, bytes(MAC_KEY_BYTES), 10.0, 1 << 20))
+    made.begins_life(WELCOME)
     made.serves("shm", NOW, fetches=False)
     made.heard(PrefillLoad(queued, 1000, token_ms, 0), NOW)
     made.asked = NOW
@@ -102,7 +102,7 @@ def test_the_soonest_of_several_pools_computes_it() -> None:
     assert chosen(choice(slow, busy, right, short), prompt(1000)) == "right"
     right.busy(NOW)
     assert chosen(choice(slow, busy, right, short), prompt(1000)) == "slow"
-    assert chosen(choice(slow, busy, right, short), prompt(CONTEXT + 1)) is None
+    assert chosen(choice(slow, busy, right, short), prompt(WELCOME.context + 1)) is None
 
 
 def test_before_anything_is_measured_long_prompts_are_sent() -> None:
@@ -135,6 +135,23 @@ def test_what_hand_overs_take_on_top_is_learned_by_their_size() -> None:
     assert exposed.at(100) == pytest.approx(0.01)
     assert exposed.at(640) == pytest.approx(0.025)
     assert exposed.at(4096) == pytest.approx(0.16)
+
+
+def test_a_pool_whose_hand_overs_take_too_long_is_not_chosen_until_one_has_come() -> None:
+    one = pool(token_ms=0.5)
+    of = choice(one)
+    one.slow(HandOverReport(seconds=2.0))
+    one.slow(HandOverReport(seconds=0.1))
+    assert chosen(of, prompt(1000)) is None and chosen(of, prompt(5000)) == "pool"  # which is worth even that
+    assert chosen(of, prompt(1000), NOW + RETRIAL) == "pool"  # and is tried
+    one.succeeded(HandOverReport(outcome=WHOLE, tokens=1000, seconds=0.51, computing=0.5))
+    assert chosen(of, prompt(1000)) == "pool"
+    one.slow(HandOverReport(seconds=2.0))
+    assert chosen(of, prompt(1000)) is None
+    one.begins_life(WELCOME)
+    one.serves("shm", NOW, fetches=False)
+    one.heard(PrefillLoad(0, 1000, 0.5, 0), NOW)
+    assert chosen(of, prompt(1000)) == "pool"
 
 
 def test_large_forwards_say_most_of_what_a_token_takes() -> None:

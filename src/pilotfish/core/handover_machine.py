@@ -201,6 +201,8 @@ class HandOverMachine:
             pool.succeeded(handover.report)
         elif outcome in _FAULTS:
             pool.failed(now)
+        if outcome in (LATE, STALLED):
+            pool.slow(handover.report)
         self._send(pool, Release(incoming.number))
 
     # -- whoever does the work

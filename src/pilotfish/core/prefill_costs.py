@@ -31,20 +31,34 @@ class LocalSeconds:
 
 class ExposedSeconds:
     """Seconds that hand-overs take on top of waiting and computing, by their tokens: as measured for powers of two,
-    straight lines between them. Of fewer tokens it is what the fewest took, of more it grows with them."""
+    straight lines between them. Of fewer tokens it is what the fewest took, of more it grows with them. It is no less
+    than what was lost with one that was given up, until one has come again."""
 
     RATE = 0.3
 
     def __init__(self) -> None:
         self._means: dict[int, float] = {}  # by the power
+        self._lost = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
+        """One has come."""
         key = 1 << tokens.bit_length() - 1
         mean = self._means.get(key, seconds)
         self._means[key] = mean + self.RATE * (seconds - mean)
+        self.forgive()
+
+    def forgive(self) -> None:
+        self._lost = 0.0
+
+    def lose(self, seconds: float) -> None:
+        """One was given up after so long."""
+        self._lost = max(self._lost, seconds)
 
     def at(self, tokens: int) -> float:
         """0 before anything was measured."""
+        return max(self._measured(tokens), self._lost)
+
+    def _measured(self, tokens: int) -> float:
         if not self._means:
             return 0.0
         known = sorted(self._means)

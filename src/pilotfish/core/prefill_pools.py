@@ -146,6 +146,7 @@ class PrefillPool:
         """Its memory is to be opened."""
         self.ready, self.welcome, self.load = False, welcome, None
         self.told.clear()
+        self.exposed.forgive()
 
     def serves(self, transport: str, now: float, *, fetches: bool) -> None:
         """Its memory is open."""
@@ -193,6 +194,10 @@ class PrefillPool:
             if self._failures == MAX_FAILURES:
                 text = f"{self.name} is left alone: {MAX_FAILURES} hand-overs failed one after the other"
                 self._note(logging.WARNING, text)
+
+    def slow(self, report: HandOverReport) -> None:
+        """A hand-over was given up because it took too long."""
+        self.exposed.lose(report.seconds)
 
     def ended(self, report: HandOverReport) -> None:
         self.totals.setdefault(report.transport, HandOverTotals()).add(report)
