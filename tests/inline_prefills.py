@@ -22,6 +22,7 @@ from pilotfish.engine.remote_prefills import RemotePrefills
 from pilotfish.kv.arena import Arena
 from pilotfish.prefill.worker import PrefillWorker
 from pilotfish.wire.channel import Channel
+from pilotfish.wire.curve_keys import load_pool_keys
 from pilotfish.wire.sockets import ListeningChannel
 
 #: Seconds that a worker may take to give back what it held.
@@ -62,7 +63,8 @@ def prefill_worker(
     """One that listens at `endpoint`, until the end. `wrapped` may put something between it and its channel; `options`
     are of `PrefillConfig`. What it raises is raised at the end."""
     config = PrefillConfig(model=model, listen=endpoint, **options)
-    with closing(wrapped(ListeningChannel(endpoint))) as channel, serving(config, channel) as worker:
+    listening = ListeningChannel(endpoint, load_pool_keys(config.key, config.allow))
+    with closing(wrapped(listening)) as channel, serving(config, channel) as worker:
         failures = list[BaseException]()
 
         def work() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
@@ -20,6 +21,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.prefill.worker import PrefillWorker
+from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 
 #: Of the long model.
 CONTEXT = 4224
@@ -201,6 +203,25 @@ def test_one_worker_serves_several_targets(long: Path, tmp_path: Path, outputs: 
         found = [report.cached for each in samples for report in reports(each)]
         assert sum(found) >= sum(length - 2 for length in LENGTHS[-5:])  # of one target at least
         assert_nothing_left([worker], *engines)
+
+
+def test_over_tcp_with_keys(long: Path, tmp_path: Path, outputs: list[list[int]]) -> None:
+    """As between hosts: authenticated and encrypted."""
+    keys = {name: new_key_pair() for name in ("pool", "target")}
+    for name, pair in keys.items():
+        write_key_pair(pair, tmp_path / name)
+    (tmp_path / "allow").write_text(f"{keys['target'].public} me\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    model = EngineConfig(target=long, dtype="float32", threads=1, **SLOTS)
+    listening = {"key": tmp_path / "pool", "allow": tmp_path / "allow"}
+    dialling = {"prefill_key": tmp_path / "target", "prefill_pool_key": (keys["pool"].public,)}
+    config = {"prefill_workers": 0, "prefill_pool": (endpoint,), "prefill_transports": (), **dialling}
+    with prefill_worker(model.of_prefill, endpoint, **listening) as worker, handing(long, **config) as engine:
+        samples = [sample for length in LENGTHS for sample in engine.submit(prompt(length), params())]
+        assert finish(engine, samples) == outputs
+        assert {(report.transport, report.outcome) for report in reports(samples)} == {("tcp", WHOLE)}
+        assert_nothing_left([worker], engine)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "gpt_oss", "olmo2"])
