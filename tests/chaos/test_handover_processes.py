@@ -26,6 +26,7 @@ from handovers import (
     under_way,
 )
 from inline_prefills import assert_nothing_left, held
+from sizes import sized
 from support import make_engine, run
 from workers import ForkedWorker, endpoint_in, eventually, forked
 
@@ -96,7 +97,7 @@ MOMENTS: dict[str, Callable[[Engine], bool]] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("engine", TRANSPORTS, indirect=True)
+@pytest.mark.parametrize("engine", sized(("shm",), tuple(TRANSPORTS)), indirect=True)
 def test_a_worker_is_killed(
     moment: str, engine: Engine, start: Callable[[], ForkedWorker], expected_outputs: list[list[int]]
 ) -> None:
@@ -119,7 +120,7 @@ def test_a_worker_is_killed(
     assert_nothing_left([], engine)
 
 
-@pytest.mark.parametrize("engine", TRANSPORTS, indirect=True)
+@pytest.mark.parametrize("engine", sized(("shm",), tuple(TRANSPORTS)), indirect=True)
 def test_a_worker_that_is_stopped_goes_on(
     engine: Engine, start: Callable[[], ForkedWorker], llama: Path, expected_outputs: list[list[int]]
 ) -> None:

@@ -9,6 +9,7 @@ from random import Random
 from time import sleep
 
 import pytest
+from sizes import in_soak
 from support import assert_idle, make_engine, write_model, write_tokenizer
 from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in, eventually
 
@@ -55,6 +56,7 @@ def step_until_accepted(engine: Engine, samples: list[Sample]) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@in_soak
 def test_a_worker_is_killed_twenty_times(llama: Path, draft: Path, expected: list[list[int]]) -> None:
     with make_engine(llama, draft=draft, mode="async", drafter="lm", nodes=1) as engine:
         remote = engine.remote

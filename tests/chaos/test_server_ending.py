@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from http_clients import LIMIT, Client, alive, completion, texts
 from live import LiveServer
+from sizes import in_soak
 from support import make_engine, run
 from workers import eventually
 
@@ -58,6 +59,7 @@ def test_a_server_that_is_told_to_end_serves_those_inside(llama: Path, draft: Pa
     assert nothing_left(tmp_path, workers)
 
 
+@in_soak
 def test_what_takes_longer_than_the_drain_ends_with_an_error(llama: Path, tmp_path: Path) -> None:
     with LiveServer(llama, mode="off", drain_timeout=1, pace="target=20ms") as server:
         (client,), workers = begin(server, ENDLESS), server.pids("target")
@@ -69,6 +71,7 @@ def test_what_takes_longer_than_the_drain_ends_with_an_error(llama: Path, tmp_pa
     assert nothing_left(tmp_path, workers)
 
 
+@in_soak
 def test_a_second_signal_does_not_wait(llama: Path, tmp_path: Path) -> None:
     with LiveServer(llama, mode="off", drain_timeout=600, pace="target=1s") as server:
         begin(server, ENDLESS)
@@ -112,6 +115,7 @@ def refused(target: Path, *options: str) -> str:
     return done.stderr
 
 
+@in_soak
 def test_a_model_without_weights(llama: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(llama, bare, ignore=shutil.ignore_patterns("*.safetensors"))

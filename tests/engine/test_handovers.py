@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from inline_drafts import inline_drafts
 from inline_prefills import assert_nothing_left, inline_prefills, prefill_worker
+from sizes import sized
 from support import VOCAB, make_engine, run, write_model
 
 from pilotfish.config import EngineConfig
@@ -35,6 +36,10 @@ MODES: dict[str, dict[str, Any]] = {
 #: How the segments' bytes come. Without a way to read the workers' memory they are fetched.
 TRANSPORTS: dict[str, tuple[str, ...]] = {"shm": ("shm",), "ipc": ()}
 SLOTS = {"kv_slots": 16_000}
+CASES = sized(
+    (("off", "shm"), ("sync", "ipc"), ("async", "shm")),
+    tuple((mode, transport) for mode in MODES for transport in TRANSPORTS),
+)
 
 
 def params(max_tokens: int = 8, **fields: Any) -> SamplingParams:
@@ -79,7 +84,7 @@ def reports(samples: Sequence[Sample]) -> list[HandOverReport]:
     return [report for sample in samples for report in sample.request.stats.handovers]
 
 
-@pytest.fixture(params=[(mode, transport) for mode in MODES for transport in TRANSPORTS], ids="-".join)
+@pytest.fixture(params=CASES, ids="-".join)
 def disaggregated(
     request: pytest.FixtureRequest, long: Path, long_draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Engine, list[PrefillWorker]]]:

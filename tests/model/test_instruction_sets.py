@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from instruction_sets import others, usable
-from sizes import sized
+from sizes import in_soak, sized
 
 from pilotfish.errors import ParameterError
 from pilotfish.model import native
@@ -57,6 +57,7 @@ def test_amx_is_right_with_emulated_tiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("machine", CROSS)
+@in_soak
 def test_the_kernels_are_right_on_another_machine(machine: str, tmp_path: Path) -> None:
     compiler, emulator = CROSS[machine]
     for tool in (compiler, emulator):

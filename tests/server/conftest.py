@@ -12,6 +12,7 @@ import pytest
 from http_double import Client, Engine, application, saying
 from live import LiveServer
 from openai_fleet import MODES, Fleet, running
+from sizes import sized
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -78,7 +79,7 @@ def bundled() -> Iterator[dict[str, LiveServer]]:
         yield {mode: stack.enter_context(server) for mode, server in servers.items()}
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=sized(("off", "async"), MODES))
 def mode(request: pytest.FixtureRequest) -> str:
     """Of the server that is asked."""
     return str(request.param)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from live import LiveServer
 from prometheus_client.parser import text_string_to_metric_families
+from sizes import in_soak
 
 #: Prompts of which the pool holds one at a time.
 PROMPTS = [[3 + (place + 7 * i) % 97 for i in range(300)] for place in range(3)]
@@ -33,6 +34,7 @@ def told(server: LiveServer, name: str, label: str) -> dict[str, float]:
     return {sample.labels[label]: sample.value for sample in samples}
 
 
+@in_soak
 def test_metrics_say_what_answers_say(llama: Path, tmp_path: Path) -> None:
     options = {"kv_slots": 512, "kv_host_memory": 0.005, "kv_disk": tmp_path / "kv", "kv_disk_size": 0.1}
     first: list[str] | None = None

@@ -21,8 +21,7 @@ from pilotfish.wire.curve_keys import PoolClient, PoolKeys, new_key_pair
 from pilotfish.wire.sockets import ListeningChannel
 
 MAC_KEY = bytes(32)
-#: One peer may have half of an arena.
-OWNERS = (b"one", b"another")
+OWNER = b"bench"
 
 
 class OwnerOrder(Struct):
@@ -46,11 +45,11 @@ class OwnerTold(Struct):
 
 
 def filled(size: int, segments: int) -> tuple[Arena, list[SegmentReference]]:
-    """An arena full of random segments."""
-    arena, made = Arena(size * segments, size), np.random.default_rng(0)
+    """An arena with so many random segments: one owner may have half of it."""
+    arena, made = Arena(2 * size * segments, size), np.random.default_rng(0)
     references = []
     for number in range(segments):
-        place = arena.take(OWNERS[number % 2], size)
+        place = arena.take(OWNER, size)
         assert place is not None  # the arena has room for so many
         arena.buffer(place)[:] = made.integers(0, 256, size, np.uint8)
         reference = SegmentReference(

@@ -82,14 +82,19 @@ def _has(name: str) -> bool:
     return True
 
 
-@functools.cache
 def load_kernels() -> bool:
     """Build (under a minute, once, in $PILOTFISH_CACHE or the user's cache) and load the kernels. False, with one
     logged line, where that fails; ParameterError as `instruction_set`."""
+    return _loaded() is not None
+
+
+@functools.cache
+def _loaded() -> Path | None:
+    """The library, once it is loaded."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
-        return False
+        return None
     library = _library()
     try:
         if library.exists():
@@ -98,8 +103,8 @@ def load_kernels() -> bool:
             _build_and_load(library.parent)
     except (RuntimeError, OSError) as error:
         logger.warning("kernels do not build (%s): slower reference kernels are used", str(error).splitlines()[0])
-        return False
-    return True
+        return None
+    return library
 
 
 def _library() -> Path:
@@ -108,10 +113,13 @@ def _library() -> Path:
     return cache / "kernels" / build_digest() / f"{_LIBRARY}.so"
 
 
+@functools.cache
 def built_by() -> str:
-    """The compiler that built the kernels, by its own note in the library: where it joins products and sums is its
-    choice."""
-    notes = re.findall(rb"(?:GCC: \([^()\0]*\)|clang version) [\w.+~-]+", _library().read_bytes())
+    """The compiler that built the kernels, which are loaded, by its own note in the library: where it joins products
+    and sums is its choice."""
+    library = _loaded()
+    assert library is not None
+    notes = re.findall(rb"(?:GCC: \([^()\0]*\)|clang version) [\w.+~-]+", library.read_bytes())
     return b", ".join(sorted(set(notes))).decode(errors="replace") or "an unknown compiler"
 
 
