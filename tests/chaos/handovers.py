@@ -26,7 +26,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.segments import SegmentReference
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.hand_overs import HandOvers
+from pilotfish.engine.handovers import HandOvers
 from pilotfish.engine.sample import Sample
 from pilotfish.kv.arena import Arena
 from pilotfish.prefill.worker import PrefillWorker

@@ -49,7 +49,8 @@ from pilotfish.core.prefill_messages import (
 )
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.segments import SegmentReference
-from pilotfish.engine import hand_overs, remote_prefills
+from pilotfish.engine import handovers as engine_handovers
+from pilotfish.engine import remote_prefills
 from pilotfish.kv.readers import SharedMemoryReader
 from pilotfish.model.kv_copy import HostCopier
 from pilotfish.wire.channel import encode
@@ -154,8 +155,8 @@ def test_a_segment_is_read_when_its_slots_are_other_requests(
 ) -> None:
     """The thread that reads stands still when it has checked all of a segment, until others compute with its slots."""
     with start(prefill_transports=("shm",), kv_slots=1024) as found:
-        gate = Gate(hand_overs.converted, after=1)
-        monkeypatch.setattr(hand_overs, "converted", gate)
+        gate = Gate(engine_handovers.converted, after=1)
+        monkeypatch.setattr(engine_handovers, "converted", gate)
         samples = found.submit()
         step_until(found.engine, gate.reached.is_set)
         found.finish(samples)

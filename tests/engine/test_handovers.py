@@ -21,6 +21,7 @@ from pilotfish.core.handover import WHOLE, HandOverReport
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
+from pilotfish.kv.nixl import nixl_installed
 from pilotfish.prefill.worker import PrefillWorker
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 
@@ -35,6 +36,8 @@ MODES: dict[str, dict[str, Any]] = {
 }
 #: How the segments' bytes come. Without a way to read the workers' memory they are fetched.
 TRANSPORTS: dict[str, tuple[str, ...]] = {"shm": ("shm",), "ipc": ()}
+if nixl_installed():
+    TRANSPORTS["nixl"] = ("nixl",)
 SLOTS = {"kv_slots": 16_000}
 CASES = sized(
     (("off", "shm"), ("sync", "ipc"), ("async", "shm")),
@@ -90,7 +93,8 @@ def disaggregated(
 ) -> Iterator[tuple[Engine, list[PrefillWorker]]]:
     mode, transport = request.param
     options = {"draft": long_draft, **MODES[mode], "prefill_transports": TRANSPORTS[transport]}
-    with inline_drafts(monkeypatch), inline_prefills(monkeypatch) as workers, handing(long, **options) as engine:
+    prefills = inline_prefills(monkeypatch, nixl=transport == "nixl")
+    with inline_drafts(monkeypatch), prefills as workers, handing(long, **options) as engine:
         yield engine, workers
         assert_nothing_left(workers, engine)
 
@@ -104,7 +108,7 @@ def test_prompts_of_any_length(disaggregated: tuple[Engine, list[PrefillWorker]]
     assert finish(engine, first) == outputs
     assert [report.outcome for report in reports(first)] == [WHOLE] * (len(LENGTHS) - 1)  # of one token there is none
     assert sum(report.tokens for report in reports(first)) == sum(length - 1 for length in LENGTHS)
-    assert {report.transport for report in reports(first)} == {"shm" if engine.config.prefill_transports else "ipc"}
+    assert {report.transport for report in reports(first)} == {(*engine.config.prefill_transports, "ipc")[0]}
     again = [sample for tokens in whole for sample in engine.submit(tokens, params())]
     assert finish(engine, again) == outputs and not reports(again)
     _forget(engine)

@@ -107,7 +107,7 @@ def test_transfers_of_a_deep_model_are_measured(prompts: Path) -> None:
     arguments = ["hidden-transfer", f"--prompts={prompts}", "--dtype=float32", "--json", "--lengths=70", "--repeats=2"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)["hand_overs"]
+    rows = json.loads(result.stdout)["handovers"]
     assert [row["transport"] for row in rows] == ["shm", "ipc", "tcp"]
     for row in rows:
         assert row["mib"] == 69 * 32 * 2 * 2 * 64 * 4 / (1 << 20)  # all tokens but the last

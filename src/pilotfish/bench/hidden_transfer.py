@@ -74,7 +74,7 @@ def run_hidden_transfer(options: BenchOptions, progress: ProgressBar) -> Report:
                 ring = TokenRing(tokens_of(options.rows(), engine.tokenizer), seed=0)
                 rows += [_of_length(engine, ring, length, options.repeats, progress) for length in lengths]
             forwards += forwards_of(timeline)
-    results = {"dtype": precision.name, "hand_overs": rows, "overruns": overrun_share(forwards), "promise": PROMISE}
+    results = {"dtype": precision.name, "handovers": rows, "overruns": overrun_share(forwards), "promise": PROMISE}
     return Report(results)
 
 

@@ -33,7 +33,7 @@ from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.costs import make_budget
-from pilotfish.engine.hand_overs import HandOvers
+from pilotfish.engine.handovers import HandOvers
 from pilotfish.engine.host_memory import divided
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers

@@ -17,7 +17,7 @@ from pilotfish.core.handover_machine import HandOverMachine
 from pilotfish.core.prefill_messages import PREFILL_VERSION, Greeting
 from pilotfish.core.prefill_pools import PrefillPool
 from pilotfish.core.segments import KVIdentity
-from pilotfish.engine.hand_overs import HandOvers, LayerWriter
+from pilotfish.engine.handovers import HandOvers, LayerWriter
 from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.placement import split_for_prefill
 from pilotfish.engine.process import WorkerSpec, keep_freed_memory

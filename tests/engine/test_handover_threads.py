@@ -29,7 +29,7 @@ from pilotfish.core.prefill_pools import PrefillPool
 from pilotfish.core.segments import KVIdentity, KVLayout, SegmentReference, sequence_digest
 from pilotfish.core.slots import Slots
 from pilotfish.engine import remote_drafts, remote_prefills
-from pilotfish.engine.hand_overs import HandOvers
+from pilotfish.engine.handovers import HandOvers
 from pilotfish.kv.arena import Arena, Bytes
 from pilotfish.kv.readers import content
 from pilotfish.wire.channel import Received, decode_to_prefill, encode
