@@ -34,6 +34,7 @@ from pilotfish.wire.serving import (
     SERVER,
     TARGET_DECODER,
     Abort,
+    Attend,
     Beat,
     Failure,
     Identity,
@@ -163,6 +164,8 @@ class TargetService:
             message = decoded(TARGET_DECODER, received.frame)
         except WireError as error:
             logger.error("a request was dropped: %s", error)
+            return
+        if isinstance(message, Attend):
             return
         if isinstance(message, Abort):
             self._abort(message)

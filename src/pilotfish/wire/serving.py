@@ -1,13 +1,17 @@
-"""The messages between a server and a target worker, as MessagePack maps with a `type`.
+"""The messages between servers and target workers, as MessagePack maps with a `type`. A target listens; any number of
+servers dial it.
 
     server                                    target worker
-      │ ◄──────────────────────────── Status ──┤   first when it is ready, then about once a second
+      ├─ Attend ─────────────────────────────► │   some times a second, as long as the server lives
+      │ ◄──────────────────────────── Status ──┤   the answer to the first Attend; later each second, and on change
+      │ ◄────────────────────────────── Held ──┤   to servers that ask for it: which prefixes it has KV of
       ├─ Submit(prompt, parameters) ─────────► │
-      │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output
+      │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output of this server
       ├─ Abort ──────────────────────────────► │   ends the request early
-    │ ◄────────────────────────────── Beat ──┤   twice a second, over a connection of its own, also during a step
+      │ ◄────────────────────────────── Beat ──┤   twice a second, also during a step
 
-A Failure ends a request that cannot be served, or requests whose step broke.
+A Failure ends a request that cannot be served, or requests whose step broke. Declined says why a server is not served.
+A target's incarnation is its process: requests and their ids mean nothing to the next one.
 """
 
 from __future__ import annotations
@@ -25,20 +29,42 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.target_machine import Arrival
 from pilotfish.core.tiers import TierCounts, TierUse
 
+#: Raised when these messages change.
+SERVING_VERSION = 1
+#: Seconds between two Attends, and of silence after which a server's requests end.
+ATTEND, SERVER_SILENCE = 0.5, 10.0
 #: The server's peer name on a target's channel.
 SERVER = b"0"
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
+class Attend(Struct, tag="attend", frozen=True):
+    """A server is there, and attends to its requests: a target ends those of a server that is silent."""
+
+    version: Count  # SERVING_VERSION
+    held: bool = False  # whether it wants to know what prefixes the target has KV of
+    heard: Count = 0  # the next Held that it expects; another one is sent to it whole
+
+
+class PartialOutput(Struct, frozen=True):
+    """An output that another target had begun: its tokens so far, which the server has."""
+
+    index: Index  # in its request
+    tokens: list[int] = []
+
+
 class Submit(Struct, tag="submit", frozen=True):
-    """A request: `params.n` outputs of one prompt."""
+    """A request: `params.n` outputs of one prompt or, where it is resumed, those that have not ended. A resumed request
+    has a seed, and goes on exactly: a token is a function of target, prompt, parameters and seed."""
 
     id: Id  # the server's
     tokens: Tokens
     params: SamplingParams
     cache_salt: str | None = None
     max_nodes: Index | None = None  # of a tree; 0: no speculation, None: as the target is configured
+    incarnation: Text = ""  # of the target that it is meant for; any other drops it
+    resumed: list[PartialOutput] | None = None  # None: it is new
 
 
 class Abort(Struct, tag="abort", frozen=True):
@@ -59,10 +85,15 @@ class Identity(Readable, frozen=True):
     max_nodes: Index  # of a sequence's tree; 0 in mode off
     quantization: Text = "none"  # of the weights
     kv_dtype: Text = "auto"  # as it was asked for
+    fingerprint: Text = ""  # of all that its tokens follow from: equal ones may resume each other's requests
+    tokenizer: Text = ""  # its digest
+    version: Text = ""  # of Pilotfish
+    ranks: Count = 1  # processes that hold its weights together
 
 
 class Status(Struct, tag="status", frozen=True):
-    """The state of a target. `preemptions` and the counts of tiers are since its start; the others of now."""
+    """The state of a target. `preemptions` and the counts of tiers are since its start; the others of now, and of all
+    servers together."""
 
     identity: Identity
     running: Count
@@ -73,6 +104,23 @@ class Status(Struct, tag="status", frozen=True):
     prefill_pools: list[PrefillPoolLoad] = []
     tiers: list[TierUse] = []  # the device first
     tier_counts: TierCounts = msgspec.field(default_factory=TierCounts)
+    incarnation: Text = ""
+    pending_tokens: Count = 0  # committed tokens without KV, of running and waiting requests
+
+
+class Held(Struct, tag="held", frozen=True):
+    """Changes to the prefixes that a target has KV of, by their routing keys (`core/held_prefixes.py`)."""
+
+    sequence: Index  # rises by one; after a gap the server asks for all
+    added: list[bytes] = []
+    removed: list[bytes] = []
+    whole: bool = False  # `added` is all that there is
+
+
+class Declined(Readable, tag="declined", frozen=True):
+    """Why a target does not serve this server."""
+
+    reason: Text
 
 
 class PoolLoad(Readable, frozen=True):
@@ -174,10 +222,11 @@ class Failure(Readable, tag="failure", frozen=True):
 class Beat(Struct, tag="beat", frozen=True):
     pid: Count
     step: Seconds  # that the step at hand has lasted; 0 between steps
+    incarnation: Text = ""
 
 
-ToTarget: TypeAlias = Submit | Abort
-ToServer: TypeAlias = Status | Progress | Failure | Beat
+ToTarget: TypeAlias = Attend | Submit | Abort
+ToServer: TypeAlias = Status | Held | Progress | Failure | Declined | Beat
 
 #: For `wire.channel.decoded`.
 TARGET_DECODER: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
