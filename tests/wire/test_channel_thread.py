@@ -106,3 +106,33 @@ def test_close_sends_what_was_posted() -> None:
     assert [x.frame[0] for x in there.receive(0.0)] == list(range(50))
     owner.close()
     ChannelThread(here).close()
+
+
+def test_a_call_runs_on_the_thread_after_what_was_posted() -> None:
+    here, there = Loopback.pair(b"target")
+    owner = ChannelThread(here, period=10.0)
+    owner.start(nothing, nothing)
+    owner.post(POOL, b"before")
+    name = owner.call(lambda: (threading.current_thread().name, [x.frame for x in there.receive(0.0)]))
+    assert name.result(5.0) == ("channel", [b"before"])
+    owner.close()
+
+
+def test_a_call_that_raises_tells_only_its_caller() -> None:
+    here, there = Loopback.pair(b"target")
+    owner = ChannelThread(here, period=10.0)
+
+    def fail() -> None:
+        raise ValueError("not today")
+
+    failing = owner.call(fail)
+    cancelled = owner.call(fail)
+    assert cancelled.cancel()
+    owner.start(nothing, nothing)
+    with pytest.raises(ValueError, match="not today"):
+        failing.result(5.0)
+    owner.post(POOL, b"after")
+    assert received(there, 1) == [b"after"]
+    last = owner.call(lambda: 7)
+    owner.close()
+    assert last.result(0.0) == 7

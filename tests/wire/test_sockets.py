@@ -14,6 +14,7 @@ import zmq
 from ends import LONG, connect, exactly, introduce, silent, until
 
 from pilotfish.core.messages import MAX_FRAME
+from pilotfish.errors import ParameterError
 from pilotfish.wire import sockets as sockets_module
 from pilotfish.wire.channel import HIGH_WATER, LARGE, MAX_FRAMES, Channel
 from pilotfish.wire.sockets import DialingChannel, ListeningChannel
@@ -239,6 +240,39 @@ def test_a_pool_that_restarts_is_found_again(kind: str, listen: Listen, dial: Di
     back = introduce(dialing, restarted, b"back")
     assert back.frame == b"back" and restarted.send(back.peer, b"welcome")
     assert exactly(1, dialing)[0].frame == b"welcome"
+
+
+def test_pools_come_and_go(listen: Listen, dial: Dial, tmp_path: Path) -> None:
+    """A peer's number is never another's, and nothing of what was hung up remains."""
+    dialing, listening = dial([]), listen(f"ipc://{tmp_path}/pool")
+    for i in range(20):
+        peer = dialing.dial(dialing.checked(listening.endpoint, None), None)
+        assert peer == str(i).encode()
+        connect(dialing, listening, pool=peer)
+        assert dialing.send(peer, b"hello") and exactly(1, listening, dialing)[0].frame == b"hello"
+        dialing.hang_up(peer)
+        assert not dialing.send(peer, b"gone") and "not dialled any more" in (dialing.problem(peer) or "")
+        assert not dialing.refused(peer)
+    assert not dialing._handlers and silent(dialing, listening)
+
+
+def test_what_was_sent_before_hanging_up_arrives_and_others_stay(both: Both, listen: Listen) -> None:
+    listening, dialing = both
+    other = listen(ANY_PORT)
+    peer = dialing.dial(dialing.checked(other.endpoint, None), None)
+    connect(dialing, other, pool=peer)
+    introduce(dialing, listening)
+    assert dialing.send(b"0", b"farewell")
+    dialing.hang_up(b"0")
+    assert exactly(1, listening)[0].frame == b"farewell"
+    assert dialing.send(peer, b"still here") and exactly(1, other, dialing)[0].frame == b"still here"
+
+
+def test_what_is_dialled_later_is_checked_as_well(dial: Dial) -> None:
+    dialing = dial([], role="prefill")
+    for endpoint, problem in (("tcp://192.0.2.1:7", "prefill_pool.*--prefill-key"), ("http://x", "prefill_pool")):
+        with pytest.raises(ParameterError, match=problem):
+            dialing.checked(endpoint, None)
 
 
 def test_a_target_that_comes_back_is_the_same_peer(listen: Listen, dial: Dial) -> None:

@@ -9,8 +9,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
@@ -45,6 +47,7 @@ _BETWEEN_HOSTS = {
 }
 
 Message = TypeVar("Message")
+Result = TypeVar("Result")
 Frame: TypeAlias = bytes | memoryview
 _to_draft: msgspec.msgpack.Decoder[ToDraft] = msgspec.msgpack.Decoder(ToDraft)
 _to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
@@ -168,6 +171,10 @@ class Channel:
         self._poller.register(socket, zmq.POLLIN)
         self._handlers[socket] = handler
 
+    def _unwatch(self, socket: Socket) -> None:
+        self._poller.unregister(socket)
+        del self._handlers[socket]
+
     def _poll(self, seconds: float) -> list[Received]:
         """Wait once, and handle whatever is ready."""
         frames: list[Received] = []
@@ -187,12 +194,13 @@ def _messages(socket: Socket) -> Iterator[Sequence[zmq.Frame]]:
 
 
 class ChannelThread:
-    """The thread that owns a channel: hands over the frames that arrive, and sends those that others post."""
+    """The thread that owns a channel: hands over the frames that arrive, sends those that others post, and does what
+    only it may do."""
 
     def __init__(self, channel: Channel, period: float = 0.1) -> None:
         self._channel = channel
         self._period = period
-        self._outbox: deque[tuple[Peer, Sequence[bytes]]] = deque()
+        self._posted: deque[Callable[[], object]] = deque()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -203,11 +211,19 @@ class ChannelThread:
 
     def post(self, peer: Peer, *frames: bytes) -> None:
         """Send frames together, soon and in order; from any thread. They may be lost."""
-        self._outbox.append((peer, frames))
+        self._posted.append(partial(self._channel.send, peer, *frames))
         self._channel.wake()
 
+    def call(self, function: Callable[[], Result]) -> Future[Result]:
+        """Have the thread call it, after what was posted and called before; from any thread. The thread itself must not
+        wait for the result, and nobody gets one that is asked for after `close`."""
+        future = Future[Result]()
+        self._posted.append(partial(_settle, future, function))
+        self._channel.wake()
+        return future
+
     def close(self) -> None:
-        """Send what was posted, then end. Idempotent."""
+        """Send what was posted, do what was called for, then end. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             if self._thread is not None:
@@ -222,15 +238,22 @@ class ChannelThread:
                 due = time.monotonic() + self._period
                 _safely(tick)
             for received in self._channel.receive(due - time.monotonic()):
-                self._send_posted()
+                self._do_posted()
                 _safely(handle, received)
-            self._send_posted()
-        self._send_posted()
+            self._do_posted()
+        self._do_posted()
 
-    def _send_posted(self) -> None:
-        while self._outbox:
-            peer, frames = self._outbox.popleft()
-            self._channel.send(peer, *frames)
+    def _do_posted(self) -> None:
+        while self._posted:
+            self._posted.popleft()()
+
+
+def _settle(future: Future[Result], function: Callable[[], Result]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
 
 
 def _safely(call: Callable[..., None], *arguments: Received) -> None:

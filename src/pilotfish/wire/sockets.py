@@ -153,7 +153,8 @@ def _bind(router: Socket, endpoint: str, where: Endpoint) -> None:
 
 
 class DialingChannel(Channel):
-    """Dials all `endpoints`, again and again. Peer of the pool with number i is str(i).encode().
+    """Dials all `endpoints`, again and again, and those that are told later. Peer of the pool that is dialled i-th,
+    from 0 on, is str(i).encode(), for good.
 
     `incarnation`, random bytes, is by which pools know this target when it reconnects. `keys` are those for each pool.
     `role`, of all that listens there, is for messages. ParameterError, field `draft_pool`, or that of another role, for
@@ -171,18 +172,38 @@ class DialingChannel(Channel):
     ) -> None:
         if not 1 <= len(incarnation) <= MAX_INCARNATION:
             raise ParameterError("incarnation", incarnation, f"1 to {MAX_INCARNATION} bytes")
-        where = [dialled_endpoint(f"{role}_pool", endpoint) for endpoint in endpoints]
-        pools = list(zip(where, keys or [None] * len(where), strict=True))
-        for endpoint, own in pools:
-            check_private(f"{role}_pool", endpoint.url, endpoint, own is not None or insecure)
+        self._role, self._insecure = role, insecure
+        pools = list(zip(endpoints, keys or [None] * len(endpoints), strict=True))
+        where = [self.checked(endpoint, own) for endpoint, own in pools]
         super().__init__(high_water)
         self._incarnation = incarnation
         self._connections: dict[Peer, _Connection] = {}
-        for i, (endpoint, own) in enumerate(pools):
-            peer, socket = str(i).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
-            connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, own, role)
-            self._watch(socket, connection.received)  # before its events: none is lost
-            self._watch(connection.events, connection.observe)
+        self._dialled = 0
+        for endpoint, (_, own) in zip(where, pools, strict=True):
+            self.dial(endpoint, own)
+
+    def checked(self, endpoint: str, keys: TargetKeys | None) -> Endpoint:
+        """What `dial` takes; ParameterError as above. Any thread may ask: looking up a host's name may take seconds."""
+        field = f"{self._role}_pool"
+        where = dialled_endpoint(field, endpoint)
+        check_private(field, endpoint, where, keys is not None or self._insecure)
+        return where
+
+    def dial(self, endpoint: Endpoint, keys: TargetKeys | None) -> Peer:
+        """Dial one more."""
+        peer, socket = str(self._dialled).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
+        connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, keys, self._role)
+        self._watch(socket, connection.received)  # before its events: none is lost
+        self._watch(connection.events, connection.observe)
+        self._dialled += 1
+        return peer
+
+    def hang_up(self, peer: Peer) -> None:
+        """Dial it no more; nothing of it is heard from now on. What was sent just before may still go out."""
+        connection = self._connections.pop(peer)
+        self._unwatch(connection.events)
+        self._unwatch(connection.socket)
+        connection.close()
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
         connection = self._connections.get(peer)
@@ -196,11 +217,13 @@ class DialingChannel(Channel):
 
     def problem(self, peer: Peer) -> str | None:
         """Why a pool is not connected, in one line; None while it is. Any thread may ask."""
-        return self._connections[peer].problem
+        connection = self._connections.get(peer)
+        return f"{self._role}_pool: it is not dialled any more" if connection is None else connection.problem
 
     def refused(self, peer: Peer) -> bool:
         """Whether somebody is there, who does not take this target's keys, or has none that it may take."""
-        return self._connections[peer].refused
+        connection = self._connections.get(peer)
+        return connection is not None and connection.refused
 
     def _poll(self, seconds: float) -> list[Received]:
         due = min((connection.redial_at for connection in self._connections.values()), default=math.inf)
@@ -230,6 +253,11 @@ class _Connection:
             socket.curve_secretkey = keys.own.secret.encode()
         self.events = socket.get_monitor_socket(_WATCHED)
         socket.connect(endpoint)
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.events.close()
+        self.socket.close()
 
     def received(self, parts: Sequence[zmq.Frame]) -> list[Received]:
         """None of a message of more frames than pools send."""
