@@ -70,6 +70,30 @@ def test_any_tokens_give_what_decode_gives(tokenizer: Any, tokens: list[int]) ->
     assert "".join(pieces) == whole.text == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
+@given(
+    tokens=st.lists(st.integers(1, VOCAB - 1), max_size=24),
+    cuts=st.sets(st.integers(1, 24)),
+    stops=st.lists(st.text("aet \ufffd", min_size=1, max_size=4), max_size=3),
+    forced=st.integers(0, 12),
+)
+def test_what_was_taken_depends_on_tokens_alone(
+    tokenizer: Any, tokens: list[int], cuts: set[int], stops: list[str], forced: int
+) -> None:
+    """However many came at a time."""
+    params = SamplingParams(stop=tuple(stops), min_tokens=forced)
+    each, some = TextStream(tokenizer, params), TextStream(tokenizer, params)
+    one_by_one, in_batches = "", ""
+    for count, token in enumerate(tokens, start=1):
+        ended = each.add(token)
+        assert some.add(token) == ended
+        one_by_one += each.take()
+        if count in cuts or ended:
+            in_batches += some.take()
+            assert in_batches == one_by_one
+        if ended:
+            break
+
+
 def test_special_tokens_have_no_text(tokenizer: Any) -> None:
     tokens = [*tokenizer.encode("ab"), tokenizer.eos_token_id, *tokenizer.encode("cd")]
     assert stream(tokenizer, tokens)[1].text == "abcd"

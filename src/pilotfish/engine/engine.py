@@ -40,7 +40,7 @@ from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.memory import load_configured, plan_memory, precision_here, refuse_unequal_tokenizers
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.remote_prefills import RemotePrefills
-from pilotfish.engine.sample import Sample, TextStream
+from pilotfish.engine.sample import Sample, TextStream, check_resumed
 from pilotfish.errors import EngineError, ParameterError, PromptError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
@@ -56,7 +56,7 @@ from pilotfish.openmp import warn_of_spinning
 from pilotfish.options import is_text
 from pilotfish.plan.pace import Pace
 from pilotfish.target.worker import GuardedDrafter, TargetWorker
-from pilotfish.wire.serving import Delta
+from pilotfish.wire.serving import Delta, PartialOutput
 
 logger = logging.getLogger(__name__)
 
@@ -259,29 +259,37 @@ class Engine:
         cache_salt: str | None = None,
         max_nodes: int | None = None,
         compiled: LLMatcher | None = None,
+        resumed: Sequence[PartialOutput] | None = None,
     ) -> list[Sample]:
         """Queue `params.n` samples of a prompt. PromptError or ParameterError affect nothing else. Drafts for requests
         of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs. A step verifies at most `max_nodes`
         nodes of a sample's tree; 0 turns speculation off. `compiled` is the grammar of the parameters' constraint, if
-        that was compiled already."""
+        that was compiled already. `resumed` are the only samples to queue, which go on exactly where another engine
+        over the same model left them: they stand as after a preemption."""
         check_cache_salt(cache_salt)
         tokens = self.check_prompt(prompt)
         eos_ids = frozenset[int]() if params.ignore_eos else self.model.generation.eos_ids
         stop_ids = eos_ids.union(params.stop_token_ids)
         bad_sequences = self._sequences_of(params.bad_words)
         check_token_ids(params, stop_ids, bad_sequences, self.model.config.vocab_size)
+        outputs = [PartialOutput(index) for index in range(params.n)] if resumed is None else resumed
+        if resumed is not None:
+            check_resumed(resumed, params, self.model.config.vocab_size)
         seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
         room = self.model.config.context - len(tokens)
         samples, first = [], self._next_id
-        for index in range(params.n):
+        for output in outputs:
+            index = output.index
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
             own_seed, text = sample_seed(seed, index), TextStream(self.tokenizer, params, stop_ids, tokens)
             grammar = None if params.structured_outputs is None else self._grammar(params.structured_outputs, compiled)
             limits = (bad_sequences, cache_salt, max_nodes, text, first, grammar)
             request = Request(first + index, tokens, own, own_seed, stop_ids, room, *limits)
-            self.worker.scheduler.add(request)
             samples.append(Sample(index, request, text))
-            self._samples[request.id] = samples[-1]
+            samples[-1].resume(output)
+        for sample in samples:  # none, if one of them cannot go on
+            self.worker.scheduler.add(sample.request)
+            self._samples[sample.request.id] = sample
         self._next_id += params.n
         return samples
 

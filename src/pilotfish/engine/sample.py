@@ -13,7 +13,7 @@ from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.step import RequestCommit
 from pilotfish.errors import EngineError, InputError, ParameterError
-from pilotfish.wire.serving import Delta, Finish, Verified
+from pilotfish.wire.serving import Delta, Finish, PartialOutput, Verified
 
 #: Last tokens of a prompt that a decoder needs to continue its text.
 CONTEXT = 6
@@ -36,6 +36,16 @@ class Sample:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []  # of every prompt token but the first
         self.finish_reason: FinishReason | None = None
+
+    def resume(self, output: PartialOutput) -> None:
+        """Go on after what another engine has given of it. ParameterError where that has ended."""
+        self.token_ids = self.request.extend(output.tokens)
+        if self.request.finish_reason is not None:
+            found = f"output {output.index} of {len(output.tokens)} tokens"
+            raise ParameterError("resumed", found, f"one that has not ended: this ends at token {len(self.token_ids)}")
+        self.request.num_scored = output.scored
+        self.stream.take()
+        self.stream.take_ends()
 
     def scheduled_at(self, now: float) -> None:
         """Note that a step which began at `now` had rows of it."""
@@ -111,6 +121,18 @@ class Sample:
             "handovers": [report.as_json() for report in stats.handovers],
             "tokens_per_verify_step": tokens / stats.verify_steps if stats.verify_steps else 0.0,
         }
+
+
+def check_resumed(outputs: Sequence[PartialOutput], params: SamplingParams, vocab_size: int) -> None:
+    """ParameterError for what cannot be the outputs of a request."""
+    indices = [output.index for output in outputs]
+    if not indices or len(set(indices)) < len(indices) or max(indices) >= params.n:
+        raise ParameterError("resumed", indices, f"different outputs of 0 to {params.n - 1}")
+    if params.seed is None:
+        raise ParameterError("seed", None, "the seed of the outputs that are resumed")
+    for token in (token for output in outputs for token in output.tokens):
+        if not 0 <= token < vocab_size:
+            raise ParameterError("resumed", token, f"token ids 0 to {vocab_size - 1}")
 
 
 class TextStream:

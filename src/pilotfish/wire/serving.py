@@ -48,10 +48,11 @@ class Attend(Struct, tag="attend", frozen=True):
 
 
 class PartialOutput(Struct, frozen=True):
-    """An output that another target had begun: its tokens so far, which the server has."""
+    """An output that another target had begun, as far as the server has it."""
 
     index: Index  # in its request
     tokens: list[int] = []
+    scored: Index = 0  # tokens of the prompt whose log-probabilities came, where asked for
 
 
 class Submit(Struct, tag="submit", frozen=True):
