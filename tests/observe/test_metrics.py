@@ -301,7 +301,7 @@ def test_what_was_handed_over_and_then_found_counts_once(metrics: ServerMetrics)
 def test_a_target_that_is_gone_holds_nothing(metrics: ServerMetrics) -> None:
     metrics.status(status(running=2, free_slots=750, pools=(POOL,)))
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
-    assert value(metrics, "vllm:cache_config_info", num_gpu_blocks="1000", block_size="1", cache_dtype="float32") == 1
+    assert value(metrics, "vllm:cache_config_info", num_gpu_blocks="15", block_size="64", cache_dtype="float32") == 1
     assert value(metrics, "pilotfish_pool_step_seconds", pool="local") == pytest.approx(0.004)
     assert value(metrics, "pilotfish_pool_cached_tokens_total", pool="local") == 9
     metrics.target(ready=False, restarts=0)

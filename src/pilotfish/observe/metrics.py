@@ -33,6 +33,9 @@ PREFILL_GAUGES = [
 ]
 #: Distinct tags of one server, whatever clients send; requests with further ones count as OTHER.
 MAX_TAGS = 32
+#: Slots that count as one block of vLLM's: gateways that hash prompts raise smaller blocks to this size, and keep their
+#: number.
+BLOCK_SLOTS = 64
 NO_TAG, OTHER = "none", "other"
 #: Of a prompt's tokens, those whose KV a prefill worker computed, and those whose KV was nowhere.
 PREFILL, COMPUTED = "prefill", "computed"
@@ -142,7 +145,7 @@ class ServerMetrics:
         self._set_pools(status.pools)
         self._set_prefill_pools(status.prefill_pools)
         self._set_tiers(status.tiers, status.tier_counts)
-        config = ("1", str(slots), status.identity.dtype)
+        config = (str(BLOCK_SLOTS), str(slots // BLOCK_SLOTS), status.identity.dtype)
         if config != self._cache_config:  # a scrape in another thread should find the gauge
             self._metrics.empty("vllm:cache_config_info")
             self._metrics["vllm:cache_config_info", *config].set(1)
