@@ -36,7 +36,7 @@ def next_key(above: Key, tokens: Sequence[int] | NDArray[np.integer]) -> Key:
 
 def prefix_keys(root: Key, tokens: Sequence[int] | NDArray[np.integer]) -> list[Key]:
     """A key for every `OBJECT_TOKENS` tokens; the last ones, if they are fewer, have none."""
-    keys, ids = [root], np.asarray(tokens, "<u4")
-    for first in range(0, len(ids) - OBJECT_TOKENS + 1, OBJECT_TOKENS):
-        keys.append(next_key(keys[-1], ids[first : first + OBJECT_TOKENS]))
+    keys, ids, size = [root], np.asarray(tokens, "<u4").tobytes(), 4 * OBJECT_TOKENS
+    for first in range(0, len(ids) - size + 1, size):
+        keys.append(hashlib.sha256(keys[-1] + ids[first : first + size]).digest())
     return keys[1:]

@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 
 from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.handover import HandOverReport, HandOverTotals
+from pilotfish.core.held_prefixes import Held
 from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
@@ -44,7 +45,7 @@ class Attend(Struct, tag="attend", frozen=True):
 
     version: Count  # SERVING_VERSION
     held: bool = False  # whether it wants to know what prefixes the target has KV of
-    heard: Count = 0  # the next Held that it expects; another one is sent to it whole
+    heard: Count = 0  # the sequence of the next Held that it expects; 0: all is to be told to it
 
 
 class PartialOutput(Struct, frozen=True):
@@ -107,15 +108,6 @@ class Status(Struct, tag="status", frozen=True):
     tier_counts: TierCounts = msgspec.field(default_factory=TierCounts)
     incarnation: Text = ""
     pending_tokens: Count = 0  # committed tokens without KV, of running and waiting requests
-
-
-class Held(Struct, tag="held", frozen=True):
-    """Changes to the prefixes that a target has KV of, by their routing keys (`core/held_prefixes.py`)."""
-
-    sequence: Index  # rises by one; after a gap the server asks for all
-    added: list[bytes] = []
-    removed: list[bytes] = []
-    whole: bool = False  # `added` is all that there is
 
 
 class Declined(Readable, tag="declined", frozen=True):
