@@ -51,11 +51,23 @@ def dialled_endpoint(field: str, text: str) -> Endpoint:
     """Where a pool listens. A host's name is kept, so that a pool that moves is found again."""
     if text.startswith("ipc://"):
         return Endpoint(text, _path(field, text))
+    family, addresses = _resolved(field, text, _dialled_host(field, text))
+    return Endpoint(text, private=_loopback(addresses), ipv6=family == socket.AF_INET6)
+
+
+def check_spelling(field: str, text: str) -> None:
+    """ParameterError for what can be no address to dial. Looks up no host's name."""
+    if text.startswith("ipc://"):
+        _path(field, text)
+    else:
+        _dialled_host(field, text)
+
+
+def _dialled_host(field: str, text: str) -> str:
     host, port = _tcp(field, text)
     if host == "*" or port in ("*", "0"):
         raise ParameterError(field, text, "a host and a port, not a wildcard")
-    family, addresses = _resolved(field, text, host)
-    return Endpoint(text, private=_loopback(addresses), ipv6=family == socket.AF_INET6)
+    return host
 
 
 def _tcp(field: str, text: str) -> tuple[str, str]:

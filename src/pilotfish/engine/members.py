@@ -1,0 +1,162 @@
+"""Members: the targets and pools that there are at present, in a file that others write while its readers run.
+
+    {"targets": [], "draft_pools": [{"endpoint": "tcp://d:7070", "key": "<40 characters>"}], "prefill_pools": []}
+
+Whoever can write the file decides to whom prompts are sent, so nobody may whom its owner does not let.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from pilotfish.errors import InputError
+from pilotfish.wire.curve_keys import public_key
+from pilotfish.wire.endpoints import check_spelling
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of a file: enough for ten thousand members.
+MAX_FILE = 1 << 22
+#: Characters of a name.
+MAX_NAME = 128
+#: Seconds between two looks at a file, and until what it says is told again without a change: who could not be reached
+#: before, because a host's name was not known yet, may be there by now.
+PERIOD, REMINDER = 0.25, 1.0
+#: Seconds that the thread has to end.
+CLOSING = 1.0
+
+
+class Member(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where a target or a pool listens. InputError for what is no such thing."""
+
+    endpoint: str  # ipc://PATH or tcp://HOST:PORT
+    key: str = ""  # the public half of its key; "": it has none
+    name: str = ""
+    draining: bool = False  # no new work; it leaves when the present is done
+
+    def __post_init__(self) -> None:
+        check_spelling("endpoint", self.endpoint)
+        if self.key:
+            public_key("key", self.key)
+        if len(self.name) > MAX_NAME or not self.name.isprintable():
+            raise InputError(f"name: {self.name!r}; expected at most {MAX_NAME} printable characters")
+
+    @property
+    def label(self) -> str:
+        """Its name in logs and metrics."""
+        return self.name or self.endpoint
+
+
+class Members(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """InputError where an endpoint or a name stands twice in one role."""
+
+    targets: tuple[Member, ...] = ()
+    draft_pools: tuple[Member, ...] = ()
+    prefill_pools: tuple[Member, ...] = ()
+
+    def __post_init__(self) -> None:
+        for role in self.__struct_fields__:
+            members: tuple[Member, ...] = getattr(self, role)
+            for shown in ([one.endpoint for one in members], [one.label for one in members]):
+                if twice := {text for text in shown if shown.count(text) > 1}:
+                    raise InputError(f"{role}: {min(twice)!r} is there twice; expected each endpoint and name once")
+
+
+def write_members(path: Path, members: Members) -> None:
+    """Readers find what was there before or this, never a part of it."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(members))
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+class MembersFile:
+    """The members in a file. InputError where there is none, or nothing that can be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._text = _content(path)
+        self.members = _members(path, self._text)
+        self._problem = ""
+
+    def poll(self) -> bool:
+        """Whether there are other `members` than before. What cannot be used changes nothing, and gives one line in
+        the log."""
+        try:
+            text = _content(self._path)
+            if text == self._text:
+                return False
+            self._text = text
+            found = _members(self._path, text)
+        except InputError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                logger.warning("%s; the members stay as they were", error)
+            return False
+        changed = found != self.members
+        self.members, self._problem = found, ""
+        return changed
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_mode & stat.S_IWOTH:
+            raise InputError(f"members: {path} can be written by everyone; expected a file of mode 0644 or less")
+        if not path.is_file():
+            raise InputError(f"members: {path}; expected a file of JSON")
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise InputError(f"members: {path} cannot be read ({error.strerror}); expected a file of JSON") from error
+    if len(text) > MAX_FILE:
+        raise InputError(f"members: {path}; expected at most {MAX_FILE} bytes")
+    return text
+
+
+def _members(path: Path, text: bytes) -> Members:
+    try:
+        return msgspec.json.decode(text, type=Members)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"members: {path}: {error}") from error
+
+
+class MembersThread:
+    """Looks at a file now and then, and tells of its members when they change, and now and then without that."""
+
+    def __init__(self, file: MembersFile, tell: Callable[[Members], None]) -> None:
+        self._file, self._tell = file, tell
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="members", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closing.set()
+        self._thread.join(CLOSING)
+
+    def _run(self) -> None:
+        waited = 0.0
+        while not self._closing.wait(PERIOD):
+            waited += PERIOD
+            if self._file.poll() or waited >= REMINDER:
+                waited = 0.0
+                self._tell_safely()
+
+    def _tell_safely(self) -> None:
+        try:
+            self._tell(self._file.members)
+        except Exception:
+            logger.exception("members could not be taken in")
