@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -218,6 +219,21 @@ def test_a_file_that_others_can_read_or_write_is_refused(mode: int, write: Write
     path = write(FILE)
     path.chmod(mode)
     assert "mode 0600" in refusal(lambda: load_file(path))
+
+
+def test_the_group_may_read_what_root_put_there(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a Secret that Kubernetes mounts."""
+    path = write(FILE)
+
+    def put_by(uid: int, mode: int) -> None:
+        facts = SimpleNamespace(st_uid=uid, st_mode=0o100000 | mode)
+        monkeypatch.setattr(auth, "os", SimpleNamespace(fstat=lambda _: facts, geteuid=lambda: 10001))
+
+    put_by(0, 0o440)
+    assert load_file(path)
+    for uid, mode in ((0, 0o460), (0, 0o444), (10001, 0o440)):
+        put_by(uid, mode)
+        assert "mode 0600" in refusal(lambda: load_file(path))
 
 
 def test_no_file_and_no_file_at_all(tmp_path: Path) -> None:

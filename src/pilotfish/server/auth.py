@@ -152,14 +152,16 @@ def _bad_secret(field: str, secret: object, allowed: str) -> ParameterError:
 
 
 def _private_text(path: Path) -> bytes:
-    """The bytes of a file that only its owner can read or write."""
+    """The bytes of a file that only its owner can read or write, or that root has put there for this process's group to
+    read, as Kubernetes does with a Secret."""
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            facts = os.fstat(file.fileno())
             text = file.read(MAX_FILE + 1)
     except OSError as error:
         raise ParameterError("api_keys", str(path), f"a file that can be read ({error.strerror})") from error
-    if mode & 0o077:
+    of_root = facts.st_uid == 0 and os.geteuid() != 0
+    if facts.st_mode & (0o037 if of_root else 0o077):
         raise ParameterError("api_keys", str(path), "a file for its owner alone: mode 0600, as from `chmod 600`")
     if len(text) > MAX_FILE:
         raise ParameterError("api_keys", str(path), f"a file of at most {MAX_FILE} bytes")
