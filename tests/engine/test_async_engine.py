@@ -17,8 +17,9 @@ from support import SNIPPETS, make_engine, run
 
 from pilotfish.config import EngineConfig, config_of, config_text
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import GRACE, AsyncEngine, Silence
+from pilotfish.engine.async_engine import GRACE, AsyncEngine
 from pilotfish.engine.launch import WorkerState
+from pilotfish.engine.silence import Silence
 from pilotfish.engine.stream import Stream, joined
 from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
 from pilotfish.kv.tiers import FLUSH
@@ -32,6 +33,10 @@ PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8)
 
 def configured(llama: Path, **fields: Any) -> EngineConfig:
     return EngineConfig(**{"target": llama, "dtype": "float32", "threads": 1, "kv_slots": 4096, **fields})
+
+
+def status(incarnation: str) -> Status:
+    return Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, incarnation)
 
 
 async def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -167,7 +172,7 @@ def test_a_restart_is_expected_to_take_as_long_as_the_last_start(llama: Path) ->
 
     assert left(104.0) == 4.0  # as long again: nothing is known yet
     now[0] = 110.0
-    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0))
+    engine._handle(status("first"))
     now[0] = 200.0
     engine._note_state(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
     assert left(203.0) == 7.0 and left(220.0) == 0.0
@@ -178,7 +183,7 @@ def test_requests_of_a_target_that_is_gone_are_told_when_to_come_again(llama: Pa
     engine = AsyncEngine(configured(llama), clock=lambda: now[0])
     engine._worker = WorkerState("target", "running", pid=42)
     now[0] = 121.0
-    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0))
+    engine._handle(status("first"))
     stream = engine._streams[1] = Stream(range(1, 2), 1, lambda: None)
     now[0] = 500.0
     engine._note_state(WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9"))
@@ -196,10 +201,11 @@ def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) 
 
     engine = AsyncEngine(configured(llama), clock=lambda: 0.0)
     engine._supervisor, engine._worker = Crew(), WorkerState("target", "running", pid=42)  # type: ignore[assignment]
-    engine._handle(b"first", Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0))
+    engine._in_loop = lambda call: call()  # type: ignore[method-assign]
+    engine._handle(status("first"))
     beats = ((42, 1.0, True), (41, 31.0, True), (42, 31.0, False), (42, 0.5, True), (42, 301.0, False))
     for pid, seconds, ready in beats:
-        engine._receive(Received(b"other", msgspec.msgpack.encode(Beat(pid, seconds))))
+        engine._receive(Received(b"other", msgspec.msgpack.encode(Beat(pid, seconds, "first", 0))))
         engine._look()
         assert engine.health.ready == ready
     assert engine.health.reason == "target: in one step for 301 s"
@@ -208,7 +214,6 @@ def test_a_step_that_does_not_end_is_told_of_and_its_target_killed(llama: Path) 
 
 def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(llama: Path) -> None:
     killed: list[str] = []
-    status = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0)
 
     class Crew:
         def kill(self, _: str, reason: str) -> None:
@@ -219,12 +224,12 @@ def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(l
 
         def look(self, now: float) -> float:
             silent = super().look(now)
-            if engine._peer is None:
-                engine._handle(b"first", status)
+            if not engine._serving:
+                engine._handle(status("first"))
             return silent
 
         def heard(self) -> None:
-            if engine._peer is not None:
+            if engine._serving:
                 engine._look()
             super().heard()
 
@@ -237,14 +242,13 @@ def test_a_target_that_was_long_silent_is_not_killed_at_the_moment_it_is_ready(l
 
 
 def test_the_last_word_of_a_target_that_is_gone_does_not_bring_it_back(llama: Path) -> None:
-    identity = Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0)
     engine = AsyncEngine(configured(llama))
-    engine._handle(b"first", Status(identity, 0, 0, 4096, 0))
+    engine._handle(status("first"))
     assert engine.health.ready
     engine._drop_target("target: gone")
-    engine._handle(b"first", Status(identity, 0, 0, 4096, 0))
+    engine._handle(status("first"))
     assert not engine.health.ready and engine.health.status is None
-    engine._handle(b"second", Status(identity, 0, 0, 4096, 0))
+    engine._handle(status("second"))
     assert engine.health.ready
 
 

@@ -11,6 +11,7 @@ from support import make_engine
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.servers import Servers
 from pilotfish.engine.target_process import TargetService
 from pilotfish.kv import tiers as tiers_module
 from pilotfish.kv.tiers import KVTiers
@@ -38,10 +39,10 @@ def test_they_tell_what_came_from_where(tier: str, llama: Path, tmp_path: Path) 
     where = {"kv_host_memory": 0.01} if tier == "host" else {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
     metrics = ServerMetrics("tiny")
     with make_engine(llama, kv_slots=SLOTS, **where) as engine:
-        service = TargetService(engine, Loopback.pair(b"target")[0])
+        service = TargetService(engine, Servers(Loopback.pair(b"target")[0]))
         for prompt in PROMPTS + PROMPTS:
             serve(engine, prompt, metrics)
-        status = decoded(SERVER_DECODER, encode(service._status()))
+        status = decoded(SERVER_DECODER, encode(service._status(service._present_load())))
         assert isinstance(status, Status) and engine.tiers is not None
         metrics.status(status)
         counts, size = engine.tiers.counts, engine.memory.target.slot

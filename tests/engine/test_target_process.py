@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ from support import SNIPPETS, assert_idle, make_engine, run
 from pilotfish.core.constraint import Constraint
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import target_process
+from pilotfish.engine.attendance import Attendance
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
+from pilotfish.engine.servers import Servers
 from pilotfish.engine.stream import joined
 from pilotfish.engine.target_process import TargetService, identity_of, step_report
 from pilotfish.errors import EngineError
@@ -27,8 +30,10 @@ from pilotfish.grammar.state import MaskPlan, MatcherState
 from pilotfish.observe.records import StepRecord
 from pilotfish.wire.channel import decoded
 from pilotfish.wire.serving import (
+    ATTEND,
     SERVER_DECODER,
     Abort,
+    Beat,
     Delta,
     Failure,
     Progress,
@@ -45,15 +50,35 @@ class Target:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         channel, self.server = Loopback.pair(b"target")
-        self.service = TargetService(engine, channel)
-        self.channel = channel
+        self.servers = Servers(channel)
+        self.service = TargetService(engine, self.servers)
         self.thread = threading.Thread(target=self.service.run)
+        self.attendance = Attendance(self.servers.incarnation)
+        self.servers.start()
+        self.tell(self.attendance.attend())
 
     def tell(self, message: ToTarget) -> None:
         self.server.send(b"target", msgspec.msgpack.encode(message))
 
+    def submit(self, number: int, tokens: list[int], params: SamplingParams) -> None:
+        self.attendance.sent += 1
+        self.tell(Submit(number, self.servers.incarnation, tokens, params))
+
+    def abort(self, number: int) -> None:
+        self.attendance.sent += 1
+        self.tell(Abort(number, self.servers.incarnation))
+
     def hear(self, seconds: float = 10.0) -> list[ToServer]:
-        return [decoded(SERVER_DECODER, received.frame) for received in self.server.receive(seconds)]
+        """All but Beats, of which none tells of a loss."""
+        deadline, heard = time.monotonic() + seconds, list[ToServer]()
+        while not heard and (left := deadline - time.monotonic()) > 0:
+            self.tell(self.attendance.attend())
+            for received in self.server.receive(min(left, ATTEND)):
+                message = decoded(SERVER_DECODER, received.frame)
+                if isinstance(message, Beat | Progress | Failure):
+                    assert self.attendance.follows(message)
+                heard += [] if isinstance(message, Beat) else [message]
+        return heard
 
     def until(self, wanted: type[ToServer] | None = None, request: int = 1, outputs: int = 1) -> list[ToServer]:
         """What comes up to the first message of a kind, or to the end of a request's outputs."""
@@ -74,6 +99,7 @@ class Target:
         self.service.stop()
         if self.thread.ident is not None:
             self.thread.join()
+        self.servers.close()
 
 
 def deltas_of(messages: list[ToServer], request: int = 1) -> list[Delta]:
@@ -127,7 +153,7 @@ def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
     while target.engine.busy:
         target.engine.step()
     target.start()
-    target.tell(Submit(1, tokens, params(n=2)))
+    target.submit(1, tokens, params(n=2))
     deltas = deltas_of(target.until(outputs=2))
     for sample in expected:
         output = whole([d for d in deltas if d.index == sample.index])
@@ -145,7 +171,7 @@ def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
 
 def test_progress_is_numbered_and_its_steps_add_up(target: Target) -> None:
     target.start()
-    target.tell(Submit(1, [5, 6, 7], params(max_tokens=20)))
+    target.submit(1, [5, 6, 7], params(max_tokens=20))
     steps = [message for message in target.until() if isinstance(message, Progress)]
     assert [step.sequence for step in steps] == list(range(len(steps)))
     assert sum(step.step.committed for step in steps) == 20
@@ -179,8 +205,8 @@ def test_the_stop_that_ended_an_output(target: Target) -> None:
         engine.step()
     middle = free.text[len(free.text) // 2 :][:3]
     target.start()
-    target.tell(Submit(1, engine.tokenizer.encode(SNIPPETS[0]), params(stop=("never there", middle))))
-    target.tell(Submit(2, engine.tokenizer.encode(SNIPPETS[0]), params(stop_token_ids=(free.token_ids[4],))))
+    target.submit(1, engine.tokenizer.encode(SNIPPETS[0]), params(stop=("never there", middle)))
+    target.submit(2, engine.tokenizer.encode(SNIPPETS[0]), params(stop_token_ids=(free.token_ids[4],)))
     heard = target.until(request=1)
     if not any(d.finish for d in deltas_of(heard, 2)):
         heard += target.until(request=2)
@@ -192,10 +218,10 @@ def test_the_stop_that_ended_an_output(target: Target) -> None:
 
 def test_what_cannot_be_served_is_refused_and_harms_nobody(target: Target) -> None:
     target.start()
-    target.tell(Submit(1, [10_000], params()))
-    target.tell(Submit(2, [5] * 3000, params()))
-    target.tell(Submit(3, [5], params(logit_bias={100_000: 1.0})))
-    target.tell(Submit(4, [5, 6], params()))
+    target.submit(1, [10_000], params())
+    target.submit(2, [5] * 3000, params())
+    target.submit(3, [5], params(logit_bias={100_000: 1.0}))
+    target.submit(4, [5, 6], params())
     heard = target.until(request=4)
     refusals = {message.ids[0]: message for message in heard if isinstance(message, Failure) and message.refused}
     assert set(refusals) == {1, 2, 3}
@@ -206,17 +232,17 @@ def test_what_cannot_be_served_is_refused_and_harms_nobody(target: Target) -> No
 def test_frames_that_are_no_message_are_dropped(target: Target) -> None:
     target.start()
     target.server.send(b"target", b"\xff\x00")
-    target.tell(Submit(1, [5, 6], params()))
+    target.submit(1, [5, 6], params())
     assert whole(deltas_of(target.until())).finish is not None
 
 
 def test_an_abort_frees_everything_at_once(target: Target) -> None:
     target.start()
-    target.tell(Submit(1, [5, 6, 7], params(max_tokens=1500, n=2)))
+    target.submit(1, [5, 6, 7], params(max_tokens=1500, n=2))
     target.until(Progress)
-    target.tell(Abort(1))
-    target.tell(Abort(1))
-    target.tell(Submit(2, [5], params(max_tokens=1)))
+    target.abort(1)
+    target.abort(1)
+    target.submit(2, [5], params(max_tokens=1))
     target.until(request=2)
     scheduler = target.engine.worker.scheduler
     assert scheduler.pool.num_available == scheduler.pool.capacity
@@ -233,7 +259,7 @@ def test_leaked_slots_are_told_once_it_is_idle(
     leaked = pool.allocate(3)
     try:
         target.start()
-        target.tell(Submit(1, [5, 6], params()))
+        target.submit(1, [5, 6], params())
         target.until()
         while not at_the_end and not caplog.records:
             assert target.hear()
@@ -256,11 +282,11 @@ def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monke
         return forward(batch)
 
     monkeypatch.setattr(executor, "run", break_once)
-    target.tell(Submit(1, [5, 6], params(n=2)))
+    target.submit(1, [5, 6], params(n=2))
     target.start()
     (failure,) = (m for m in target.until(Failure) if isinstance(m, Failure))
     assert failure.ids == [1] and "the device is gone" in failure.reason and not failure.refused
-    target.tell(Submit(2, [5, 6], params()))
+    target.submit(2, [5, 6], params())
     assert whole(deltas_of(target.until(request=2), 2)).finish is not None
     target.close()
     assert_idle(target.engine)
@@ -276,8 +302,8 @@ def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: 
     at = next(i for i in range(4, 12) if second[i] not in [*first, *second[:i], *other, 5, 6])
     engine.model.module.get_parameter(embedding(engine))[second[at]] = float("nan")
     target = Target(engine)
-    target.tell(Submit(1, [5, 6], params(n=2)))
-    target.tell(Submit(2, [5, 6], params(seed=9)))
+    target.submit(1, [5, 6], params(n=2))
+    target.submit(2, [5, 6], params(seed=9))
     target.start()
     heard = target.until(request=2)
     target.close()
@@ -316,12 +342,13 @@ def test_a_device_that_stays_broken_ends_the_process(
 
     monkeypatch.setattr(target.engine.executor, "run", broken)
     for request in range(target_process.MAX_FAILURES):
-        target.tell(Submit(request + 1, [5, 6], params()))
-        target.service._take(target.channel.receive(1.0)[0])
+        target.submit(request + 1, [5, 6], params())
+        target.service._take(target.servers.take(10.0)[0])
         if request < target_process.MAX_FAILURES - 1:
             target.service._step()
     with pytest.raises(EngineError, match="the device is gone"):
         target.service._step()
+    target.close()
     assert_idle(target.engine)
 
 
@@ -369,8 +396,8 @@ def held(target: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
 
 def test_nobody_waits_for_anothers_grammar(target: Target, held: threading.Event) -> None:
     target.start()
-    target.tell(Submit(1, [1, 2, 3], params(structured_outputs=SLOW)))
-    target.tell(Submit(2, [1, 2, 3], params()))
+    target.submit(1, [1, 2, 3], params(structured_outputs=SLOW))
+    target.submit(2, [1, 2, 3], params())
     heard = target.until(request=2)
     assert deltas_of(heard, 2) and not deltas_of(heard, 1)
     held.set()
@@ -381,12 +408,12 @@ def test_a_request_that_ends_while_its_grammar_is_compiled_leaves_nothing(
     target: Target, held: threading.Event
 ) -> None:
     target.start()
-    target.tell(Submit(1, [1, 2, 3], params(structured_outputs=SLOW)))
-    target.tell(Abort(1))
-    target.tell(Submit(2, [1, 2, 3], params()))
+    target.submit(1, [1, 2, 3], params(structured_outputs=SLOW))
+    target.abort(1)
+    target.submit(2, [1, 2, 3], params())
     heard = target.until(request=2)
     held.set()
-    target.tell(Submit(3, [1, 2, 3], params(structured_outputs=FAST)))
+    target.submit(3, [1, 2, 3], params(structured_outputs=FAST))
     heard += target.until(request=3)
     assert not deltas_of(heard, 1)
     assert not any(isinstance(message, Failure) for message in heard)
@@ -396,10 +423,10 @@ def test_grammars_of_requests_that_have_gone_are_not_compiled(target: Target, he
     others = [Constraint.regex(f"[0-9]{{{i + 4}}}") for i in range(3)]
     target.start()
     for number, constraint in enumerate((SLOW, *others)):
-        target.tell(Submit(1 + number, [1, 2, 3], params(structured_outputs=constraint)))
+        target.submit(1 + number, [1, 2, 3], params(structured_outputs=constraint))
     for number in (2, 3):
-        target.tell(Abort(number))
-    target.tell(Submit(9, [1, 2, 3], params()))
+        target.abort(number)
+    target.submit(9, [1, 2, 3], params())
     target.until(request=9)
     held.set()
     target.until(request=4)
@@ -427,14 +454,14 @@ def test_the_loop_never_compiles(target: Target, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(target.engine, "submit", submit_later)
     target.start()
     for number in (1, 2):
-        target.tell(Submit(number, [1, 2, 3], params(structured_outputs=Constraint.regex(f"[0-9]{{{number}}}"))))
+        target.submit(number, [1, 2, 3], params(structured_outputs=Constraint.regex(f"[0-9]{{{number}}}")))
         assert deltas_of(target.until(request=number), number)
     assert where and all(name.startswith("grammar") for name in where)
 
 
 def test_a_grammar_that_cannot_be_is_refused_with_its_field(target: Target) -> None:
     target.start()
-    target.tell(Submit(1, [1, 2, 3], params(structured_outputs=Constraint.regex("a{3"))))
+    target.submit(1, [1, 2, 3], params(structured_outputs=Constraint.regex("a{3")))
     (failure,) = (message for message in target.until(Failure) if isinstance(message, Failure))
     assert (failure.ids, failure.refused, failure.field) == ([1], True, "structured_outputs")
     assert failure.reason.startswith("structured_outputs: ")
@@ -448,10 +475,10 @@ def test_a_compiler_that_breaks_fails_its_request_alone(target: Target, monkeypa
 
     monkeypatch.setattr(target.engine.grammars.grammars, "compile", broken)
     target.start()
-    target.tell(Submit(1, [1, 2, 3], params(structured_outputs=FAST)))
+    target.submit(1, [1, 2, 3], params(structured_outputs=FAST))
     (failure,) = (message for message in target.until(Failure) if isinstance(message, Failure))
     assert (failure.ids, failure.refused, failure.reason) == ([1], False, "no memory")
-    target.tell(Submit(2, [1, 2, 3], params()))
+    target.submit(2, [1, 2, 3], params())
     assert deltas_of(target.until(request=2), 2)
 
 
@@ -461,9 +488,9 @@ def test_a_grammar_that_reaches_a_limit_is_the_requests_fault(target: Target, mo
     nothing = MaskPlan([], [], [], None)
     monkeypatch.setattr(MatcherState, "plan", lambda state, paths: nothing if state._output else plan(state, paths))
     target.start()
-    target.tell(Submit(1, [1, 2, 3], params(structured_outputs=Constraint.regex("[0-9]{99}"))))
+    target.submit(1, [1, 2, 3], params(structured_outputs=Constraint.regex("[0-9]{99}")))
     (failure,) = (message for message in target.until(Failure) if isinstance(message, Failure))
     assert (failure.refused, failure.field) == (True, "structured_outputs")
     assert failure.reason.startswith("structured_outputs: after token ") and failure.reason.endswith(": too complex")
-    target.tell(Submit(2, [1, 2, 3], params()))
+    target.submit(2, [1, 2, 3], params())
     assert deltas_of(target.until(request=2), 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -94,28 +95,34 @@ def prefill(
 
 
 def target(
-    connect: Annotated[str, typer.Option(help="Where the server listens: ipc://PATH.")],
+    listen: Annotated[str, typer.Option(help="Where its server finds it: ipc://PATH.")],
     config: Annotated[str, typer.Option(help="The engine's configuration as JSON, as the server writes it.")],
 ) -> None:
     """Run a target worker for a server. `pilotfish serve` does so itself."""
     configure("json" if os.environ.get(LOG_FORMAT) == "json" else "text", process="target")
-    run_worker("target", lambda signals: _run_target(config_of(config, EngineConfig), connect, signals))
+    run_worker("target", lambda signals: _run_target(config_of(config, EngineConfig), listen, signals))
 
 
-def _run_target(config: EngineConfig, endpoint: str, signals: Signals) -> None:
-    """Workers load while this process imports torch."""
+def _run_target(config: EngineConfig, listen: str, signals: Signals) -> None:
+    """Servers hear that it lives, and workers load, while this process imports torch."""
     from pilotfish.engine.host_memory import divided
     from pilotfish.engine.remote_drafts import RemoteDrafts
     from pilotfish.engine.remote_prefills import RemotePrefills
+    from pilotfish.engine.servers import Servers
+    from pilotfish.wire.serving import WAITING
+    from pilotfish.wire.sockets import ListeningChannel
 
-    config = divided(config)
-    remote = RemoteDrafts(config) if config.mode == "async" else None
-    taken = frozenset[int]() if remote is None else remote.taken
-    prefills = RemotePrefills(config, taken) if config.prefills_elsewhere else None
-    _import_transformers()
-    from pilotfish.engine.target_process import run_target
+    servers = Servers(ListeningChannel(listen, high_water=WAITING))
+    servers.start()
+    with closing(servers):
+        config = divided(config)
+        remote = RemoteDrafts(config) if config.mode == "async" else None
+        taken = frozenset[int]() if remote is None else remote.taken
+        prefills = RemotePrefills(config, taken) if config.prefills_elsewhere else None
+        _import_transformers()
+        from pilotfish.engine.target_process import run_target
 
-    run_target(config, endpoint, signals, remote, prefills)
+        run_target(config, servers, signals, remote, prefills)
 
 
 def _import_transformers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +14,22 @@ from types import MappingProxyType
 from typing import Any
 
 from pilotfish.config import EngineConfig, config_text, model_name
-from pilotfish.core.messages import Peer
+from pilotfish.core.held_prefixes import Held
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.attendance import Attendance
 from pilotfish.engine.launch import Supervisor, WorkerState
 from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.silence import Silence
 from pilotfish.engine.stream import Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable, WireError
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.serving import (
+    ATTEND,
     SERVER_DECODER,
+    WAITING,
     Abort,
     Beat,
+    Declined,
     Delta,
     Failure,
     Progress,
@@ -33,19 +39,18 @@ from pilotfish.wire.serving import (
     ToServer,
     ToTarget,
 )
-from pilotfish.wire.sockets import ListeningChannel
+from pilotfish.wire.sockets import DialingChannel
 
 logger = logging.getLogger(__name__)
 
 TARGET = "target"
+#: The target's peer name on a server's channel.
+PEER = b"0"
 #: Seconds without a Beat after which a target is not ready, and seconds in one step.
 SILENCE, LONG_STEP = 2.0, 30.0
 #: Seconds in one step after which a target is killed; also seconds of silence while it loads, because some libraries
 #: let no other thread run meanwhile.
 ENDLESS = 300.0
-#: Longest time between two looks that counts as silence. A later look means that this process, or the whole machine,
-#: stood still itself.
-LONGEST_LOOK = 0.5
 #: Seconds after which a client should try a silent target again.
 RETRY = 2.0
 #: Seconds that a target has to end: to end its draft workers, and to write KV to disk (`kv.tiers.FLUSH`).
@@ -86,25 +91,30 @@ class AsyncEngine:
         self._clock = clock
         self._streams: dict[int, Stream] = {}
         self._next_id = 1
-        self._peer: Peer | None = None  # the target that serves
-        self._last_peer: Peer | None = None  # the target before it: its last messages may still arrive
+        self._attendance = Attendance()  # to the target that serves
+        self._last = ""  # incarnation of the target before it: its last messages may still arrive
+        self._attended = -ATTEND  # when the last Attend left
         self._status: Status | None = None  # the last one
         self._silence = Silence()
         self._step = 0.0  # seconds that the target's step had lasted at the last Beat
         self._timeout = target_timeout
         self._environment = environment
-        self._sequence = 0  # of the next Progress
         self._worker = WorkerState(TARGET)
         self._began = clock()  # when its process was started
         self._start_seconds: float | None = None  # that the last start took until the target was ready
         self._closed = False
+
+    @property
+    def _serving(self) -> bool:
+        """Whether a target has said that it is ready."""
+        return bool(self._attendance.incarnation)
 
     # -- requests
 
     @property
     def health(self) -> Health:
         reason, worker = self._obstacle(), self._worker
-        retry = RETRY if self._peer is not None else self._start_left()
+        retry = RETRY if self._serving else self._start_left()
         return Health(not reason, reason, retry, worker.restarts, worker.status == "failed", self._status)
 
     def _start_left(self) -> float:
@@ -115,7 +125,7 @@ class AsyncEngine:
 
     def _obstacle(self) -> str:
         """Why requests cannot be served; "" if they can."""
-        if self._peer is None:
+        if not self._serving:
             return self._absence()
         if self._silence.seconds > SILENCE:
             return f"target: silent for {self._silence.seconds:.0f} s"
@@ -136,17 +146,21 @@ class AsyncEngine:
         stream = Stream(requests, params.n, lambda: self._abort(requests))
         for request, tokens in zip(requests, prompts, strict=True):
             self._streams[request] = stream
-            self._post(Submit(request, list(tokens), params, cache_salt, max_nodes))
+            self._ask(Submit(request, self._attendance.incarnation, list(tokens), params, cache_salt, max_nodes))
         return stream
 
     def _abort(self, requests: range) -> None:
         for request in requests:
             if self._streams.pop(request, None) is not None:
-                self._post(Abort(request))
+                self._ask(Abort(request, self._attendance.incarnation))
+
+    def _ask(self, message: Submit | Abort) -> None:
+        if self._serving:
+            self._attendance.sent += 1
+            self._post(message)
 
     def _post(self, message: ToTarget) -> None:
-        if self._peer is not None:
-            self._channel_thread.post(self._peer, encode(message))
+        self._channel_thread.post(PEER, encode(message))
 
     def _absence(self) -> str:
         failed, problem = self._worker.status == "failed", self._worker.problem
@@ -161,11 +175,11 @@ class AsyncEngine:
         tokenizer or a generation_config.json that cannot be used; `health` tells of other problems with the model."""
         self._loop = asyncio.get_running_loop()
         self._supervisor = Supervisor(GRACE, lambda state: self._in_loop(lambda: self._note_state(state)))
-        endpoint = f"ipc://{self._supervisor.directory}/server"
-        channel = ListeningChannel(endpoint, high_water=0)
+        endpoint = f"ipc://{self._supervisor.directory}/target-0"
+        channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=WAITING, role="target")
         self._channel_thread = ChannelThread(channel)
-        self._channel_thread.start(self._receive, self._look)
-        options = (f"--connect={endpoint}", f"--config={config_text(self.config)}")
+        self._channel_thread.start(self._receive, self._tick)
+        options = (f"--listen={endpoint}", f"--config={config_text(self.config)}")
         command = [sys.executable, "-m", "pilotfish", "target", *options]
         self._supervisor.start([WorkerSpec(TARGET, command, environment=self._environment)])
         await asyncio.to_thread(self._read_model)
@@ -194,17 +208,20 @@ class AsyncEngine:
         except WireError as error:
             logger.error("the target sent no message: %s", error)
             return
-        if not isinstance(message, Beat):
-            self._in_loop(lambda: self._handle(received.peer, message))
-        elif message.pid == self._worker.pid:
+        if isinstance(message, Beat) and message.pid == self._worker.pid:
             self._silence.heard()
             self._step = message.step
+        self._in_loop(lambda: self._handle(message))
+
+    def _tick(self) -> None:
+        self._in_loop(self._attend)
+        self._look()
 
     def _look(self) -> None:
         """Kill a target that stands still."""
         runs = self._worker.pid is not None
         # The limit is read before the silence: a target that gets ready in between has just been heard.
-        limit = ENDLESS if self._peer is None else self._timeout
+        limit = self._timeout if self._serving else ENDLESS
         silent = self._silence.look(self._clock())
         if runs and silent > limit:
             self._supervisor.kill(TARGET, f"was silent for {limit:g} s and is killed")
@@ -217,6 +234,13 @@ class AsyncEngine:
 
     # -- in the loop
 
+    def _attend(self) -> None:
+        """Often until there is a target; then as often as it needs to know that this server lives."""
+        now = self._clock()
+        if not self._closed and (not self._serving or now - self._attended >= ATTEND):
+            self._attended = now
+            self._post(self._attendance.attend())
+
     def _note_state(self, state: WorkerState) -> None:
         gone = state.pid is None and self._worker.pid is not None
         if state.pid != self._worker.pid:
@@ -228,8 +252,8 @@ class AsyncEngine:
 
     def _drop_target(self, reason: str) -> None:
         """The target is gone; fail its requests."""
-        self._last_peer = self._peer or self._last_peer
-        self._peer = None
+        self._last = self._attendance.incarnation or self._last
+        self._attendance = Attendance()
         self._status = self._status if self._closed else None  # while the server drains, routes still read it
         self._fail(list(self._streams), TargetUnavailable(reason, self.health.retry_after))
 
@@ -238,30 +262,41 @@ class AsyncEngine:
             if (stream := self._streams.pop(request, None)) is not None:
                 stream.fail(error)
 
-    def _handle(self, peer: Peer, message: ToServer) -> None:
-        if peer == self._last_peer:
+    def _handle(self, message: ToServer) -> None:
+        if isinstance(message, Status):
+            self._take_status(message)
+        elif isinstance(message, Declined):
+            logger.error("the target declines: %s", message.reason)
+        elif not self._serving or isinstance(message, Held):
             return
-        if isinstance(message, Status) and peer != self._peer:
+        elif isinstance(message, Beat):
+            if message.incarnation == self._attendance.incarnation and not self._attendance.follows(message):
+                self._lose_requests()
+        else:
+            if not self._attendance.follows(message):
+                self._lose_requests()
+            if isinstance(message, Progress):
+                self._progress(message)
+            else:
+                self._fail(message.ids, error_of(message))
+
+    def _take_status(self, status: Status) -> None:
+        if status.incarnation == self._last:
+            return
+        if status.incarnation != self._attendance.incarnation:
             self._drop_target("target: it was started anew")
             self._silence.heard()
-            self._peer, self._sequence = peer, 0
+            self._attendance = Attendance(status.incarnation)
             self._start_seconds = self._clock() - self._began
-        if peer != self._peer:
-            return
-        if isinstance(message, Status):
-            self._status = message
-        elif isinstance(message, Progress):
-            self._progress(message)
-        else:
-            assert isinstance(message, Failure)
-            self._fail(message.ids, error_of(message))
+        self._status = status
+
+    def _lose_requests(self) -> None:
+        """Messages were lost, with unknown tokens of any request, or all requests have ended."""
+        for request in list(self._streams):
+            self._ask(Abort(request, self._attendance.incarnation))
+        self._fail(list(self._streams), TargetUnavailable("target: the connection to it broke off"))
 
     def _progress(self, progress: Progress) -> None:
-        if progress.sequence != self._sequence:  # messages were lost, with unknown tokens of any request
-            for request in list(self._streams):
-                self._post(Abort(request))
-            self._fail(list(self._streams), TargetUnavailable("target: the connection to it broke off"))
-        self._sequence = progress.sequence + 1
         self.observe(progress.step, progress.deltas)
         for delta in progress.deltas:
             stream = self._streams.get(delta.id)
@@ -270,23 +305,6 @@ class AsyncEngine:
                 if not stream.open:
                     for request in stream.requests:
                         self._streams.pop(request, None)
-
-
-@dataclass
-class Silence:
-    """Seconds since a process was last heard, not counting time in which this process stood still."""
-
-    seconds: float = 0.0
-    _looked: float | None = None  # when the last look was
-
-    def heard(self) -> None:
-        self.seconds = 0.0
-
-    def look(self, now: float) -> float:
-        if self._looked is not None:
-            self.seconds += min(now - self._looked, LONGEST_LOOK)
-        self._looked = now
-        return self.seconds
 
 
 def error_of(message: Failure) -> Exception:

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -61,6 +61,14 @@ from pilotfish.wire.serving import Delta, PartialOutput
 logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What a step has added to a sample."""
+
+    sample: Sample
+    delta: Delta
 
 
 class Engine:
@@ -333,6 +341,10 @@ class Engine:
         return self.worker.scheduler.busy
 
     def step(self) -> list[Delta]:
+        """`advance`, for whoever has one request, or its ids tell."""
+        return [addition.delta for addition in self.advance()]
+
+    def advance(self) -> list[Addition]:
         """Run one forward; return its additions to each sample. If it fails or is interrupted, the samples in it end as
         aborted and those still waiting stay: EngineError, or the interrupt. A sample whose logits are not finite ends
         alone, with its `error`."""
@@ -351,11 +363,11 @@ class Engine:
         record = self.worker.last_step
         return [] if record is None else [self._deliver(commit, record.began) for commit in commits]
 
-    def _deliver(self, commit: RequestCommit, at: float) -> Delta:
+    def _deliver(self, commit: RequestCommit, at: float) -> Addition:
         sample = self._samples[commit.request.id]
         if commit.request.finish_reason is not None:
             self._finish(sample, commit.request.finish_reason)
-        return sample.add(commit, at)
+        return Addition(sample, sample.add(commit, at))
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.finish(reason)

@@ -26,6 +26,7 @@ class Sample:
     def __init__(self, index: int, request: Request, text: TextStream) -> None:
         self.index = index
         self.request_id = request.group  # one for all samples of a prompt; a server sets its own
+        self.owner: Any = None  # whose it is, to whoever submitted it
         self.request = request
         self.stream = text
         self.started = time.perf_counter()

@@ -1,15 +1,13 @@
-"""A target worker's process: an engine, a socket to the server, one loop."""
+"""A target worker's process: an engine, the servers that attend to it, one loop."""
 
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass
+from importlib import metadata
 
 from llguidance import LLMatcher
 
@@ -22,38 +20,20 @@ from pilotfish.core.prefill_pools import PrefillPool
 from pilotfish.core.request import FinishReason
 from pilotfish.core.target_machine import Arrival
 from pilotfish.core.tiers import DEVICE, TierCounts, TierUse
-from pilotfish.engine.engine import Engine
+from pilotfish.engine.engine import Addition, Engine
 from pilotfish.engine.process import Signals
 from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.engine.remote_prefills import RemotePrefills
 from pilotfish.engine.sample import Sample
-from pilotfish.errors import EngineError, InputError, WireError
+from pilotfish.engine.servers import AttendedServer, Dropped, FromServer, Malformed, Servers
+from pilotfish.errors import EngineError, InputError
 from pilotfish.observe.records import StepRecord
-from pilotfish.wire.channel import Channel, ChannelThread, Received, decoded, encode
-from pilotfish.wire.serving import (
-    SERVER,
-    TARGET_DECODER,
-    Abort,
-    Attend,
-    Beat,
-    Failure,
-    Identity,
-    PoolLoad,
-    PrefillPoolLoad,
-    Progress,
-    Status,
-    StepReport,
-    Submit,
-    ToServer,
-)
-from pilotfish.wire.sockets import DialingChannel
+from pilotfish.wire.serving import Abort, Delta, Identity, PoolLoad, PrefillPoolLoad, Status, StepReport, Submit
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two Status messages; until the first one has left, between two attempts.
-STATUS, FIRST_STATUS = 1.0, 0.02
-#: Seconds between two beats.
-BEAT = 0.5
+#: Seconds between two Status messages, and at least between two of which the second tells of a change.
+STATUS, CHANGE = 1.0, 0.1
 #: Seconds between two checks of the KV slots, which are made while idle.
 CHECK = 60.0
 #: Broken steps in succession after which the process gives up: a new one may do better.
@@ -66,32 +46,27 @@ NO_LOAD, NO_PREFILL_LOAD = Load("", 0, 0, 0, 0, 0.0, 0.0), PrefillLoad(0, 0, 0.0
 
 def run_target(
     config: EngineConfig,
-    endpoint: str,
+    servers: Servers,
     signals: Signals,
     remote: RemoteDrafts | None = None,
     prefills: RemotePrefills | None = None,
 ) -> None:
-    """Serve the server that listens at `endpoint` until one of `signals` comes. `remote` are the configuration's drafts
-    elsewhere, `prefills` its prefill workers, if they were started already. InputError for a model that cannot be
-    served."""
-    channel = DialingChannel((endpoint,), secrets.token_bytes(8), high_water=0)
-    services: list[TargetService] = []  # one, once the engine is there
-    heartbeat = start_heartbeat(endpoint, lambda: services[0].step_seconds() if services else 0.0)
-    with closing(channel), closing(heartbeat), Engine(config, remote=remote, prefills=prefills) as engine:
+    """Serve until one of `signals` comes. `remote` are the configuration's drafts elsewhere, `prefills` its prefill
+    workers, if they were started already. InputError for a model that cannot be served."""
+    with Engine(config, remote=remote, prefills=prefills) as engine:
         assert engine.grammars is not None  # since it was loaded
         engine.grammars.warm()
-        service = TargetService(engine, channel)
-        services.append(service)
+        service = TargetService(engine, servers)
         signals.call(service.stop)
         service.run()
 
 
-def start_heartbeat(endpoint: str, step_seconds: Callable[[], float]) -> ChannelThread:
-    """Send a Beat every BEAT seconds until it is closed, over a connection of its own. A forward lets other threads
-    run, so silence means that the process stands still. A long step shows in the Beat itself."""
-    heartbeat = ChannelThread(DialingChannel((endpoint,), secrets.token_bytes(8)), BEAT)
-    heartbeat.start(lambda _: None, lambda: heartbeat.post(SERVER, encode(Beat(os.getpid(), step_seconds()))))
-    return heartbeat
+@dataclass(frozen=True)
+class RequestKey:
+    """Each server numbers its own requests."""
+
+    server: AttendedServer
+    id: int
 
 
 @dataclass(frozen=True)
@@ -100,29 +75,42 @@ class Compiling:
     grammar: Future[LLMatcher]
 
 
-class TargetService:
-    """Runs a server's requests on an engine: takes them in, steps, sends what each step added."""
+@dataclass(frozen=True)
+class TargetLoad:
+    """What a Status is sent for when it changes."""
 
-    def __init__(self, engine: Engine, channel: Channel, clock: Callable[[], float] = time.perf_counter) -> None:
+    running: int
+    waiting: int
+    free_slots: int
+    pending_tokens: int
+
+
+class TargetService:
+    """Runs servers' requests on an engine: takes them in, steps, tells each server what the step added."""
+
+    def __init__(self, engine: Engine, servers: Servers, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` must be that of the engine's step records."""
         self._engine = engine
-        self._channel = channel
+        self._identity = identity_of(engine)
+        self._servers = servers
         self._clock = clock
-        self._samples: dict[int, list[Sample]] = {}  # by the request's id
-        self._compiling: dict[int, Compiling] = {}  # requests whose grammar is not there yet, by id
+        self._samples: dict[RequestKey, list[Sample]] = {}
+        self._compiling: dict[RequestKey, Compiling] = {}  # requests whose grammar is not there yet
         self._stopping = False
-        self._sequence = 0
         self._failures = 0
-        self._told = -STATUS  # when the last Status was sent; less than 0 before the first one
+        self._told = -STATUS  # when the last Status was sent
+        self._load = TargetLoad(0, 0, 0, 0)  # of the last Status
         self._checked = -CHECK
         self._began: float | None = None  # start of the present step; None between steps
         self._stepped: float | None = None  # end of the last step, if no wait followed it
+        servers.step_seconds = self.step_seconds
 
     def run(self) -> None:
         """Until `stop`."""
+        self._tell_status(True)
         while not self._stopping:
-            for received in self._channel.receive(0.0 if self._engine.busy else self._pause()):
-                self._take(received)
+            for asked in self._servers.take(0.0 if self._engine.busy else self._pause()):
+                self._take(asked)
             self._take_compiled()
             stepped = self._engine.busy
             if stepped:
@@ -140,7 +128,7 @@ class TargetService:
     def stop(self) -> None:
         """From any thread, or a signal's handler."""
         self._stopping = True
-        self._channel.wake()
+        self._servers.wake()
 
     def step_seconds(self) -> float:
         """Seconds that the present step has lasted; 0 between steps. Any thread may call this."""
@@ -148,7 +136,7 @@ class TargetService:
         return 0.0 if began is None else max(0.0, self._clock() - began)
 
     def _pause(self) -> float:
-        return FIRST_STATUS if self._told < 0 else max(0.0, self._told + STATUS - self._clock())
+        return max(0.0, self._told + STATUS - self._clock())
 
     def _check_slots(self) -> None:
         self._checked = self._clock()
@@ -159,97 +147,114 @@ class TargetService:
 
     # -- what comes in
 
-    def _take(self, received: Received) -> None:
-        try:
-            message = decoded(TARGET_DECODER, received.frame)
-        except WireError as error:
-            logger.error("a request was dropped: %s", error)
+    def _take(self, asked: FromServer) -> None:
+        message = asked.message
+        if isinstance(message, Dropped):
+            self._drop(asked.server, message)
             return
-        if isinstance(message, Attend):
-            return
-        if isinstance(message, Abort):
-            self._abort(message)
+        key = RequestKey(asked.server, message.id)
+        if isinstance(message, Malformed):
+            self._fail(key, InputError(message.reason))
+        elif isinstance(message, Abort):
+            self._abort(key)
         elif (constraint := message.params.structured_outputs) is None:
-            self._submit(message)
+            self._submit(key, message)
         else:
-            self._compile(message, constraint)
+            self._compile(key, message, constraint)
 
-    def _compile(self, message: Submit, constraint: Constraint) -> None:
+    def _drop(self, server: AttendedServer, dropped: Dropped) -> None:
+        """End all requests of a server."""
+        ended = [key for key in (*self._samples, *self._compiling) if key.server is server]
+        if ended:
+            logger.warning("requests of server %s end, %d of them: %s", server.peer.hex(), len(ended), dropped.reason)
+        for key in ended:
+            self._abort(key)
+        self._servers.drop(server, dropped)
+
+    def _compile(self, key: RequestKey, message: Submit, constraint: Constraint) -> None:
         """Requests without a grammar do not wait for those with one."""
         assert self._engine.grammars is not None  # since it was loaded
         compiled = self._engine.grammars.compile(constraint)
-        self._compiling[message.id] = Compiling(message, compiled)
-        compiled.add_done_callback(lambda _: self._channel.wake())
+        self._compiling[key] = Compiling(message, compiled)
+        compiled.add_done_callback(lambda _: self._servers.wake())
 
     def _take_compiled(self) -> None:
         """Submit the requests whose grammars are there, or cannot be."""
-        for request, compiling in list(self._compiling.items()):
+        for key, compiling in list(self._compiling.items()):
             if not compiling.grammar.done():
                 continue
-            del self._compiling[request]
+            del self._compiling[key]
             if (error := compiling.grammar.exception()) is None:
-                self._submit(compiling.message, compiling.grammar.result())
+                self._submit(key, compiling.message, compiling.grammar.result())
             else:
-                self._fail([request], error if isinstance(error, InputError) else EngineError(str(error)))
+                self._fail(key, error if isinstance(error, InputError) else EngineError(str(error)))
 
-    def _submit(self, message: Submit, compiled: LLMatcher | None = None) -> None:
+    def _submit(self, key: RequestKey, message: Submit, compiled: LLMatcher | None = None) -> None:
         limits = (message.cache_salt, message.max_nodes)
         try:
-            samples = self._engine.submit(message.tokens, message.params, *limits, compiled)
+            samples = self._engine.submit(message.tokens, message.params, *limits, compiled, message.resumed)
         except InputError as error:
-            self._fail([message.id], error)
+            self._fail(key, error)
             return
         for sample in samples:
             sample.request_id = message.id
-        self._samples[message.id] = samples
+            sample.owner = key
+        self._samples[key] = samples
 
-    def _abort(self, message: Abort) -> None:
-        compiling = self._compiling.pop(message.id, None)
+    def _abort(self, key: RequestKey) -> None:
+        compiling = self._compiling.pop(key, None)
         if compiling is not None:
             compiling.grammar.cancel()  # or those of requests that have gone would keep others waiting
-        for sample in self._samples.pop(message.id, []):
+        for sample in self._samples.pop(key, []):
             self._engine.abort(sample)
 
     # -- a step
 
     def _step(self) -> None:
         try:
-            deltas = self._engine.step()
+            additions = self._engine.advance()
         except EngineError as error:
             self._break(error)
             return
         self._failures = 0
         if (record := self._engine.worker.last_step) is None:
             return
-        whole = [delta for delta in deltas if delta.finish is None or delta.finish.reason is not FinishReason.ERROR]
-        self._tell(Progress(self._sequence, step_report(record, self._stepped, _arrivals(self._engine)), whole))
-        self._sequence += 1
+        self._tell_progress(step_report(record, self._stepped, _arrivals(self._engine)), additions)
         self._stepped = record.ended
-        self._end([self._samples[delta.id][delta.index] for delta in deltas if delta.finish is not None])
+        self._end([addition.sample for addition in additions if addition.delta.finish is not None])
+
+    def _tell_progress(self, report: StepReport, additions: Sequence[Addition]) -> None:
+        """Every server with requests here, of the step, and of what it added to them."""
+        deltas: dict[AttendedServer, list[Delta]] = {key.server: [] for key in self._samples}
+        for addition in additions:
+            if addition.delta.finish is None or addition.delta.finish.reason is not FinishReason.ERROR:
+                deltas[addition.sample.owner.server].append(addition.delta)
+        for server, added in deltas.items():
+            self._servers.progress(server, report, added)
 
     def _end(self, samples: Sequence[Sample]) -> None:
         """Forget requests whose outputs have all ended. Requests with an output that ended with an error end as a
         whole."""
-        errors = {sample.request_id: sample.error for sample in samples if sample.error is not None}
-        for request, error in errors.items():
+        errors = {sample.owner: sample.error for sample in samples if sample.error is not None}
+        for key, error in errors.items():
             logger.error("%s", error)
-            self._fail([request], error)
-        for request in {sample.request_id for sample in samples} - errors.keys():
-            if all(sample.finish_reason is not None for sample in self._samples[request]):
-                del self._samples[request]
+            self._fail(key, error)
+        for key in {sample.owner for sample in samples} - errors.keys():
+            if all(sample.finish_reason is not None for sample in self._samples[key]):
+                del self._samples[key]
 
-    def _fail(self, requests: Sequence[int], error: InputError | EngineError) -> None:
-        """End requests as a whole."""
-        for request in requests:
-            self._abort(Abort(request))
+    def _fail(self, key: RequestKey, error: InputError | EngineError) -> None:
+        """End a request as a whole."""
+        self._abort(key)
         reason, refused = str(error)[:LONGEST_TEXT], isinstance(error, InputError)
-        self._tell(Failure(list(requests), reason, refused, getattr(error, "field", None)))
+        self._servers.fail(key.server, [key.id], reason, refused, getattr(error, "field", None))
 
     def _break(self, error: EngineError) -> None:
         """The step broke. Requests with an output that ended in it end as a whole."""
         logger.error("%s", error, exc_info=True)
-        broken = [i for i, samples in self._samples.items() if any(s.finish_reason == "abort" for s in samples)]
-        self._fail(broken, error)
+        broken = [key for key, samples in self._samples.items() if any(s.finish_reason == "abort" for s in samples)]
+        for key in broken:
+            self._fail(key, error)
         self._stepped = None
         self._failures += 1
         if self._failures >= MAX_FAILURES:
@@ -260,25 +265,32 @@ class TargetService:
     def _tell_status(self, idle: bool) -> None:
         """Send a Status if one is due, or if the last request has just ended (`idle`)."""
         now = self._clock()
-        if idle or self._told < 0 or now - self._told >= STATUS:
-            self._told = now if self._tell(self._status()) else self._told
+        if not idle and now - self._told < CHANGE:
+            return
+        load = self._present_load()
+        if idle or now - self._told >= STATUS or load != self._load:
+            self._told, self._load = now, load
+            self._servers.tell_all(self._status(load))
 
-    def _status(self) -> Status:
+    def _present_load(self) -> TargetLoad:
         scheduler = self._engine.worker.scheduler
+        pending = sum(request.num_pending for request in (*scheduler.running, *scheduler.waiting))
+        return TargetLoad(len(scheduler.running), len(scheduler.waiting), scheduler.pool.num_available, pending)
+
+    def _status(self, load: TargetLoad) -> Status:
         return Status(
-            identity=identity_of(self._engine),
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            free_slots=scheduler.pool.num_available,
-            preemptions=scheduler.preemptions,
+            identity=self._identity,
+            running=load.running,
+            waiting=load.waiting,
+            free_slots=load.free_slots,
+            preemptions=self._engine.worker.scheduler.preemptions,
+            incarnation=self._servers.incarnation,
+            pending_tokens=load.pending_tokens,
             pools=_pools(self._engine),
             prefill_pools=_prefill_pools(self._engine),
             tiers=tiers_of(self._engine),
             tier_counts=TierCounts() if self._engine.tiers is None else self._engine.tiers.counts,
         )
-
-    def _tell(self, message: ToServer) -> bool:
-        return self._channel.send(SERVER, encode(message))
 
 
 def step_report(record: StepRecord, before: float | None, pushes: Sequence[Arrival] = ()) -> StepReport:
@@ -317,6 +329,7 @@ def identity_of(engine: Engine) -> Identity:
         max_nodes=0 if config.mode == "off" else config.nodes,
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
+        version=metadata.version("pilotfish"),
     )
 
 

@@ -44,6 +44,7 @@ _OPTIONS = {
 _BETWEEN_HOSTS = {
     zmq.HEARTBEAT_IVL: 2_000,  # ms; answered by ZeroMQ's own thread, also while a forward runs
     zmq.HEARTBEAT_TIMEOUT: 10_000,
+    zmq.RECONNECT_IVL_MAX: 2_000,  # where a dial fails the next one waits twice as long; within a host it costs nothing
 }
 
 Message = TypeVar("Message")

@@ -2,8 +2,9 @@
 servers dial it.
 
     server                                    target worker
-      ├─ Attend ─────────────────────────────► │   some times a second, as long as the server lives
-      │ ◄──────────────────────────── Status ──┤   the answer to the first Attend; later each second, and on change
+      ├─ Attend ─────────────────────────────► │   twice a second, as long as the server lives
+      │ ◄──────────────────────────── Status ──┤   the answer to the first Attend, once there is one; later each second,
+      │                                        │   and on change
       │ ◄────────────────────────────── Held ──┤   to servers that ask for it: which prefixes it has KV of
       ├─ Submit(prompt, parameters) ─────────► │
       │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output of this server
@@ -12,6 +13,10 @@ servers dial it.
 
 A Failure ends a request that cannot be served, or requests whose step broke. Declined says why a server is not served.
 A target's incarnation is its process: requests and their ids mean nothing to the next one.
+
+No loss goes unnoticed. Attend says how many Submits and Aborts the server has sent: where a target has received others
+it ends all requests of that server, and leaves a gap in the numbers of what it tells that server. Progress and Failure
+are numbered, and Beat has the next number: after a gap all requests of the server at this target are over.
 """
 
 from __future__ import annotations
@@ -34,8 +39,8 @@ from pilotfish.core.tiers import TierCounts, TierUse
 SERVING_VERSION = 1
 #: Seconds between two Attends, and of silence after which a server's requests end.
 ATTEND, SERVER_SILENCE = 0.5, 10.0
-#: The server's peer name on a target's channel.
-SERVER = b"0"
+#: Messages that may wait on either side: more than come until a server is silent, or a target killed.
+WAITING = 1 << 16
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
@@ -44,6 +49,9 @@ class Attend(Struct, tag="attend", frozen=True):
     """A server is there, and attends to its requests: a target ends those of a server that is silent."""
 
     version: Count  # SERVING_VERSION
+    incarnation: Text  # of the target whose messages it counts; "" before it knows one
+    sent: Count  # Submits and Aborts, to this incarnation
+    sequence: Count  # of the Progress or Failure that it expects next
     held: bool = False  # whether it wants to know what prefixes the target has KV of
     heard: Count = 0  # the sequence of the next Held that it expects; 0: all is to be told to it
 
@@ -61,11 +69,11 @@ class Submit(Struct, tag="submit", frozen=True):
     has a seed, and goes on exactly: a token is a function of target, prompt, parameters and seed."""
 
     id: Id  # the server's
+    incarnation: Text  # of the target that it is meant for; any other drops it
     tokens: Tokens
     params: SamplingParams
     cache_salt: str | None = None
     max_nodes: Index | None = None  # of a tree; 0: no speculation, None: as the target is configured
-    incarnation: Text = ""  # of the target that it is meant for; any other drops it
     resumed: list[PartialOutput] | None = None  # None: it is new
 
 
@@ -73,6 +81,7 @@ class Abort(Struct, tag="abort", frozen=True):
     """Ends a request early."""
 
     id: Id
+    incarnation: Text  # of the target that has it
 
 
 class Identity(Readable, frozen=True):
@@ -102,12 +111,12 @@ class Status(Struct, tag="status", frozen=True):
     waiting: Count
     free_slots: Count
     preemptions: Count
+    incarnation: Text
+    pending_tokens: Count = 0  # committed tokens without KV, of running and waiting requests
     pools: list[PoolLoad] = []
     prefill_pools: list[PrefillPoolLoad] = []
     tiers: list[TierUse] = []  # the device first
     tier_counts: TierCounts = msgspec.field(default_factory=TierCounts)
-    incarnation: Text = ""
-    pending_tokens: Count = 0  # committed tokens without KV, of running and waiting requests
 
 
 class Declined(Readable, tag="declined", frozen=True):
@@ -196,9 +205,9 @@ class Delta(Struct, frozen=True):
 
 
 class Progress(Struct, tag="progress", frozen=True):
-    """A step and its additions to outputs."""
+    """A step, and its additions to outputs of this server."""
 
-    sequence: Index  # rises by one; a gap means that messages were lost
+    sequence: Count  # rises by one, together with those of Failures
     step: StepReport
     deltas: list[Delta]
 
@@ -206,6 +215,7 @@ class Progress(Struct, tag="progress", frozen=True):
 class Failure(Readable, tag="failure", frozen=True):
     """Ends these requests."""
 
+    sequence: Count
     ids: list[Id]
     reason: Text
     refused: bool = False  # they cannot be served; otherwise their step broke
@@ -215,7 +225,8 @@ class Failure(Readable, tag="failure", frozen=True):
 class Beat(Struct, tag="beat", frozen=True):
     pid: Count
     step: Seconds  # that the step at hand has lasted; 0 between steps
-    incarnation: Text = ""
+    incarnation: Text
+    sequence: Count  # of the Progress or Failure that comes next
 
 
 ToTarget: TypeAlias = Attend | Submit | Abort

@@ -32,7 +32,6 @@ REDIAL_LOST, REDIAL_REFUSED = 0.05, 2.0
 _DIALING = {
     zmq.IMMEDIATE: 1,  # while nobody is connected a frame is lost; later it would mean nothing
     zmq.RECONNECT_IVL: 50,
-    zmq.RECONNECT_IVL_MAX: 2_000,
     zmq.CONNECT_TIMEOUT: 2_000,
 }
 _REFUSALS = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL

@@ -1,0 +1,259 @@
+"""The servers of a target: who is heard, what is lost, whose requests end. No sockets, no threads, a clock by hand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+import pytest
+
+from pilotfish.core.messages import Peer
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine import servers as servers_module
+from pilotfish.engine.attendance import Attendance
+from pilotfish.engine.servers import BEAT, TICK, Dropped, Malformed, Servers
+from pilotfish.wire.channel import Received, decoded, encode
+from pilotfish.wire.serving import (
+    SERVER_DECODER,
+    SERVER_SILENCE,
+    SERVING_VERSION,
+    Abort,
+    Attend,
+    Beat,
+    Declined,
+    Failure,
+    Identity,
+    Progress,
+    Status,
+    StepReport,
+    Submit,
+    ToServer,
+    ToTarget,
+)
+
+STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
+A, B = b"a", b"b"
+
+
+class Rig:
+    """Both threads of `Servers`, by turns, and what each server was sent."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.servers = Servers(self, lambda: self.now)  # type: ignore[arg-type]
+        self.servers._thread.post = self._post  # type: ignore[method-assign]
+        self.told: dict[Peer, list[ToServer]] = defaultdict(list)
+        self.known: dict[Peer, Attendance] = defaultdict(lambda: Attendance(self.servers.incarnation))
+
+    def _post(self, peer: Peer, *frames: bytes) -> None:
+        self.told[peer] += [decoded(SERVER_DECODER, frame) for frame in frames]
+
+    def hear(self, peer: Peer, message: ToTarget) -> None:
+        self.servers._receive(Received(peer, encode(message)))
+
+    def attend(self, *peers: Peer) -> None:
+        for peer in peers:
+            self.hear(peer, self.known[peer].attend())
+
+    def submit(self, peer: Peer, number: int, lost: bool = False) -> None:
+        self.known[peer].sent += 1
+        if not lost:
+            self.hear(peer, Submit(number, self.servers.incarnation, [1, 2], SamplingParams()))
+
+    def abort(self, peer: Peer, number: int, lost: bool = False) -> None:
+        self.known[peer].sent += 1
+        if not lost:
+            self.hear(peer, Abort(number, self.servers.incarnation))
+
+    def taken(self) -> list[tuple[Peer, Any]]:
+        """What the loop takes in; it drops at once what it is to drop."""
+        taken = self.servers.take(0.0)
+        for one in taken:
+            if isinstance(one.message, Dropped):
+                self.servers.drop(one.server, one.message)
+        return [(one.server.peer, one.message) for one in taken]
+
+    def progress(self, *peers: Peer) -> None:
+        for peer in peers:
+            self.servers.progress(self.servers._known[peer], STEP, [])
+
+    def follows(self, peer: Peer) -> bool:
+        """Whether the server, which reads all that it was told, finds it whole."""
+        told = [message for message in self.told.pop(peer, []) if isinstance(message, Beat | Progress | Failure)]
+        follows = [self.known[peer].follows(message) for message in told]
+        return all(follows)
+
+    def let_pass(self, seconds: float, *attending: Peer) -> None:
+        for turn in range(round(seconds / TICK)):
+            self.now += TICK
+            self.servers._tick()
+            if turn % 5 == 4:
+                self.attend(*attending)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def status(incarnation: str) -> Status:
+    return Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, incarnation)
+
+
+def kinds(messages: list[ToServer]) -> list[str]:
+    return [type(message).__name__ for message in messages]
+
+
+def test_a_server_hears_that_the_target_lives_and_then_what_it_serves(rig: Rig) -> None:
+    rig.attend(A)
+    assert kinds(rig.told[A]) == ["Beat"]  # while it loads
+    rig.let_pass(3 * BEAT, A)
+    assert set(kinds(rig.told.pop(A))) == {"Beat"}
+    rig.servers.tell_all(status(rig.servers.incarnation))
+    assert kinds(rig.told.pop(A)) == ["Status"]
+    rig.attend(B)
+    assert kinds(rig.told[B]) == ["Beat", "Status"]
+    rig.attend(A, B)
+    assert kinds(rig.told[A]) == [] and kinds(rig.told[B]) == ["Beat", "Status"]
+
+
+def test_beats_tell_how_long_the_step_at_hand_lasts(rig: Rig) -> None:
+    rig.attend(A)
+    rig.servers.step_seconds = lambda: 7.5
+    rig.let_pass(2 * BEAT)
+    assert [beat.step for beat in rig.told[A] if isinstance(beat, Beat)][-1] == 7.5
+
+
+def test_nothing_is_lost_between_two_servers_and_a_target(rig: Rig) -> None:
+    rig.attend(A, B)
+    for number in (1, 2):
+        rig.submit(A, number)
+        rig.submit(B, number)
+        rig.progress(A, B, A)
+        rig.abort(A, number)
+        rig.let_pass(1.0, A, B)
+    assert [(peer, type(m).__name__, m.id) for peer, m in rig.taken()] == [
+        *((A, "Submit", 1), (B, "Submit", 1), (A, "Abort", 1)),
+        *((A, "Submit", 2), (B, "Submit", 2), (A, "Abort", 2)),
+    ]
+    rig.servers.fail(rig.servers._known[A], [2], "no", True, None)
+    rig.let_pass(1.0, A, B)
+    assert rig.follows(A) and rig.follows(B)
+    assert (rig.known[A].sequence, rig.known[B].sequence) == (5, 2)
+
+
+@pytest.mark.parametrize("what", ["submit", "abort"])
+def test_a_message_that_was_lost_ends_the_requests_of_its_server_alone(rig: Rig, what: str) -> None:
+    rig.attend(A, B)
+    rig.submit(A, 1)
+    rig.submit(B, 1)
+    getattr(rig, what)(A, 1, lost=True)
+    rig.submit(A, 3)
+    rig.let_pass(BEAT, A, B)
+    dropped = [peer for peer, message in rig.taken() if isinstance(message, Dropped)]
+    assert dropped == [A]
+    rig.let_pass(BEAT, A, B)
+    assert not rig.follows(A) and rig.follows(B)
+    rig.submit(A, 4)
+    rig.progress(A)
+    rig.let_pass(2.0, A, B)
+    assert rig.follows(A) and [m.id for _, m in rig.taken()] == [4]
+
+
+@pytest.mark.parametrize("after", ["progress", "nothing"])
+def test_what_a_server_was_told_in_vain_shows_with_the_next_message(rig: Rig, after: str) -> None:
+    rig.attend(A)
+    rig.submit(A, 1)
+    rig.progress(A)
+    rig.told[A].pop()
+    if after == "progress":
+        rig.progress(A)
+    else:
+        rig.let_pass(BEAT, A)
+    assert not rig.follows(A)
+    rig.progress(A)
+    rig.let_pass(BEAT, A)
+    assert rig.follows(A)
+
+
+def test_a_silent_server_loses_its_requests_and_finds_out_when_it_is_back(rig: Rig) -> None:
+    rig.servers.tell_all(status(rig.servers.incarnation))
+    rig.attend(A, B)
+    rig.submit(A, 1)
+    rig.submit(B, 1)
+    assert len(rig.taken()) == 2
+    rig.let_pass(SERVER_SILENCE - BEAT, B)
+    assert rig.taken() == [] and rig.follows(A)
+    rig.let_pass(2 * BEAT, B)
+    assert [(peer, type(message)) for peer, message in rig.taken()] == [(A, Dropped)]
+    rig.told.clear()
+    rig.let_pass(5.0, B)
+    rig.servers.tell_all(status(rig.servers.incarnation))
+    assert A not in rig.told and rig.follows(B) and rig.taken() == []
+    rig.submit(A, 2)  # before it knows
+    rig.attend(A)
+    assert kinds(rig.told[A]) == ["Beat", "Status"] and not rig.follows(A)
+    rig.taken()
+    rig.submit(A, 3)
+    rig.progress(A)
+    rig.let_pass(BEAT, A, B)
+    assert [message.id for _, message in rig.taken()] == [3] and rig.follows(A)
+
+
+def test_a_target_that_stood_still_does_not_take_its_servers_for_silent(rig: Rig) -> None:
+    rig.attend(A)
+    rig.now += 60.0
+    rig.servers._tick()
+    assert rig.taken() == []
+
+
+def test_what_is_meant_for_another_target_is_dropped(rig: Rig) -> None:
+    rig.hear(A, Attend(SERVING_VERSION, "another", 7, 9))
+    rig.hear(A, Submit(1, "another", [1], SamplingParams()))
+    rig.hear(A, Abort(1, "another"))
+    rig.hear(B, Submit(1, rig.servers.incarnation, [1], SamplingParams()))  # which nobody attends to
+    assert rig.taken() == []
+    rig.submit(A, 1)
+    rig.attend(A)
+    assert [message.id for _, message in rig.taken()] == [1] and rig.follows(A)
+
+
+def test_another_version_is_declined(rig: Rig) -> None:
+    rig.hear(A, Attend(SERVING_VERSION + 1, "", 0, 0))
+    (declined,) = rig.told[A]
+    assert isinstance(declined, Declined) and f"of version {SERVING_VERSION + 1}," in declined.reason
+    rig.let_pass(BEAT)
+    assert len(rig.told[A]) == 1
+
+
+def test_too_many_servers_are_declined_and_silent_ones_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers_module, "MAX_SERVERS", 2)
+    rig.attend(A, B)
+    rig.submit(A, 1)
+    rig.progress(A)
+    rig.attend(b"c")
+    (declined,) = rig.told.pop(b"c")
+    assert isinstance(declined, Declined) and declined.reason == "2 servers attend already"
+    rig.let_pass(SERVER_SILENCE + 1, B)
+    rig.taken()
+    rig.attend(b"c")
+    assert kinds(rig.told[b"c"]) == ["Beat"]
+    rig.let_pass(SERVER_SILENCE + 1, A)  # b and c are silent
+    assert len(rig.told[A]) and rig.known[A].sent == 1
+    rig.taken()
+    rig.let_pass(BEAT, A)
+    assert not rig.follows(A)  # it was forgotten, and what it waits for with it
+
+
+def test_a_request_that_is_none_is_refused_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.attend(A)
+    bad = {"type": "submit", "id": 4, "incarnation": rig.servers.incarnation, "tokens": ["x"], "params": {}}
+    rig.known[A].sent += 1
+    for frame in (b"\xff\x00", msgspec.msgpack.encode(bad), b""):
+        rig.servers._receive(Received(A, frame))
+        rig.servers._receive(Received(B, frame))  # of nobody
+    rig.attend(A)
+    ((peer, message),) = rig.taken()
+    assert peer == A and isinstance(message, Malformed) and message.id == 4 and "tokens" in message.reason
+    assert len(caplog.records) == 1
