@@ -1,5 +1,5 @@
 """A target's machine of hand-overs, prefill workers' machines, lines between them that lose, repeat, reorder and damage
-frames, memory that is read late, and a clock.
+frames, memory that is read late, pools that come and go, and a clock.
 
 KV of a token is a pure function of its salt and of all tokens up to it. So what is in a wrong slot, or is of another
 prompt, tenant or layer, is not what is expected there.
@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from pilotfish.core.handover import WHOLE, HandOver
 from pilotfish.core.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
 from pilotfish.core.incoming import Incoming
-from pilotfish.core.messages import Peer, salt_digest
+from pilotfish.core.messages import Outgoing, Peer, salt_digest
 from pilotfish.core.prefill_machine import PrefillLimits, PrefillMachine
 from pilotfish.core.prefill_messages import (
     MAC_KEY_BYTES,
@@ -42,6 +43,7 @@ LAYERS, CONTEXT, LEASE, PLACES = 3, 400, 2.0, 12
 LAYOUT = KVLayout(LAYERS, 0, 1, [1, 1])
 IDENTITY = KVIdentity({"weights": "0a1b"}, LAYOUT)
 KEY = b"of salts"
+Work: TypeAlias = OpenMemory | CloseMemory | ReadSegment
 POOLS = 2
 
 
@@ -168,8 +170,10 @@ class World:
         self.kv = np.zeros((LAYERS, 4000, 2), np.uint8)
         self.free: list[int] = list(range(4000))
         self.wanted: list[HandOver] = []
-        self.lanes: list[deque[OpenMemory | CloseMemory | ReadSegment]] = [deque() for _ in range(POOLS)]
-        self.open: list[Memory | None] = [None] * POOLS
+        self.dialled = {pool.peer: i for i, pool in enumerate(pools)}  # workers that are pools of the target
+        self.peers = iter(range(POOLS, 10**6))
+        self.lanes: dict[Peer, deque[Work]] = {pool.peer: deque() for pool in pools}
+        self.open: dict[Peer, Memory | None] = {}
 
     # -- events
 
@@ -222,12 +226,15 @@ class World:
 
     def work(self, choice: int) -> None:
         """What a pool's thread does next."""
-        lane = self.lanes[choice % POOLS]
-        for _ in range(1 + choice // 32):
-            if lane:
-                self._do(choice % POOLS, lane.popleft())
+        if (pool := self.pool_of(choice % POOLS)) is not None:
+            self._work(pool.peer, 1 + choice // 32)
 
-    def _do(self, pool: int, work: OpenMemory | CloseMemory | ReadSegment) -> None:
+    def _work(self, pool: Peer, most: int) -> None:
+        lane = self.lanes[pool]
+        for _ in range(min(most, len(lane))):
+            self._do(pool, lane.popleft())
+
+    def _do(self, pool: Peer, work: Work) -> None:
         if isinstance(work, OpenMemory):
             lives = [worker.memory for worker in self.workers if worker.memory.offer == work.welcome.shared_memory]
             self.open[pool] = lives[0] if lives else None
@@ -238,8 +245,8 @@ class World:
         elif not (work.incoming.ended or work.incoming.outcome):
             self._read(pool, work)
 
-    def _read(self, pool: int, work: ReadSegment) -> None:
-        reference, memory = work.reference, self.open[pool]
+    def _read(self, pool: Peer, work: ReadSegment) -> None:
+        reference, memory = work.reference, self.open.get(pool)
         try:
             if work.data is None and memory is None:
                 raise SegmentError("gone", "its memory is closed")
@@ -269,10 +276,35 @@ class World:
             worker.machine.tick(self.now)
 
     def disconnect(self, choice: int) -> None:
-        pool = choice % POOLS
-        self.target.lost(self.target.pools[pool], "it hung up")
-        self.frames[pool].clear()
-        self.frames[POOLS + pool].clear()
+        if (pool := self.pool_of(choice % POOLS)) is not None:
+            self.target.lost(pool, "it hung up")
+            self.frames[choice % POOLS].clear()
+            self.frames[POOLS + choice % POOLS].clear()
+
+    def join(self, choice: int) -> None:
+        if self.pool_of(choice % POOLS) is None:
+            peer = str(next(self.peers)).encode()
+            self.dialled[peer], self.lanes[peer] = choice % POOLS, deque()
+            self.target.join(PrefillPool(f"pool {choice % POOLS}", peer))
+
+    def drain(self, choice: int) -> None:
+        """Mostly; now and then it is to stay after all."""
+        if (pool := self.pool_of(choice % POOLS)) is not None:
+            self.target.drain(pool, choice % 8 < 6)
+
+    def leave(self, choice: int) -> None:
+        """What was sent before may still arrive; nothing is heard any more."""
+        if (pool := self.pool_of(choice % POOLS)) is not None:
+            self.target.leave(pool)
+            self.post()
+            self._work(pool.peer, len(self.lanes[pool.peer]))
+            self.post()
+            assert self.open.pop(pool.peer, None) is None
+            del self.dialled[pool.peer], self.lanes[pool.peer]
+            self.frames[POOLS + choice % POOLS].clear()
+
+    def pool_of(self, worker: int) -> PrefillPool | None:
+        return next((pool for pool in self.target.pools if self.dialled[pool.peer] == worker), None)
 
     def restart(self, choice: int) -> None:
         """A worker at the same address, which knows nobody."""
@@ -310,10 +342,9 @@ class World:
 
     def lie(self, choice: int) -> None:
         """A worker that signs what is not so."""
-        pool = choice % POOLS
-        line = self.frames[POOLS + pool]
+        line, pool = self.frames[POOLS + choice % POOLS], self.pool_of(choice % POOLS)
         for place, frame in enumerate(line):
-            message, welcome = decode_from_prefill(frame), self.target.pools[pool].welcome
+            message, welcome = decode_from_prefill(frame), None if pool is None else pool.welcome
             if isinstance(message, SegmentReady) and welcome is not None:
                 lied = LIES[choice // 2 % len(LIES)](message.reference)
                 signed = lied.signed(welcome.mac_key) if choice % 5 else lied
@@ -340,15 +371,21 @@ class World:
     def post(self) -> None:
         """What the machines have to say goes onto the lines, what is to be done onto the lanes."""
         for outgoing in self.target.outbox:
-            self.frames[int(outgoing.peer)].append(encode(outgoing.message))
+            if outgoing.peer in self.dialled:
+                self._check_order(outgoing)
+                self.frames[self.dialled[outgoing.peer]].append(encode(outgoing.message))
         self.target.outbox.clear()
         for work in self.target.work:
             pool = work.incoming.pool if isinstance(work, ReadSegment) else work.pool
-            self.lanes[int(pool.peer)].append(work)
+            self.lanes[pool.peer].append(work)
         self.target.work.clear()
         for number, worker in enumerate(self.workers):
             self.frames[POOLS + number] += [encode(outgoing.message) for outgoing in worker.machine.outbox]
             worker.machine.outbox.clear()
+
+    def _check_order(self, outgoing: Outgoing) -> None:
+        pool = self.target.pool_at(outgoing.peer)
+        assert not isinstance(outgoing.message, PrefillOrder) or (pool is not None and not pool.draining)
 
     def _arrive(self, line: int, frame: bytes) -> None:
         if line < POOLS:
@@ -357,7 +394,9 @@ class World:
             except WireError as error:
                 self.workers[line].machine.malformed(self.peer, str(error))
             return
-        pool = self.target.pools[line - POOLS]
+        pool = self.pool_of(line - POOLS)
+        if pool is None:
+            return
         try:
             message = decode_from_prefill(frame)
         except WireError as error:
@@ -368,7 +407,8 @@ class World:
     # -- what holds
 
     def check(self) -> None:
-        under_way = [incoming for pool in self.target.pools for incoming in self.target.at(pool)]
+        under_way = self.target._incoming.values()
+        assert all(incoming.outcome or incoming.pool in self.target.pools for incoming in under_way)
         assert {id(incoming.handover) for incoming in under_way} == {id(handover) for handover in self.wanted}
         for worker in self.workers:
             held = [r.place for order in worker.machine.orders for r in order.held.values()]
@@ -383,14 +423,19 @@ class World:
                 self.post()
                 for number in range(len(self.frames)):
                     self.deliver(number + 8 * len(self.frames[number]))
+                for peer in self.lanes:
+                    self._work(peer, len(self.lanes[peer]))
                 for pool in range(POOLS):
-                    self.work(pool + 32 * len(self.lanes[pool]))
                     self.compute(pool + 64 * 3)
             self.settle()
             self.check()
 
     def heal(self) -> None:
-        """The lines are good again: once pools that failed are tried again, hand-overs come whole."""
+        """The lines are good again, a pool is there to stay: once pools that failed are tried again, hand-overs come
+        whole."""
+        if all(pool.draining for pool in self.target.pools):
+            self.leave(0)
+            self.join(0)
         self.rounds(250, 0.3)
         before = Counter(self.outcomes)
         for choice in range(12):

@@ -1,5 +1,5 @@
-"""Hand-overs between a target's machine and prefill workers' machines, whatever happens to messages, memory, workers:
-what a hand-over says that it brought is there, and right; nothing is held when all have ended."""
+"""Hand-overs between a target's machine and prefill workers' machines, whatever happens to messages, memory, workers
+and pools: what a hand-over says that it brought is there, and right; nothing is held when all have ended."""
 
 from __future__ import annotations
 
@@ -28,9 +28,18 @@ from pilotfish.core.prefill_messages import (
 from pilotfish.core.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, SILENCE, mismatch
 from pilotfish.core.segments import SegmentReference, sequence_digest
 
-COMMON = {"deliver": 24.0, "compute": 12.0, "work": 12.0, "settle": 5.0, "begin": 4.0, "tick": 6.0, "wait": 4.0}
+COMMON = {
+    "deliver": 24.0,
+    "compute": 12.0,
+    "work": 12.0,
+    "settle": 5.0,
+    "begin": 4.0,
+    "tick": 6.0,
+    "wait": 4.0,
+    "join": 1.0,
+}
 FAULTS = {"drop": 0.2, "repeat": 0.2, "reorder": 0.2, "flip": 0.2, "lie": 0.3, "damage": 0.3, "cancel": 0.4}
-RARE = {"disconnect": 0.1, "restart": 0.15}
+RARE = {"disconnect": 0.1, "restart": 0.15, "drain": 0.15, "leave": 0.15}
 #: What goes wrong in a long run.
 KINDS = (
     FAULTS | RARE,

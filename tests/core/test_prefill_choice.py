@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotfish.core.handover import WHOLE, HandOverReport
-from pilotfish.core.prefill_choice import FEW, MAX_RETRIALS, RETRIAL, TRIAL, PrefillChoice, PromptLoad
+from pilotfish.core.prefill_choice import FEW, MAX_RETRIALS, RETRIAL, TRIAL, PrefillChoice, PrefillOption, PromptLoad
 from pilotfish.core.prefill_costs import ExposedSeconds, LocalSeconds
 from pilotfish.core.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, PrefillLoad, Welcome
 from pilotfish.core.prefill_pools import PrefillPool
@@ -31,11 +32,24 @@ def pool(name: str = "pool", token_ms: float = 1.0, queued: int = 0) -> PrefillP
     return made
 
 
+@dataclass
+class Target:
+    pools: tuple[PrefillPool, ...]
+    choice: PrefillChoice
+
+    @property
+    def here(self) -> LocalSeconds:
+        return self.choice.here
+
+    def option(self, asked: PromptLoad, now: float) -> PrefillOption | None:
+        return self.choice.option(asked, self.pools, now)
+
+
 def choice(
     *pools: PrefillPool, least: int | None = None, token_ms: float = 1.0, ordered: Callable[[PrefillPool], int] = len
-) -> PrefillChoice:
+) -> Target:
     """Of a target that takes so long for a token."""
-    made = PrefillChoice(pools, least, ordered if ordered is not len else lambda _: 0)
+    made = Target(pools, PrefillChoice(least, ordered if ordered is not len else lambda _: 0))
     if token_ms:
         made.here.observe(1000, token_ms)
     return made
@@ -45,7 +59,7 @@ def prompt(missing: int, first: int = 0, waiting: int = 0, neighbours: int = 0) 
     return PromptLoad(list(range(first + missing)), first, None, waiting, neighbours)
 
 
-def chosen(of: PrefillChoice, asked: PromptLoad, now: float = NOW) -> str | None:
+def chosen(of: Target, asked: PromptLoad, now: float = NOW) -> str | None:
     option = of.option(asked, now)
     return None if option is None else option.pool.name
 
@@ -74,7 +88,7 @@ def test_what_decodes_here_is_worth_a_little() -> None:
 
 
 def test_a_queue_is_waited_for_where_others_decode_here() -> None:
-    def of(queued: int, token_ms: float = 1.0) -> PrefillChoice:
+    def of(queued: int, token_ms: float = 1.0) -> Target:
         return choice(pool(token_ms=token_ms, queued=queued))
 
     assert chosen(of(1), prompt(1000)) is None
@@ -100,6 +114,9 @@ def test_the_soonest_of_several_pools_computes_it() -> None:
     slow, busy, right, short = pool("slow", 0.9), pool("busy", 0.1, 9000), pool("right", 0.5), pool("away", 0.1)
     short.lost("it hung up")
     assert chosen(choice(slow, busy, right, short), prompt(1000)) == "right"
+    right.draining = True
+    assert chosen(choice(slow, busy, right, short), prompt(1000)) == "slow"
+    right.draining = False
     right.busy(NOW)
     assert chosen(choice(slow, busy, right, short), prompt(1000)) == "slow"
     assert chosen(choice(slow, busy, right, short), prompt(WELCOME.context + 1)) is None

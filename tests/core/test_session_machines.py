@@ -1,4 +1,5 @@
-"""Both halves of the draft protocol against each other, over lines that lose, repeat, reorder and damage frames.
+"""Both halves of the draft protocol against each other, over lines that lose, repeat, reorder and damage frames, while
+pools come and go.
 
 Drafts guess by a script that is a pure function of the whole sequence. So a node of a target's copy that hangs in the
 wrong place, below another prefix or of another session, carries a token that the script does not give there.
@@ -79,6 +80,8 @@ class World:
         self.drafts = [make_draft() for _ in range(POOLS)]
         self.contents = [SlotContents(draft.table) for draft in self.drafts]
         self.target, self.incarnation = make_target(), 0
+        self.dialled = {str(i).encode(): i for i in range(POOLS)}  # drafts that are pools of the target, by their peers
+        self.peers = iter(range(POOLS, 10**6))
         self.requests: list[Request] = []
         #: To the drafts, then from them; each frame with the target that it is from, or for.
         self.lines: list[deque[tuple[Peer, bytes]]] = [deque() for _ in range(2 * POOLS)]
@@ -144,7 +147,30 @@ class World:
         return add_children(level, tokens, np.tile(CHANCES, (len(paths), 1)))
 
     def disconnect(self, choice: int) -> None:
-        self.target.pools[choice % POOLS].disconnected("it hung up")
+        if (pool := self.pool_of(choice % POOLS)) is not None:
+            pool.disconnected("it hung up")
+
+    def join(self, choice: int) -> None:
+        if self.pool_of(choice % POOLS) is None:
+            peer = str(next(self.peers)).encode()
+            self.dialled[peer] = choice % POOLS
+            self.target.join(DraftPool(f"pool {choice % POOLS}", peer))
+
+    def drain(self, choice: int) -> None:
+        """Mostly; now and then it is to stay after all."""
+        if (pool := self.pool_of(choice % POOLS)) is not None:
+            self.target.drain(pool, choice % 8 < 6)
+
+    def leave(self, choice: int) -> None:
+        """What was sent before may still arrive; nothing is heard any more."""
+        if (pool := self.pool_of(choice % POOLS)) is not None:
+            self.target.leave(pool)
+            self.post()
+            del self.dialled[pool.peer]
+            self.lines[POOLS + choice % POOLS].clear()
+
+    def pool_of(self, draft: int) -> DraftPool | None:
+        return next((pool for pool in self.target.pools if self.dialled[pool.peer] == draft), None)
 
     def restart_draft(self, choice: int) -> None:
         self.cached += self.drafts[choice % POOLS].counts.cached
@@ -156,6 +182,7 @@ class World:
 
     def restart_target(self, choice: int) -> None:  # noqa: ARG002
         self.target, self.incarnation, self.requests = make_target(), self.incarnation + 1, []
+        self.dialled = {str(i).encode(): i for i in range(POOLS)}
         for line in self.lines[POOLS:]:
             line.clear()
 
@@ -198,8 +225,12 @@ class World:
     def post(self) -> None:
         """What the machines have to say, put on the lines."""
         for outgoing in self.target.outbox:
-            self.named += isinstance(outgoing.message, Open) and outgoing.message.prefix_key is not None
-            self.lines[int(outgoing.peer)].append((self.peer, encode(outgoing.message)))
+            draft = self.dialled[outgoing.peer]
+            if isinstance(outgoing.message, Open):
+                pool = self.pool_of(draft)
+                assert pool is not None and not pool.draining
+                self.named += outgoing.message.prefix_key is not None
+            self.lines[draft].append((self.peer, encode(outgoing.message)))
         self.target.outbox.clear()
         for number, draft in enumerate(self.drafts):
             self.lines[POOLS + number] += [(o.peer, encode(o.message)) for o in draft.outbox if o.peer == self.peer]
@@ -212,8 +243,9 @@ class World:
             except WireError as error:
                 self.drafts[line].malformed(peer, str(error))
             return
-        pool = self.target.pool_at(str(line - POOLS).encode())
-        assert pool is not None
+        pool = self.pool_of(line - POOLS)
+        if pool is None:
+            return
         try:
             message = decode_to_target(frame)
         except WireError as error:
@@ -232,6 +264,8 @@ class World:
             self._check_copy(session)
             self._check_sequence(session)
             assert (session.pool is None) == (session.state is SessionState.OPENING)
+            assert session.pool is None or session.pool in self.target.pools
+            assert session.state is not SessionState.LOST or not (session.pool and session.pool.draining)
         for pool in self.target.pools:
             assert pool.sessions == {session.number for session in sessions if session.pool is pool}
 
@@ -254,9 +288,13 @@ class World:
             paths.append((*above, token))
 
     def heal(self) -> None:
-        """The lines are good again, and the target goes on: both sides come to have the same sequences."""
+        """The lines are good again, a pool is there to stay, and the target goes on: both sides come to have the same
+        sequences, none of them where a pool is to leave."""
         if not self.requests:
             self.add(5)
+        if all(pool.draining for pool in self.target.pools):
+            self.leave(0)
+            self.join(0)
         for _ in range(400):
             self.now += REPORT
             self.tick()
@@ -283,14 +321,16 @@ class World:
     def _agree(self) -> bool:
         pairs = [(session, self._drafts_session(session)) for session in self.target.sessions.values()]
         return len(pairs) == len(self.requests) and all(
-            theirs is not None and (theirs.tokens, theirs.generation) == (ours.request.tokens, ours.generation)
+            theirs is not None
+            and (theirs.tokens, theirs.generation) == (ours.request.tokens, ours.generation)
+            and not (ours.pool and ours.pool.draining)
             for ours, theirs in pairs
         )
 
     def _drafts_session(self, session: RemoteSession) -> DraftSession | None:
         if session.pool is None:
             return None
-        return self.drafts[int(session.pool.peer)].table.get(SessionKey(self.peer, session.number))
+        return self.drafts[self.dialled[session.pool.peer]].table.get(SessionKey(self.peer, session.number))
 
     def end(self) -> None:
         """All requests end: nothing is left anywhere, once those whose Close was lost are forgotten."""
@@ -313,9 +353,9 @@ class World:
 
 
 #: How often each event happens.
-COMMON = {"deliver": 24, "step": 5, "level": 12, "tick": 8, "wait": 4, "add": 2, "close": 1}
+COMMON = {"deliver": 24, "step": 5, "level": 12, "tick": 8, "wait": 4, "add": 2, "close": 1, "join": 0.5}
 FAULTS = {"drop": 1.0, "repeat": 1.0, "reorder": 1.0, "flip": 1.0}
-RARE = dict.fromkeys(("disconnect", "restart_draft", "restart_target", "forget_keys"), 0.2)
+RARE = dict.fromkeys(("disconnect", "restart_draft", "restart_target", "forget_keys", "drain", "leave"), 0.2)
 WEIGHTS = COMMON | FAULTS | RARE
 
 

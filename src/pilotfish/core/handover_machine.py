@@ -97,11 +97,11 @@ class HandOverMachine:
     ) -> None:
         """`least`: tokens from which on prompts are sent; None: where that is sooner. `salt_key` is for the digests of
         salts."""
-        self.pools = pools
+        self.pools = tuple(pools)  # a new tuple at each change: other threads read it
         self.outbox: list[Outgoing] = []
         self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
-        self.choice = PrefillChoice(pools, least, self._ordered)
+        self.choice = PrefillChoice(least, self._ordered)
         self._greeting, self._salt_key = greeting, salt_key
         self._incoming: dict[int, Incoming] = {}  # by number
         self._next = 1
@@ -125,10 +125,10 @@ class HandOverMachine:
     ) -> PrefillOption | None:
         """Who is to compute KV of tokens [first, len(tokens)); None: it is computed here."""
         digest = salt_digest(salt, self._salt_key)
-        return self.choice.option(PromptLoad(tokens, first, digest, waiting, neighbours), now)
+        return self.choice.option(PromptLoad(tokens, first, digest, waiting, neighbours), self.pools, now)
 
     def begin(self, handover: HandOver, option: PrefillOption, now: float) -> Incoming | None:
-        """None where the pool has just been lost: it has ended."""
+        """None where the pool has just been lost, or has left: it has ended."""
         pool, report = option.pool, handover.report
         report.pool, report.transport, report.began, pool.asked = pool.name, pool.transport, now, now
         if not pool.ready or pool.welcome is None:
@@ -237,6 +237,21 @@ class HandOverMachine:
         self.settled = True
 
     # -- the pools
+
+    def join(self, pool: PrefillPool) -> None:
+        self.pools = (*self.pools, pool)
+
+    def drain(self, pool: PrefillPool, draining: bool) -> None:
+        """It is to leave, once what it computes has come; or it is not, after all."""
+        pool.draining = draining
+
+    def leave(self, pool: PrefillPool) -> None:
+        """What it was to compute is computed elsewhere."""
+        self.pools = tuple(other for other in self.pools if other is not pool)
+        for incoming in self.at(pool):
+            self._send(pool, Release(incoming.number))
+        pool.leaves()
+        self._end_life(pool)
 
     def tick(self, now: float) -> None:
         """Greet the pools, renew leases; called often."""

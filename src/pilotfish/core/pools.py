@@ -5,7 +5,8 @@
       └───────────── any message ──────────┴──────────────── Load, its answer to Hello ────────┘
 
 A silent pool keeps its sessions, because a chip that reads a long prompt may have no time to answer: closing them would
-waste its work. It gets no new ones, and hears of later commits when it speaks again.
+waste its work. It gets no new ones, and hears of later commits when it speaks again. One that drains gets no new ones
+either, and its sessions go at their next commit where another pool takes them.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ class DraftPool:
     peer: Peer
     ready: bool = False
     silent: bool = False  # it says nothing, but is connected
+    draining: bool = False  # it is to leave
     load: Load | None = None
     refusal: str | None = None  # why it does not serve this target
     sessions: set[int] = field(default_factory=set)  # numbers of this target's sessions
@@ -128,6 +130,11 @@ class DraftPool:
         """Sessions that it will have: those of other targets as it last said, and ours. Equal pools take turns."""
         others = 0 if self.load is None else max(self.load.sessions - self.load.own_sessions, 0)
         return others + len(self.sessions)
+
+    @property
+    def takes_sessions(self) -> bool:
+        """Whether new ones may be opened with it."""
+        return self.ready and not self.draining
 
     @property
     def knows_keys(self) -> bool:
@@ -198,11 +205,11 @@ class DraftPool:
             self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        """The first loss gives a notice; further ones are counted until it is back."""
+        """The first loss gives a notice, unless it was to leave; further ones are counted until it is back."""
         self.ready = False
         self.losses += 1
-        self._unreported_losses += 1
-        if self._unreported_losses == 1:
+        self._unreported_losses += not self.draining
+        if self._unreported_losses == 1 and not self.draining:
             self._warn(f"{reason}; its sequences go on without it")
 
     def _warn(self, text: str) -> None:

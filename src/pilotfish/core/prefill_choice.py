@@ -59,17 +59,17 @@ class PromptLoad:
 
 
 class PrefillChoice:
-    def __init__(self, pools: Sequence[PrefillPool], least: int | None, ordered: Callable[[PrefillPool], int]) -> None:
+    def __init__(self, least: int | None, ordered: Callable[[PrefillPool], int]) -> None:
         """`least`: missing tokens from which on a prompt is sent away; None: where that is sooner. `ordered` says how
         many tokens a pool has to compute for this target."""
         self.here = LocalSeconds()
-        self._pools, self._least, self._ordered = pools, least, ordered
+        self._least, self._ordered = least, ordered
 
-    def option(self, prompt: PromptLoad, now: float) -> PrefillOption | None:
-        """The pool that is to compute it; None: nobody, it is computed here."""
+    def option(self, prompt: PromptLoad, pools: Sequence[PrefillPool], now: float) -> PrefillOption | None:
+        """The one of `pools` that is to compute it; None: nobody, it is computed here."""
         if prompt.missing < (FEW if self._least is None else self._least):
             return None
-        options = [self._at(pool, prompt) for pool in self._pools if pool.takes(len(prompt.tokens), now)]
+        options = [self._at(pool, prompt) for pool in pools if pool.takes(len(prompt.tokens), now)]
         if not options:
             return None
         best = min(options, key=lambda one: (-1.0 if one.there is None else one.there, self._ordered(one.pool)))

@@ -4,7 +4,7 @@
        └──────── TurnedAway, or a Welcome of KV that cannot stand for ours: refused, and greeted on
 
 A pool whose hand-overs fail one after the other is left alone for a while, then tried with one; longer each time that
-this fails too.
+this fails too. One that drains gets no orders any more.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class PrefillPool:
     name: str
     peer: Peer
     ready: bool = False
+    draining: bool = False  # it is to leave
     transport: str = ""  # how its segments are read, or were
     fetches: bool = False  # whether they come over the channel
     welcome: Welcome | None = None  # of its present life
@@ -105,7 +106,8 @@ class PrefillPool:
 
     def takes(self, tokens: int, now: float) -> bool:
         """Whether to order so many of it now."""
-        return self.ready and now >= self._not_before and self.welcome is not None and tokens <= self.welcome.context
+        free = self.ready and not self.draining and now >= self._not_before
+        return free and self.welcome is not None and tokens <= self.welcome.context
 
     # -- its life
 
@@ -164,11 +166,15 @@ class PrefillPool:
         self.refusal, self.ready, self.welcome = reason, False, None
 
     def lost(self, reason: str) -> None:
-        """The first loss gives a notice; then there is one when it is back to stay."""
-        self.ready, self.welcome, self.load = False, None, None
-        if not self._reported_loss:
+        """The first loss gives a notice, unless it was to leave; then there is one when it is back to stay."""
+        self.leaves()
+        if not (self._reported_loss or self.draining):
             self._reported_loss = True
             self._note(logging.WARNING, f"{reason}; prompts are computed without it")
+
+    def leaves(self) -> None:
+        """It serves this target no more."""
+        self.ready, self.welcome, self.load = False, None, None
 
     def silent(self, now: float) -> bool:
         """Whether it should have answered long ago."""

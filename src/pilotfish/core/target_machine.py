@@ -8,8 +8,9 @@
                └── asked for a tree: Open again, one generation up ──► GROWING
 
 Commits of a growing session are sent at once. A resting one's are collected: its draft follows, but spends little.
-The machine has no socket, clock or lock: `engine/remote_drafts.py` owns those, sends `outbox` and logs the pools'
-notices.
+Pools come and go at any moment; a session whose pool goes is OPENING again, and one whose pool drains is so after its
+next commit. The machine has no socket, clock or lock: `engine/remote_drafts.py` owns those, sends `outbox` and logs the
+pools' notices.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class RemoteCounts:
     misses: int = 0
     trees: int = 0  # frames attached
     opened: int = 0  # sessions, opened anew included
-    moved: int = 0  # sessions whose pool was lost
+    moved: int = 0  # sessions whose pool was lost, or is to leave
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class TargetMachine:
     """Every method takes the present time; messages for pools are appended to `outbox`."""
 
     def __init__(self, hello: Hello, pools: Sequence[DraftPool], options: RemoteOptions) -> None:
-        self.pools = pools
+        self.pools = tuple(pools)  # a new tuple at each change: other threads read it
         self.outbox: list[Outgoing] = []
         self.counts = RemoteCounts()
         self.arrivals: deque[Arrival] = deque(maxlen=MAX_ARRIVALS)
@@ -154,7 +155,10 @@ class TargetMachine:
         self.counts.hits += hit
         self.counts.misses += not hit
         session.unsent += len(tokens)
-        if session.can_follow and (
+        if session.pool is not None and session.pool.draining and self._others_take(session.pool):
+            self._leave_pool(session)
+            self.counts.moved += 1
+        elif session.can_follow and (
             session.state is SessionState.GROWING or now - session.last_commit >= RESTING_PERIOD
         ):
             self._send_commit(session, now)
@@ -223,8 +227,8 @@ class TargetMachine:
 
     def _best_pool(self, session: RemoteSession) -> DraftPool | None:
         """The one with the fewest sessions; one that refused this session only where there is no other."""
-        ready = (pool for pool in self.pools if pool.ready)
-        return min(ready, key=lambda pool: (pool.peer in session.refused_by, pool.expected_load), default=None)
+        taking = (pool for pool in self.pools if pool.takes_sessions)
+        return min(taking, key=lambda pool: (pool.peer in session.refused_by, pool.expected_load), default=None)
 
     def _set_back(self, session: RemoteSession, now: float, *, breach: bool = False) -> None:
         """It is opened anew at the next step. Where that has just not helped, or its pool broke the protocol, it is
@@ -234,7 +238,7 @@ class TargetMachine:
         paused = breach or session.setbacks > 1
         doublings = min(max(session.setbacks - 1, 0), MAX_DOUBLINGS)
         session.not_before = now + quarantine * 2.0**doublings if paused else now
-        if paused or session.pool is None or not session.pool.ready:
+        if paused or session.pool is None or not session.pool.takes_sessions:
             self._leave_pool(session)
         else:
             session.state, session.copy = SessionState.LOST, self._empty_copy(session.request)
@@ -250,6 +254,21 @@ class TargetMachine:
 
     # -- the pools
 
+    def join(self, pool: DraftPool) -> None:
+        self.pools = (*self.pools, pool)
+
+    def drain(self, pool: DraftPool, draining: bool) -> None:
+        """It is to leave; or it is not, after all."""
+        pool.draining = draining
+        lost = (self.sessions[number] for number in pool.sessions) if draining else ()
+        for session in [session for session in lost if session.state is SessionState.LOST]:
+            self._leave_pool(session)
+
+    def leave(self, pool: DraftPool) -> None:
+        """Nothing of it counts from now on."""
+        self.pools = tuple(other for other in self.pools if other is not pool)
+        self._abandon(pool)
+
     def tick(self, now: float) -> None:
         """Greet the pools now and then; called often."""
         for pool in self.pools:
@@ -260,8 +279,11 @@ class TargetMachine:
                 self._send(pool, self._hello)
 
     def _keeps_sessions(self, pool: DraftPool, now: float) -> bool:
-        alone = not any(other.ready for other in self.pools if other is not pool)
-        return pool.keeps_sessions(now, alone=alone)
+        return pool.keeps_sessions(now, alone=not self._others_take(pool))
+
+    def _others_take(self, pool: DraftPool) -> bool:
+        """Whether there is a pool to which its sessions can go."""
+        return any(other.takes_sessions for other in self.pools if other is not pool)
 
     def _abandon(self, pool: DraftPool) -> None:
         """Its sessions are opened elsewhere, or there once it is back: it may have forgotten them."""
@@ -302,7 +324,8 @@ class TargetMachine:
             pool.drops.add("refusals", 1, now, message.reason)
             session.refused_by.add(pool.peer)
             self._leave_pool(session)
-            self._set_back(session, now, breach=len(session.refused_by) == len(self.pools))
+            others = {other.peer for other in self.pools if not other.draining}
+            self._set_back(session, now, breach=others <= session.refused_by)
 
     def _attach(self, session: RemoteSession, pool: DraftPool, pushed: Tree, now: float) -> None:
         if pushed.sequence < session.pushes:

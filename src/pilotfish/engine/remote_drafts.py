@@ -211,6 +211,18 @@ class RemoteDrafter:
 
     # -- the channel's thread
 
+    def join(self, pool: DraftPool) -> None:
+        with self._turn():
+            self.machine.join(pool)
+
+    def drain(self, pool: DraftPool, draining: bool) -> None:
+        with self._turn():
+            self.machine.drain(pool, draining)
+
+    def leave(self, pool: DraftPool) -> None:
+        with self._turn():
+            self.machine.leave(pool)
+
     def tick(self) -> None:
         """Called often: greets the pools now and then. One that is not connected need not be silent first."""
         with self._turn() as now:
