@@ -8,12 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from sizes import sized
 
 from pilotfish import openmp
 from pilotfish.openmp import POLICY, wait_passively, warn_of_spinning
 
 
-@pytest.mark.parametrize(("given", "spins"), [(None, "0"), ("ACTIVE", "30000000000")])
+@pytest.mark.parametrize(("given", "spins"), sized([(None, "0")], [(None, "0"), ("ACTIVE", "30000000000")]))
 def test_torch_is_loaded_with_threads_that_sleep_unless_told_otherwise(given: str | None, spins: str) -> None:
     """OpenMP itself says so (GCC's; its default is 300000): every entry point imports the package before torch."""
     environment = {name: value for name, value in os.environ.items() if name != POLICY}

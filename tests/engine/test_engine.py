@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sizes import sized
 from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model, write_tokenizer
 
 from pilotfish.config import EngineConfig
@@ -393,15 +394,15 @@ def test_scores_that_are_no_numbers_change_nothing(llama: Path, off: Engine, bud
 # -- no leaks
 
 
-def test_two_thousand_requests_leave_no_slot_behind(llama: Path, draft: Path) -> None:
+def test_hundreds_of_requests_leave_no_slot_behind(llama: Path, draft: Path) -> None:
     """Random lengths, random aborts, more requests than the pools can hold at a time, so that some give way."""
     engine = make_engine(
         llama, draft=draft, drafter="lm", mode="sync", nodes=6, levels=2, width=3, kv_slots=1000, max_requests=48
     )
     engine.worker.scheduler.headroom = 1
-    rng, samples = np.random.default_rng(0), list[Any]()
-    while len(samples) < 2000 or engine.busy:
-        for _ in range(min(int(rng.integers(0, 40)), 2000 - len(samples))):
+    rng, samples, count = np.random.default_rng(0), list[Any](), sized(700, 2000)
+    while len(samples) < count or engine.busy:
+        for _ in range(min(int(rng.integers(0, 40)), count - len(samples))):
             prompt = rng.integers(0, VOCAB, rng.integers(1, 40)).tolist()
             samples += engine.submit(prompt, params(int(rng.integers(1, 20)), temperature=float(rng.random())))
         engine.step()
@@ -410,13 +411,13 @@ def test_two_thousand_requests_leave_no_slot_behind(llama: Path, draft: Path) ->
                 engine.abort(sample)
         engine.worker.scheduler.check()
         engine.drafter.table.check()  # type: ignore[attr-defined]
-    assert len(samples) == 2000
+    assert len(samples) == count
     assert_idle(engine)
     reasons = {reason: sum(s.finish_reason is reason for s in samples) for reason in FinishReason}
-    assert reasons[FinishReason.ABORT] > 50
-    assert reasons[FinishReason.LENGTH] > 1000
-    assert sum(s.request.stats.accepted_tokens for s in samples) > 1000
-    assert sum(s.request.stats.preemptions for s in samples) > 10
+    assert reasons[FinishReason.ABORT] > count / 40
+    assert reasons[FinishReason.LENGTH] > count / 2
+    assert sum(s.request.stats.accepted_tokens for s in samples) > count / 2
+    assert sum(s.request.stats.preemptions for s in samples) > count / 200
 
 
 def test_a_forward_that_fails_frees_what_it_held(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:

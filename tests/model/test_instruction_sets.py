@@ -68,6 +68,7 @@ def test_the_kernels_are_right_on_another_machine(machine: str, tmp_path: Path) 
         check(emulator, compiled(tmp_path / name, compiler, "-static", *flags))
 
 
+@in_soak
 def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     """A tile that takes only the first input of each step."""
     wrong = (HERE / "kernels" / "emulated_tiles.h").read_text().replace("i < 2", "i < 1")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sizes import in_soak
 from support import DENSE, MIXTURES, VOCAB, native_model, random_tree, tiny_model
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
@@ -273,6 +274,7 @@ def test_fp8_needs_its_units_and_bfloat16(
 # -- the import
 
 
+@in_soak
 def test_torchao_waits_for_its_use_and_says_nothing(llama: Path) -> None:
     program = f"""
 import sys, torch
