@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "pilotfish"
 LAYERS = (
     ("__main__",),
     ("cli",),
+    ("ray",),  # an extra: nothing imports Ray itself but this
     ("server",),
     ("bench",),
     ("train",),

@@ -33,6 +33,11 @@ Config = TypeVar("Config")
 MIN_TARGET_TIMEOUT = 2.0
 #: Rows of a prefill worker's forward: it reads all weights, and has no decoding neighbours.
 PREFILL_ROWS = 2048
+#: What a pool is told of its model.
+POOL_MODEL = (
+    *("dtype", "quantization", "kv_dtype", "device", "threads", "cores"),
+    *("kv_slots", "memory", "pace", "trace", "prefix_cache", "eager"),
+)
 
 #: Groups of options in the help of commands.
 speculation = partial(option, panel="Speculation")

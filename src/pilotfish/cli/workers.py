@@ -15,19 +15,14 @@ from pilotfish import pairs
 from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directories, model_directory
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
-from pilotfish.config import PREFILL_ROWS, DraftConfig, EngineConfig, PrefillConfig, config_of
+from pilotfish.config import POOL_MODEL, PREFILL_ROWS, DraftConfig, EngineConfig, PrefillConfig, config_of
 from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.errors import InputError
 from pilotfish.logs import configure
 from pilotfish.options import pick
 
-MODEL = (
-    *("dtype", "quantization", "kv_dtype", "device", "threads", "cores"),
-    *("kv_slots", "memory", "pace", "trace", "prefix_cache", "eager"),
-)
 
-
-@taking(pick(DraftConfig), pick(EngineConfig, *MODEL))
+@taking(pick(DraftConfig), pick(EngineConfig, *POOL_MODEL))
 def draft(
     pool: Given,
     engine: Given,
@@ -63,7 +58,7 @@ def _directory(draft: Path | None, pair: str | None) -> Path:
     return pairs.resolve_pair(pair or DEFAULT_PAIR).draft
 
 
-@taking(pick(PrefillConfig), pick(EngineConfig, *MODEL, "max_model_len", "max_rows", max_rows=PREFILL_ROWS))
+@taking(pick(PrefillConfig), pick(EngineConfig, *POOL_MODEL, "max_model_len", "max_rows", max_rows=PREFILL_ROWS))
 def prefill(
     pool: Given,
     engine: Given,

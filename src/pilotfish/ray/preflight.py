@@ -1,0 +1,155 @@
+"""What must be so before anything of a cluster starts: devices for all, one version, equal models, keys where they are
+needed. Each problem is one line that says which and where."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from pilotfish.errors import InputError
+from pilotfish.ray.config import ClusterConfig, Role, RoleConfig
+from pilotfish.wire.curve_keys import load_key_pair
+
+Resources = Mapping[str, float]
+#: Files of a model that all of its roles read; weights are compared by name and size.
+SHARED = ("config.json", "tokenizer.json")
+WEIGHTS = "weights"
+#: Rounding of sums of fractions.
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine of the cluster, as Ray knows it."""
+
+    id: str  # Ray's
+    name: str  # for people
+    has: Resources
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What a host found on itself."""
+
+    version: str
+    models: Mapping[Role, Mapping[str, str]]  # digests, by file
+    key: str = ""  # its public half
+    problem: str = ""  # why a role could not run there
+
+
+# -- devices
+
+
+def needs(role: RoleConfig, ranks: int = 1) -> dict[str, float]:
+    """Of one process, as Ray names them; `devices` and `gpus` are for each rank."""
+    own = {"CPU": role.cpus, "GPU": role.gpus * ranks, **{name: each * ranks for name, each in role.devices.items()}}
+    return {name: amount for name, amount in own.items() if amount}
+
+
+def fits(role: RoleConfig, needed: Resources, host: Host, free: Resources) -> bool:
+    labelled = all(host.labels.get(name) == value for name, value in role.labels.items())
+    return labelled and all(free.get(name, 0.0) + EPSILON >= amount for name, amount in needed.items())
+
+
+def check_devices(config: ClusterConfig, hosts: Sequence[Host], ranks: int = 1) -> None:
+    """InputError where the hosts have not what is asked for: in sum, for one process, or for all of them together."""
+    wanted = {role: needs(config.of(role), ranks if role == "target" else 1) for role in config.present}
+    for name in dict.fromkeys(name for needed in wanted.values() for name in needed):
+        asked = sum(config.of(role).count * needed.get(name, 0.0) for role, needed in wanted.items())
+        there = {host.name: host.has[name] for host in hosts if host.has.get(name)}
+        if asked > sum(there.values()) + EPSILON:
+            roles = " and ".join(role for role, needed in wanted.items() if name in needed)
+            raise InputError(f"roles: {roles} ask for {asked:g} {name}; there {_told(there, hosts)}")
+    _check_places(config, wanted, hosts)
+
+
+def _told(there: Resources, hosts: Sequence[Host]) -> str:
+    if there:
+        listed = ", ".join(f"{amount:g} on {name}" for name, amount in there.items())
+        return f"are {sum(there.values()):g}: {listed}"
+    return f"are none on any of {', '.join(host.name for host in hosts)}"
+
+
+def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts: Sequence[Host]) -> None:
+    """Those that need most go first, each to the first host that has room."""
+    free = {host.id: dict(host.has) for host in hosts}
+    for role in sorted(wanted, key=lambda role: -sum(wanted[role].values())):
+        needed = wanted[role]
+        for number in range(config.of(role).count):
+            place = next((host for host in hosts if fits(config.of(role), needed, host, free[host.id])), None)
+            if place is None:
+                amounts = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
+                labels = "".join(f", {name}={value}" for name, value in config.of(role).labels.items())
+                raise InputError(f"roles.{role}: no host has {amounts}{labels} for number {number + 1} of it")
+            for name, amount in needed.items():
+                free[place.id][name] -= amount
+
+
+def possible_roles(config: ClusterConfig, host: Host, ranks: int = 1) -> list[Role]:
+    """Those of which a process may be placed on this host."""
+    return [
+        role
+        for role in config.present
+        if fits(config.of(role), needs(config.of(role), ranks if role == "target" else 1), host, host.has)
+    ]
+
+
+# -- on a host
+
+
+def host_report(config: ClusterConfig, roles: Iterable[Role]) -> HostReport:
+    """Runs on the host itself."""
+    models: dict[Role, dict[str, str]] = {}
+    key = problem = ""
+    try:
+        key = "" if config.key is None else load_key_pair("key", config.key).public
+        for role in roles:
+            models[role] = model_digests(role, config.model_of(role))
+    except InputError as error:
+        problem = str(error)
+    return HostReport(version("pilotfish"), models, key, problem)
+
+
+def model_digests(role: Role, directory: Path) -> dict[str, str]:
+    """By file; of weights, which servers need not have, names and sizes. InputError where there is no such model."""
+    try:
+        digests = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in SHARED}
+        sizes = [f"{path.name} {path.stat().st_size}" for path in sorted(directory.glob("*.safetensors"))]
+    except OSError as error:
+        raise InputError(f"roles.{role}.model: {error.filename} cannot be read ({error.strerror})") from error
+    if not sizes and role != "api":
+        raise InputError(f"roles.{role}.model: {directory} has no weights in safetensors")
+    return digests if role == "api" else {**digests, WEIGHTS: "\n".join(sizes)}
+
+
+# -- all of them
+
+
+def check_reports(reports: Mapping[str, HostReport], own_version: str) -> None:
+    """Of hosts by their names. InputError for the first thing that is missing somewhere, or not the same everywhere."""
+    for name, report in reports.items():
+        if report.version != own_version:
+            raise InputError(f"version: {name} has Pilotfish {report.version}; expected {own_version}, as here")
+        if report.problem:
+            raise InputError(f"{name}: {report.problem}")
+    keys = {report.key: name for name, report in reports.items()}
+    if len(keys) > 1:
+        first, second = list(keys.values())[:2]
+        raise InputError(f"key: {first} and {second} have different ones; expected the same on every host")
+    for roles in (("target", "prefill", "api"), ("draft",)):
+        _check_models(reports, roles)
+
+
+def _check_models(reports: Mapping[str, HostReport], roles: Sequence[str]) -> None:
+    """InputError where hosts or roles have different models."""
+    first: dict[str, tuple[str, str]] = {}  # by file: whose, and its digest
+    for role in roles:
+        for name, report in reports.items():
+            for file, digest in report.models.get(role, {}).items():  # type: ignore[call-overload]
+                whose, expected = first.setdefault(file, (f"roles.{role} on {name}", digest))
+                if digest != expected:
+                    raise InputError(f"model: {file} of roles.{role} on {name} is not that of {whose}")

@@ -1,0 +1,136 @@
+"""What is looked at before a cluster starts. Needs no Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotfish.errors import InputError
+from pilotfish.ray.config import ClusterConfig, cluster_config
+from pilotfish.ray.preflight import Host, HostReport, check_devices, check_reports, host_report, possible_roles
+from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
+
+TARGETS = Host("1", "a", {"CPU": 4.0, "target_device": 2.0}, {"rack": "r1"})
+DRAFTS = Host("2", "b", {"CPU": 4.0, "draft_device": 1.0})
+
+
+def config(target: dict[str, Any] | None = None, draft: dict[str, Any] | None = None, **others: Any) -> ClusterConfig:
+    roles = {"target": {"model": "/m/t", **(target or {})}}
+    if draft is not None:
+        roles["draft"] = {"model": "/m/d", **draft}
+    return cluster_config({"roles": roles, **others})
+
+
+def refusal(asked: ClusterConfig, *hosts: Host) -> str:
+    with pytest.raises(InputError) as caught:
+        check_devices(asked, hosts)
+    return str(caught.value)
+
+
+def test_all_find_a_place() -> None:
+    check_devices(
+        config({"count": 2, "devices": {"target_device": 1}}, {"devices": {"draft_device": 1}}), [TARGETS, DRAFTS]
+    )
+    check_devices(config({"count": 8}), [TARGETS, DRAFTS])
+    check_devices(config({"labels": {"rack": "r1"}, "count": 4}), [DRAFTS, TARGETS])
+    fractions = Host("3", "c", {"CPU": 1.0})
+    check_devices(config({"count": 10, "cpus": 0.1}), [fractions])
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        (
+            {"count": 3, "devices": {"target_device": 1}},
+            None,
+            "roles: target ask for 3 target_device; there are 2: 2 on a",
+        ),
+        ({}, {"devices": {"npu": 1}}, "roles: draft ask for 1 npu; there are none on any of a, b"),
+        ({"count": 7}, {"count": 2}, "roles: target and draft ask for 9 CPU; there are 8: 4 on a, 4 on b"),
+        ({"cpus": 5}, None, "roles.target: no host has 5 CPU for number 1 of it"),
+        ({"labels": {"rack": "r2"}}, None, "roles.target: no host has 1 CPU, rack=r2 for number 1 of it"),
+        ({"count": 2, "cpus": 3}, {"cpus": 2}, "roles.draft: no host has 2 CPU for number 1 of it"),
+    ],
+)
+def test_which_and_where(target: dict[str, Any], draft: dict[str, Any] | None, message: str) -> None:
+    assert refusal(config(target, draft), TARGETS, DRAFTS) == message
+
+
+def test_each_rank_has_its_devices() -> None:
+    asked = config({"devices": {"target_device": 1}})
+    check_devices(asked, [TARGETS], ranks=2)
+    with pytest.raises(InputError, match="target ask for 3 target_device"):
+        check_devices(asked, [TARGETS], ranks=3)
+
+
+def test_hosts_look_at_what_may_run_there() -> None:
+    asked = config({"devices": {"target_device": 1}}, {"devices": {"draft_device": 1}})
+    assert possible_roles(asked, TARGETS) == ["target"] and possible_roles(asked, DRAFTS) == ["draft"]
+    assert possible_roles(asked, Host("3", "head", {})) == []
+
+
+# -- on hosts
+
+
+def model(directory: Path, config: str = "{}", size: int = 3) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(config)
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(bytes(size))
+    return directory
+
+
+def test_a_host_tells_what_it_has(tmp_path: Path) -> None:
+    pair = new_key_pair()
+    write_key_pair(pair, tmp_path / "cluster.key")
+    asked = config({"model": str(model(tmp_path / "m"))}, key=str(tmp_path / "cluster.key"))
+    report = host_report(asked, ["target", "api"])
+    assert report.key == pair.public and report.problem == ""
+    assert report.models["target"]["weights"] == "model.safetensors 3" and "weights" not in report.models["api"]
+
+
+def test_a_host_without_the_key_or_the_model_says_so(tmp_path: Path) -> None:
+    asked = config({"model": str(model(tmp_path / "m"))}, key=str(tmp_path / "cluster.key"))
+    assert (
+        host_report(asked, ["target"]).problem
+        == f"key: {tmp_path}/cluster.key cannot be read (No such file or directory)"
+    )
+    missing = config({"model": str(tmp_path / "none")})
+    assert "roles.target.model: " in host_report(missing, ["target"]).problem
+    (tmp_path / "m" / "model.safetensors").unlink()
+    assert host_report(config({"model": str(tmp_path / "m")}), ["target"]).problem.endswith(
+        "has no weights in safetensors"
+    )
+
+
+def report(**changes: Any) -> HostReport:
+    fields = {"version": "1", "models": {"target": {"config.json": "x", "weights": "w 1"}}, "key": "k", "problem": ""}
+    return HostReport(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (report(version="2"), "version: b has Pilotfish 2; expected 1, as here"),
+        (report(problem="key: gone"), "b: key: gone"),
+        (report(key="other"), "key: a and b have different ones; expected the same on every host"),
+        (
+            report(models={"prefill": {"config.json": "y"}}),
+            "model: config.json of roles.prefill on b is not that of roles.target on a",
+        ),
+        (
+            report(models={"target": {"config.json": "x", "weights": "w 2"}}),
+            "model: weights of roles.target on b is not that of roles.target on a",
+        ),
+    ],
+)
+def test_what_is_not_the_same_everywhere(second: HostReport, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_reports({"a": report(), "b": second}, "1")
+    assert str(caught.value) == message
+
+
+def test_drafts_may_be_another_model() -> None:
+    check_reports({"a": report(), "b": report(models={"draft": {"config.json": "y"}})}, "1")
