@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -12,6 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sizes import sized
 
+from pilotfish.core import held_runs, prefix_keys
+from pilotfish.core.held_prefixes import RoutingKey, routing_keys
+from pilotfish.core.held_runs import HeldRuns
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.slots import GONE, SlotPool, Slots, present
 from pilotfish.errors import EngineError
@@ -19,6 +24,35 @@ from pilotfish.errors import EngineError
 CAPACITY = 24
 SALTS = (None, "a", "b")
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+#: Tokens of a routing key.
+PAGE = 2
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (prefix_keys, held_runs):
+        monkeypatch.setattr(module, "OBJECT_TOKENS", PAGE)
+
+
+Prefix: TypeAlias = tuple[str | None, tuple[int, ...]]
+
+
+@cache
+def key_of(prefix: Prefix) -> RoutingKey:
+    return routing_keys(*prefix)[-1]
+
+
+def check_held(held: HeldRuns, known: set[Prefix], window: int = CAPACITY) -> None:
+    """Servers are told of the prefixes of whole pages whose next row finds all that it sees."""
+    pages = {prefix for prefix in known if len(prefix[1]) % PAGE == 0}
+    seen = {(salt, tokens): range(max(len(tokens) - window + 1, 0), len(tokens)) for salt, tokens in pages}
+    whole = {one for one in pages if all((one[0], one[1][: place + 1]) in known for place in seen[one])}
+    assert held.prefixes.now == set(map(key_of, whole))
+
+
+def check_from_now(held: HeldRuns, cache: PrefixCache) -> None:
+    """Who watches from now on knows as much as who has watched from the beginning."""
+    assert HeldRuns(cache).prefixes.now == held.prefixes.now
 
 
 def filled(pool: SlotPool, cache: PrefixCache, salt: str | None, tokens: Sequence[int]) -> Slots:
@@ -46,6 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
     def begin(self, proven_share: float) -> None:
         self.pool = SlotPool(CAPACITY)
         self.cache = PrefixCache(self.pool, proven_share)
+        self.held = HeldRuns(self.cache)
         self.written: dict[int, tuple[str | None, tuple[int, ...]]] = {}
         self.running: list[tuple[str | None, list[int], Slots]] = []
 
@@ -97,6 +132,11 @@ class CacheMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         self.pool.check([slot for *_, slots in self.running for slot in slots.tolist()], self.cache.slots)
         self.cache.check()
+        check_held(self.held, {self.written[slot] for slot in self.cache.slots})
+
+    def teardown(self) -> None:
+        if hasattr(self, "pool"):
+            check_from_now(self.held, self.cache)
 
 
 TestCache = CacheMachine.TestCase
@@ -110,6 +150,7 @@ class WindowedCacheMachine(RuleBasedStateMachine):
     def begin(self, proven_share: float, window: int) -> None:
         self.pool = SlotPool(CAPACITY, window)
         self.cache = PrefixCache(self.pool, proven_share)
+        self.held = HeldRuns(self.cache)
         self.written: dict[int, tuple[str | None, tuple[int, ...]]] = {}
         self.running: list[tuple[str | None, list[int], Slots]] = []
 
@@ -174,14 +215,18 @@ class WindowedCacheMachine(RuleBasedStateMachine):
         held = [slot for *_, slots in self.running for slot in present(slots).tolist()]
         self.pool.check(held, self.cache.slots)
         self.cache.check()
+        if self.pool.window > 1:  # or a row sees itself alone, and any text is reusable
+            check_held(self.held, {self.written[slot] for slot in self.cache.slots}, self.pool.window)
 
     def teardown(self) -> None:
         """Once nobody owns any the cache can be emptied, of tokens too."""
         if hasattr(self, "pool"):
+            check_from_now(self.held, self.cache)
+            self.cache.watcher = self.held
             for *_, slots in self.running:
                 self.pool.release(present(slots))
             self.cache.evict(CAPACITY)
-            assert self.pool.num_free == CAPACITY
+            assert self.pool.num_free == CAPACITY and not self.held.prefixes.now
 
 
 TestWindowedCache = WindowedCacheMachine.TestCase
@@ -215,6 +260,21 @@ def test_what_a_later_request_brings_fills_the_gaps() -> None:
     assert len(cache.match(None, [*tokens[:6], 99])) == 0
     filled(pool, cache, None, [*tokens[:6], 99])
     assert [len(cache.match(None, [*tokens[:n], 50])) for n in range(11)] == [*range(7), 6, 6, 6, 10]
+
+
+def test_what_fills_a_gap_makes_prefixes_below_it_held_again() -> None:
+    pool, tokens = SlotPool(40, window=4), list(range(10))
+    cache = PrefixCache(pool)
+    held, key = HeldRuns(cache).prefixes, key_of((None, tuple(tokens[:6])))
+    slots = pool.allocate(10)
+    slots = cache.insert(None, tokens, slots)
+    filled(pool, cache, None, [*tokens[:4], 99])  # the first four are a run
+    assert key in held.now
+    pool.release(slots[:4])
+    cache.evict(40)
+    assert key not in held.now and len(cache.match(None, [*tokens[:6], 99])) == 0
+    filled(pool, cache, None, tokens[:4])
+    assert key in held.now and len(cache.match(None, [*tokens[:6], 99])) == 6
 
 
 def test_runs_lose_their_beginning_first_and_stay_reusable() -> None:

@@ -9,7 +9,7 @@ A key names all tokens up to its own, so whoever has a prefix of a prompt has th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import count
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from pilotfish.core.messages import Index
-from pilotfish.core.prefix_keys import prefix_keys, root_key
+from pilotfish.core.prefix_keys import Key, prefix_keys, root_key
 
 #: A replica's name; all servers must know it by the same one.
 Replica: TypeAlias = str
@@ -29,7 +29,12 @@ ROUTING_KEY_BYTES = 8
 
 def routing_keys(salt: str | None, tokens: Sequence[int] | NDArray[np.integer]) -> list[RoutingKey]:
     """A key for every `OBJECT_TOKENS` tokens of a tenant's sequence; other tenants have other keys."""
-    return [key[:ROUTING_KEY_BYTES] for key in prefix_keys(root_key(b"", salt), tokens)]
+    return [key[:ROUTING_KEY_BYTES] for key in prefix_keys(salt_root(salt), tokens)]
+
+
+def salt_root(salt: str | None) -> Key:
+    """The key before the first token of a tenant's sequences."""
+    return root_key(b"", salt)
 
 
 class Held(Struct, tag="held", frozen=True):
@@ -58,6 +63,10 @@ class HeldPrefixes:
         gone = self._keys.intersection(keys)
         self._keys -= gone
         self._untold ^= gone
+
+    @property
+    def now(self) -> Set[RoutingKey]:
+        return self._keys
 
     def changes(self) -> Held | None:
         """Since the last call, for all servers that follow; None where there are none."""

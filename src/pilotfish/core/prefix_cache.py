@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,22 @@ class CachedRun:
         return first if count and differs[first] else count
 
 
+class RunWatcher(Protocol):
+    """Is told of what happens to runs."""
+
+    def changed(self, run: CachedRun) -> None:
+        """It is new, or other slots of it are there."""
+
+    def split(self, upper: CachedRun, lower: CachedRun) -> None:
+        """`lower` was cut in two; `upper` is new, and has its first tokens."""
+
+    def shortened(self, run: CachedRun) -> None:
+        """It has lost its last tokens."""
+
+    def removed(self, run: CachedRun) -> None:
+        """It is gone, as are all below it."""
+
+
 class PrefixCache:
     """What it holds of a pool's slots it keeps there; nobody else may keep any."""
 
@@ -83,6 +100,7 @@ class PrefixCache:
         that it keeps no longer."""
         self.pool = pool
         self.evicted = 0  # slots, so far
+        self.watcher: RunWatcher | None = None
         self._dropped = dropped
         self._roots: dict[str | None, CachedRun] = {}  # by salt
         #: Runs but for roots, used longest ago first.
@@ -104,13 +122,19 @@ class PrefixCache:
         """Of the longest prefix whose next row finds all that it sees, the slots that it sees, after GONE."""
         if not self.pool.window:
             return slots
-        places = np.arange(len(slots) + 1)
-        gone = np.concatenate(([-1], np.where(slots == GONE, places[:-1], -1)))
-        last_gone = np.maximum.accumulate(gone)  # [n + 1], before each position
-        length = int(places[last_gone < np.maximum(places - self.pool.window + 1, 0)][-1])
+        length = int(np.flatnonzero(self.reusable_lengths(slots))[-1])
         slots = slots[:length].copy()
         slots[: self.pool.first_seen(length)] = GONE
         return slots
+
+    def reusable_lengths(self, slots: Slots) -> NDArray[np.bool_]:
+        """Which first parts of a path, of 0 tokens to all, have the slots that their next row sees. [slots + 1]"""
+        places = np.arange(len(slots) + 1)
+        gone = np.concatenate(([-1], np.where(slots == GONE, places[:-1], -1)))
+        last_gone = np.maximum.accumulate(gone)  # before each position
+        seen = np.maximum(places - self.pool.window + 1, 0) if self.pool.window else 0
+        reusable: NDArray[np.bool_] = last_gone < seen
+        return reusable
 
     def num_known(self, salt: str | None, tokens: Sequence[int]) -> int:
         """Tokens of the longest prefix that is known; does not count as use."""
@@ -141,6 +165,8 @@ class PrefixCache:
             above.below[int(run.tokens[0])] = run
             self.pool.keep(present(run.slots))
             path.append(run)
+            if self.watcher is not None:
+                self.watcher.changed(run)
         self._use(path)
         self._limit_proven()
         return np.concatenate((np.where(own == GONE, own, known), rest))
@@ -155,6 +181,8 @@ class PrefixCache:
             run.slots[gaps] = own[gaps]
             self._proven_slots += int(gaps.sum()) if run.proven else 0
             at += len(own)
+            if self.watcher is not None and gaps.any():
+                self.watcher.changed(run)
         return _slots_of(path)
 
     def allocate(self, count: int) -> Slots:
@@ -193,6 +221,8 @@ class PrefixCache:
             self._forget(run.slots[idle], run)
             run.slots[idle] = GONE
             left -= len(idle)
+            if self.watcher is not None and len(idle):
+                self.watcher.changed(run)
             if run in runs:  # not removed with one that hung on it
                 self._remove_empty(run)
         return max(count, 0) - left
@@ -233,6 +263,8 @@ class PrefixCache:
         upper.below[int(run.tokens[0])] = run
         upper.proven = run.proven
         self._listed(upper)[upper] = None
+        if self.watcher is not None:
+            self.watcher.split(upper, run)
         return upper
 
     def _listed(self, run: CachedRun) -> OrderedDict[CachedRun, None]:
@@ -273,10 +305,12 @@ class PrefixCache:
             return
         left = len(run.slots) - count
         self._forget(run.slots[left:], run)
-        if left:
-            run.tokens, run.slots = run.tokens[:left], run.slots[:left]
-        else:
+        if not left:
             self._remove(run)
+            return
+        run.tokens, run.slots = run.tokens[:left], run.slots[:left]
+        if self.watcher is not None:
+            self.watcher.shortened(run)
 
     def _forget(self, slots: Slots, run: CachedRun) -> None:
         """Keep these of its slots no longer."""
@@ -287,6 +321,8 @@ class PrefixCache:
 
     def _remove(self, run: CachedRun) -> None:
         assert run.above is not None
+        if self.watcher is not None:
+            self.watcher.removed(run)
         del run.above.below[int(run.tokens[0])], self._listed(run)[run]
         if run.above.above is None and not run.above.below:
             self._roots = {salt: root for salt, root in self._roots.items() if root is not run.above}
@@ -298,6 +334,11 @@ class PrefixCache:
             run = run.above
 
     @property
+    def runs(self) -> Iterator[CachedRun]:
+        """Those above before those below."""
+        return chain.from_iterable(_descendants(root) for root in self._roots.values())
+
+    @property
     def slots(self) -> list[int]:
         """All that it keeps."""
         return [slot for run in chain(self._fresh, self._proven) for slot in present(run.slots).tolist()]
@@ -305,7 +346,7 @@ class PrefixCache:
     def check(self) -> None:
         """EngineError unless the tree is one: every run hangs where its first token says, is listed once, and before
         what it hangs on; and unless proven runs are within their share."""
-        found = [run for root in self._roots.values() for run in _descendants(root)]
+        found = list(self.runs)
         turn = {run: place for place, run in enumerate(chain(self._fresh, self._proven))}
         listed = len(self._fresh) + len(self._proven)
         if len(found) != listed or any(run not in self._listed(run) for run in found):
