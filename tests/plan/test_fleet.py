@@ -1,0 +1,207 @@
+"""A simulated fleet beside the engine's own scheduler in virtual time, and on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pilotfish.core.budget import FixedBudget
+from pilotfish.core.drafter import NoDrafter
+from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.request import Request
+from pilotfish.core.routing import PowerOfTwo, ReplicaLoad, RoundRobin, Router
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.scheduler import Scheduler
+from pilotfish.core.slots import SlotPool
+from pilotfish.plan.fleet import SimulatedFleet, simulate
+from pilotfish.plan.fleet_plan import FleetPlan, paced_target
+from pilotfish.plan.simulated import SimulatedExecutor, VirtualClock
+from pilotfish.plan.simulated_pools import Acceptance, DraftPlan, PrefillPlan
+from pilotfish.plan.simulated_server import ServerPlan
+from pilotfish.plan.simulated_target import TargetPlan
+from pilotfish.plan.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
+from pilotfish.target.worker import TargetWorker
+
+SLOTS, ROWS, REQUESTS = 3000, 64, 6
+FREE = ServerPlan(request_seconds=0.0, token_seconds=0.0, event_seconds=0.0, most=1 << 20)
+EXACT = Acceptance(gains=((1, 0.5), (4, 1.5)), spread=0.0)
+
+
+def forward(rows: int) -> float:
+    return 0.01 + rows * 0.0005
+
+
+def target(acceptance: Acceptance | None = None) -> TargetPlan:
+    return paced_target([forward(rows) for rows in range(ROWS + 1)], 0.0, SLOTS, REQUESTS, acceptance, host_seconds=0.0)
+
+
+def traffic(rate: float = 3.0, seconds: float = 60.0, tenants: int = 2, system_tokens: int = 64) -> ConversationTraffic:
+    return ConversationTraffic(
+        rate=rate,
+        seconds=seconds,
+        tenants=tenants,
+        system_tokens=system_tokens,
+        first_tokens=(4.5, 0.8),
+        output_tokens=(3.0, 0.5),
+        next_tokens=(3.0, 1.0),
+        pause=(2.5, 0.5),
+        longest_prompt=800,
+        longest_output=60,
+    )
+
+
+class ByScheduler:
+    """When each request has its first token and its last one, and what it found, by the engine's own loop."""
+
+    def __init__(self, requests: Sequence[SimulatedRequest]) -> None:
+        self.clock, self.pool = VirtualClock(), SlotPool(SLOTS)
+        scheduler = Scheduler(self.pool, ROWS, REQUESTS, PrefixCache(self.pool))
+        model = SimulatedExecutor(lambda _: np.array([1.0, 0.0]), 2, SLOTS, SLOTS, forward, self.clock)
+        self.worker = TargetWorker(model, scheduler, NoDrafter(), FixedBudget(0, 0), self.clock)
+        self.first: dict[int, float] = {}
+        self.last: dict[int, float] = {}
+        self.requests = [self._request(i, one) for i, one in enumerate(requests)]
+        self._run([one.at for one in requests])
+
+    def _request(self, number: int, one: SimulatedRequest) -> Request:
+        """Runs have tokens of their own; the model writes zeros."""
+        lengths = np.diff((0, *one.ends)).tolist()
+        outputs = {run for i, run in enumerate(one.runs) if i >= 2 and i % 2 == 0}
+        parts = [
+            [0] * length if run in outputs else [1 + int.from_bytes(run, "little")] * length
+            for run, length in zip(one.runs, lengths, strict=True)
+        ]
+        params = SamplingParams(temperature=0.0, max_tokens=one.output)
+        return Request(number, list(chain.from_iterable(parts)), params, 0, frozenset(), SLOTS)
+
+    def _run(self, arrivals: Sequence[float]) -> None:
+        coming = list(zip(arrivals, self.requests, strict=True))
+        while coming or self.worker.scheduler.busy:
+            if not self.worker.scheduler.busy:
+                self.clock.now = max(self.clock.now, coming[0][0])
+            while coming and coming[0][0] <= self.clock.now:
+                self.worker.scheduler.add(coming.pop(0)[1])
+            for commit in self.worker.step():
+                if commit.tokens:
+                    self.first.setdefault(commit.request.id, self.clock.now)
+                    self.last[commit.request.id] = self.clock.now
+
+
+@pytest.mark.parametrize("rate", [4.0, 8.0])
+def test_a_target_is_as_the_engines_scheduler_would_have_it(rate: float) -> None:
+    """Half idle, and with a queue."""
+    requests = list(traffic(rate))
+    real = ByScheduler(requests)
+    firsts = [real.first[i] - one.at for i, one in enumerate(requests)]
+    figures = simulate(FleetPlan(targets=1, target=target(), server=FREE), requests, RoundRobin)
+    assert figures.requests == len(requests) > 150
+    assert figures.first_token.p50 == pytest.approx(np.quantile(firsts, 0.5), rel=0.02)
+    assert figures.first_token.p95 == pytest.approx(np.quantile(firsts, 0.95), rel=0.02)
+    found = sum(one.stats.cached_tokens for one in real.requests)
+    assert figures.hit_rate == pytest.approx(found / sum(one.tokens for one in requests), abs=0.005)
+    seconds = [(real.last[i] - real.first[i]) / (one.output - 1) for i, one in enumerate(requests) if one.output > 1]
+    assert figures.token.p50 == pytest.approx(np.quantile(seconds, 0.5), rel=0.05)
+
+
+def fleet(targets: int, **parts: Any) -> FleetPlan:
+    return FleetPlan(**{"targets": targets, "target": target(), "server": FREE, "acceptance": EXACT, **parts})
+
+
+def test_requests_go_where_their_prefix_is() -> None:
+    """So that more is found, and the first token comes sooner; what routing believed is what was there."""
+    requests = list(traffic(16.0, tenants=30, system_tokens=400))
+    turns, drawn, found = (simulate(fleet(4, servers=2), requests, r) for r in (RoundRobin, PowerOfTwo, Router))
+    assert found.hit_rate > 1.1 * max(turns.hit_rate, drawn.hit_rate)
+    assert found.first_token.p50 < turns.first_token.p50
+    assert found.predicted == pytest.approx(found.hit_rate, abs=0.05)
+    assert turns.predicted == 0 and turns.requests == drawn.requests == found.requests == len(requests)
+
+
+def test_nothing_is_lost_and_all_is_freed() -> None:
+    plan = fleet(3, target=target(EXACT), draft_pools=1, draft=DraftPlan(1e4, 10**6, 1e-6))
+    simulated, requests = SimulatedFleet(plan, Router), list(traffic(12.0))
+    figures = simulated.run(requests)
+    assert figures.requests == len(requests) and figures.refused == 0
+    for one in simulated.targets:
+        one.cache.check()
+        assert one.load == ReplicaLoad(0, 0) and one.running == 0
+    assert [pool.sessions for pool in simulated.drafts] == [0] and simulated.drafts[0].context == 0
+    assert [server.requests for server in simulated.servers] == [0]
+
+
+def test_guesses_are_as_many_as_drafts_have_time_and_room_for() -> None:
+    plenty, slow, small = (
+        simulate(fleet(2, target=target(EXACT), draft_pools=1, draft=draft), traffic(4.0), RoundRobin)
+        for draft in (DraftPlan(1e6, 10**6, 0.0), DraftPlan(10.0, 10**6, 0.0), DraftPlan(1e6, 100, 0.0))
+    )
+    alone = simulate(fleet(2), traffic(4.0), RoundRobin)
+    assert plenty.token.p50 < 0.6 * alone.token.p50
+    assert plenty.token.p50 < slow.token.p50 <= 1.1 * alone.token.p50
+    assert plenty.token.p50 < small.token.p50 <= 1.1 * alone.token.p50
+    assert slow.busy_drafts > 0.3 > plenty.busy_drafts
+
+
+def test_prompts_that_others_compute_sooner_delay_nobody() -> None:
+    prefill = PrefillPlan(token_seconds=0.0002, transfer_seconds=0.0, least=32)
+    own = simulate(fleet(2), traffic(12.0), RoundRobin)
+    elsewhere = simulate(fleet(2, prefill=prefill, prefill_workers=2), traffic(12.0), RoundRobin)
+    assert elsewhere.first_token.p95 < own.first_token.p95 and elsewhere.token.p95 < own.token.p95
+    assert elsewhere.requests == own.requests and 0.05 < elsewhere.busy_prefills < 1
+
+
+def test_a_server_that_has_enough_to_do_refuses_and_is_late() -> None:
+    full = ServerPlan(request_seconds=0.0, token_seconds=0.0, event_seconds=0.0, most=2)
+    assert simulate(fleet(1, server=full), traffic(8.0), RoundRobin).refused > 50
+    slow = ServerPlan(request_seconds=0.1, token_seconds=0.0, event_seconds=0.001, most=1000)
+    one, two = (simulate(fleet(4, server=slow, servers=n), traffic(8.0), RoundRobin) for n in (1, 2))
+    assert one.busy_servers == pytest.approx(2 * two.busy_servers, rel=0.01)
+    assert one.first_token.p50 > two.first_token.p50 > 0.1
+
+
+def test_what_comes_before_the_end_of_the_warm_up_does_not_count() -> None:
+    requests = list(traffic(8.0))
+    figures = simulate(fleet(2, warm_up=30.0), requests, RoundRobin)
+    assert figures.requests == sum(one.at >= 30 for one in requests)
+    assert figures.seconds == pytest.approx(requests[-1].at - 30)
+    assert figures.busy_targets <= 1
+
+
+def test_traffic_is_what_was_asked_for() -> None:
+    asked = ConversationTraffic(rate=20.0, seconds=3000.0, tenants=4)
+    requests = list(asked)
+    late = [one for one in requests if one.at > 1500]
+    assert [one.at for one in requests] == sorted(one.at for one in requests)
+    assert len(late) / 1500 == pytest.approx(20.0, rel=0.1)
+    assert len({one.runs[0] for one in requests}) == 4
+    assert all(one.ends == tuple(sorted(one.ends)) and len(one.ends) == len(one.runs) for one in requests)
+    sessions = {one.session for one in requests}
+    assert len(requests) / len(sessions) == pytest.approx(asked.turns, rel=0.1)
+
+
+TRACE = [
+    RecordedRequest(0.0, 1200, 10, (0, 1, 2)),
+    RecordedRequest(1.0, 1100, 10, (0, 3, 4)),
+    RecordedRequest(4.0, 1700, 0, (0, 1, 5, 6)),
+    RecordedRequest(6.0, 500, 10, (0,)),
+]
+
+
+def test_runs_of_a_trace_are_blocks_that_come_one_after_the_other() -> None:
+    requests = list(RecordedTraffic(TRACE, 1, 7.0, 512))
+    first, second, third, fourth = requests
+    assert [one.ends for one in requests] == [(512, 1024, 1200), (512, 1100), (512, 1024, 1700), (500,)]
+    assert first.runs[:2] == third.runs[:2] and first.runs[0] == second.runs[0] == fourth.runs[0]
+    assert first.session == third.session != second.session
+    assert third.output == 1 and len({one.output_run for one in requests}) == 4
+
+
+def test_copies_of_a_trace_share_what_all_requests_begin_with() -> None:
+    requests = list(RecordedTraffic(TRACE, 2.5, 80.0, 512))
+    assert [one.at for one in requests] == sorted(one.at for one in requests)
+    assert 2 * 40 <= len(requests) <= 3 * 41
+    assert len({one.runs[0] for one in requests}) == 1
+    assert len({one.runs[1] for one in requests if len(one.runs) > 1}) > 2 * 2 * 9
