@@ -35,6 +35,8 @@ class TracedRequest(Struct, frozen=True):
     input_length: Count
     hash_ids: Annotated[list[int], Meta(min_length=1)]
     salt: str | None = None
+    timestamp: Annotated[float, Meta(ge=0)] = 0.0  # milliseconds
+    output_length: Annotated[int, Meta(ge=0)] = 0
 
 
 def run_eviction(options: BenchOptions, progress: ProgressBar) -> Report:

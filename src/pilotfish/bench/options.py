@@ -58,6 +58,16 @@ class BenchOptions:
     pause: Annotated[float, option("Seconds for which the draft is stopped.", 0.01, 1 << 20)] = 5.0
     openvino: Annotated[str, option("A Python interpreter that has OpenVINO GenAI and optimum-intel.")] = ""
     trace: Annotated[str, option("JSON Lines of input_length and hash_ids; .gz or not.", metavar="FILE")] = ""
+    target_counts: Annotated[str, option("Targets of a fleet, separated by commas.", names=("--targets",))] = (
+        "1,3,10,30,100,300,1000"
+    )
+    rate: Annotated[float, option("Requests a second for each target.", 0.0001, MANY)] = 0.5
+    routings: Annotated[str, option("Policies, separated by commas.")] = "round-robin,power-of-two,prefix"
+    target_device: Annotated[str, option("What a target runs on.")] = "llama-3.1-70b@h200x4"
+    draft_device: Annotated[str, option("What a draft pool runs on.")] = "llama-3.2-1b@h200"
+    per_server: Annotated[int, option("Targets for each server.", 1, MANY)] = 20
+    per_pool: Annotated[int, option("Targets for each draft pool.", 1, MANY)] = 4
+    tenants: Annotated[int, option("Who have a system prompt each; the i-th sends 1/i as much.", 1, MANY)] = 1
     tokenizer: Annotated[str, option("A tokenizer.json, instead of the bundled pair's.", metavar="FILE")] = ""
     capacities: Annotated[str, option("Blocks of the pools, separated by commas.")] = "1000,3000,10000,30000,50000"
     shares: Annotated[str, option("Of a pool, in which proven runs go last, separated by commas; 0: LRU.")] = "0,0.2"

@@ -21,7 +21,7 @@ from pilotfish.core.routing import Routing
 from pilotfish.plan.fleet_figures import FleetCounts, FleetFigures, Usage
 from pilotfish.plan.fleet_plan import FleetPlan
 from pilotfish.plan.simulated_pools import Average, SimulatedDrafts, SimulatedPrefills
-from pilotfish.plan.simulated_server import HeldRuns, LoadBoard, SimulatedServer, following
+from pilotfish.plan.simulated_server import LoadBoard, SimulatedHeld, SimulatedServer, following
 from pilotfish.plan.simulated_target import SimulatedJob, SimulatedTarget, Stretch
 from pilotfish.plan.traffic import SimulatedRequest
 
@@ -43,11 +43,11 @@ class SimulatedFleet:
         self.plan = plan
         self.now = 0.0
         self.counts = FleetCounts()
-        self.held = HeldRuns()
+        self.held = SimulatedHeld()
         replicas: list[Replica] = [f"target-{i}" for i in range(plan.targets)]
         self._board = LoadBoard(replicas)
         self._places = {replica: i for i, replica in enumerate(replicas)}
-        self._sent = Average()  # events
+        self._sending = Average()
         self.servers = [self._server(routing()) for _ in range(plan.servers)]
         self.drafts = [SimulatedDrafts(plan.draft, plan.acceptance) for _ in range(plan.draft_pools) if plan.draft]
         self.prefills = SimulatedPrefills(plan.prefill, plan.prefill_workers) if plan.prefill else None
@@ -60,7 +60,7 @@ class SimulatedFleet:
         self._reporting = [False] * plan.targets  # whether a report is in `_events`
 
     def _server(self, routing: Routing) -> SimulatedServer:
-        return SimulatedServer(self.plan.server, following(routing, self.held), self._board, self._sent)
+        return SimulatedServer(self.plan.server, following(routing, self.held), self._board, self._sending)
 
     def _target(self, replica: Replica) -> SimulatedTarget:
         drafts = self.drafts[self._places[replica] % len(self.drafts)] if self.drafts else None
@@ -97,6 +97,7 @@ class SimulatedFleet:
             reading=sum(pool.read_seconds for pool in self.drafts),
             prefills=self.prefills.busy_seconds if self.prefills else 0.0,
             keys_told=self.held.told,
+            reports=int(self._board.numbers.sum()),
         )
 
     # -- requests
@@ -151,8 +152,11 @@ class SimulatedFleet:
 
     def stepped(self, stretch: Stretch) -> None:
         if stretch.decoding:
-            self._sent.add(stretch.steps * stretch.decoding / len(self.servers), self.now)
-            self.counts.stepped(stretch)
+            servers, plan = self.plan.servers, self.plan.server
+            told = servers * (1 - (1 - 1 / servers) ** stretch.decoding)  # those that have one of the requests
+            seconds = stretch.steps * (stretch.decoding * plan.event_seconds + told * plan.frame_seconds)
+            self._sending.add(seconds / servers, self.now)
+            self.counts.stepped(stretch, told)
 
     def began(self, job: SimulatedJob, now: float) -> None:
         self.counts.began(job, now)

@@ -26,6 +26,7 @@ class Usage:
     reading: float  # draft pools, on prompts
     prefills: float
     keys_told: int
+    reports: int
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,13 @@ class FleetFigures:
     busy_drafts: float
     busy_prefills: float
     routed: float  # requests a second
+    prompts: float  # their tokens
     events: float  # of all streams, a second
+    frames: float  # steps of targets that servers hear of, a second
     keys_told: float  # routing keys of prefixes that targets got or lost, a second
+    reports: float  # that targets send to each server, a second
     decoding: float  # sequences at a time, in the mean: the sessions of drafts
+    context: float  # tokens of those
 
 
 class GapCounts:
@@ -87,10 +92,10 @@ class FleetCounts:
         self.refused = 0
         self.gaps = GapCounts()
         self._open = False
-        self._begin = self._end = Usage(math.inf, (), 0.0, 0.0, 0.0, 0)
+        self._begin = self._end = Usage(math.inf, (), 0.0, 0.0, 0.0, 0, 0)
         self._first, self._token = array("d"), array("d")
         self._requests = self._prompts = self._found = self._predicted = 0
-        self._events = self._tokens = self._nodes = self._decoding = 0.0
+        self._events = self._frames = self._tokens = self._nodes = self._decoding = self._context = 0.0
 
     def begin(self, usage: Usage) -> None:
         self._begin, self._open, self.refused = usage, True, 0
@@ -98,9 +103,11 @@ class FleetCounts:
     def end(self, usage: Usage) -> None:
         self._end, self._open = usage, False
 
-    def stepped(self, stretch: Stretch) -> None:
+    def stepped(self, stretch: Stretch, servers: float) -> None:
+        """So many servers are told of each step, in the mean."""
         if self._open:
             events = stretch.steps * stretch.decoding
+            self._frames += stretch.steps * servers
             self.gaps.add(stretch.seconds, events)
             self._events += events
             self._tokens += events * stretch.guessing.tokens
@@ -121,12 +128,14 @@ class FleetCounts:
             self._requests += 1
             if job.request.output > 1:
                 self._token.append((now - job.first_at) / (job.request.output - 1))
+            self._context += (job.request.tokens + job.request.output / 2) * (now - job.first_at)
 
     def figures(self, plan: FleetPlan) -> FleetFigures:
         begin, end = self._begin, self._end
         seconds = max(end.seconds - begin.seconds, 1e-9)
         busy = (np.array(end.targets) - np.array(begin.targets)) / seconds
-        served = end.requests - begin.requests + self._events * plan.server.event_seconds
+        sent = self._events * plan.server.event_seconds + self._frames * plan.server.frame_seconds
+        served = end.requests - begin.requests + sent
         levels = self._nodes / plan.draft.leaves if plan.draft else 0.0
         return FleetFigures(
             requests=self._requests,
@@ -144,7 +153,11 @@ class FleetCounts:
             busy_drafts=(end.reading - begin.reading + levels) / seconds / max(plan.draft_pools, 1),
             busy_prefills=(end.prefills - begin.prefills) / seconds / max(plan.prefill_workers, 1),
             routed=len(self._first) / seconds,
+            prompts=self._prompts / seconds,
             events=self._events / seconds,
+            frames=self._frames / seconds,
             keys_told=(end.keys_told - begin.keys_told) / seconds,
+            reports=(end.reports - begin.reports) / seconds,
             decoding=self._decoding / seconds,
+            context=self._context / seconds,
         )

@@ -7,22 +7,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from pilotfish.core.budget import BUCKETS
-from pilotfish.plan.cost import BFLOAT16, KV_SHARE, DenseModel, Device, step_seconds
-from pilotfish.plan.pace import Pace
+from pilotfish.plan.cost import BFLOAT16, KV_SHARE, step_seconds
+from pilotfish.plan.pace import Pace, PlacedModel
 from pilotfish.plan.simulated_pools import Acceptance, DraftPlan, PrefillPlan
 from pilotfish.plan.simulated_server import ServerPlan
 from pilotfish.plan.simulated_target import NO_GUESSES, Guessing, TargetPlan
 
 #: Of a device's memory, what KV can have beside the weights.
 KV_MEMORY = 0.9
+#: Tokens of a sequence for which a target's guesses are chosen; rows of a forward in which a draft reads prompts.
+CONTEXT, CHUNK = 4096, 2048
 #: Seconds between two forwards of a target with many sequences, and between two levels of a draft (docs/benchmarks.md,
 #: Async, at 32 sequences).
 HOST, LEVEL_HOST = 1.9e-3, 0.35e-3
 #: What sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md, Async: at
 #: 32, 8 and 1 at a time), and an assumed spread.
 BUNDLED_PAIR = Acceptance(gains=((1, 0.54), (4, 1.76), (16, 2.48)), spread=0.3)
-#: Of a server's core (docs/benchmarks.md, Fleet).
-SERVER = ServerPlan(request_seconds=2e-3, token_seconds=0.5e-6, event_seconds=0.11e-3, most=1 << 20)
+#: Of a server's core, as measured (docs/benchmarks.md, Fleets).
+SERVER = ServerPlan(
+    request_seconds=0.8e-3, token_seconds=3.3e-6, event_seconds=0.05e-3, frame_seconds=0.12e-3, most=1 << 20
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,25 +44,17 @@ class FleetPlan:
     seed: int = 0
 
 
-def target_of(
-    model: DenseModel,
-    device: Device,
-    count: int,
-    *,
-    max_rows: int,
-    max_requests: int,
-    acceptance: Acceptance | None,
-    mean_context: int = 4096,
-) -> TargetPlan:
-    """A target of so many devices. Guesses are as many as pay where sequences have `mean_context` tokens; without
-    `acceptance` there are none."""
+def target_of(placed: PlacedModel, *, max_rows: int, max_requests: int, acceptance: Acceptance | None) -> TargetPlan:
+    """Guesses are as many as pay where sequences have `CONTEXT` tokens; without `acceptance` there are none."""
+    model, device, count = placed.model, placed.device, placed.count
     seconds = [step_seconds(model, device, count, rows, 0) for rows in range(max_rows + 1)]
-    kv_bytes = model.kv_values * BFLOAT16
-    context_seconds = kv_bytes / (device.bandwidth * KV_SHARE) / count
-    free = count * device.memory * KV_MEMORY - model.parameters * BFLOAT16
-    return paced_target(
-        seconds, context_seconds, int(free / kv_bytes), max_requests, acceptance, mean_context * context_seconds
-    )
+    context_seconds = model.kv_values * BFLOAT16 / (device.bandwidth * KV_SHARE) / count
+    return paced_target(seconds, context_seconds, _slots(placed), max_requests, acceptance, CONTEXT * context_seconds)
+
+
+def _slots(placed: PlacedModel) -> int:
+    free = placed.count * placed.device.memory * KV_MEMORY - placed.model.parameters * BFLOAT16
+    return int(free / (placed.model.kv_values * BFLOAT16))
 
 
 def paced_target(
@@ -86,13 +82,11 @@ def _guessing(sequences: int, costs: np.ndarray, acceptance: Acceptance) -> Gues
     return Guessing(float(best), 1 + acceptance.gain(best))
 
 
-def draft_of(model: DenseModel, device: Device, leaves: int) -> DraftPlan:
-    """A draft on one device, whose levels expand so many leaves."""
-    level = step_seconds(model, device, 1, leaves, 0) + LEVEL_HOST
-    kv_bytes = model.kv_values * BFLOAT16
-    slots = int((device.memory * KV_MEMORY - model.parameters * BFLOAT16) / kv_bytes)
-    chunk = 2048
-    return DraftPlan(leaves / level, slots, step_seconds(model, device, 1, chunk, 0) / chunk)
+def draft_of(placed: PlacedModel, leaves: int) -> DraftPlan:
+    """A draft whose levels expand so many leaves, and which reads prompts in chunks."""
+    model, device, count = placed.model, placed.device, placed.count
+    level = step_seconds(model, device, count, leaves, 0) + LEVEL_HOST
+    return DraftPlan(leaves / level, _slots(placed), step_seconds(model, device, count, CHUNK, 0) / CHUNK)
 
 
 def prefill_of(target: TargetPlan, rows: int, least: int, transfer_seconds: float) -> PrefillPlan:

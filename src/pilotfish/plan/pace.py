@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import DEVICES, MODELS, devices_needed, step_seconds
+from pilotfish.plan.cost import DEVICES, MODELS, DenseModel, Device, devices_needed, step_seconds
 
 #: A time without rows holds for forwards of up to this many: those are bound by weights, not products.
 FLAT_ROWS = 64
@@ -87,17 +87,30 @@ def _seconds(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+@dataclass(frozen=True)
+class PlacedModel:
+    model: DenseModel
+    device: Device
+    count: int  # of devices
+
+    @classmethod
+    def parse(cls, text: str) -> PlacedModel:
+        """`llama-3.1-70b@h200x4`; ParameterError naming `pace`."""
+        model_name, _, devices = text.partition("@")
+        model = _named(MODELS, "models", model_name)
+        match = _DEVICES.fullmatch(devices)
+        assert match is not None
+        device = _named(DEVICES, "devices, maybe with x and their number,", match[1])
+        count = int(match[2] or 1)
+        if count < (needed := devices_needed(model, device)):
+            raise ParameterError("pace", text, f"devices that hold the model's weights: x{needed} or more")
+        return cls(model, device, count)
+
+
 def _device_knots(text: str) -> dict[int, float]:
     """Two knots, because the cost model is linear in rows."""
-    model_name, _, devices = text.partition("@")
-    model = _named(MODELS, "models", model_name)
-    match = _DEVICES.fullmatch(devices)
-    assert match is not None
-    device = _named(DEVICES, "devices, maybe with x and their number,", match[1])
-    count = int(match[2] or 1)
-    if count < (needed := devices_needed(model, device)):
-        raise ParameterError("pace", text, f"devices that hold the model's weights: x{needed} or more")
-    return {rows: step_seconds(model, device, count, rows) for rows in (1, MAX_ROWS)}
+    placed = PlacedModel.parse(text)
+    return {rows: step_seconds(placed.model, placed.device, placed.count, rows) for rows in (1, MAX_ROWS)}
 
 
 def _named(table: Mapping[str, Any], what: str, name: str) -> Any:

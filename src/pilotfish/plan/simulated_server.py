@@ -26,10 +26,11 @@ class ServerPlan:
     request_seconds: float  # for a request: its body, and all else but its prompt's tokens
     token_seconds: float  # for each token of its prompt
     event_seconds: float  # for each event of a stream
+    frame_seconds: float  # for a target's step that has any of them
     most: int  # requests that it takes at a time; it refuses others
 
 
-class HeldRuns(HeldCopies):
+class SimulatedHeld(HeldCopies):
     """What replicas hold by the names of runs, as all servers know it: the same of a few runs as of many keys."""
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class HeldRuns(HeldCopies):
         return {replica: end // OBJECT_TOKENS for replica, end in found.items()}
 
 
-def following(routing: Routing, held: HeldRuns) -> Routing:
+def following(routing: Routing, held: SimulatedHeld) -> Routing:
     """Have a router look there."""
     if isinstance(routing, Router):
         routing.held = held
@@ -77,23 +78,22 @@ class LoadBoard:
 
 
 class SimulatedServer:
-    def __init__(self, plan: ServerPlan, routing: Routing, board: LoadBoard, events: Average) -> None:
-        """`events` are those of each server."""
+    def __init__(self, plan: ServerPlan, routing: Routing, board: LoadBoard, sending: Average) -> None:
+        """`sending` are the seconds that each server spends on events."""
         self.plan = plan
         self.busy_seconds = 0.0  # on requests
         self.requests = 0  # under way
         self.routing = routing
         self._board, self._heard = board, np.zeros_like(board.numbers)
         self._free_at = 0.0
-        self._events = events
+        self._sending = sending
 
     def take(self, request: SimulatedRequest, now: float) -> float:
         """When a request that arrives now is routed."""
         seconds = self.plan.request_seconds + self.plan.token_seconds * request.tokens
         self.requests += 1
         self.busy_seconds += seconds
-        sending = min(self._events.at(now) * self.plan.event_seconds, BUSIEST)
-        self._free_at = max(self._free_at, now) + seconds / (1 - sending)
+        self._free_at = max(self._free_at, now) + seconds / (1 - min(self._sending.at(now), BUSIEST))
         return self._free_at
 
     def choose(self, request: SimulatedRequest) -> Route:
