@@ -1,10 +1,17 @@
 """Where requests go: to KV that is there, unless others have less to do; to nobody in a herd; always to a candidate."""
 
-from pilotfish.core.held_prefixes import Held, routing_keys
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.routing import PowerOfTwo, ReplicaLoad, RoundRobin, Router, RouteRequest, Routing
+from collections.abc import Sequence
+from dataclasses import replace
 
-REPLICAS = ["ipc://a", "ipc://b", "ipc://c", "ipc://d"]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.core.held_prefixes import Held, RoutingKey, routing_keys
+from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.routing import PowerOfTwo, ReplicaLoad, RoundRobin, Router, RouteRequest
+
+REPLICAS = ["a", "b", "c", "d"]
 
 
 def request(pages: int, first: int = 0, salt: str | None = None, session: str | None = None) -> RouteRequest:
@@ -12,42 +19,152 @@ def request(pages: int, first: int = 0, salt: str | None = None, session: str | 
     return RouteRequest(len(tokens), routing_keys(salt, tokens), session)
 
 
-def even(router: Routing, tokens: int) -> None:
+def load(pending: int = 0, live: int = 0, waiting: int = 0, room: int = 100) -> ReplicaLoad:
+    return ReplicaLoad(pending, live, waiting, room)
+
+
+def told(**loads: ReplicaLoad) -> Router:
+    """A router to whom replicas have reported; all others of REPLICAS that they are idle."""
+    router = Router()
     for replica in REPLICAS:
-        router.told(replica, ReplicaLoad(0, tokens))
+        router.told(replica, loads.get(replica, load()))
+    return router
+
+
+def holding(router: Router, replica: str, keys: Sequence[RoutingKey]) -> Router:
+    router.held.apply(replica, Held(0, list(keys), whole=True))
+    return router
 
 
 def test_a_request_goes_where_its_prefix_is() -> None:
-    router = Router()
-    even(router, 1000)
-    router.held.apply("ipc://c", Held(0, request(4).keys[:3], whole=True))  # type: ignore[arg-type]
+    router = holding(told(), "c", request(4).keys[:3])
     route = router.choose(request(4), REPLICAS)
-    assert (route.replica, route.cached) == ("ipc://c", 3 * OBJECT_TOKENS)
+    assert (route.replica, route.cached) == ("c", 3 * OBJECT_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("there", "elsewhere", "replica"),
+    [
+        (load(), load(), "a"),
+        (load(pending=3 * OBJECT_TOKENS), load(), "a"),  # 4 pages are there, less than what waits
+        (load(pending=5 * OBJECT_TOKENS), load(), "b"),
+        (load(pending=5 * OBJECT_TOKENS), load(pending=2 * OBJECT_TOKENS), "a"),
+        (load(live=100 * OBJECT_TOKENS), load(), "a"),
+        (load(live=300 * OBJECT_TOKENS), load(), "b"),
+        (load(room=1), load(), "a"),
+        (load(room=0), load(), "b"),
+        (load(waiting=1), load(), "b"),  # for slots, if not for room
+        (load(waiting=3, room=0), load(waiting=3, room=0), "a"),
+    ],
+)
+def test_a_prefix_is_worth_as_much_as_it_spares(there: ReplicaLoad, elsewhere: ReplicaLoad, replica: str) -> None:
+    router = holding(told(a=there, b=elsewhere), "a", request(4).keys)
+    assert router.choose(request(4), ["a", "b"]).replica == replica
 
 
 def test_a_tenant_finds_nothing_of_another() -> None:
-    router = Router()
+    router = told()
     for replica in REPLICAS:
-        router.held.apply(replica, Held(0, list(request(4, salt="one").keys), whole=True))
+        holding(router, replica, request(4, salt="one").keys)
     assert router.choose(request(4, salt="two"), REPLICAS).cached == 0
     assert router.choose(request(4, salt="one"), REPLICAS).cached == 4 * OBJECT_TOKENS
 
 
 def test_the_last_token_is_never_cached() -> None:
-    router, tokens = Router(), [0] * (2 * OBJECT_TOKENS)
+    tokens = [0] * (2 * OBJECT_TOKENS)
     keys = routing_keys(None, tokens)
-    router.held.apply("ipc://a", Held(0, keys, whole=True))
-    assert router.choose(RouteRequest(len(tokens), keys), ["ipc://a"]).cached == 2 * OBJECT_TOKENS - 1
+    router = holding(told(), "a", keys)
+    assert router.choose(RouteRequest(len(tokens), keys), ["a"]).cached == 2 * OBJECT_TOKENS - 1
 
 
 def test_a_hot_prefix_spreads_between_two_reports() -> None:
+    router = holding(told(), "a", request(4).keys)
+    chosen = [router.choose(request(4), REPLICAS).replica for _ in range(400)]
+    assert chosen[0] == "a" and set(chosen) == set(REPLICAS)
+    assert chosen.count("a") < 200
+
+
+def test_requests_that_share_nothing_spread_evenly() -> None:
+    router = told()
+    chosen = [router.choose(request(10, first), REPLICAS).replica for first in range(100)]
+    assert all(20 <= chosen.count(replica) <= 30 for replica in REPLICAS)
+
+
+def test_a_promise_counts_until_the_second_report() -> None:
+    """The first may have been on its way."""
+    router = told()
+    first = router.choose(request(10, 1), ["a", "b"]).replica
+    other = "b" if first == "a" else "a"
+    assert router.choose(request(20, 2), ["a", "b"]).replica == other
+    router.told(other, load())
+    assert router.choose(request(5, 3), ["a", "b"]).replica == first
+    router.told(other, load())
+    assert router.choose(request(5, 3), ["a", "b"]).replica == other
+
+
+def test_what_was_never_sent_does_not_count() -> None:
+    router = told()
+    route = router.choose(request(10), REPLICAS)
+    router.undo(route)
+    router.undo(route)
+    again = router.choose(request(10), REPLICAS)
+    assert (again.replica, again.work) == (route.replica, route.work)
+
+
+def test_a_replica_that_has_reported_nothing_is_like_the_others() -> None:
     router = Router()
-    even(router, 0)
-    router.held.apply("ipc://a", Held(0, list(request(4).keys), whole=True))
-    chosen = [router.choose(request(4), REPLICAS).replica for _ in range(40)]
-    assert chosen[0] == "ipc://a"
-    assert set(chosen) == set(REPLICAS)
-    assert chosen.count("ipc://a") < 20
+    router.told("a", load(pending=1000))
+    router.told("b", load(pending=3000))
+    chosen = [router.choose(request(20, number), ["b", "new", "a"]).replica for number in range(5)]
+    assert chosen == ["a", "new", "a", "b", "new"]
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    router = holding(told(a=load(pending=10_000)), "a", request(4).keys)
+    router.forget("a")
+    router.told("a", load())
+    assert router.choose(request(4), ["a"]).cached == 0
+    assert router.held.expected("a") == 0
+
+
+def test_sessions_and_equal_beginnings_stay_where_nothing_else_tells_replicas_apart() -> None:
+    for number in range(20):
+        whose = {told().choose(request(4, turn, session=f"s{number}"), REPLICAS).replica for turn in range(5)}
+        alike = {told().choose(request(pages, number), REPLICAS).replica for pages in range(1, 6)}
+        assert len(whose) == len(alike) == 1
+    assert len({told().choose(request(4, session=f"s{number}"), REPLICAS).replica for number in range(40)}) == 4
+
+
+@given(st.sampled_from(REPLICAS), st.integers(0, 1000))
+def test_only_the_sessions_of_a_replica_that_goes_move(gone: str, number: int) -> None:
+    one = request(4, session=str(number))
+    before = told().choose(one, REPLICAS).replica
+    after = told().choose(one, [replica for replica in REPLICAS if replica != gone]).replica
+    assert after != gone and (before in (gone, after))
+
+
+loads = st.builds(ReplicaLoad, *[st.integers(0, 5000)] * 2, *[st.integers(0, 20)] * 2)
+
+
+@given(st.lists(st.tuples(st.sampled_from(REPLICAS), loads | st.none()), max_size=30), st.data())
+def test_more_to_do_never_makes_a_replica_chosen(
+    events: list[tuple[str, ReplicaLoad | None]], data: st.DataObject
+) -> None:
+    """Whatever was reported and promised before. None: a request is routed."""
+    candidates = data.draw(st.lists(st.sampled_from(REPLICAS), min_size=1, unique=True))
+    busier, routers = data.draw(st.sampled_from(candidates)), (Router(), Router())
+    last = data.draw(loads)
+    for router in routers:
+        for place, (replica, reported) in enumerate(events):
+            if reported is None:
+                router.choose(request(place % 7, place), [replica])
+            else:
+                router.told(replica, reported)
+    routers[0].told(busier, last)
+    routers[1].told(busier, replace(last, pending_tokens=last.pending_tokens + 500, waiting=last.waiting + 1))
+    before, after = (router.choose(request(5), candidates).replica for router in routers)
+    assert before in candidates
+    assert after == before or before == busier
 
 
 def test_round_robin_takes_turns() -> None:

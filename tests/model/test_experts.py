@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import tiny_model
 
-from pilotfish.model.experts import Mixture, Router
+from pilotfish.model.experts import ExpertRouter, Mixture
 from pilotfish.model.native import load_kernels
 from pilotfish.model.native_modules import with_kernels
 
@@ -44,7 +44,7 @@ def outputs(block: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 def test_a_mixture_is_that_of_transformers(kind: str, options: dict[str, Any], native: bool) -> None:
     reference, ours = blocks(kind, options, native)
-    for part in (Mixture, Router):
+    for part in (Mixture, ExpertRouter):
         assert any(isinstance(child, part) for child in ours.children()) is native
     x = torch.randn(ROWS, 64)
     torch.testing.assert_close(outputs(ours, x), outputs(reference, x), rtol=1e-5, atol=1e-5)

@@ -128,7 +128,7 @@ def test_nothing_is_lost_and_all_is_freed() -> None:
     assert figures.requests == len(requests) and figures.refused == 0
     for one in simulated.targets:
         one.cache.check()
-        assert one.load == ReplicaLoad(0, 0) and one.running == 0
+        assert one.load == ReplicaLoad(0, 0, 0, one.plan.max_requests) and one.running == 0
     assert [pool.sessions for pool in simulated.drafts] == [0] and simulated.drafts[0].context == 0
     assert [server.requests for server in simulated.servers] == [0]
 

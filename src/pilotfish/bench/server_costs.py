@@ -38,7 +38,7 @@ def follow_costs(targets: int) -> FollowCosts:
     router, prompt = Router(), _keys(draw, PROMPT_KEYS)
     for name in names:
         router.held.apply(name, Held(0, prompt[:COMMON_KEYS] + _keys(draw, OWN_KEYS), whole=True))
-        router.told(name, ReplicaLoad(int(draw.integers(1 << 16)), int(draw.integers(1 << 20))))
+        router.told(name, ReplicaLoad(int(draw.integers(1 << 16)), int(draw.integers(1 << 20)), 0, 24))
     router.held.apply(names[0], Held(1, prompt))
     request = RouteRequest(PROMPT_KEYS * OBJECT_TOKENS, prompt, "session")
     decision = _seconds(lambda: router.undo(router.choose(request, names)), 20)
@@ -71,7 +71,7 @@ def _status() -> Status:
 def _report(router: Router, name: str, text: bytes) -> None:
     status = SERVER_DECODER.decode(text)
     assert isinstance(status, Status)
-    router.told(name, ReplicaLoad(status.pending_tokens, status.identity.kv_slots - status.free_slots))
+    router.told(name, status.load)
 
 
 def _seconds(call: Callable[[], object], count: int) -> float:

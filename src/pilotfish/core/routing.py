@@ -1,10 +1,12 @@
-"""Which replica gets a request: one that has KV of its first tokens, unless others have much less to do.
+"""Which replica gets a request: the one that is expected to have the least to do before its first token.
 
-    score = share of the prompt whose KV it has  -  BETA * (its load - mean load) / mean load
+    tokens   [ pending of others │ what it lacks of the prompt │ 2 % of live ones │ 1,000 a request without room ]
 
-Loads and prompts are in tokens, so the score has no unit, and no threshold at which affinity ends: a hot prefix
-spreads as its replica's load grows. What this server has promised to a replica counts from the moment of the choice, so
-requests between two reports do not all go where the last report said that there was room.
+What a replica has KV of it need not compute, so a request goes where its prefix is, unless others have so much less to
+do that they compute it sooner: a hot prefix spreads as its replica's work grows, without a threshold. Of replicas that
+differ by little, requests of one session, or whose prompts begin alike, go to the same one. What this server has
+promised to a replica counts from the moment of the choice, so requests between two reports do not all go to the one
+that had least to do in the last.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ import numpy as np
 from pilotfish.core.held_prefixes import HeldCopies, Replica, RoutingKey
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
 
-#: How much a load above the mean weighs against KV that is there.
-BETA = 1.0
+#: Of a token that requests own: what it costs others, over computing one.
+LIVE = 0.02
+#: Tokens that could be computed while a request waits until another has ended.
+ROOM = 1000
+#: Of a prompt: a difference in work that a session does not move for, and that many servers do not all fall upon.
+LITTLE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class ReplicaLoad:
 
     pending_tokens: int  # committed tokens without KV, of running and waiting requests
     live_tokens: int  # slots that requests own
+    waiting: int  # requests that wait for others to end
+    room: int  # requests that may run beside those that do
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +56,7 @@ class Route:
 
     replica: Replica
     cached: int  # tokens of its prompt whose KV the replica is believed to have
-    promised: int  # tokens that the replica has to keep, or to compute, for it
+    work: float  # that the replica has with it, in tokens
 
 
 class Routing(Protocol):
@@ -74,8 +82,8 @@ class RoundRobin:
 
     _turns: count[int] = field(default_factory=count)
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
-        return Route(candidates[next(self._turns) % len(candidates)], 0, request.tokens)
+    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:  # noqa: ARG002
+        return Route(candidates[next(self._turns) % len(candidates)], 0, 0.0)
 
     def undo(self, route: Route) -> None: ...
 
@@ -93,12 +101,12 @@ class PowerOfTwo:
         self._random = np.random.default_rng(seed)
         self._requests: Counter[Replica] = Counter()
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
+    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:  # noqa: ARG002
         first, step = self._random.integers([0, 1], [len(candidates), max(len(candidates), 2)]).tolist()
         drawn = candidates[first], candidates[(first + step) % len(candidates)]
         replica = min(drawn, key=self._requests.__getitem__)
         self._requests[replica] += 1
-        return Route(replica, 0, request.tokens)
+        return Route(replica, 0, 0.0)
 
     def undo(self, route: Route) -> None:
         self.ended(route)
@@ -117,56 +125,64 @@ class PowerOfTwo:
 class KnownLoad:
     """A replica's load: as it was reported last, and what this server has promised it since."""
 
-    reported: int | None = None  # tokens; None before the first report
+    reported: ReplicaLoad | None = None
     before: list[Route] = field(default_factory=list)  # since the report before the last, which may have missed them
     since: list[Route] = field(default_factory=list)  # since the last report
+    promised: float = 0.0  # the work of both
+    work: float | None = None  # in tokens, of one more request but for its prompt; None before the first report
 
-    @property
-    def promised(self) -> int:
-        return sum(route.promised for route in self.before) + sum(route.promised for route in self.since)
-
-    def report(self, tokens: int) -> None:
-        self.reported, self.before, self.since = tokens, self.since, []
+    def promise(self, route: Route) -> None:
+        self.since.append(route)
+        self._changed(self.promised + route.work)
 
     def undo(self, route: Route) -> None:
         for routes in (self.before, self.since):
             if route in routes:
                 routes.remove(route)
+                self._changed(self.promised - route.work)
+
+    def report(self, load: ReplicaLoad) -> None:
+        self.reported, self.before, self.since = load, self.since, []
+        self._changed(sum(route.work for route in self.before))
+
+    def _changed(self, promised: float) -> None:
+        self.promised = promised
+        if (load := self.reported) is not None:
+            without_room = max(load.waiting + len(self.before) + len(self.since) + 1 - load.room, load.waiting)
+            self.work = load.pending_tokens + LIVE * load.live_tokens + promised + ROOM * without_room
 
 
 class Router:
     """See the module. What replicas hold it learns through `held`."""
 
-    def __init__(self, beta: float = BETA) -> None:
+    def __init__(self) -> None:
         self.held = HeldCopies()
-        self._beta = beta
         self._loads: defaultdict[Replica, KnownLoad] = defaultdict(KnownLoad)
 
     def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
-        cached = self._cached(request)
-        loads = self._loads_of(candidates)
-        mean = sum(loads) / len(loads)
-
-        def score(place: int) -> tuple[float, bytes]:
-            found = cached.get(candidates[place], 0) / max(request.tokens, 1)
-            return found - self._beta * (loads[place] - mean) / max(mean, 1.0), affinity(request, candidates[place])
-
-        replica = candidates[max(range(len(candidates)), key=score)]
-        route = Route(replica, cached.get(replica, 0), request.tokens)
-        self._loads[replica].since.append(route)
+        cached, works = self._cached(request), self._works(candidates)
+        left = [work - cached.get(replica, 0) for replica, work in zip(candidates, works, strict=True)]
+        enough = min(left) + LITTLE * request.tokens
+        alike = [replica for replica, work in zip(candidates, left, strict=True) if work <= enough]
+        replica = alike[0] if len(alike) == 1 else max(alike, key=lambda replica: affinity(request, replica))
+        found = cached.get(replica, 0)
+        route = Route(replica, found, request.tokens - found + LIVE * request.tokens)
+        self._loads[replica].promise(route)
         return route
+
+    def _works(self, candidates: Sequence[Replica]) -> list[float]:
+        """One that has reported nothing yet is like the others in the mean."""
+        loads = [self._loads[replica] for replica in candidates]
+        known = [load.work for load in loads if load.work is not None]
+        if len(known) == len(loads):
+            return known
+        mean = sum(load.work - load.promised for load in loads if load.work is not None) / max(len(known), 1)
+        return [mean + load.promised if load.work is None else load.work for load in loads]
 
     def _cached(self, request: RouteRequest) -> dict[Replica, int]:
         """Tokens of its prompt whose KV replicas have; the last one is always computed."""
         matched = self.held.matched(request.keys)
         return {replica: min(OBJECT_TOKENS * pages, request.tokens - 1) for replica, pages in matched.items()}
-
-    def _loads_of(self, candidates: Sequence[Replica]) -> list[float]:
-        """In tokens. One that has reported nothing yet has the mean of the others, and what it was promised."""
-        known = [self._loads[replica] for replica in candidates]
-        reported = [load.reported for load in known if load.reported is not None]
-        mean = sum(reported) / max(len(reported), 1)
-        return [(mean if load.reported is None else load.reported) + load.promised for load in known]
 
     def undo(self, route: Route) -> None:
         self._loads[route.replica].undo(route)
@@ -174,7 +190,7 @@ class Router:
     def ended(self, route: Route) -> None: ...
 
     def told(self, replica: Replica, load: ReplicaLoad) -> None:
-        self._loads[replica].report(load.pending_tokens + load.live_tokens)
+        self._loads[replica].report(load)
 
     def forget(self, replica: Replica) -> None:
         self._loads.pop(replica, None)

@@ -61,7 +61,7 @@ class Mixture(torch.nn.ModuleList):
     forward = mixed
 
 
-class Router(torch.nn.Module):
+class ExpertRouter(torch.nn.Module):
     """The best `k` experts of each row and their weights: shares of the softmax over all experts (`over_all`), or the
     softmax over the chosen, which equals those shares scaled to a sum of 1."""
 

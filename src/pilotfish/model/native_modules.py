@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pilotfish.core.layer_progress import LayerProgress
 from pilotfish.model.attention import AttentionMetadata, Scoring
-from pilotfish.model.experts import Affine, Mixture, Router, expert_parts, halves
+from pilotfish.model.experts import Affine, ExpertRouter, Mixture, expert_parts, halves
 from pilotfish.model.features import ARCHITECTURES, activation, layer_windows
 from pilotfish.model.kv_planes import KVPool
 from pilotfish.model.native import PANEL, pack_weight
@@ -210,7 +210,7 @@ def fused(module: Any) -> torch.nn.Module | None:
             return Mixture(_packed_expert(module, i) for i in range(module.num_experts))
         case "TopKRouter":
             linear = PackedLinear(Affine(module.weight, getattr(module, "bias", None)))
-            return Router(linear, module.top_k, over_all=not getattr(module, "norm_topk_prob", True))
+            return ExpertRouter(linear, module.top_k, over_all=not getattr(module, "norm_topk_prob", True))
     return None
 
 

@@ -69,7 +69,7 @@ class LoadBoard:
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas = replicas
-        self.loads = [ReplicaLoad(0, 0) for _ in replicas]
+        self.loads = [ReplicaLoad(0, 0, 0, 1) for _ in replicas]
         self.numbers = np.ones(len(replicas), np.int64)
 
     def report(self, place: int, load: ReplicaLoad) -> None:

@@ -146,7 +146,8 @@ class SimulatedTarget:
 
     @property
     def load(self) -> ReplicaLoad:
-        return ReplicaLoad(self._pending + self._waiting_tokens, self.cache.live)
+        room = self.plan.max_requests - self.running
+        return ReplicaLoad(self._pending + self._waiting_tokens, self.cache.live, len(self.waiting), room)
 
     def submit(self, job: SimulatedJob, now: float) -> None:
         self.waiting.append(job)

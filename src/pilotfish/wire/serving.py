@@ -31,6 +31,7 @@ from pilotfish.core.handover import HandOverReport, HandOverTotals
 from pilotfish.core.held_prefixes import Held
 from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.request import FinishReason
+from pilotfish.core.routing import ReplicaLoad
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.target_machine import Arrival
 from pilotfish.core.tiers import TierCounts, TierUse
@@ -117,6 +118,12 @@ class Status(Struct, tag="status", frozen=True):
     prefill_pools: list[PrefillPoolLoad] = []
     tiers: list[TierUse] = []  # the device first
     tier_counts: TierCounts = msgspec.field(default_factory=TierCounts)
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """What routing looks at."""
+        live, room = self.identity.kv_slots - self.free_slots, self.identity.max_requests - self.running
+        return ReplicaLoad(self.pending_tokens, live, self.waiting, room)
 
 
 class Declined(Readable, tag="declined", frozen=True):
