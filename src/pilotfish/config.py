@@ -45,6 +45,7 @@ elsewhere = partial(option, panel="Drafts in processes of their own (--mode asyn
 ahead = partial(option, panel="Prefill in processes of its own")
 machine = partial(option, panel="Device and memory")
 limit = partial(option, panel="How much at a time")
+fleet = partial(option, panel="Several targets")
 timeout = partial(option, panel="How long", above=0, high=86400, unit="seconds")
 answer = partial(option, panel="What answers are by default")
 TOKENS: Any = {"parse": count, "metavar": "TOKENS"}  # as in 8192, 8k or 8K
@@ -317,15 +318,30 @@ class PrefillConfig:
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """How a target is served over HTTP. It answers to any of `served_model_name`; none: to the target's own name. A
-    request's head, and then its body, must be there after `read_timeout`; `metrics` is what an answer says of its
-    speculation unless the request asks for more."""
+    """How targets of one model are served over HTTP: `replicas` that the server starts, or those that listen at
+    `target_pool`. A request whose target ends goes on at another one, for which it waits `resume_timeout` at most.
+
+    The server answers to any of `served_model_name`; none: to the model's own name. A request's head, and then its
+    body, must be there after `read_timeout`; `metrics` is what an answer says of its speculation unless the request
+    asks for more."""
 
     host: Annotated[str, option("Address to listen at.")] = "127.0.0.1"
     port: Annotated[int, option("0: any that is free.", 0, 65535)] = 8000
     served_model_name: Annotated[
         tuple[str, ...], option("What clients call the model. One name or more.", metavar="NAME…")
     ] = ()
+    replicas: (
+        Annotated[int, fleet("Targets to start here, which divide what there is; 1 if none are elsewhere.", 0, 64)]
+        | None
+    ) = None
+    target_pool: Annotated[
+        tuple[str, ...], fleet("Targets elsewhere instead: ipc://… or tcp://…, joined by ,", parse=separated(","))
+    ] = ()
+    target_key: Annotated[Path, fleet("This server's key file, for targets with keys.")] | None = None
+    target_pool_key: Annotated[
+        tuple[str, ...], fleet("The targets' public keys, joined by a space.", parse=separated(None))
+    ] = ()
+    resume_timeout: Annotated[float, timeout("Seconds that a request waits for another target.")] = 30.0
     max_body_bytes: Annotated[int, limit("Of a request.", 1024, 1 << 30)] = 4 << 20
     max_prompts: Annotated[int, limit("Of a request.", 1, 1 << 12)] = 64
     max_n: Annotated[int, limit("Outputs of a prompt.", 1, MAX_SAMPLES)] = 16
@@ -362,6 +378,8 @@ class ServerConfig:
             raise ParameterError("host", self.host, "a host name or address")
         _check_format("tool_call_parser", self.tool_call_parser, TOOL_FORMATS)
         _check_format("reasoning_parser", self.reasoning_parser, REASONING_FORMATS)
+        if len(set(self.target_pool)) < len(self.target_pool):
+            raise ParameterError("target_pool", ",".join(self.target_pool), "each target once")
         if not all(self.served_model_name):
             raise ParameterError("served_model_name", self.served_model_name, "names of at least one character")
 

@@ -16,6 +16,7 @@ from pilotfish.engine.target_process import TargetService
 from pilotfish.kv import tiers as tiers_module
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.observe.replica import ReplicaHealth
 from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.wire.channel import decoded, encode
 from pilotfish.wire.serving import SERVER_DECODER, Status
@@ -44,7 +45,7 @@ def test_they_tell_what_came_from_where(tier: str, llama: Path, tmp_path: Path) 
             serve(engine, prompt, metrics)
         status = decoded(SERVER_DECODER, encode(service._status(service._present_load())))
         assert isinstance(status, Status) and engine.tiers is not None
-        metrics.status(status)
+        metrics.fleet.tell([ReplicaHealth("target", status=status)])
         counts, size = engine.tiers.counts, engine.memory.target.slot
     loaded = len(PROMPTS) * IN_OBJECTS
     assert status.tier_counts == counts and counts.saved >= loaded // 64 and counts.loading_seconds > 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pilotfish.config import EngineConfig, config_of
+from pilotfish.config import EngineConfig, PrefillConfig, config_of
+from pilotfish.engine import host_memory
+from pilotfish.engine.own_targets import OwnTarget, own_targets
 from pilotfish.engine.placement import split_cores, split_for_prefill
 from pilotfish.engine.process import on_cores
 from pilotfish.engine.remote_drafts import worker_command
@@ -149,3 +152,19 @@ def test_a_worker_does_not_check_the_cores_of_its_target(tmp_path: Path) -> None
     text = next(word for word in worker_command(config, "ipc://x", "draft 0") if word.startswith("--config="))
     with on_cores(frozenset({other})):
         assert config_of(text.removeprefix("--config="), EngineConfig).of_draft.target == tmp_path
+
+
+def test_targets_of_one_server_divide_what_one_would_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "free_memory", lambda: 30 << 30)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 5})
+    config = EngineConfig(target=tmp_path, prefill_workers=1, kv_host_memory=1.0)
+    assert own_targets(config, 0) == [] and own_targets(config, 1) == [OwnTarget("target", config)]
+    targets = own_targets(config, 2)
+    assert [(one.name, one.cores) for one in targets] == [("target 0", {0, 1}), ("target 1", {2, 3, 5})]
+    beyond = 1.0 + PrefillConfig.segment_memory
+    assert {one.config.allotted for one in targets} == {int((0.9 * 30 - 2 * beyond) * (1 << 30) / 4)}
+    assert [one.cores for one in own_targets(replace(config, cores="1,3"), 2)] == [{1}, {3}]
+    assert all(one.config.core_set == frozenset() for one in own_targets(replace(config, cores="1,3"), 2))
+    for field, value in {"trace": tmp_path / "t", "kv_disk": tmp_path, "draft_cores": "1", "device": "cuda"}.items():
+        with pytest.raises(ParameterError, match=rf"^{field}: .* with replicas"):
+            own_targets(replace(config, **{field: value}), 2)

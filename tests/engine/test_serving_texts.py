@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,20 @@ from support import make_engine
 from wire_samples import HOSTILE, assert_nothing_raw, hostile_messages, kinds, mistyped_messages
 
 from pilotfish import cli
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.engine.attendance import Attendance
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.members import Member
+from pilotfish.engine.replica import Replica
+from pilotfish.engine.servers import Servers
 from pilotfish.engine.target_process import TargetService
 from pilotfish.errors import WireError
-from pilotfish.wire.channel import Received, decoded
-from pilotfish.wire.serving import SERVER_DECODER, Failure, ToServer, ToTarget
+from pilotfish.wire.channel import Received, decoded, encode
+from pilotfish.wire.serving import SERVER_DECODER, Failure, Identity, Status, ToServer, ToTarget
 
+STATUS = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, "first")
 ANSWERS = [
     (f"{kind.__name__}.{place}", frame)
     for kind in kinds(ToServer)
@@ -29,7 +36,11 @@ ANSWERS = [
 REQUESTS = [
     (f"{kind.__name__}.{place}", frame)
     for kind in kinds(ToTarget)
-    for place, frame in (*hostile_messages(kind), *hostile_messages(kind, tokens=[5]), *mistyped_messages(kind))
+    for place, frame in (
+        *hostile_messages(kind),
+        *hostile_messages(kind, tokens=[5], incarnation="here"),
+        *mistyped_messages(kind),
+    )
 ]
 
 
@@ -38,13 +49,14 @@ def test_what_a_target_says(llama: Path, caplog: pytest.LogCaptureFixture, capfd
     errors: list[str] = []
 
     async def hear(frame: bytes) -> None:
-        engine = AsyncEngine(EngineConfig(target=llama))
-        engine._loop = asyncio.get_running_loop()
-        engine._peer = b"target"
-        stream = engine_stream(engine)
-        engine._receive(Received(b"target", frame))
+        engine = AsyncEngine(EngineConfig(target=llama), ServerConfig(replicas=0))
+        fleet, replica = engine._fleet, Replica(Member("ipc:///t"), time.monotonic)
+        fleet._loop, fleet.replicas, fleet._by_peer = asyncio.get_running_loop(), [replica], {b"target": replica}
+        fleet._take_status(replica, STATUS)
+        stream = engine.submit([[5]], SamplingParams())
+        fleet._receive(Received(b"target", frame))
         await asyncio.sleep(0)
-        if not engine._streams:
+        if not engine._open:
             try:
                 await anext(stream)
             except StopAsyncIteration:
@@ -63,12 +75,6 @@ def test_what_a_target_says(llama: Path, caplog: pytest.LogCaptureFixture, capfd
     assert_nothing_raw(records, capfd.readouterr().err)
 
 
-def engine_stream(engine: AsyncEngine):  # type: ignore[no-untyped-def]
-    """Of request 1, which nobody is told of."""
-    engine._post = lambda _: None  # type: ignore[method-assign]
-    return engine.submit([[5]], SamplingParams())
-
-
 @pytest.fixture(scope="module")
 def engine(llama: Path) -> Engine:
     return make_engine(llama)
@@ -79,10 +85,18 @@ def test_what_a_server_says(
 ) -> None:
     """What a target cannot serve it answers with a Failure."""
     channel, server = Loopback.pair(b"target")
-    service = TargetService(engine, channel)
-    with caplog.at_level(logging.DEBUG):
+    servers = Servers(channel)
+    servers.incarnation = "here"
+    service = TargetService(engine, servers)
+    with caplog.at_level(logging.DEBUG), closing(servers):
+        servers._receive(Received(b"0", encode(Attendance(servers.incarnation).attend())))
         for _, frame in REQUESTS:
-            service._take(Received(b"0", frame))
+            servers._known[b"0"].malformed = 0  # only the first one is logged
+            servers._receive(Received(b"0", frame))
+            for asked in servers.take(0):
+                service._take(asked)
+        servers.start()
+        servers._thread.call(lambda: None).result(1.0)
     for answer in server.receive(0.1):
         message = decoded(SERVER_DECODER, answer.frame)
         assert not isinstance(message, Failure) or message.reason.isprintable()

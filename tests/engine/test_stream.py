@@ -41,15 +41,15 @@ def test_every_output_arrives_whole_and_in_order(order: list[int], reads: list[b
     counts = [order.count(index) for index in range(3)]
 
     async def scenario() -> list[Update]:
-        stream, given, got = Stream(range(1, 2), 3, lambda: None), [0, 0, 0], []
+        stream, given, got = Stream(1, 3, lambda: None), [0, 0, 0], []
         for index, read in zip(order, reads, strict=False):
             given[index] += 1
-            stream.add(*update(index, given[index], first=given[index] == 1, last=given[index] == counts[index]))
+            stream.add(0, *update(index, given[index], first=given[index] == 1, last=given[index] == counts[index]))
             if read and stream._updates:
                 got.append(await anext(stream))
         for index in order[len(reads) :]:
             given[index] += 1
-            stream.add(*update(index, given[index], first=given[index] == 1, last=given[index] == counts[index]))
+            stream.add(0, *update(index, given[index], first=given[index] == 1, last=given[index] == counts[index]))
         return got + list(await collect(stream))
 
     got = asyncio.run(scenario())
@@ -65,9 +65,9 @@ def test_every_output_arrives_whole_and_in_order(order: list[int], reads: list[b
 
 def test_a_reader_that_sleeps_finds_one_update_an_output() -> None:
     async def scenario() -> list[Update]:
-        stream = Stream(range(1, 2), 1, lambda: None)
+        stream = Stream(1, 1, lambda: None)
         for token in range(20):
-            stream.add(*update(0, token, last=token == 19))
+            stream.add(0, *update(0, token, last=token == 19))
         return await collect(stream)
 
     (only,) = asyncio.run(scenario())
@@ -76,8 +76,8 @@ def test_a_reader_that_sleeps_finds_one_update_an_output() -> None:
 
 def test_what_came_before_an_error_is_given_first() -> None:
     async def scenario() -> list[Update]:
-        stream, got = Stream(range(1, 2), 1, lambda: None), []
-        stream.add(*update(0, 1))
+        stream, got = Stream(1, 1, lambda: None), []
+        stream.add(0, *update(0, 1))
         stream.fail(TargetUnavailable("target: gone"))
         got.append(await anext(stream))
         with pytest.raises(TargetUnavailable, match="target: gone"):
@@ -89,7 +89,7 @@ def test_what_came_before_an_error_is_given_first() -> None:
 
 def test_a_waiting_reader_learns_of_an_error() -> None:
     async def scenario() -> None:
-        stream = Stream(range(1, 2), 1, lambda: None)
+        stream = Stream(1, 1, lambda: None)
         asyncio.get_running_loop().call_later(0.01, stream.fail, TargetUnavailable("target: gone"))
         with pytest.raises(TargetUnavailable):
             await collect(stream)
@@ -99,9 +99,9 @@ def test_a_waiting_reader_learns_of_an_error() -> None:
 
 def test_outputs_count_through_all_prompts() -> None:
     async def scenario() -> list[Update]:
-        stream = Stream(range(7, 9), 2, lambda: None)
+        stream = Stream(2, 2, lambda: None)
         for request, index in ((8, 1), (7, 0), (8, 0), (7, 1)):
-            stream.add(Delta(request, index, [index], "a", [1], [], finish=Finish("length", None)), STEP)
+            stream.add(request - 7, Delta(request, index, [index], "a", [1], [], finish=Finish("length", None)), STEP)
         return await collect(stream)
 
     assert [(u.index, u.delta.id, u.delta.index) for u in asyncio.run(scenario())] == [

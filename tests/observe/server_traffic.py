@@ -8,6 +8,7 @@ from pilotfish.core.handover import HandOverReport, HandOverTotals
 from pilotfish.core.request import FinishReason
 from pilotfish.core.tiers import TierCounts, TierUse
 from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.observe.replica import ReplicaHealth
 from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.wire.serving import (
     Delta,
@@ -51,7 +52,16 @@ def status(
     prefill_pools: tuple[PrefillPoolLoad, ...] = (),
 ) -> Status:
     both = list(pools), list(prefill_pools)
-    return Status(IDENTITY, running, 1, free_slots, preemptions, *both, TIERS, tier_counts())
+    return Status(IDENTITY, running, 1, free_slots, preemptions, "first", 0, *both, TIERS, tier_counts())
+
+
+def serving(status: Status, restarts: int = 0) -> list[ReplicaHealth]:
+    """A target that has told this."""
+    return [ReplicaHealth("target", status=status, restarts=restarts)]
+
+
+def starting(restarts: int = 0) -> list[ReplicaHealth]:
+    return [ReplicaHealth("target", ready=False, reason="target: loading", restarts=restarts)]
 
 
 def tier_counts(saved: int = 4, loading_seconds: float = 0.5) -> TierCounts:
@@ -104,8 +114,7 @@ def serve_one(metrics: ServerMetrics, asked: RequestFacts) -> None:
 
 def everything(metrics: ServerMetrics) -> None:
     """Traffic that leaves a sample in every family."""
-    metrics.target(ready=True, restarts=0)
-    metrics.status(status(pools=(POOL,), prefill_pools=(prefill_pool(),)))
+    metrics.fleet.tell(serving(status(pools=(POOL,), prefill_pools=(prefill_pool(),))))
     metrics.handover(HANDED)
     update = progress()
     metrics.progress(update.step, update.deltas)

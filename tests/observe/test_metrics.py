@@ -20,6 +20,8 @@ from server_traffic import (
     prefill_pool,
     progress,
     serve_one,
+    serving,
+    starting,
     status,
     step,
     tier_counts,
@@ -28,6 +30,7 @@ from server_traffic import (
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import MAX_TAGS, ServerMetrics
+from pilotfish.observe.replica import ReplicaHealth
 from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
 from pilotfish.wire.serving import Delta
 
@@ -132,11 +135,13 @@ def test_accepted_tokens_by_origin(metrics: ServerMetrics) -> None:
 
 def test_drops_of_pools_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
     for late in (3, 5, 2):
-        metrics.status(status(pools=(msgspec.structs.replace(POOL, drops={"late_nodes": late, "gaps": 0}),)))
+        metrics.fleet.tell(
+            serving(status(pools=(msgspec.structs.replace(POOL, drops={"late_nodes": late, "gaps": 0}),)))
+        )
     drops = "pilotfish_pool_drops_total"
     assert value(metrics, drops, pool="local", reason="late_nodes") == 7
     assert value(metrics, drops, pool="local", reason="gaps") == 0
-    metrics.target(ready=False, restarts=0)
+    metrics.fleet.tell(starting(0))
     assert value(metrics, drops, pool="local", reason="late_nodes") == 7
 
 
@@ -201,16 +206,42 @@ def test_a_prompt_s_cached_tokens_count_once(metrics: ServerMetrics) -> None:
 
 def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
     for preemptions in (3, 5, 5, 2, 4):
-        metrics.status(status(preemptions=preemptions))
+        metrics.fleet.tell(serving(status(preemptions=preemptions)))
     assert value(metrics, "vllm:num_preemptions_total") == 9
-    metrics.target(ready=False, restarts=1)
-    metrics.target(ready=True, restarts=1)
+    metrics.fleet.tell(starting(1))
+    metrics.fleet.tell(serving(status(preemptions=1), restarts=1))
     assert value(metrics, "pilotfish_target_restarts_total") == 1
     assert value(metrics, "pilotfish_target_ready") == 1
+    assert value(metrics, "vllm:num_preemptions_total") == 10
+
+
+def test_several_targets_are_told_of_together_and_each_by_its_name(metrics: ServerMetrics) -> None:
+    """What each has counted goes on by itself: one that begins at zero takes nothing from the others' totals."""
+    draft, shared = msgspec.structs.replace(POOL, name="draft 0"), msgspec.structs.replace(POOL, name="tcp://d:7070")
+    for first, second, resumed in ((3, 10, 0), (5, 1, 2), (6, 4, 2)):
+        busy = status(2, 750, first, pools=(draft, shared))
+        idle = msgspec.structs.replace(status(0, 1000, second, pools=(draft, shared)), waiting=0)
+        both = [ReplicaHealth("target 0", requests=2, status=busy), ReplicaHealth("target 1", restarts=1, status=idle)]
+        metrics.fleet.tell([*both, *starting()], resumed)
+    assert value(metrics, "vllm:num_preemptions_total") == 6 + 10 + 4
+    assert value(metrics, "vllm:num_requests_running") == 2 and value(metrics, "vllm:num_requests_waiting") == 1
+    assert value(metrics, "vllm:kv_cache_usage_perc") == 1 - 1750 / 2000
+    assert value(metrics, "vllm:cache_config_info", num_gpu_blocks="31") == 1
+    assert value(metrics, "pilotfish_kv_used_bytes", tier="host") == 2 * 640
+    assert value(metrics, "pilotfish_resumed_requests_total") == 2
+    assert value(metrics, "pilotfish_target_restarts_total") == value(metrics, "pilotfish_target_ready") == 1
+    used = "pilotfish_replica_kv_usage"
+    assert [value(metrics, used, replica=name) for name in ("target 0", "target 1", "target")] == [0.25, 0, 0]
+    assert [value(metrics, "pilotfish_replica_requests", replica=f"target {i}") for i in (0, 1)] == [2, 0]
+    assert value(metrics, "pilotfish_replica_ready", replica="target") == 0
+    pools = {at["pool"] for name, at, _ in samples(metrics) if name == "pilotfish_pool_ready"}
+    assert pools == {"target 0 draft 0", "target 1 draft 0", "tcp://d:7070"}
+    metrics.fleet.tell(both[:1])
+    assert {at["replica"] for name, at, _ in samples(metrics) if name == used} == {"target 0"}
 
 
 def test_tiers_of_kv(metrics: ServerMetrics) -> None:
-    metrics.status(status())
+    metrics.fleet.tell(serving(status()))
     used, capacity = "pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"
     assert [value(metrics, used, tier=tier.name) for tier in TIERS] == [250, 640, 320]
     assert [value(metrics, capacity, tier=tier.name) for tier in TIERS] == [1000, 6400, 64000]
@@ -232,15 +263,15 @@ def test_tiers_of_kv(metrics: ServerMetrics) -> None:
 
 def test_counts_of_tiers_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
     for saved, seconds in ((3, 0.5), (5, 0.75), (2, 0.25)):
-        metrics.status(msgspec.structs.replace(status(), tier_counts=tier_counts(saved, seconds)))
-    metrics.target(ready=False, restarts=1)
+        metrics.fleet.tell(serving(msgspec.structs.replace(status(), tier_counts=tier_counts(saved, seconds))))
+    metrics.fleet.tell(starting(1))
     assert value(metrics, "pilotfish_kv_objects_total", outcome="saved") == 7
     assert value(metrics, "pilotfish_kv_loading_seconds_total") == 1.0
     assert not {"pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"} & names(metrics)
 
 
 def test_prefill_pools(metrics: ServerMetrics) -> None:
-    metrics.status(status(prefill_pools=(prefill_pool(),)))
+    metrics.fleet.tell(serving(status(prefill_pools=(prefill_pool(),))))
     gauges = {"ready": 1, "queued_tokens": 700, "free_slots": 50, "token_seconds": 0.002, "leases": 3}
     for name, expected in gauges.items():
         assert value(metrics, f"pilotfish_prefill_pool_{name}", pool="east") == expected
@@ -259,8 +290,8 @@ def test_prefill_pools(metrics: ServerMetrics) -> None:
 
 def test_counts_of_hand_overs_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
     for tokens, late in ((6, 3), (10, 5), (4, 2)):
-        metrics.status(status(prefill_pools=(prefill_pool(tokens=tokens, late=late),)))
-    metrics.target(ready=False, restarts=1)
+        metrics.fleet.tell(serving(status(prefill_pools=(prefill_pool(tokens=tokens, late=late),))))
+    metrics.fleet.tell(starting(1))
     assert value(metrics, "pilotfish_handover_tokens_total", transport="shm") == 14
     assert value(metrics, "pilotfish_handovers_total", transport="shm", outcome="late") == 7
     left = {name for name in names(metrics) if name.startswith("pilotfish_prefill_pool_")}
@@ -270,7 +301,7 @@ def test_counts_of_hand_overs_go_on_when_a_target_begins_at_zero(metrics: Server
 def test_only_the_transport_in_use_is_told(metrics: ServerMetrics) -> None:
     in_use = "pilotfish_prefill_pool_transport"
     for transport in ("shm", "", "tcp"):
-        metrics.status(status(prefill_pools=(prefill_pool(transport),)))
+        metrics.fleet.tell(serving(status(prefill_pools=(prefill_pool(transport),))))
         assert [at["transport"] for name, at, _ in samples(metrics) if name == in_use] == [transport] * bool(transport)
         assert value(metrics, "pilotfish_prefill_pool_ready", pool="east") == bool(transport)
 
@@ -299,12 +330,12 @@ def test_what_was_handed_over_and_then_found_counts_once(metrics: ServerMetrics)
 
 
 def test_a_target_that_is_gone_holds_nothing(metrics: ServerMetrics) -> None:
-    metrics.status(status(running=2, free_slots=750, pools=(POOL,)))
+    metrics.fleet.tell(serving(status(running=2, free_slots=750, pools=(POOL,))))
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
     assert value(metrics, "vllm:cache_config_info", num_gpu_blocks="15", block_size="64", cache_dtype="float32") == 1
     assert value(metrics, "pilotfish_pool_step_seconds", pool="local") == pytest.approx(0.004)
     assert value(metrics, "pilotfish_pool_cached_tokens_total", pool="local") == 9
-    metrics.target(ready=False, restarts=0)
+    metrics.fleet.tell(starting(0))
     assert value(metrics, "vllm:kv_cache_usage_perc") == value(metrics, "vllm:num_requests_running") == 0
     assert value(metrics, "vllm:num_requests_waiting") == value(metrics, "pilotfish_target_ready") == 0
     assert "pilotfish_pool_ready" not in names(metrics)

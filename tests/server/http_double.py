@@ -19,10 +19,9 @@ from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.routes import make_app
-from pilotfish.wire.serving import Delta, Finish, Identity, Status, StepReport, Verified
+from pilotfish.wire.serving import Delta, Finish, Identity, StepReport, Verified
 
 IDENTITY = Identity("tiny", "sync", "float32", 256, 512, 4096, 256, 8, 8)
-STATUS = Status(IDENTITY, 0, 0, 4096, 0)
 STEP = StepReport(1.0, 0.001, 0.002, 0.003, 0.004, 1, 3, 2, 1, 2, 0, 1.006)
 
 
@@ -39,7 +38,8 @@ class Health:
     reason: str = ""
     retry_after: float = 1.0
     restarts: int = 0
-    status: Status | None = STATUS
+    identity: Identity | None = IDENTITY
+    replicas: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -251,4 +251,4 @@ async def exchange(
 
 
 def unready(reason: str) -> Health:
-    return replace(Health(), ready=False, reason=reason, status=None)
+    return replace(Health(), ready=False, reason=reason, identity=None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, STATUS, Client, Engine, Health, Submitted, Update, saying, unready
+from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, saying, unready
 from msgspec.structs import replace
 
 from pilotfish.core.handover import HandOverReport
@@ -90,7 +90,7 @@ def test_other_weights_have_another_fingerprint(client: Client, engine: Engine) 
     others = ({"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_dtype": "int8"}, {"model": "other"})
     for change in ({}, *others, {"mode": "off"}):
         identity = msgspec.structs.replace(IDENTITY, **change)
-        engine.health = Health(status=msgspec.structs.replace(STATUS, identity=identity))
+        engine.health = Health(identity=identity)
         prints.add(client.post(COMPLETIONS, {"prompt": "def"}).json["system_fingerprint"])
     assert len(prints) == 1 + len(others)  # the mode changes no output
 
@@ -309,7 +309,7 @@ def test_a_target_that_is_not_ready(client: Client, engine: Engine) -> None:
     answer = client.post(COMPLETIONS, {"prompt": "x"})
     assert (answer.status, answer.error["type"]) == (503, "service_unavailable")
     assert answer.error["message"] == "target: it starts" and int(answer.headers["retry-after"]) > 0
-    engine.health = Health(restarts=1, status=STATUS)
+    engine.health = Health(restarts=1)
     assert client.get("/ready").json["restarts"] == 1
 
 

@@ -16,7 +16,7 @@ from anthropic import AsyncAnthropic
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent, TextBlock, ToolUseBlock
 from anthropic.types.beta import BetaMessage, BetaMessageTokensCount
 from anthropic.types.shared import ErrorResponse
-from http_double import IDENTITY, STATUS, Client, Engine, Health, Submitted, Update, application, saying, unready
+from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, application, saying, unready
 from msgspec.structs import replace
 from pydantic import BaseModel, TypeAdapter
 
@@ -61,7 +61,7 @@ def says(tokenizer: Any) -> Says:
         own = deepcopy(tokenizer)
         own.chat_template = template
         script = saying(own, *texts, finish=finish, at_a_time=at_a_time)
-        return Answering(Engine(own, script, health=Health(status=replace(STATUS, identity=ROOMY))))
+        return Answering(Engine(own, script, health=Health(identity=ROOMY)))
 
     return made
 
@@ -558,7 +558,7 @@ def test_tokens_are_counted_with_the_same_checks(says: Says) -> None:
 
 def test_a_prompt_that_is_too_long_for_what_is_left(says: Says) -> None:
     server = says("x")
-    server.engine.health = Health(status=replace(STATUS, identity=replace(ROOMY, longest=8)))
+    server.engine.health = Health(identity=replace(ROOMY, longest=8))
     assert server.client.post(PATH, BODY).json["error"]["message"].startswith("messages: ")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, STATUS, Client, Engine, Health
+from http_double import IDENTITY, Client, Engine, Health
 
 from pilotfish.server.requests import INSTEAD, UNSUPPORTED
 
@@ -274,7 +274,7 @@ def test_more_than_the_context(client: Client, tokens: int, limits: dict[str, in
 
 def test_more_than_the_kv_pool(client: Client, engine: Engine) -> None:
     identity = msgspec.structs.replace(IDENTITY, kv_slots=100, longest=100)
-    engine.health = Health(status=msgspec.structs.replace(STATUS, identity=identity))
+    engine.health = Health(identity=identity)
     answer = client.post(COMPLETIONS, {"prompt": [5] * 60, "max_tokens": 41})
     assert (answer.status, answer.error["param"]) == (400, "max_tokens")
     assert "expected at most 40: the prompt has 60 tokens, the target's KV pool 100" in answer.error["message"]

@@ -15,15 +15,16 @@ SHARE = 0.9
 _OF_A_DRAFT = GIB
 
 
-def divided(config: EngineConfig) -> EngineConfig:
-    """Says how much the target and each prefill worker may take where they are to share a host: each by itself would
-    take most of what is free. To be called before the first of them starts. Devices that have memory of their own are
-    not divided."""
-    if not config.prefill_workers or config.memory or config.allotted or not config.device.startswith("cpu"):
+def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:
+    """Says how much each of `targets` and each of their prefill workers may take where they are to share a host: each
+    by itself would take most of what is free. To be called before the first of them starts. Devices that have memory of
+    their own are not divided."""
+    processes = targets * (1 + config.prefill_workers)
+    if processes == 1 or config.memory or config.allotted or not config.device.startswith("cpu"):
         return config
     beyond = config.kv_host_memory + config.prefill_workers * PrefillConfig.segment_memory  # planned by each on top
-    free = SHARE * free_memory() - beyond * GIB - _of_drafts(config)
-    return replace(config, allotted=max(int(free / (1 + config.prefill_workers)), 1))
+    free = SHARE * free_memory() - targets * (beyond * GIB + _of_drafts(config))
+    return replace(config, allotted=max(int(free / processes), 1))
 
 
 def _of_drafts(config: EngineConfig) -> int:

@@ -65,7 +65,7 @@ def _placement(
     if available and not (own and theirs):
         own = theirs = own or theirs
         logger.warning("target and %s share cores %s: they will slow each other down", role, sorted(own))
-    return Placement(own, _divided(theirs, workers))
+    return Placement(own, equal_parts(theirs, workers))
 
 
 def _draft_cores(available: int, workers: int) -> int:
@@ -76,8 +76,8 @@ def _last(cores: frozenset[int], count: int) -> frozenset[int]:
     return frozenset(sorted(cores)[max(0, len(cores) - count) :])
 
 
-def _divided(cores: frozenset[int], workers: int) -> tuple[frozenset[int], ...]:
-    """Equal parts of neighbours; of fewer cores than workers, one each that several share."""
+def equal_parts(cores: frozenset[int], workers: int) -> tuple[frozenset[int], ...]:
+    """Parts of neighbours, a set for each worker; of fewer cores than workers, one each that several share."""
     ordered = sorted(cores)
     starts = [i * len(ordered) // workers for i in range(workers + 1)]
     return tuple(frozenset(ordered[start : max(start + 1, end)]) for start, end in pairwise(starts))

@@ -39,11 +39,10 @@ class Stream:
     target is gone, EngineError if a step broke.
     """
 
-    def __init__(self, requests: range, n: int, abort: Callable[[], None]) -> None:
+    def __init__(self, prompts: int, n: int, abort: Callable[[], None]) -> None:
         """`abort` ends the request; the target frees its slots before the next step. Idempotent, never waits."""
         self.abort = abort
-        self.requests = requests  # ids, one for each prompt
-        self.open = len(requests) * n  # outputs that have not ended
+        self.open = prompts * n  # outputs that have not ended
         self._n = n
         self._updates: dict[int, Update] = {}  # by output, in the order of their arrival
         self._error: Exception | None = None
@@ -64,9 +63,9 @@ class Stream:
 
     # -- the engine's side
 
-    def add(self, delta: Delta, step: StepReport) -> None:
-        """To be called in the event loop's thread."""
-        index = (delta.id - self.requests.start) * self._n + delta.index
+    def add(self, prompt: int, delta: Delta, step: StepReport) -> None:
+        """What a step added to an output of the prompt in this place. To be called in the event loop's thread."""
+        index = prompt * self._n + delta.index
         if (before := self._updates.get(index)) is None:
             self._updates[index] = Update(index, delta, (step,))
         else:

@@ -7,82 +7,24 @@ for the dashboards and benchmark clients that read them, and under `pilotfish_` 
 from __future__ import annotations
 
 import collections
-import tomllib
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
-from pathlib import Path
-from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from pilotfish.core.handover import WHOLE, HandOverReport, HandOverTotals
-from pilotfish.core.tiers import DEVICE, TierCounts, TierUse
+from pilotfish.core.handover import WHOLE, HandOverReport
+from pilotfish.core.tiers import DEVICE
+from pilotfish.observe.fleet_metrics import FleetMetrics
+from pilotfish.observe.metric_families import Metrics
 from pilotfish.observe.requests import RequestRecord
-from pilotfish.wire.serving import Delta, PoolLoad, PrefillPoolLoad, Status, StepReport, Verified
+from pilotfish.wire.serving import Delta, StepReport, Verified
 
-DECLARATIONS = Path(__file__).with_name("metrics.toml")
-KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
-ENGINE = "0"
-POOL_GAUGES = [
-    f"pilotfish_pool_{name}" for name in ("ready", "sessions", "free_slots", "step_seconds", "queue_seconds")
-]
-PREFILL_GAUGES = [
-    f"pilotfish_prefill_pool_{name}" for name in ("ready", "queued_tokens", "free_slots", "token_seconds", "leases")
-]
 #: Distinct tags of one server, whatever clients send; requests with further ones count as OTHER.
 MAX_TAGS = 32
-#: Slots that count as one block of vLLM's: gateways that hash prompts raise smaller blocks to this size, and keep their
-#: number.
-BLOCK_SLOTS = 64
 NO_TAG, OTHER = "none", "other"
 #: Of a prompt's tokens, those whose KV a prefill worker computed, and those whose KV was nowhere.
 PREFILL, COMPUTED = "prefill", "computed"
-TIER_GAUGES = ["pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-
-class Metrics(dict[str | tuple[str, ...], Any]):
-    """Those that are declared, by name, or by name and the values of their own labels, in a registry of their own: a
-    process can hold several servers."""
-
-    def __init__(self, model_name: str) -> None:
-        super().__init__()
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self.of_requests: list[tuple[str, bool, attrgetter[Any]]] = []  # name, whether it has labels, what it observes
-        self._model_name = model_name
-        self._families: dict[str, tuple[Any, tuple[str, ...]]] = {}  # with the values of the labels that all have
-        declared = tomllib.loads(DECLARATIONS.read_text("utf-8"))
-        buckets = declared.pop("buckets")
-        for name, family in declared.items():
-            self._declare(name, family, buckets)
-
-    def __missing__(self, key: str | tuple[str, ...]) -> Any:
-        name, *values = (key,) if isinstance(key, str) else key
-        family, first = self._families[name]
-        metric = self[key] = family.labels(*first, *values)
-        return metric
-
-    def empty(self, *names: str) -> None:
-        """Leave no sample of these families."""
-        for name in names:
-            self._families[name][0].clear()
-        self.clear()
-
-    def _declare(self, name: str, family: dict[str, Any], buckets: dict[str, list[float]]) -> None:
-        (kind,) = KINDS.keys() & family.keys()
-        labels = family.get("labels", ())
-        first = {} if name.startswith("http_") else {"model_name": self._model_name}
-        first |= {"engine": ENGINE} if name.startswith("vllm:") else {}
-        options = {"buckets": buckets[family["buckets"]]} if kind == "histogram" else {}
-        made = KINDS[kind](name, family[kind], (*first, *labels), registry=self.registry, **options)
-        self._families[name] = made, tuple(first.values())
-        for key in [(name, value) for value in family.get("values", ())] if labels else [name]:
-            self[key]  # there from the start
-        if "record" in family:
-            self.of_requests.append((name, bool(labels), attrgetter(family["record"])))
 
 
 class ServerMetrics:
@@ -91,10 +33,7 @@ class ServerMetrics:
     def __init__(self, model_name: str) -> None:
         self._metrics = Metrics(model_name)
         self._tags: set[str] = set()
-        self._totals: dict[tuple[str, ...], float] = {}  # the last ones
-        self._cache_config: tuple[str, ...] = ()
-        self._pools: set[str] = set()
-        self._prefill_pools: dict[str, str] = {}  # transports, by pool
+        self.fleet = FleetMetrics(self._metrics)
 
     def progress(self, step: StepReport, deltas: Sequence[Delta]) -> None:
         """A step of the target, and what it added to the outputs."""
@@ -125,95 +64,6 @@ class ServerMetrics:
             metrics["vllm:spec_decode_num_accepted_tokens_per_pos", str(position)].inc(count)
         for origin, count in collections.Counter(origin for tree in trees for origin in tree.origins).items():
             metrics["pilotfish_accepted_tokens", origin].inc(count)
-
-    # -- the target
-
-    def target(self, ready: bool, restarts: int) -> None:
-        """Whether the target takes requests, and how often it was started again since the server began."""
-        self._metrics["pilotfish_target_ready"].set(ready)
-        self._add_total(restarts, "pilotfish_target_restarts")
-        if not ready:  # it has ended, and what it held with it
-            self._set_load(0, 0, 0.0)
-            self._set_pools(())
-            self._set_prefill_pools(())
-            self._metrics.empty(*TIER_GAUGES)
-
-    def status(self, status: Status) -> None:
-        slots = status.identity.kv_slots
-        self._set_load(status.running, status.waiting, 1 - status.free_slots / slots)
-        self._add_total(status.preemptions, "vllm:num_preemptions")
-        self._set_pools(status.pools)
-        self._set_prefill_pools(status.prefill_pools)
-        self._set_tiers(status.tiers, status.tier_counts)
-        config = (str(BLOCK_SLOTS), str(slots // BLOCK_SLOTS), status.identity.dtype)
-        if config != self._cache_config:  # a scrape in another thread should find the gauge
-            self._metrics.empty("vllm:cache_config_info")
-            self._metrics["vllm:cache_config_info", *config].set(1)
-            self._cache_config = config
-
-    def _set_load(self, running: int, waiting: int, used: float) -> None:
-        self._metrics["vllm:num_requests_running"].set(running)
-        self._metrics["vllm:num_requests_waiting"].set(waiting)
-        self._metrics["vllm:kv_cache_usage_perc"].set(used)
-
-    def _set_pools(self, pools: Sequence[PoolLoad]) -> None:
-        """Pools that are not there any more leave no gauge; what was counted stays."""
-        if (names := {pool.name for pool in pools}) != self._pools:
-            self._metrics.empty(*POOL_GAUGES)
-            self._pools = names
-        for pool in pools:
-            values = (pool.ready, pool.sessions, pool.free_slots, pool.step_ms / 1000, pool.queue_ms / 1000)
-            for name, value in zip(POOL_GAUGES, values, strict=True):
-                self._metrics[name, pool.name].set(value)
-            self._add_total(pool.cached, "pilotfish_pool_cached_tokens", pool.name)
-            for reason, count in pool.drops.items():
-                self._add_total(count, "pilotfish_pool_drops", pool.name, reason)
-
-    def _set_prefill_pools(self, pools: Sequence[PrefillPoolLoad]) -> None:
-        if (transports := {pool.name: pool.transport for pool in pools}) != self._prefill_pools:
-            self._metrics.empty("pilotfish_prefill_pool_transport", *PREFILL_GAUGES)
-            self._prefill_pools = transports
-        for pool in pools:
-            values = (pool.ready, pool.queued_tokens, pool.free_slots, pool.token_ms / 1000, pool.leases)
-            for name, value in zip(PREFILL_GAUGES, values, strict=True):
-                self._metrics[name, pool.name].set(value)
-            if pool.transport:
-                self._metrics["pilotfish_prefill_pool_transport", pool.name, pool.transport].set(1)
-            for transport, totals in pool.totals.items():
-                self._add_handovers((pool.name, transport), totals)
-            for reason, count in pool.refused.items():
-                self._add_total(count, "pilotfish_prefill_pool_refused", pool.name, reason)
-
-    def _add_handovers(self, labels: tuple[str, str], totals: HandOverTotals) -> None:
-        """Of a pool, by a transport."""
-        for outcome, count in totals.outcomes.items():
-            self._add_total(count, "pilotfish_handovers", *labels, outcome)
-        self._add_total(totals.tokens, "pilotfish_handover_tokens", *labels)
-        self._add_total(totals.size, "pilotfish_handover_bytes", *labels)
-        self._add_total(totals.transfer, "pilotfish_handover_transfer_seconds", *labels)
-        self._add_total(totals.hidden, "pilotfish_handover_hidden_seconds", *labels)
-
-    def _set_tiers(self, tiers: Sequence[TierUse], counts: TierCounts) -> None:
-        for tier in tiers:
-            for name, size in zip(TIER_GAUGES, (tier.used, tier.capacity), strict=True):
-                self._metrics[name, tier.name].set(size)
-            self._add_total(tier.evicted, "pilotfish_kv_evicted_tokens", tier.name)
-            self._add_total(tier.saved_bytes, "pilotfish_kv_moved_bytes", "save", tier.name)
-            self._add_total(counts.moved_bytes.get(tier.name, 0), "pilotfish_kv_moved_bytes", "load", tier.name)
-            self._add_total(tier.failed, "pilotfish_kv_failed_operations", tier.name)
-            for reason, count in tier.damaged.items():
-                self._add_total(count, "pilotfish_kv_damaged_objects", tier.name, reason)
-        for outcome in ("saved", "lost", "given_up", "recomputed"):
-            self._add_total(getattr(counts, outcome), "pilotfish_kv_objects", outcome)
-        self._add_total(counts.late, "pilotfish_kv_late_loads")
-        self._add_total(counts.loading_seconds, "pilotfish_kv_loading_seconds")
-        self._add_total(counts.computing_seconds, "pilotfish_kv_estimated_computing_seconds")
-
-    def _add_total(self, total: float, *metric: str) -> None:
-        """Feed a counter with a total that begins at 0 again when the process that counts does."""
-        last = self._totals.get(metric, 0)
-        self._metrics[metric].inc(total - last if total >= last else total)
-        self._totals[metric] = total
 
     # -- requests
 

@@ -123,7 +123,7 @@ def traces_url(endpoint: str) -> str:
 class _ApiProcess:
     def __init__(self, setup: ServerSetup, listener: socket.socket, ready: Callable[[str], None]) -> None:
         self._setup, self._listener, self._ready = setup, listener, ready
-        self._engine = AsyncEngine(setup.engine, setup.server.target_timeout, {LOG_FORMAT: setup.log_format})
+        self._engine = AsyncEngine(setup.engine, setup.server, {LOG_FORMAT: setup.log_format})
         self._admission = Admission(setup.server)
         name = (setup.server.served_model_name or (self._engine.name,))[0]
         self._metrics = ServerMetrics(name)
@@ -167,9 +167,7 @@ class _ApiProcess:
     async def _watch_engine(self) -> None:
         while True:
             health = self._engine.health
-            self._metrics.target(health.ready, health.restarts)
-            if health.status is not None:
-                self._metrics.status(health.status)
+            self._metrics.fleet.tell(health.replicas, self._engine.resumes)
             self._log_change(health)
             if health.ready and not self._announced:
                 self._announced = True
@@ -187,10 +185,10 @@ class _ApiProcess:
             return
         if not health.ready:
             logger.warning("not ready: %s", health.reason)
-        elif self._announced or health.status is None:
+        elif self._announced or health.identity is None:
             logger.info("ready again")
         else:
-            fields = {"version": VERSION, **msgspec.to_builtins(health.status.identity)}
+            fields = {"version": VERSION, **msgspec.to_builtins(health.identity)}
             logger.info("ready", extra={"fields": fields})
 
     def _on_signal(self) -> None:

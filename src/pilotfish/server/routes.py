@@ -158,7 +158,9 @@ class Api:
         health = self._engine.health
         draining = "draining: the server ends once its requests have"
         reason = draining if self._guard.admission.closed else health.reason
-        answer = {"ready": not reason, "reason": reason, "restarts": health.restarts}  # of the target
+        answer = {"ready": not reason, "reason": reason, "restarts": health.restarts}  # of the targets
+        if len(health.replicas) > 1:
+            answer["replicas"] = [replica.told() for replica in health.replicas]
         return json(answer, 503 if reason else 200)
 
     async def version(self, request: Request) -> Response:  # noqa: ARG002
@@ -179,9 +181,9 @@ class Api:
     def _identity(self) -> Identity:
         """TargetUnavailable before the target was ready once."""
         health = self._engine.health
-        if health.status is None:
+        if health.identity is None:
             raise TargetUnavailable(health.reason, health.retry_after)
-        return health.status.identity
+        return health.identity
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -1,5 +1,4 @@
 """Channels between pools and targets over ZeroMQ: a pool listens with a ROUTER; a target dials each pool with a DEALER.
-So do a target, as the pool, and its servers, as the targets.
 
 A message from a target has two parts: the target's incarnation, and the frame. One from a pool is the frame alone.
 """
@@ -75,7 +74,7 @@ class ListeningChannel(Channel):
         self._watch(self._router, self._received)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def _send(self, peer: Peer, frames: Sequence[bytes]) -> bool:
+    def send(self, peer: Peer, *frames: bytes) -> bool:
         routes = self._routes.get(peer[: self._key_length], {})
         if peer not in routes or not _fit(frames):
             return False
@@ -89,7 +88,6 @@ class ListeningChannel(Channel):
                 raise
             del routes[peer]
             return False
-        self._sent(self._router)
         return True
 
     def close(self) -> None:
@@ -157,7 +155,8 @@ class DialingChannel(Channel):
     """Dials all `endpoints`, again and again, and those that are told later. Peer of the pool that is dialled i-th,
     from 0 on, is str(i).encode(), for good.
 
-    `incarnation`, random bytes, is by which pools know this target when it reconnects. `keys` are those for each pool.
+    `incarnation`, random bytes, is by which pools know this target when it reconnects; one that is dialled anew, after
+    `hang_up`, knows it by another one. `keys` are those for each pool.
     `role`, of all that listens there, is for messages. ParameterError, field `draft_pool`, or that of another role, for
     an address that cannot be used, and for one on another host without keys, unless `insecure`.
     """
@@ -179,7 +178,7 @@ class DialingChannel(Channel):
         super().__init__(high_water)
         self._incarnation = incarnation
         self._connections: dict[Peer, _Connection] = {}
-        self._dialled = 0
+        self._dialled: list[str] = []  # URLs
         for endpoint, (_, own) in zip(where, pools, strict=True):
             self.dial(endpoint, own)
 
@@ -192,31 +191,29 @@ class DialingChannel(Channel):
 
     def dial(self, endpoint: Endpoint, keys: TargetKeys | None) -> Peer:
         """Dial one more."""
-        with self._lock:
-            peer, socket = str(self._dialled).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
-            connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, keys, self._role)
-            self._watch(socket, connection.received)  # before its events: none is lost
-            self._watch(connection.events, connection.observe)
-            self._dialled += 1
+        peer, socket = str(len(self._dialled)).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
+        connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, keys, self._role)
+        connection.incarnation = self._incarnation + (peer if endpoint.url in self._dialled else b"")
+        self._watch(socket, connection.received)  # before its events: none is lost
+        self._watch(connection.events, connection.observe)
+        self._dialled.append(endpoint.url)
         return peer
 
     def hang_up(self, peer: Peer) -> None:
         """Dial it no more; nothing of it is heard from now on. What was sent just before may still go out."""
-        with self._lock:
-            connection = self._connections.pop(peer)
-            self._unwatch(connection.events)
-            self._unwatch(connection.socket)
-            connection.close()
+        connection = self._connections.pop(peer)
+        self._unwatch(connection.events)
+        self._unwatch(connection.socket)
+        connection.close()
 
-    def _send(self, peer: Peer, frames: Sequence[bytes]) -> bool:
+    def send(self, peer: Peer, *frames: bytes) -> bool:
         connection = self._connections.get(peer)
         if connection is None or not _fit(frames):
             return False
         try:
-            connection.socket.send_multipart((self._incarnation, *frames), zmq.NOBLOCK)
+            connection.socket.send_multipart((connection.incarnation, *frames), zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self._sent(connection.socket)
         return True
 
     def problem(self, peer: Peer) -> str | None:
@@ -233,9 +230,8 @@ class DialingChannel(Channel):
         due = min((connection.redial_at for connection in self._connections.values()), default=math.inf)
         frames = super()._poll(min(seconds, due - time.monotonic()))
         if due <= time.monotonic():
-            with self._lock:
-                for connection in self._connections.values():
-                    connection.redial_if_due()
+            for connection in self._connections.values():
+                connection.redial_if_due()
         return frames
 
 
@@ -251,6 +247,7 @@ class _Connection:
         self._peer, self._endpoint, self._keys, self._role = peer, endpoint, keys, role
         self.problem: str | None = f"{role}_pool: {endpoint} has not answered yet"
         self.refused = False
+        self.incarnation = b""  # by which the pool knows this target
         self.redial_at = math.inf
         if keys is not None:
             socket.curve_serverkey = keys.pool.encode()

@@ -1,0 +1,43 @@
+"""The targets that a server starts on its own host: what each of them may take of it. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from pilotfish.config import EngineConfig
+from pilotfish.engine.host_memory import divided
+from pilotfish.engine.placement import equal_parts
+from pilotfish.errors import ParameterError
+
+TARGET = "target"
+#: What several targets of a host cannot share, by what each may have instead.
+ALONE = {
+    "draft_cores": "none with replicas, each of which divides its own cores",
+    "prefill_cores": "none with replicas, each of which divides its own cores",
+    "trace": "none with replicas: a timeline is of one target",
+    "kv_disk": "none with replicas: a directory belongs to one target",
+}
+
+
+@dataclass(frozen=True)
+class OwnTarget:
+    name: str
+    config: EngineConfig
+    cores: frozenset[int] = frozenset()  # of its process, and of the workers that it starts; empty: those of the server
+
+
+def own_targets(config: EngineConfig, count: int) -> list[OwnTarget]:
+    """`count` targets as configured. Several divide the cores and the memory that one would have. ParameterError for
+    what they cannot divide."""
+    if count <= 1:
+        return [OwnTarget(TARGET, config)] * count
+    for field, allowed in ALONE.items():
+        if value := getattr(config, field):
+            raise ParameterError(field, str(value), allowed)
+    if not config.device.startswith("cpu"):
+        allowed = "cpu with replicas; elsewhere one `pilotfish target` for each device, and --target-pool"
+        raise ParameterError("device", config.device, allowed)
+    cores = equal_parts(config.core_set or frozenset(os.sched_getaffinity(0)), count)
+    each = replace(divided(config, count), cores="")
+    return [OwnTarget(f"{TARGET} {i}", each, part) for i, part in enumerate(cores)]

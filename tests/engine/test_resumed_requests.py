@@ -1,0 +1,252 @@
+"""Several targets behind one server: a request whose target is lost goes on at another one, with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_targets import InlineTarget
+from support import SNIPPETS, assert_idle, make_engine
+
+from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.engine.members import Member
+from pilotfish.engine.stream import Stream, joined
+from pilotfish.errors import EngineError, TargetUnavailable
+from pilotfish.wire.serving import Delta
+
+PARAMS = SamplingParams(max_tokens=40, seed=7, temperature=0.8, logprobs=1, n=2)
+PACED = {"pace": "target=4ms"}
+
+
+async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class World:
+    """A server's engine, and targets that it is told of."""
+
+    directory: Path
+    model: Path
+    server: ServerConfig
+    targets: list[InlineTarget] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.engine = AsyncEngine(EngineConfig(target=self.model), self.server)
+
+    async def add(self, count: int = 1, **config: Any) -> None:
+        self.targets += [InlineTarget(self.directory, self.model, **{**PACED, **config}) for _ in range(count)]
+        await self.set_targets(self.members)
+        await until(lambda: sum(replica.ready for replica in self.engine.health.replicas) == len(self.targets))
+
+    @property
+    def members(self) -> list[Member]:
+        return [target.member for target in self.targets]
+
+    async def set_targets(self, members: Sequence[Member]) -> None:
+        await self.engine.set_targets(members)
+
+    def submit(self, snippets: Sequence[int] = range(8), params: SamplingParams = PARAMS) -> Stream:
+        return self.engine.submit([self.engine.tokenizer.encode(SNIPPETS[i]) for i in snippets], params)
+
+    def has(self, target: InlineTarget) -> int:
+        """Requests that a target has, as the server knows."""
+        return next(r.requests for r in self.engine.health.replicas if r.name == target.member.name)
+
+    def lose(self, target: InlineTarget) -> None:
+        self.targets.remove(target)
+        target.close()
+
+
+@pytest.fixture
+def worlds(tmp_path: Path, llama: Path) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def world(count: int, **server: Any) -> AsyncIterator[World]:
+        world = World(tmp_path, llama, ServerConfig(replicas=0, **server))
+        await world.engine.start()
+        try:
+            await world.add(count)
+            yield world
+            assert not world.engine._open and not world.engine._waiting
+        finally:
+            await world.engine.close()
+            for target in world.targets:
+                target.close()
+
+    return world
+
+
+async def whole(stream: Stream) -> dict[int, Delta]:
+    outputs: dict[int, Delta] = {}
+    async with asyncio.timeout(120.0):
+        async for update in stream:
+            before = outputs.get(update.index)
+            outputs[update.index] = update.delta if before is None else joined(before, update.delta)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def expected(llama: Path) -> dict[int, Delta]:
+    """Of all prompts, from an engine that nobody interrupts."""
+    with make_engine(llama) as engine:
+        outputs: dict[int, Delta] = {}
+        for place, snippet in enumerate(SNIPPETS):
+            for sample in engine.submit(snippet, PARAMS):
+                sample.request_id = place
+        while engine.busy:
+            for delta in engine.step():
+                index = delta.id * PARAMS.n + delta.index
+                outputs[index] = delta if index not in outputs else joined(outputs[index], delta)
+        return outputs
+
+
+def assert_same(outputs: dict[int, Delta], expected: dict[int, Delta]) -> None:
+    assert outputs.keys() == expected.keys()
+    for index, delta in outputs.items():
+        for name in ("tokens", "text", "ends", "logprobs", "seed", "finish"):
+            assert getattr(delta, name) == getattr(expected[index], name), (index, name)
+
+
+def run(scenario: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario, 120.0)
+
+    asyncio.run(bounded())
+
+
+def test_requests_go_on_elsewhere_when_their_target_is_lost(worlds: Any, expected: dict[int, Delta]) -> None:
+    async def scenario() -> None:
+        async with worlds(3) as world:
+            outputs = asyncio.create_task(whole(world.submit()))
+            for _ in range(2):
+                first, moved = world.targets[0], world.engine.resumes
+                await until(lambda first=first: world.has(first) > 0)
+                await asyncio.sleep(0.03)
+                world.lose(first)
+                await until(lambda moved=moved: world.engine.resumes > moved)
+            assert_same(await outputs, expected)
+            await until(lambda: not world.targets[0].engine.busy)
+            assert_idle(world.targets[0].engine)
+
+    run(scenario())
+
+
+def test_a_request_waits_for_a_target_that_may_take_over(worlds: Any, expected: dict[int, Delta]) -> None:
+    """One that is there, but made other tokens, may not."""
+
+    async def scenario() -> None:
+        async with worlds(1) as world:
+            outputs = asyncio.create_task(whole(world.submit()))
+            stream = world.submit([0], replace(PARAMS, seed=None))
+            await anext(stream)
+            await world.add(fingerprint="other")
+            world.lose(world.targets[0])
+            await until(lambda: len(world.engine._waiting) == 9)
+            assert world.engine.health.ready
+            stream.abort()
+            await asyncio.sleep(0.1)
+            assert len(world.engine._waiting) == 8
+            await world.add()
+            assert_same(await outputs, expected)
+
+    run(scenario())
+
+
+def test_it_does_not_wait_for_ever(worlds: Any) -> None:
+    async def scenario() -> None:
+        async with worlds(1, resume_timeout=0.3) as world:
+            stream = world.submit()
+            await anext(stream)
+            await world.add(fingerprint="other")
+            world.lose(world.targets[0])
+            with pytest.raises(TargetUnavailable, match=r"no target took over within 0\.3 s"):
+                await whole(stream)
+
+    run(scenario())
+
+
+def test_nothing_goes_on_where_targets_do_not_say_whose_tokens_they_make(worlds: Any) -> None:
+    async def scenario() -> None:
+        async with worlds(0) as world:
+            await world.add(2, fingerprint="")
+            stream = world.submit()
+            await anext(stream)
+            await asyncio.sleep(0.1)
+            world.lose(world.targets[0])
+            with pytest.raises(TargetUnavailable, match=r"^t\d+: target_pool: "):
+                await whole(stream)
+
+    run(scenario())
+
+
+def test_a_request_that_three_targets_were_lost_with_gets_no_fourth(worlds: Any) -> None:
+    async def scenario() -> None:
+        async with worlds(4) as world:
+            stream = world.submit([0], replace(PARAMS, max_tokens=1500))
+            await anext(stream)
+            for moves in range(1, 4):
+                world.lose(next(target for target in world.targets if world.has(target)))
+                await until(lambda moves=moves: world.engine.resumes == moves or not world.engine._open)
+            with pytest.raises(
+                EngineError, match="request: 3 targets were lost while they had it, the last one because"
+            ):
+                await whole(stream)
+
+    run(scenario())
+
+
+def test_a_target_that_drains_gets_no_more_and_one_that_leaves_is_left(worlds: Any, expected: dict[int, Delta]) -> None:
+    async def scenario() -> None:
+        async with worlds(0) as world:
+            await world.add(2, pace="target=20ms")
+            outputs, (one, other) = asyncio.create_task(whole(world.submit())), world.targets
+            await until(lambda: world.has(one) and world.has(other))
+            had = world.has(one)
+            await world.set_targets([Member(one.member.endpoint, name=one.member.name, draining=True), other.member])
+            assert world.has(one) == had
+            late = world.submit([0])
+            await anext(late)
+            assert world.has(one) == had and world.engine.resumes == 0
+            late.abort()
+            assert_same(await outputs, expected)
+            await until(lambda: len(world.engine.health.replicas) == 1)
+            again = asyncio.create_task(whole(world.submit()))
+            await until(lambda: world.has(other) == 8)
+            await world.set_targets([one.member, other.member])
+            await until(
+                lambda: len(world.engine.health.replicas) == 2 and all(r.ready for r in world.engine.health.replicas)
+            )
+            await world.set_targets([one.member])
+            assert world.engine.resumes == 8
+            assert_same(await again, expected)
+            await until(lambda: not other.engine.busy)
+
+    run(scenario())
+
+
+def test_what_nobody_began_goes_anywhere_and_a_fleet_tells_of_itself(worlds: Any) -> None:
+    async def scenario() -> None:
+        async with worlds(1) as world:
+            identity = world.engine.health.identity
+            await world.add(fingerprint="other", kv_slots=1024)
+            both = world.engine.health.identity
+            assert (both.kv_slots, both.max_requests, both.longest) == (5120, 64, 1024)
+            assert identity.kv_slots == 4096 and identity.longest > 1024
+            told = [replica.told() for replica in world.engine.health.replicas]
+            assert [one["free_slots"] for one in told] == [4096, 1024]
+            assert [one["fingerprint"] for one in told] == ["equal", "other"]
+            await world.set_targets([])
+            assert not world.engine.health.ready and world.engine.health.reason == "target: there is none"
+            with pytest.raises(TargetUnavailable, match="target: there is none"):
+                world.submit()
+
+    run(scenario())
