@@ -13,7 +13,7 @@ import pytest
 
 from pilotfish.cli import main
 from pilotfish.server import main as server
-from pilotfish.server.main import ServerSetup
+from pilotfish.server.application import ServerSetup
 
 
 @dataclass(frozen=True)

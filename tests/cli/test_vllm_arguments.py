@@ -11,7 +11,7 @@ from conftest import Configured, Run
 from pilotfish.cli.vllm_arguments import FLAGS, translated
 from pilotfish.errors import InputError
 from pilotfish.pairs import resolve_pair
-from pilotfish.server.main import apply_overrides
+from pilotfish.server.application import apply_overrides
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -229,6 +230,21 @@ def test_a_line_in_the_log_for_each_request(server: Server, lines: Callable[[], 
     assert (first["status"], first["path"], first["finish_reason"]) == (200, COMPLETIONS, "stop")
     assert first["generation_tokens"] > 0 and first["prompt_tokens"] > 0 and first["ms"] > 0
     assert (second["status"], second["path"]) == (404, "/nowhere") and "prompt_tokens" not in second
+
+
+def test_whoever_announces_the_servers_start_and_end_is_answered(engine: Engine) -> None:
+    """Ray Serve does; uvicorn is told not to."""
+    guard = RequestGuard(load_keyring(), Admission(ServerConfig()), ServerMetrics("tiny"), None)
+    told, answers = iter(["lifespan.startup", "lifespan.shutdown"]), []
+
+    async def receive() -> Any:
+        return {"type": next(told)}
+
+    async def send(message: Any) -> None:
+        answers.append(message["type"])
+
+    asyncio.run(application(engine, guard)({"type": "lifespan", "state": {}}, receive, send))
+    assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 def test_paths_that_clients_make_up_are_no_labels(server: Server) -> None:

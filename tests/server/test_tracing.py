@@ -25,7 +25,7 @@ from pilotfish.observe import tracing
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord
 from pilotfish.observe.tracing import Tracer
-from pilotfish.server.main import start_tracing, traces_url
+from pilotfish.server.application import start_tracing, traces_url
 from pilotfish.wire.serving import Delta, Finish, Verified
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -300,7 +300,7 @@ def test_what_is_no_collectors_url(endpoint: str) -> None:
 
 def test_off_it_imports_nothing() -> None:
     code = (
-        "import sys; from pilotfish.server.main import start_tracing; assert start_tracing(None, 'm') is None;"
+        "import sys; from pilotfish.server.application import start_tracing; assert start_tracing(None, 'm') is None;"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

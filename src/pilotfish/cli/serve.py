@@ -62,7 +62,8 @@ def serve(
     if enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
     keys = _keyring(api_key or (), api_keys, listening.host, anonymous=allow_anonymous)
-    from pilotfish.server.main import ServerSetup, run_server, traces_url
+    from pilotfish.server.application import ServerSetup, traces_url
+    from pilotfish.server.main import run_server
 
     if otlp_traces_endpoint is not None:
         traces_url(otlp_traces_endpoint)

@@ -63,14 +63,17 @@ def state_of(scope: Scope) -> RequestState:
 
 
 class RequestMiddleware:
-    """ASGI middleware around the whole application, of which uvicorn asks nothing but HTTP requests. X-Request-Id is
-    the client's if that is up to 128 printable ASCII characters."""
+    """ASGI middleware around the whole application. X-Request-Id is the client's if that is up to 128 printable ASCII
+    characters."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Mapping[Any, str]) -> None:
         """`paths` are those of the routes' handlers, for the metrics."""
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # "lifespan": Ray Serve announces itself, uvicorn is told not to
+            await self._app(scope, receive, send)
+            return
         given = Headers(scope=scope).get("x-request-id", "")
         own_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         state = scope[_STATE] = RequestState(own_id, time.monotonic())

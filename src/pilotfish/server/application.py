@@ -1,0 +1,119 @@
+"""What serves, whoever listens: targets, the ASGI application over them, and what metrics and the log tell of both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.engine.async_engine import AsyncEngine, Health
+from pilotfish.engine.process import LOG_FORMAT
+from pilotfish.errors import ParameterError
+from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.server.auth import Keyring
+from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.routes import VERSION, make_app
+
+if TYPE_CHECKING:
+    from pilotfish.observe.tracing import Tracer
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the engine.
+PERIOD = 0.1
+
+
+@dataclass(frozen=True)
+class ServerSetup:
+    engine: EngineConfig
+    server: ServerConfig
+    keys: Keyring
+    log_format: str  # json or text
+    otlp_traces_endpoint: str | None = None
+
+
+class Application:
+    """`start`, `look` each `PERIOD`, `close`. `asgi` answers requests meanwhile."""
+
+    def __init__(self, setup: ServerSetup) -> None:
+        self._setup = setup
+        self.engine = AsyncEngine(setup.engine, setup.server, {LOG_FORMAT: setup.log_format})
+        self.admission = Admission(setup.server)
+        name = (setup.server.served_model_name or (self.engine.name,))[0]
+        self._metrics = ServerMetrics(name)
+        self.engine.observe = self._metrics.progress
+        self._tracer = start_tracing(setup.otlp_traces_endpoint, name)
+        guard = RequestGuard(setup.keys, self.admission, self._metrics, self._tracer)
+        self.asgi = make_app(self.engine, setup.server, guard)
+        self.was_ready = False  # once
+        self._is_ready = False
+
+    async def start(self) -> None:
+        """ModelError for a model that cannot be served."""
+        await self.engine.start()
+        apply_overrides(self.engine, self._setup.server)
+
+    def look(self) -> Health:
+        """How the targets do; metrics and the log are told."""
+        health = self.engine.health
+        self._metrics.fleet.tell(health.replicas, self.engine.resumes)
+        if health.ready != self._is_ready:
+            self._is_ready = health.ready
+            self._log_change(health)
+        self.was_ready = self.was_ready or health.ready
+        return health
+
+    def _log_change(self, health: Health) -> None:
+        """Requests can be served, for the first time or again, or no longer can."""
+        if self.admission.closed:  # whoever has closed it has logged that
+            return
+        if not health.ready:
+            logger.warning("not ready: %s", health.reason)
+        elif self.was_ready or health.identity is None:
+            logger.info("ready again")
+        else:
+            fields = {"version": VERSION, **msgspec.to_builtins(health.identity)}
+            logger.info("ready", extra={"fields": fields})
+
+    async def close(self) -> None:
+        await self.engine.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
+
+
+def apply_overrides(engine: AsyncEngine, config: ServerConfig) -> None:
+    """Replace the chat template and the sampling defaults of the model's directory."""
+    if config.chat_template is not None:
+        engine.tokenizer.chat_template = config.chat_template
+    if config.generation_config == "vllm":
+        engine.defaults = {}
+
+
+def start_tracing(endpoint: str | None, model_name: str) -> Tracer | None:
+    """Sends to an OTLP/HTTP collector. None without an endpoint: then OpenTelemetry is not imported."""
+    if endpoint is None:
+        return None
+    url = traces_url(endpoint)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    from pilotfish.observe.tracing import EXPORT_TIMEOUT, Tracer
+
+    return Tracer(OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT), model_name)
+
+
+def traces_url(endpoint: str) -> str:
+    """The collector's URL, with OTLP's path /v1/traces where it names none."""
+    allowed = "an http:// or https:// URL of an OTLP/HTTP collector, as http://localhost:4318"
+    try:
+        parts = urlsplit(endpoint)
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        named = False
+    if not named:
+        raise ParameterError("otlp_traces_endpoint", endpoint, allowed)
+    return endpoint if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
