@@ -107,6 +107,7 @@ ALONE: Any = {
     "draft_pool": (),
     "prefill_pool": (),
     "prefill_workers": 0,
+    "tensor_parallel": 1,
 }
 #: Ours, and vLLM's.
 KV_DTYPE = ("--kv-dtype", "--kv-cache-dtype")
@@ -130,10 +131,11 @@ class EngineConfig:
     `prefill_pool`, where that is sooner or, with a number as `prefill_threshold`, where so many tokens lack it. It is
     read out of their memory in the first of `prefill_transports` that there is; else it is sent over the socket.
 
-    `kv_slots` and `memory` bind each process that has a model. Where both are 0 the KV pool holds what `max_requests`
-    sequences can use, within most of the memory that is available, or within `allotted` bytes where prefill workers are
-    started beside the target (`engine/host_memory.py`). `eager` runs transformers' own torch operations.
-    `dtype` auto is found by each process for the model and the machine that it has (`model/precision.py`).
+    `tensor_parallel` processes, the target's ranks, hold a part of its weights and KV each, and run every forward
+    together; drafts are whole. `kv_slots` and `memory` bind each process that has a model. Where both are 0 the KV pool
+    holds what `max_requests` sequences can use, within most of the memory that is available, or within `allotted` bytes
+    where prefill workers are started beside the target (`engine/host_memory.py`). `eager` runs transformers' own torch
+    operations. `dtype` auto is found by each process for the model and the machine that it has (`model/precision.py`).
     """
 
     target: Annotated[Path, option("A model directory in Hugging Face format.", names=("--target", "--model"))]
@@ -179,6 +181,9 @@ class EngineConfig:
     ] = ()
     quantization: Annotated[Quantization, machine("Weights: none, int8, or fp8 on CUDA.")] = "none"
     kv_dtype: Annotated[KVDType, machine("KV: int8, fp8 on CUDA, or auto: as --dtype.", names=KV_DTYPE)] = "auto"
+    tensor_parallel: Annotated[
+        int, machine("Processes that share the target's weights.", 1, 64, names=("--tensor-parallel-size",))
+    ] = 1
     device: Annotated[str, machine("cpu, or cuda where there is one.")] = "cpu"
     threads: Annotated[int, machine("CPU threads; 0: all cores of this process.", 0, 1024)] = 0
     cores: Annotated[str, machine("Cores to run on, as in 0,2-3.", shown="all")] = ""
@@ -217,6 +222,10 @@ class EngineConfig:
         if self.prefill_pool and self.prefill_workers:
             raise ParameterError("prefill_workers", self.prefill_workers, "0 with prefill_pool")
         least_sent(self.prefill_threshold)
+        if self.tensor_parallel > 1:
+            for name in ("kv_host_memory", "kv_disk", "prefill_pool", "prefill_workers"):
+                if given := getattr(self, name):
+                    raise ParameterError("tensor_parallel", self.tensor_parallel, f"1 with {name} {given}")
         for name, pools in (("draft_pool", self.draft_pool), ("prefill_pool", self.prefill_pool)):
             if len(set(pools)) < len(pools):
                 raise ParameterError(name, ",".join(pools), "each pool once")
@@ -258,6 +267,12 @@ class EngineConfig:
         """For the process of a prefill worker, likewise."""
         max_rows = max(self.max_rows, PREFILL_ROWS)
         return replace(self, draft=None, mode="off", cores="", threads=0, max_rows=max_rows, **ALONE)
+
+    def of_rank(self, rank: int) -> EngineConfig:
+        """For the process of another rank than the first, likewise. A device each."""
+        device = f"cuda:{rank}" if self.device == "cuda" else self.device
+        own: dict[str, Any] = {**ALONE, "tensor_parallel": self.tensor_parallel, "cores": "", "pace": "", "trace": None}
+        return replace(self, draft=None, mode="off", device=device, **own)
 
     @property
     def prefills_elsewhere(self) -> bool:

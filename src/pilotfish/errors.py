@@ -68,6 +68,10 @@ class EngineError(PilotfishError, RuntimeError):
     """The engine failed in a way that no input explains. The command line's exit code is 1."""
 
 
+class RankLost(EngineError):  # noqa: N818  # a state, not a mistake
+    """A rank of the target has ended, or is out of step with the others: no forward can run any more."""
+
+
 class TargetUnavailable(EngineError):  # noqa: N818  # a state, not a mistake
     """The target worker is loading, has ended, or is silent; worth another try after `retry_after` seconds."""
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import DENSE, KINDS, VOCAB, make_engine
+from support import DENSE, KINDS, VOCAB, make_engine, tiny_model
+from thread_ranks import thread_groups
 from transformers import AutoModelForCausalLM
 
 from pilotfish.config import EngineConfig
@@ -59,6 +60,18 @@ def test_weights_are_those_of_the_loaded_model(
     assert planned.weights == pytest.approx(kept_bytes(loaded.module), rel=0.02)
     assert planned.slot == loaded.config.num_hidden_layers * 2 * 2 * 32 * dtype.itemsize  # 2 heads of 32
     assert planned.parameters == AutoModelForCausalLM.from_pretrained(directory).num_parameters()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_ranks_weights_are_those_of_its_shard(tmp_path: Path, kind: str) -> None:
+    """Of neurons that divide into whole panels."""
+    tiny_model(kind, intermediate_size=256, moe_intermediate_size=256).save_pretrained(tmp_path)
+    dtype = torch.bfloat16
+    planned = footprint(tmp_path, dtype, CPU, eager=False, ranks=2)
+    for group in thread_groups(2):
+        loaded = load_model(tmp_path, dtype, CPU, eager=False, group=group)
+        assert planned.weights == pytest.approx(kept_bytes(loaded.module), rel=0.02)
+    assert planned.slot == loaded.config.num_hidden_layers * 2 * 1 * 32 * dtype.itemsize  # a head of 32
 
 
 @pytest.mark.parametrize("kind", DENSE[:2])

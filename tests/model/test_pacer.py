@@ -101,7 +101,8 @@ def executor_of(pacer: Pacer | None, run: Callable[[object], torch.Tensor]) -> T
     fields = {"vocab_size": 9, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 1, "context": 16}
     config, cpu = SimpleNamespace(**fields), torch.device("cpu")
     generation = GenerationConfig(frozenset(), {})
-    model = LoadedModel(Mock(), config, generation, torch.float32, torch.float32, cpu, native=True, recordable=False)
+    types = torch.float32, torch.float32
+    model = LoadedModel(Mock(), config, config, generation, *types, cpu, native=True, recordable=False)
     executor = TorchExecutor(model, 16, pacer)
     executor.run = run  # type: ignore[method-assign, assign]
     return executor

@@ -220,6 +220,7 @@ def forward_without_values(
     model = LoadedModel(
         module,
         config,
+        config,
         GenerationConfig(frozenset(), {}),
         torch.float32,
         stored,

@@ -23,7 +23,9 @@ app = typer.Typer(help="Look at models before serving them.", no_args_is_help=Tr
 
 
 @app.command()
-@taking(pick(EngineConfig, "dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager"))
+@taking(
+    pick(EngineConfig, "dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager", "tensor_parallel")
+)
 def check(
     engine: Given,
     directory: Annotated[Path, typer.Argument(help="A model, or a pair: a directory of target and draft.")],

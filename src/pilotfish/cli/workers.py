@@ -98,6 +98,20 @@ def target(
     run_worker("target", lambda signals: _run_target(config_of(config, EngineConfig), listen, signals))
 
 
+def rank(
+    connect: Annotated[Path, typer.Option(help="The socket of the target's process.")],
+    rank: Annotated[int, typer.Option(help="Which one: from 1 on.")],
+    config: Annotated[str, typer.Option(help="The engine's configuration as JSON.")],
+) -> None:
+    """Run a rank of a target, which starts it itself."""
+    form = "json" if os.environ.get(LOG_FORMAT) == "json" else "text"
+    configure(form, level=logging.WARNING, process=f"target rank {rank}")
+    _import_transformers()
+    from pilotfish.engine.rank import run_rank
+
+    run_rank(config_of(config, EngineConfig), rank, connect)
+
+
 def _run_target(config: EngineConfig, listen: str, signals: Signals) -> None:
     """Servers hear that it lives, and workers load, while this process imports torch."""
     from pilotfish.engine.host_memory import divided

@@ -37,20 +37,23 @@ from pilotfish.engine.handovers import HandOvers
 from pilotfish.engine.host_memory import divided
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
-from pilotfish.engine.memory import load_configured, plan_memory, precision_here, refuse_unequal_tokenizers
+from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here, refuse_unequal_tokenizers
+from pilotfish.engine.ranks import Ranks, cores_here
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.remote_prefills import RemotePrefills
 from pilotfish.engine.sample import Sample, TextStream, check_resumed
-from pilotfish.errors import EngineError, ParameterError, PromptError
+from pilotfish.errors import EngineError, ParameterError, PromptError, RankLost
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.kv.tiers import KVTiers
+from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.features import common_window
 from pilotfish.model.kv_copy import copier_of
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
+from pilotfish.model.shards import Shard
 from pilotfish.observe.records import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
 from pilotfish.options import is_text
@@ -76,6 +79,7 @@ class Engine:
 
     draft_executor: TorchExecutor  # of a draft in this process, if there is one
     tiers: KVTiers | None = None
+    ranks: Ranks | None = None
     grammars: GrammarThreads | None = None
 
     def __init__(
@@ -113,13 +117,12 @@ class Engine:
         logger.info("%s", self.precision)
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
-        self.model = load_configured(config, config.target, config.max_model_len)
+        self.executor = self._load_target()
+        self.model = self.executor.model
         if not self.model.native:
             warn_of_spinning()
         vocab_size, eos_ids = self.model.config.vocab_size, sorted(self.model.generation.eos_ids)
         self.grammars = GrammarThreads(Grammars(self.tokenizer, vocab_size, eos_ids))
-        target_pacer = self._pacer("target", config.paces.target)
-        self.executor = TorchExecutor(self.model, self.memory.slots, target_pacer)
         self.drafter = drafter or self.make_drafter(() if config.mode == "off" else config.drafters)
         pool = SlotPool(self.memory.slots, common_window(self.model.config))
         budget = make_budget(config, self.executor, self.drafter)
@@ -132,6 +135,18 @@ class Engine:
         if config.trace is not None:
             self._timeline = Timeline(part_of(config.trace, "target"), "target")
             self.worker.observe = self._timeline.step
+
+    def _load_target(self) -> TorchExecutor:
+        """All of it, or rank 0's shard once the other ranks have theirs."""
+        config, ranks, slots = self.config, self.ranks, self.memory.slots
+        pacer = self._pacer("target", config.paces.target)
+        if ranks is None:
+            return TorchExecutor(load_configured(config, config.target, config.max_model_len), slots, pacer)
+        group = ProcessGroup(Shard(0, config.tensor_parallel), device_of(config))
+        model = load_configured(config, config.target, config.max_model_len, group)
+        ranks.begin(slots)
+        group.connect(ranks.meeting)
+        return TorchExecutor(model, slots, pacer, together=ranks.together)
 
     def _connect_prefills(self) -> HandOvers | None:
         """ParameterError where every layer has a window: there requests give back what would be handed over."""
@@ -149,13 +164,18 @@ class Engine:
         cores = self.config.core_set if self.remote is None else self.remote.cores
         if self.prefills is not None:
             cores = self.prefills.cores or cores
+        if self.config.tensor_parallel > 1:
+            self.ranks = Ranks(self.config, cores or cores_here())
+            cores = self.ranks.cores
         if cores:
             os.sched_setaffinity(0, cores)
         return cores
 
     def close(self) -> None:
-        """End every sample and the workers. Idempotent; also done when the process ends."""
+        """End every sample, ranks and workers. Idempotent; also done when the process ends."""
         self.abort_all()
+        if self.ranks is not None:
+            self.ranks.close()
         if self.prefills is not None:
             self.prefills.close()
         if self.remote is not None:
@@ -346,8 +366,8 @@ class Engine:
 
     def advance(self) -> list[Addition]:
         """Run one forward; return its additions to each sample. If it fails or is interrupted, the samples in it end as
-        aborted and those still waiting stay: EngineError, or the interrupt. A sample whose logits are not finite ends
-        alone, with its `error`."""
+        aborted and those still waiting stay: EngineError, or the interrupt. After a RankLost no other step succeeds. A
+        sample whose logits are not finite ends alone, with its `error`."""
         began = time.perf_counter()
         try:
             commits = self.worker.step()
@@ -355,7 +375,7 @@ class Engine:
             for sample in list(self._samples.values()):
                 if sample.request.finish_reason is not None:
                     self._finish(sample, FinishReason.ABORT)
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or isinstance(error, RankLost):
                 raise
             raise EngineError(f"step failed: {type(error).__name__}: {error}") from error
         for request in (*self.worker.scheduler.running, *(commit.request for commit in commits)):
@@ -372,6 +392,11 @@ class Engine:
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.finish(reason)
         del self._samples[sample.request.id]
+
+    def refuse_lost_rank(self) -> None:
+        """RankLost once one has ended."""
+        if self.ranks is not None:
+            self.ranks.refuse_lost()
 
     def check(self) -> None:
         """EngineError if a KV slot is neither free nor owned by a running request. Looks at every slot."""

@@ -45,6 +45,7 @@ def kv_facts(config: EngineConfig, executor: TorchExecutor) -> dict[str, str]:
         "quantization": _quantization(config.quantization),
         "kv_dtype": _name(model.kv_dtype),
         "operations": _operations(config, executor),
+        "ranks": str(config.tensor_parallel),
         **versions,
     }
 

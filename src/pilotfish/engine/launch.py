@@ -168,13 +168,14 @@ class _Worker(threading.Thread):
             process = self._process = WorkerProcess(self._spec)
         except (OSError, RuntimeError) as error:  # RuntimeError: there can be no more threads
             self.state = replace(self.state, restarts=restarts)
-            return f"cannot be started: {error}", True
+            return f"cannot be started: {error}", self._spec.restarts
         self._change(status="running", restarts=restarts, pid=process.pid)
         if self._closing:  # `terminate` may have come before there was a process
             process.kill()
         process.wait()
         ending, self._process = process.end(), None
-        return self._kill_reason or str(ending), bool(self._kill_reason) or ending.code != BAD_INPUT
+        again = bool(self._kill_reason) or ending.code != BAD_INPUT
+        return self._kill_reason or str(ending), again and self._spec.restarts
 
     def _pause(self, seconds: float) -> None:
         """Or until `terminate`."""

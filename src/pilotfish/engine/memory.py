@@ -16,6 +16,7 @@ from pilotfish.core.vocabulary import why_unequal
 from pilotfish.engine.host_memory import GIB, SHARE, free_memory, status_bytes
 from pilotfish.errors import InputError, ModelError, ParameterError
 from pilotfish.model.checkpoint import check_weights, weight_files
+from pilotfish.model.collective import Group
 from pilotfish.model.features import layer_windows
 from pilotfish.model.loader import (
     Footprint,
@@ -47,6 +48,7 @@ class MemoryPlan:
     max_rows: int
     slots: int
     host: int = 0  # of KV beyond the pool, and of segments, where that is the same memory
+    ranks: int = 1  # of the target: all of this is rank 0's, and the others take no more
 
     @property
     def models(self) -> tuple[Footprint, ...]:
@@ -102,8 +104,9 @@ class MemoryPlan:
         parts += [f"workspace {gib(self.workspace)}", f"runtime {gib(self.runtime)}"]
         parts += [f"KV beside {gib(self.host)}"] if self.host else []
         peak = f" ({gib(self.total)} while it is quantized)" if self.total > self.with_kv else ""
+        ranks = f" in each of {self.ranks} ranks" if self.ranks > 1 else ""
         draft = f"; the draft takes what {self.draft_in_slots} KV slots would" if self.draft else ""
-        return f"memory: {' + '.join(parts)} = {gib(self.with_kv)}{peak} of {gib(self.limit)} GiB{draft}"
+        return f"memory: {' + '.join(parts)} = {gib(self.with_kv)}{peak} of {gib(self.limit)} GiB{ranks}{draft}"
 
 
 def gib(size: int) -> str:
@@ -130,7 +133,7 @@ def _useful_slots(config: EngineConfig) -> int:
 def _without_slots(config: EngineConfig, segments: int = 0) -> MemoryPlan:
     device = device_of(config)
 
-    def of(directory: Path, max_model_len: int = 0) -> Footprint:
+    def of(directory: Path, max_model_len: int = 0, ranks: int = 1) -> Footprint:
         dtype = precision_here(config, directory).dtype
         return footprint(
             directory,
@@ -140,6 +143,7 @@ def _without_slots(config: EngineConfig, segments: int = 0) -> MemoryPlan:
             quantization=config.quantization,
             kv_dtype=config.kv_dtype,
             max_model_len=max_model_len,
+            ranks=ranks,
         )
 
     if config.quantization != "none":
@@ -149,13 +153,16 @@ def _without_slots(config: EngineConfig, segments: int = 0) -> MemoryPlan:
     runtime = anonymous_memory() if device.type == "cpu" else 0
     host = round(config.kv_host_memory * GIB) + segments if device.type == "cpu" else 0
     limit = round(config.memory * GIB) or _unlimited(config, device, runtime, host)
-    target = of(config.target, config.max_model_len)
-    return MemoryPlan(limit, runtime, target, draft, config.max_rows, slots=0, host=host)
+    target = of(config.target, config.max_model_len, config.tensor_parallel)
+    return MemoryPlan(limit, runtime, target, draft, config.max_rows, 0, host, config.tensor_parallel)
 
 
 def _unlimited(config: EngineConfig, device: torch.device, runtime: int, host: int) -> int:
-    """The limit where none is given."""
-    return config.allotted + host if config.allotted else runtime + round(SHARE * available_memory(device))
+    """The limit where none is given. Ranks on a CPU share its memory; the others have no process yet."""
+    if config.allotted:
+        return config.allotted + host
+    ranks = config.tensor_parallel if device.type == "cpu" else 1
+    return runtime + round(SHARE * available_memory(device) - (ranks - 1) * runtime) // ranks
 
 
 def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int, segments: int) -> str:
@@ -189,8 +196,10 @@ def _alternatives(config: EngineConfig, slots: int, segments: int) -> list[tuple
     return needs
 
 
-def load_configured(config: EngineConfig, directory: Path, max_model_len: int = 0) -> LoadedModel:
-    """Load one of the configured models on the configured device."""
+def load_configured(
+    config: EngineConfig, directory: Path, max_model_len: int = 0, group: Group | None = None
+) -> LoadedModel:
+    """Load one of the configured models on the configured device, or this rank's shard of it."""
     return load_model(
         directory,
         precision_here(config, directory).dtype,
@@ -199,6 +208,7 @@ def load_configured(config: EngineConfig, directory: Path, max_model_len: int = 
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
         max_model_len=max_model_len,
+        group=group,
     )
 
 
@@ -215,6 +225,8 @@ def device_of(config: EngineConfig) -> torch.device:
         raise ParameterError("device", config.device, "cpu or cuda") from error
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise ParameterError("device", config.device, "cpu, or cuda where there is one")
+    if device.type == "cuda" and config.tensor_parallel > (devices := torch.cuda.device_count()):
+        raise ParameterError("tensor_parallel", config.tensor_parallel, f"at most {devices}, the GPUs of this machine")
     return device
 
 

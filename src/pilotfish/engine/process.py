@@ -43,6 +43,7 @@ class WorkerSpec:
     command: Sequence[str]
     cores: frozenset[int] = frozenset()  # empty: those of the parent
     environment: Mapping[str, str] = field(default_factory=dict)  # added to the parent's own
+    restarts: bool = True  # whether it is started again after a crash
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.engine.remote_prefills import RemotePrefills
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.servers import AttendedServer, Dropped, FromServer, Malformed, Servers
-from pilotfish.errors import EngineError, InputError
+from pilotfish.errors import EngineError, InputError, RankLost
 from pilotfish.observe.records import StepRecord
 from pilotfish.wire.serving import Abort, Delta, Identity, PoolLoad, PrefillPoolLoad, Status, StepReport, Submit
 
@@ -109,6 +109,7 @@ class TargetService:
         """Until `stop`."""
         self._tell_status(True)
         while not self._stopping:
+            self._engine.refuse_lost_rank()
             for asked in self._servers.take(0.0 if self._engine.busy else self._pause()):
                 self._take(asked)
             self._take_compiled()
@@ -213,6 +214,8 @@ class TargetService:
     def _step(self) -> None:
         try:
             additions = self._engine.advance()
+        except RankLost:
+            raise  # its requests fare as those of a target that was killed
         except EngineError as error:
             self._break(error)
             return
@@ -330,6 +333,7 @@ def identity_of(engine: Engine) -> Identity:
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
         version=metadata.version("pilotfish"),
+        ranks=config.tensor_parallel,
     )
 
 

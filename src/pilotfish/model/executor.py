@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,8 @@ from pilotfish.model.loader import LoadedModel
 from pilotfish.model.pacer import Pacer
 from pilotfish.model.sampling import likely_tokens, non_finite_rows, sample, token_logprobs
 
+Together = Callable[[Batch], AbstractContextManager[None]]
+
 
 class TorchExecutor:
     """Implements `core.executor.Executor`: runs a loaded model over a pool of KV slots, and samples.
@@ -30,10 +33,16 @@ class TorchExecutor:
     """
 
     def __init__(
-        self, model: LoadedModel, num_slots: int, pacer: Pacer | None = None, vocab_size: int | None = None
+        self,
+        model: LoadedModel,
+        num_slots: int,
+        pacer: Pacer | None = None,
+        vocab_size: int | None = None,
+        together: Together = lambda _: nullcontext(),
     ) -> None:
         """`pacer` holds back the forward and sampling, as a target's pace does. Tokens from `vocab_size` on are never
-        given: models of one tokenizer may pad their vocabularies differently."""
+        given: models of one tokenizer may pad their vocabularies differently. `together` has other ranks run the same
+        batch meanwhile."""
         config = model.config
         self.model = model
         self.num_slots = num_slots
@@ -41,9 +50,10 @@ class TorchExecutor:
         self.vocab_size = config.vocab_size
         self.pacer = pacer
         self.progress = LayerProgress(config.num_hidden_layers)
-        self.kv = empty_kv(config, model.kv_dtype, num_slots, model.device)
+        self.kv = empty_kv(model.part, model.kv_dtype, num_slots, model.device)
         self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
         self._given = vocab_size
+        self._together = together
         self._forward: Callable[[Batch], Tensor] = self._run_model
         if model.recordable:
             self._forward = GraphCache(self._run_model, CudaRecorder(), model.device)
@@ -101,7 +111,10 @@ class TorchExecutor:
     @torch.inference_mode()
     def run(self, batches: Sequence[Batch]) -> Tensor:
         """The forward itself; see `forward`."""
-        logits = [self._forward(batch)[: batch.num_kept].float() for batch in batches]
+        logits = []
+        for batch in batches:
+            with self._together(batch):
+                logits.append(self._forward(batch)[: batch.num_kept].float())
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _run_model(self, batch: Batch) -> Tensor:

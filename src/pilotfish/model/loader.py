@@ -15,11 +15,13 @@ from pilotfish.config import KVDType, Quantization
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model import attention, experts, graphs, native  # noqa: F401  # attention and experts register themselves
 from pilotfish.model.checkpoint import check_weights, meta_module, refuse_non_finite, without_decompositions
+from pilotfish.model.collective import Group, join_ranks
 from pilotfish.model.features import ARCHITECTURES, refuse_nonsense, refuse_unsupported
 from pilotfish.model.kv_planes import element_type, slot_bytes
 from pilotfish.model.metadata import GenerationConfig, eos_ids, one_line, quiet, read_generation_config, read_object
 from pilotfish.model.native_modules import with_kernels
 from pilotfish.model.quantize import check_quantization, quantize
+from pilotfish.model.shards import Shard, load_shard, part_config, refuse_indivisible
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
@@ -32,6 +34,7 @@ _SAMPLING = 4 + 8 + 8
 class LoadedModel:
     module: torch.nn.Module
     config: Any  # transformers', as `load_config` gives it
+    part: Any  # of what this process holds: the same, or that of a rank
     generation: GenerationConfig
     dtype: torch.dtype
     kv_dtype: torch.dtype  # of the elements of its KV
@@ -49,9 +52,11 @@ def load_model(
     quantization: Quantization = "none",
     kv_dtype: KVDType = "auto",
     max_model_len: int = 0,
+    group: Group | None = None,
 ) -> LoadedModel:
-    """ModelError for a model that is incomplete, corrupt or not supported, ParameterError for a quantization that the
-    device lacks, of weights or of KV, or a `max_model_len` above the model's context."""
+    """All of a model or, with a `group`, which need not be connected yet, this rank's shard. ModelError for a model
+    that is incomplete, corrupt or not supported, ParameterError for a quantization that the device lacks, of weights or
+    of KV, a `max_model_len` above the model's context, or ranks that it does not divide into."""
     check_quantization(quantization, dtype, device)
     kv_elements = element_type(kv_dtype, dtype, device)
     config = load_config(directory, max_model_len)
@@ -61,19 +66,22 @@ def load_model(
     config._attn_implementation = "pilotfish_reference" if eager else "pilotfish"
     config._experts_implementation = "pilotfish"  # `experts.library_mixture`
     config.output_router_logits = False  # for training only
-    module = _load_weights(directory, config, dtype).to(device).eval().requires_grad_(False)
+    module = _load_weights(directory, config, dtype, group).to(device).eval().requires_grad_(False)
     refuse_non_finite(module, directory)
     _refuse_untied(module, config, directory)
     use_native = runs_native(config, device, eager=eager)
     if quantization != "none":
         quantize(module, quantization)
     if use_native:
-        module = with_kernels(module, config.context)
+        module = with_kernels(module, config.context, alone=group is None)
+    if group is not None:
+        join_ranks(module, config, group)
     if device.type == "cpu":
         for tensor in chain(module.parameters(), module.buffers()):
             tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
-    recordable = not eager and device.type == "cuda" and graphs.recordable(config)
-    return LoadedModel(module, config, generation, dtype, kv_elements, device, use_native, recordable)
+    recordable = not eager and device.type == "cuda" and group is None and graphs.recordable(config)
+    part = config if group is None else part_config(config, group.shard)
+    return LoadedModel(module, config, part, generation, dtype, kv_elements, device, use_native, recordable)
 
 
 def load_config(directory: Path, max_model_len: int = 0) -> Any:
@@ -113,8 +121,11 @@ def runs_native(config: Any, device: torch.device, *, eager: bool) -> bool:
     return not eager and device.type == "cpu" and config.head_dim % native.PANEL == 0 and native.load_kernels()
 
 
-def _load_weights(directory: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
+def _load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group | None) -> torch.nn.Module:
     check_weights(directory, config)
+    if group is not None:
+        refuse_indivisible(config, group.shard.ranks)
+        return load_shard(directory, config, dtype, group.shard)  # type: ignore[no-any-return]
     try:
         with quiet(), without_decompositions():
             return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
@@ -153,21 +164,26 @@ def footprint(
     quantization: Quantization = "none",
     kv_dtype: KVDType = "auto",
     max_model_len: int = 0,
+    ranks: int = 1,
 ) -> Footprint:
-    """Of the model as `load_model` would keep it, with the same errors. Reads no weights."""
+    """Of the model as `load_model` would keep it, with the same errors; of several ranks, that of rank 0, which has all
+    logits. Reads no weights."""
     config = load_config(directory, max_model_len)
-    module = meta_module(config, dtype)
+    refuse_indivisible(config, ranks)
+    whole, part = meta_module(config, dtype), part_config(config, Shard(0, ranks))
+    module = whole if ranks == 1 else meta_module(part, dtype)
     size, packed = dtype.itemsize, runs_native(config, device, eager=eager)
     linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
     inner = max(m.out_features for m in linears if m is not module.lm_head)
-    plain = packed and ARCHITECTURES[type(module).__name__].get("plain", False)
+    plain = packed and ranks == 1 and ARCHITECTURES[type(module).__name__].get("plain", False)
     angles = 2 * config.context * config.head_dim * size * plain
     return Footprint(
-        parameters=sum(p.numel() for p in module.parameters()),
+        parameters=sum(p.numel() for p in whole.parameters()),
         weights=_weight_bytes(module, packed=packed, quantized=quantization != "none") + angles,
-        slot=slot_bytes(config, element_type(kv_dtype, dtype, device)),
+        slot=slot_bytes(part, element_type(kv_dtype, dtype, device)),
         row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
-        + _SAMPLING * config.vocab_size,
+        + _SAMPLING * config.vocab_size
+        + size * (ranks > 1) * (ranks * config.hidden_size + 2 * config.vocab_size),  # everybody's parts
         loading=0 if quantization == "none" else _QUANTIZING * max(m.weight.numel() for m in linears),
     )
 

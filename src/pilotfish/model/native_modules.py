@@ -172,15 +172,15 @@ class PackedAttention(torch.nn.Module):
         return attended
 
 
-def with_kernels(model: Any, context: int) -> Any:
+def with_kernels(model: Any, context: int, *, alone: bool = True) -> Any:
     """Replace, in place, every part of a transformers causal LM that a kernel computes; a plain decoder altogether, if
-    its feed-forwards are gated by silu and have no biases."""
+    its feed-forwards are gated by silu and have no biases, and it is `alone`: ranks meet between its parts."""
     replace_modules(model, fused)
     model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
     model.config.final_logit_softcapping = None
     plain = ARCHITECTURES[type(model).__name__].get("plain", False)
     gated = all(isinstance(layer.mlp, PackedGatedMLP) for layer in model.model.layers)
-    return PlainDecoder(model, context) if plain and gated else model
+    return PlainDecoder(model, context) if plain and gated and alone else model
 
 
 def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
