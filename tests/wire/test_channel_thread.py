@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
+from ends import LONG, introduce
 from loopback import Loopback
 
 from pilotfish.wire.channel import ChannelThread, Received
+from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 
 POOL = b"0"
 
@@ -136,3 +141,42 @@ def test_a_call_that_raises_tells_only_its_caller() -> None:
     last = owner.call(lambda: 7)
     owner.close()
     assert last.result(0.0) == 7
+
+
+def test_what_comes_while_other_threads_send_is_received(
+    listen: Callable[..., ListeningChannel], dial: Callable[..., DialingChannel], tmp_path: Path
+) -> None:
+    """Both ways at once, then one by one: nothing else wakes the threads that receive."""
+    count = 3000
+    listening = listen(f"ipc://{tmp_path}/pool", high_water=0)
+    dialing = dial(f"ipc://{tmp_path}/pool", high_water=0)
+    peers = {dialing: POOL, listening: introduce(dialing, listening).peer}
+    owners, heard = list[ChannelThread](), {channel: SimpleQueue[bytes]() for channel in peers}
+    for channel in peers:
+        owners.append(ChannelThread(channel, period=100 * LONG))
+        owners[-1].start(lambda one, queue=heard[channel]: queue.put(bytes(one.frame)), nothing)  # type: ignore[misc]
+
+    def post(owner: ChannelThread, channel: DialingChannel | ListeningChannel) -> None:
+        for number in range(count):
+            owner.post(peers[channel], b"%d" % number)
+
+    threads = [threading.Thread(target=post, args=pair) for pair in zip(owners, peers, strict=True)]
+    for thread in threads:
+        thread.start()
+    expected = [b"%d" % number for number in range(count)]
+    for queue in heard.values():
+        assert [queue.get(timeout=LONG) for _ in expected] == expected
+    for _ in range(200):
+        for owner, (channel, peer) in zip(owners, peers.items(), strict=True):
+            owner.post(peer, b"one more")
+            (other,) = (queue for of, queue in heard.items() if of is not channel)
+            assert other.get(timeout=LONG) == b"one more"
+    for owner in owners:
+        owner.close()
+
+
+def test_whoever_posts_after_the_end_is_not_harmed(listen: Callable[..., ListeningChannel], tmp_path: Path) -> None:
+    owner = ChannelThread(listen(f"ipc://{tmp_path}/pool"))
+    owner.start(nothing, nothing)
+    owner.close()
+    owner.post(POOL, b"too late")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,20 @@ def test_large_frames_come_as_they_were_sent(both: Both) -> None:
     received = exactly(20 * len(sizes), dialing)
     assert [one.frame for one in received] == [bytes([seed]) * size for seed in range(20) for size in sizes]
     assert {type(one.frame) for one in received if len(one.frame) >= LARGE} == {memoryview}
+
+
+def test_what_has_come_when_something_is_sent_is_received(both: Both) -> None:
+    """Sending may take note of it, and the system then has nothing more to tell."""
+    listening, dialing = both
+    peer = introduce(dialing, listening).peer
+    assert silent(dialing, listening)
+    for here, to, there, back in ((listening, peer, dialing, b"0"), (dialing, b"0", listening, peer)):
+        assert here.send(to, b"first")
+        for number in range(3):
+            time.sleep(0.01)  # ZeroMQ looks at what has come some times a second while one sends
+            assert there.send(back, b"%d" % number)
+        assert [one.frame for one in there.receive(LONG)] == [b"first"]
+        assert len(exactly(3, here)) == 3
 
 
 def test_only_connections_between_hosts_have_a_heartbeat(both: Both) -> None:

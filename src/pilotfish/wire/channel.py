@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import os
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -117,23 +117,35 @@ Handler: TypeAlias = Callable[[Sequence[zmq.Frame]], Sequence[Received]]
 
 
 class Channel:
-    """Sockets of one ZeroMQ context, waited for together. Used by one thread at a time; only `wake` may be called from
-    any."""
+    """Sockets of one ZeroMQ context, waited for together. One thread receives; any may `send` and `wake`.
+
+    A socket of ZeroMQ is for one thread at a time: whoever has the lock. Nobody waits while holding it: for that each
+    socket has a file, which the system polls. Such a file tells that something has changed, once. A thread that sends
+    may be the one to take note of it, so it tells the other what it has seen.
+    """
 
     def __init__(self, high_water: int = HIGH_WATER) -> None:
         """`high_water`: messages that may wait for a peer, and from one; more are lost. 0: no limit, none is."""
         self._high_water = high_water
         self._context = zmq.Context()
-        self._poller = zmq.Poller()
+        self._lock = threading.RLock()
+        self._poller = select.poll()
         self._handlers: dict[Socket, Handler] = {}
+        self._files: dict[int, Socket] = {}  # in the order of `_handlers`
+        self._unread: set[Socket] = set()  # messages are there, whatever their files tell
         self._woken = False
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # A number that `close` has freed may name another file. Signal handlers wake, in the midst of anything.
         self._waker_lock = threading.RLock()
-        self._poller.register(self._waker, zmq.POLLIN)
+        self._poller.register(self._waker, select.POLLIN)
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
-        """Send frames together. Never blocks; False where they are lost: nobody is there, or too many are waiting."""
+        """Send frames together. Never waits long; False where they are lost: nobody is there, too many are waiting, or
+        the channel is closed."""
+        with self._lock:
+            return self._waker >= 0 and self._send(peer, frames)
+
+    def _send(self, peer: Peer, frames: Sequence[bytes]) -> bool:
         raise NotImplementedError
 
     def receive(self, timeout: float) -> list[Received]:
@@ -154,11 +166,11 @@ class Channel:
 
     def close(self) -> None:
         """Free sockets and files. What was sent just before may still go out, for 100 ms at most."""
-        with self._waker_lock:
+        with self._lock, self._waker_lock:
             waker, self._waker = self._waker, -1
-        if waker >= 0:
-            self._context.destroy(LINGER_MS)
-            os.close(waker)
+            if waker >= 0:
+                self._context.destroy(LINGER_MS)
+                os.close(waker)
 
     def _open(self, kind: int, where: Endpoint, options: Mapping[zmq.SocketOption, int]) -> Socket:
         socket = self._context.socket(kind)
@@ -169,39 +181,57 @@ class Channel:
         return socket
 
     def _watch(self, socket: Socket, handler: Handler) -> None:
-        self._poller.register(socket, zmq.POLLIN)
         self._handlers[socket] = handler
+        self._files[socket.fileno()] = socket
+        self._unread.add(socket)
+        self._poller.register(socket.fileno(), select.POLLIN)
 
     def _unwatch(self, socket: Socket) -> None:
-        self._poller.unregister(socket)
-        del self._handlers[socket]
+        self._poller.unregister(socket.fileno())
+        self._unread.discard(socket)
+        del self._files[socket.fileno()], self._handlers[socket]
+
+    def _sent(self, socket: Socket) -> None:
+        """This thread may have taken note of what has come, which is another's to receive."""
+        if socket not in self._unread and _readable(socket):
+            self._unread.add(socket)
+            self.wake()
 
     def _poll(self, seconds: float) -> list[Received]:
         """Wait once, and handle whatever is ready."""
+        ready = {file for file, _ in self._poller.poll(0 if self._unread else max(0, math.ceil(seconds * 1000)))}
+        if self._waker in ready:
+            os.eventfd_read(self._waker)
+            self._woken = True
         frames: list[Received] = []
-        for source, _ in self._poller.poll(max(0, math.ceil(seconds * 1000))):
-            if source == self._waker:
-                os.eventfd_read(self._waker)
-                self._woken = True
-            else:
-                frames.extend(chain.from_iterable(map(self._handlers[source], _messages(source))))
+        with self._lock:
+            for socket in [one for file, one in self._files.items() if file in ready or one in self._unread]:
+                frames.extend(chain.from_iterable(map(self._handlers[socket], self._messages(socket))))
         return frames
 
-
-def _messages(socket: Socket) -> Iterator[Sequence[zmq.Frame]]:
-    with suppress(zmq.Again):
+    def _messages(self, socket: Socket) -> Iterator[Sequence[zmq.Frame]]:
+        """Up to MAX_MESSAGES; what is beyond stays unread."""
+        self._unread.add(socket)
         for _ in range(MAX_MESSAGES):
+            if not _readable(socket):
+                self._unread.discard(socket)
+                return
             yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
 
 
+def _readable(socket: Socket) -> bool:
+    """Whether a message is there. Takes note of all that has happened."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
 class ChannelThread:
-    """The thread that owns a channel: hands over the frames that arrive, sends those that others post, and does what
-    only it may do."""
+    """The thread that receives from a channel: hands over the frames that arrive, and does what only it may do. Others
+    send themselves: a thread that had to be woken for that would take the interpreter from a step loop."""
 
     def __init__(self, channel: Channel, period: float = 0.1) -> None:
         self._channel = channel
         self._period = period
-        self._posted: deque[Callable[[], object]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -211,20 +241,19 @@ class ChannelThread:
         self._thread.start()
 
     def post(self, peer: Peer, *frames: bytes) -> None:
-        """Send frames together, soon and in order; from any thread. They may be lost."""
-        self._posted.append(partial(self._channel.send, peer, *frames))
-        self._channel.wake()
+        """Send frames together; from any thread. They may be lost."""
+        self._channel.send(peer, *frames)
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Have the thread call it, after what was posted and called before; from any thread. The thread itself must not
-        wait for the result, and nobody gets one that is asked for after `close`."""
+        """Have the thread call it, after what was called before; from any thread. The thread itself must not wait for
+        the result, and nobody gets one that is asked for after `close`."""
         future = Future[Result]()
-        self._posted.append(partial(_settle, future, function))
+        self._calls.append(partial(_settle, future, function))
         self._channel.wake()
         return future
 
     def close(self) -> None:
-        """Send what was posted, do what was called for, then end. Idempotent."""
+        """Do what was called for, then end. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             if self._thread is not None:
@@ -239,14 +268,14 @@ class ChannelThread:
                 due = time.monotonic() + self._period
                 _safely(tick)
             for received in self._channel.receive(due - time.monotonic()):
-                self._do_posted()
+                self._do_calls()
                 _safely(handle, received)
-            self._do_posted()
-        self._do_posted()
+            self._do_calls()
+        self._do_calls()
 
-    def _do_posted(self) -> None:
-        while self._posted:
-            self._posted.popleft()()
+    def _do_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
 
 
 def _settle(future: Future[Result], function: Callable[[], Result]) -> None:

@@ -1,4 +1,5 @@
 """Channels between pools and targets over ZeroMQ: a pool listens with a ROUTER; a target dials each pool with a DEALER.
+So do a target, as the pool, and its servers, as the targets.
 
 A message from a target has two parts: the target's incarnation, and the frame. One from a pool is the frame alone.
 """
@@ -74,7 +75,7 @@ class ListeningChannel(Channel):
         self._watch(self._router, self._received)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def send(self, peer: Peer, *frames: bytes) -> bool:
+    def _send(self, peer: Peer, frames: Sequence[bytes]) -> bool:
         routes = self._routes.get(peer[: self._key_length], {})
         if peer not in routes or not _fit(frames):
             return False
@@ -88,6 +89,7 @@ class ListeningChannel(Channel):
                 raise
             del routes[peer]
             return False
+        self._sent(self._router)
         return True
 
     def close(self) -> None:
@@ -191,22 +193,24 @@ class DialingChannel(Channel):
 
     def dial(self, endpoint: Endpoint, keys: TargetKeys | None) -> Peer:
         """Dial one more."""
-        peer, socket = str(len(self._dialled)).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
-        connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, keys, self._role)
-        connection.incarnation = self._incarnation + (peer if endpoint.url in self._dialled else b"")
-        self._watch(socket, connection.received)  # before its events: none is lost
-        self._watch(connection.events, connection.observe)
-        self._dialled.append(endpoint.url)
+        with self._lock:
+            peer, socket = str(len(self._dialled)).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
+            connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, keys, self._role)
+            connection.incarnation = self._incarnation + (peer if endpoint.url in self._dialled else b"")
+            self._watch(socket, connection.received)  # before its events: none is lost
+            self._watch(connection.events, connection.observe)
+            self._dialled.append(endpoint.url)
         return peer
 
     def hang_up(self, peer: Peer) -> None:
         """Dial it no more; nothing of it is heard from now on. What was sent just before may still go out."""
-        connection = self._connections.pop(peer)
-        self._unwatch(connection.events)
-        self._unwatch(connection.socket)
-        connection.close()
+        with self._lock:
+            connection = self._connections.pop(peer)
+            self._unwatch(connection.events)
+            self._unwatch(connection.socket)
+            connection.close()
 
-    def send(self, peer: Peer, *frames: bytes) -> bool:
+    def _send(self, peer: Peer, frames: Sequence[bytes]) -> bool:
         connection = self._connections.get(peer)
         if connection is None or not _fit(frames):
             return False
@@ -214,6 +218,7 @@ class DialingChannel(Channel):
             connection.socket.send_multipart((connection.incarnation, *frames), zmq.NOBLOCK)
         except zmq.Again:
             return False
+        self._sent(connection.socket)
         return True
 
     def problem(self, peer: Peer) -> str | None:
@@ -230,8 +235,9 @@ class DialingChannel(Channel):
         due = min((connection.redial_at for connection in self._connections.values()), default=math.inf)
         frames = super()._poll(min(seconds, due - time.monotonic()))
         if due <= time.monotonic():
-            for connection in self._connections.values():
-                connection.redial_if_due()
+            with self._lock:
+                for connection in self._connections.values():
+                    connection.redial_if_due()
         return frames
 
 
