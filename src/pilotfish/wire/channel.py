@@ -128,6 +128,7 @@ class Channel:
         """`high_water`: messages that may wait for a peer, and from one; more are lost. 0: no limit, none is."""
         self._high_water = high_water
         self._context = zmq.Context()
+        self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)  # a connection that is dialled takes three
         self._lock = threading.RLock()
         self._poller = select.poll()
         self._handlers: dict[Socket, Handler] = {}
