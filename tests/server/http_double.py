@@ -48,6 +48,7 @@ class Submitted:
     params: SamplingParams
     cache_salt: str | None
     max_nodes: int | None
+    session: str | None
     aborted: bool = False
 
 
@@ -97,8 +98,9 @@ class Engine:
         params: SamplingParams,
         cache_salt: str | None = None,
         max_nodes: int | None = None,
+        session: str | None = None,
     ) -> ScriptedStream:
-        new = [Submitted(list(tokens), params, cache_salt, max_nodes) for tokens in prompts]
+        new = [Submitted(list(tokens), params, cache_salt, max_nodes, session) for tokens in prompts]
         self.submitted += new
         return ScriptedStream(new, self.script)
 

@@ -64,6 +64,21 @@ def test_an_answer_has_the_id_of_its_request(client: Client) -> None:
             assert answer.json["id"] == f"{kind}-{answer.headers['x-request-id']}"
 
 
+def test_a_session_is_what_a_client_names_first(client: Client, engine: Engine) -> None:
+    named: list[tuple[str, dict[str, Any], dict[str, str]]] = [
+        (COMPLETIONS, {"prompt": "x", "user": 5}, {}),
+        (COMPLETIONS, {"prompt": "x", "user": "u", "prompt_cache_key": "", "session_id": None}, {}),
+        (CHAT, {"messages": USER, "user": "u", "prompt_cache_key": "k"}, {}),
+        (CHAT, {"messages": USER, "prompt_cache_key": "k", "session_id": "s"}, {}),
+        ("/v1/responses", {"input": "x", "user": "u", "prompt_cache_key": "k"}, {}),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 4, "messages": USER, "metadata": {"user_id": "u"}}, {}),
+        (CHAT, {"messages": USER, "session_id": "s"}, {"x_session_id": "header"}),
+    ]
+    for path, body, headers in named:
+        assert client.post(path, body, **headers).status == 200
+    assert [one.session for one in engine.submitted] == [None, "u", "k", "s", "k", "u", "header"]
+
+
 def test_a_chat(client: Client, engine: Engine, tokenizer: Any) -> None:
     turns = [
         {"role": "developer", "content": "Be brief."},

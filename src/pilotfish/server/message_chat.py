@@ -91,6 +91,7 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
         "seed": body.seed,
         "cache_salt": body.cache_salt,
         "speculation": body.speculation,
+        "user": body.metadata.user_id if body.metadata else None,
         "metadata": {"tag": body.metadata.tag} if body.metadata else None,
     }
 

@@ -55,6 +55,7 @@ class Generation:
     reading: OutputReading
     max_nodes: int | None  # of a token tree; 0: no speculation, None: the target's own limit
     cache_salt: str | None
+    session: str | None  # requests of one belong together
     timeout: float  # seconds
     metrics: MetricsLevel
 

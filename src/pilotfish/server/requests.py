@@ -125,6 +125,12 @@ class GenerationRequest(DerivedFields, kw_only=True):
         return self.metadata.get("tag") if isinstance(self.metadata, dict) else None
 
     @property
+    def session(self) -> str | None:
+        """What names the requests that belong together: they go to one target if nothing speaks against it."""
+        names = (self.session_id, self.prompt_cache_key, self.user)
+        return next((name for name in names if isinstance(name, str) and name), None)
+
+    @property
     def detail(self) -> bool:
         return self.speculation is not None and bool(self.speculation.detail)
 

@@ -46,6 +46,8 @@ SHARED = (
     "model",
     "stream",
     "metadata",
+    "user",
+    "prompt_cache_key",
     "parallel_tool_calls",
     "structured_outputs",
     "cache_salt",

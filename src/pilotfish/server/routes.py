@@ -51,6 +51,8 @@ from pilotfish.server.tools import tool_use
 from pilotfish.wire.serving import Identity
 
 VERSION = version("pilotfish")
+#: Names the requests that belong together, for clients whose bodies do not.
+SESSION_HEADER = "x-session-id"
 #: Makes the answer's format of a request.
 Form = Callable[[Generation, Any, TokenNames], AnswerFormat]
 
@@ -291,6 +293,7 @@ class Api:
             reading=reading,
             max_nodes=params.max_nodes(speculation, target),
             cache_salt=body.cache_salt if caller.cache_salt is None else caller.cache_salt,
+            session=request.headers.get(SESSION_HEADER) or body.session,
             timeout=min(body.timeout or math.inf, self._config.request_timeout),
             metrics=speculation.metrics or self._config.metrics,
         )

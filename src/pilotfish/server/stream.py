@@ -175,7 +175,7 @@ class GenerationResponse(Response):
         given, only_echo = self._generation, self._generation.body.only_echo
         prompts = [prompt.tokens for prompt in given.prompts]
         ends = asyncio.get_running_loop().time() + given.timeout
-        self._stream = self._engine.submit(prompts, given.params, given.cache_salt, given.max_nodes)
+        self._stream = self._engine.submit(prompts, given.params, given.cache_salt, given.max_nodes, given.session)
         try:
             while True:
                 async with asyncio.timeout_at(ends):
