@@ -94,24 +94,27 @@ def engine(
         yield engine
 
 
-def assert_same(deltas: Sequence[Delta], expected: Delta) -> None:
+def assert_same(deltas: Sequence[Delta], expected: Delta, *, begun: bool) -> None:
+    """`begun`: whether the output had tokens before."""
     delta = added(deltas)
     for name in ("tokens", "text", "ends", "logprobs", "prompt_logprobs", "finish"):
         assert getattr(delta, name) == getattr(expected, name), name
+    assert [verified.resumed for verified in delta.verified] == [begun, *[False] * (len(delta.verified) - 1)]
 
 
 def test_every_cut_of_every_kind_of_output(engine: Engine, outputs: dict[tuple[int, int], Output]) -> None:
     """All cuts at once: each is a request of its own."""
-    expected: dict[tuple[int, int], Delta] = {}
+    expected: dict[tuple[int, int], tuple[Delta, bool]] = {}
     for (place, index), output in outputs.items():
         for cut in range(len(output.whole.tokens)):
             resumed = [PartialOutput(index, output.whole.tokens[:cut])]
             (sample,) = engine.submit(SNIPPETS[place % 8], ASKED[place], resumed=resumed)
             sample.request_id = len(expected)
-            expected[sample.request_id, index] = output.rest(cut)
+            expected[sample.request_id, index] = output.rest(cut), cut > 0
     assert len(expected) > 150
     for key, deltas in generate(engine).items():
-        assert_same(deltas, expected.pop(key))
+        rest, begun = expected.pop(key)
+        assert_same(deltas, rest, begun=begun)
     assert not expected
 
 
@@ -122,7 +125,8 @@ def test_outputs_of_one_prompt_go_on_beside_each_other(engine: Engine, outputs: 
         for sample in engine.submit(SNIPPETS[place % 8], ASKED[place], resumed=resumed):
             sample.request_id = place
         for key, deltas in generate(engine).items():
-            assert_same(deltas, outputs[key].rest(cuts.pop(key[1])))
+            cut = cuts.pop(key[1])
+            assert_same(deltas, outputs[key].rest(cut), begun=cut > 0)
         assert not cuts
 
 
@@ -138,7 +142,7 @@ def test_no_part_of_a_prompt_is_scored_twice(llama: Path) -> None:
             (sample,) = engine.submit(SNIPPETS[2], params, resumed=resumed)
             sample.request_id = 0
             ((_, after),) = generate(engine).items()
-            assert_same(after, added(deltas[cut:]))
+            assert_same(after, added(deltas[cut:]), begun=bool(before.tokens))
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
@@ -151,7 +155,7 @@ def test_models_with_windows(kind: str, tmp_path: Path) -> None:
         for cut in range(0, 40, 3):
             engine.submit(SNIPPETS[2], params, resumed=[PartialOutput(0, output.whole.tokens[:cut])])
             ((_, after),) = generate(engine).items()
-            assert_same(after, output.rest(cut))
+            assert_same(after, output.rest(cut), begun=cut > 0)
 
 
 WRONG: list[tuple[list[PartialOutput], dict[str, Any], str]] = [

@@ -75,6 +75,15 @@ def test_outputs_have_gaps_of_their_own() -> None:
     assert record.time_per_output_token == 1.75
 
 
+def test_clocks_of_two_targets_are_not_compared() -> None:
+    sink = Sink()
+    record = RequestRecord(sink, facts(), arrived=0.0)
+    resumed = Delta("r", 0, [0, 0], "", [0, 0], [Verified(0.25, 1, 0, 0, resumed=True), Verified(0.75, 1, 0, 0)])
+    for told in (delta((900.0, 1, 0, 0)), delta((900.5, 1, 0, 0)), resumed):
+        record.update(0, told, now=1.0)
+    assert [told[1] for told in sink.told if told[0] == "inter"] == [0.5, 0.5]
+
+
 def test_steps_without_tokens_leave_no_gap() -> None:
     sink = Sink()
     record = RequestRecord(sink, facts(), arrived=0.0)

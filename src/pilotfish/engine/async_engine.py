@@ -241,6 +241,8 @@ def together(identities: Sequence[Identity]) -> Identity:
 
 def error_of(message: Failure) -> Exception:
     """The error that the target's engine raised."""
+    if message.field == "resumed":  # the server's own field
+        return EngineError(f"request: {message.reason}")
     if message.field is not None:
         return ParameterError.described(message.field, message.reason)
     return PromptError(message.reason) if message.refused else EngineError(message.reason)

@@ -33,6 +33,7 @@ class Sample:
         self.queued: float | None = None  # seconds from submission to the first step that had rows of it
         self.seconds = 0.0  # from submission to the last token
         self.told_handovers = 0  # how many deltas told of
+        self.resumed = False  # and has no tokens of its own yet
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []  # of every prompt token but the first
@@ -45,6 +46,7 @@ class Sample:
             found = f"output {output.index} of {len(output.tokens)} tokens"
             raise ParameterError("resumed", found, f"one that has not ended: this ends at token {len(self.token_ids)}")
         self.request.num_scored = output.scored
+        self.resumed = bool(output.tokens)
         self.stream.take()
         self.stream.take_ends()
 
@@ -68,7 +70,7 @@ class Sample:
             tokens=tokens,
             text=self.stream.take(),
             ends=self.stream.take_ends(),
-            verified=[Verified(at, len(tokens), commit.nodes, commit.accepted, commit.origins)] if tokens else [],
+            verified=[self._verified(commit, at)] if tokens else [],
             logprobs=list(commit.logprobs),
             prompt_logprobs=list(commit.prompt_logprobs),
             seed=self.request.seed if first else None,
@@ -77,6 +79,10 @@ class Sample:
             handovers=handovers,
             finish=None if self.finish_reason is None else Finish(self.finish_reason, self.stop),
         )
+
+    def _verified(self, commit: RequestCommit, at: float) -> Verified:
+        resumed, self.resumed = self.resumed, False
+        return Verified(at, len(commit.tokens), commit.nodes, commit.accepted, commit.origins, resumed)
 
     def finish(self, reason: FinishReason) -> None:
         self.stream.finish()

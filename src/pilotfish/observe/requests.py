@@ -126,7 +126,7 @@ class RequestRecord:
         if verified.tokens:
             self.served.steps += 1
             before, self._steps[index] = self._steps[index], verified.at
-            if before is not None:
+            if before is not None and not verified.resumed:
                 self._metrics.inter_token(verified.at - before)
 
     def finish(self, now: float, reason: FinishReason | None = None) -> None:

@@ -186,6 +186,7 @@ class Verified(Struct, frozen=True, omit_defaults=True):
     nodes: Count
     accepted: Count
     origins: list[str] = []  # [accepted] who guessed them
+    resumed: bool = False  # the first one at a target that goes on with an output: the ones before have another clock
 
 
 class Finish(Struct, frozen=True):
