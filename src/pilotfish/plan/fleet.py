@@ -48,7 +48,7 @@ class SimulatedFleet:
         self._board = LoadBoard(replicas)
         self._places = {replica: i for i, replica in enumerate(replicas)}
         self._sending = Average()
-        self.servers = [self._server(routing()) for _ in range(plan.servers)]
+        self.servers = [self._server(routing(), i * plan.targets // plan.servers) for i in range(plan.servers)]
         self.drafts = [SimulatedDrafts(plan.draft, plan.acceptance) for _ in range(plan.draft_pools) if plan.draft]
         self.prefills = SimulatedPrefills(plan.prefill, plan.prefill_workers) if plan.prefill else None
         self.targets = [self._target(replica) for replica in replicas]
@@ -59,8 +59,8 @@ class SimulatedFleet:
         self._reports_at = [0.0] * plan.targets  # when each may report again
         self._reporting = [False] * plan.targets  # whether a report is in `_events`
 
-    def _server(self, routing: Routing) -> SimulatedServer:
-        return SimulatedServer(self.plan.server, following(routing, self.held), self._board, self._sending)
+    def _server(self, routing: Routing, first: int) -> SimulatedServer:
+        return SimulatedServer(self.plan.server, following(routing, self.held), self._board, self._sending, first)
 
     def _target(self, replica: Replica) -> SimulatedTarget:
         drafts = self.drafts[self._places[replica] % len(self.drafts)] if self.drafts else None

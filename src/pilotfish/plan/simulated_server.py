@@ -78,8 +78,9 @@ class LoadBoard:
 
 
 class SimulatedServer:
-    def __init__(self, plan: ServerPlan, routing: Routing, board: LoadBoard, sending: Average) -> None:
-        """`sending` are the seconds that each server spends on events."""
+    def __init__(self, plan: ServerPlan, routing: Routing, board: LoadBoard, sending: Average, first: int) -> None:
+        """`sending` are the seconds that each server spends on events; `first` is the place of the replica that it came
+        to know first: servers that take turns do not all begin with the same one."""
         self.plan = plan
         self.busy_seconds = 0.0  # on requests
         self.requests = 0  # under way
@@ -87,6 +88,7 @@ class SimulatedServer:
         self._board, self._heard = board, np.zeros_like(board.numbers)
         self._free_at = 0.0
         self._sending = sending
+        self._candidates = [*board.replicas[first:], *board.replicas[:first]]
 
     def take(self, request: SimulatedRequest, now: float) -> float:
         """When a request that arrives now is routed."""
@@ -98,7 +100,7 @@ class SimulatedServer:
 
     def choose(self, request: SimulatedRequest) -> Route:
         self._hear()
-        return self.routing.choose(RouteRequest(request.tokens, request.runs, request.session), self._board.replicas)
+        return self.routing.choose(RouteRequest(request.tokens, request.runs, request.session), self._candidates)
 
     def _hear(self) -> None:
         """Of the reports since it looked last: of several of a replica the last one, twice, for what was promised
