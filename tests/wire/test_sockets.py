@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import stat
 import threading
@@ -376,3 +377,16 @@ def test_a_broken_handshake_is_tried_again_later(dial: Dial, monkeypatch: pytest
         until(twice, dialing)
         until(lambda: "has not answered" not in (dialing.problem(b"0") or ""), dialing)
         assert "broke off" in (dialing.problem(b"0") or "") or "hung up" in (dialing.problem(b"0") or "")
+
+
+def test_a_fleet_of_hundreds_is_dialled_and_heard(dial: Dial, listen: Listen, tmp_path: Path) -> None:
+    """ZeroMQ by itself allows 1,023 sockets, of which a connection takes three."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 4096:
+        pytest.skip("fewer files than that may be open here")
+    there = {place: listen(f"ipc://{tmp_path}/{place}") for place in (0, 399)}
+    dialing = dial([f"ipc://{tmp_path}/{place}" for place in range(400)])
+    for place, listening in there.items():
+        target = str(place).encode()
+        until(lambda target=target: dialing.send(target, b"hello"), dialing)
+        assert listening.send(exactly(1, listening)[0].peer, b"hello back")
+        assert exactly(1, dialing)[0].peer == target

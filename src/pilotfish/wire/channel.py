@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import select
 import threading
@@ -130,15 +129,17 @@ class Channel:
         self._context = zmq.Context()
         self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)  # a connection that is dialled takes three
         self._lock = threading.RLock()
-        self._poller = select.poll()
+        self._poller = select.epoll()
         self._handlers: dict[Socket, Handler] = {}
-        self._files: dict[int, Socket] = {}  # in the order of `_handlers`
+        self._files: dict[int, Socket] = {}
+        self._places: dict[Socket, int] = {}  # in the order in which they were watched first
+        self._watched = 0  # so far
         self._unread: set[Socket] = set()  # messages are there, whatever their files tell
         self._woken = False
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # A number that `close` has freed may name another file. Signal handlers wake, in the midst of anything.
         self._waker_lock = threading.RLock()
-        self._poller.register(self._waker, select.POLLIN)
+        self._poller.register(self._waker, select.EPOLLIN)
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
         """Send frames together. Never waits long; False where they are lost: nobody is there, too many are waiting, or
@@ -184,13 +185,15 @@ class Channel:
     def _watch(self, socket: Socket, handler: Handler) -> None:
         self._handlers[socket] = handler
         self._files[socket.fileno()] = socket
+        self._places[socket] = self._watched
+        self._watched += 1
         self._unread.add(socket)
-        self._poller.register(socket.fileno(), select.POLLIN)
+        self._poller.register(socket.fileno(), select.EPOLLIN)
 
     def _unwatch(self, socket: Socket) -> None:
         self._poller.unregister(socket.fileno())
         self._unread.discard(socket)
-        del self._files[socket.fileno()], self._handlers[socket]
+        del self._files[socket.fileno()], self._handlers[socket], self._places[socket]
 
     def _sent(self, socket: Socket) -> None:
         """This thread may have taken note of what has come, which is another's to receive."""
@@ -199,14 +202,15 @@ class Channel:
             self.wake()
 
     def _poll(self, seconds: float) -> list[Received]:
-        """Wait once, and handle whatever is ready."""
-        ready = {file for file, _ in self._poller.poll(0 if self._unread else max(0, math.ceil(seconds * 1000)))}
+        """Wait once, and handle whatever is ready; what that takes does not grow with the sockets that are not."""
+        ready = {file for file, _ in self._poller.poll(0 if self._unread else max(seconds, 0))}
         if self._waker in ready:
             os.eventfd_read(self._waker)
             self._woken = True
         frames: list[Received] = []
         with self._lock:
-            for socket in [one for file, one in self._files.items() if file in ready or one in self._unread]:
+            due = self._unread.union(self._files[file] for file in ready if file in self._files)
+            for socket in sorted(due, key=self._places.__getitem__):
                 frames.extend(chain.from_iterable(map(self._handlers[socket], self._messages(socket))))
         return frames
 

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -180,6 +181,7 @@ class DialingChannel(Channel):
         super().__init__(high_water)
         self._incarnation = incarnation
         self._connections: dict[Peer, _Connection] = {}
+        self._hung_up: set[_Connection] = set()  # that are to be dialled again
         self._dialled: list[str] = []  # URLs
         for endpoint, (_, own) in zip(where, pools, strict=True):
             self.dial(endpoint, own)
@@ -198,7 +200,7 @@ class DialingChannel(Channel):
             connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, keys, self._role)
             connection.incarnation = self._incarnation + (peer if endpoint.url in self._dialled else b"")
             self._watch(socket, connection.received)  # before its events: none is lost
-            self._watch(connection.events, connection.observe)
+            self._watch(connection.events, partial(self._observe, connection))
             self._dialled.append(endpoint.url)
         return peer
 
@@ -208,6 +210,7 @@ class DialingChannel(Channel):
             connection = self._connections.pop(peer)
             self._unwatch(connection.events)
             self._unwatch(connection.socket)
+            self._hung_up.discard(connection)
             connection.close()
 
     def _send(self, peer: Peer, frames: Sequence[bytes]) -> bool:
@@ -231,13 +234,19 @@ class DialingChannel(Channel):
         connection = self._connections.get(peer)
         return connection is not None and connection.refused
 
+    def _observe(self, connection: _Connection, parts: Sequence[zmq.Frame]) -> list[Received]:
+        connection.observe(parts)
+        if connection.redial_at < math.inf:
+            self._hung_up.add(connection)
+        return []
+
     def _poll(self, seconds: float) -> list[Received]:
-        due = min((connection.redial_at for connection in self._connections.values()), default=math.inf)
+        with self._lock:
+            due = min((connection.redial_at for connection in self._hung_up), default=math.inf)
         frames = super()._poll(min(seconds, due - time.monotonic()))
         if due <= time.monotonic():
             with self._lock:
-                for connection in self._connections.values():
-                    connection.redial_if_due()
+                self._hung_up = {connection for connection in self._hung_up if not connection.redial_if_due()}
         return frames
 
 
@@ -273,17 +282,18 @@ class _Connection:
             return []
         return [Received(self._peer, part.bytes if len(part) < LARGE else part.buffer) for part in parts]
 
-    def observe(self, parts: Sequence[zmq.Frame]) -> list[Received]:
+    def observe(self, parts: Sequence[zmq.Frame]) -> None:
         """Take in what has happened; while hung up, nothing that matters."""
         event, _value = struct.unpack("=Hi", parts[0].bytes)
         if self.redial_at == math.inf:
             self._on(zmq.Event(event))
-        return []
 
-    def redial_if_due(self) -> None:
-        if self.redial_at <= time.monotonic():
+    def redial_if_due(self) -> bool:
+        """Whether it was."""
+        if due := self.redial_at <= time.monotonic():
             self.redial_at = math.inf
             self.socket.connect(self._endpoint)
+        return due
 
     def _on(self, event: zmq.Event) -> None:
         self.refused = event in _REFUSALS
