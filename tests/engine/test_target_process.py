@@ -16,6 +16,8 @@ from loopback import Loopback
 from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.constraint import Constraint
+from pilotfish.core.held_prefixes import Held, HeldCopies, routing_keys
+from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import target_process
 from pilotfish.engine.attendance import Attendance
@@ -54,6 +56,8 @@ class Target:
         self.service = TargetService(engine, self.servers)
         self.thread = threading.Thread(target=self.service.run)
         self.attendance = Attendance(self.servers.incarnation)
+        self.copies = HeldCopies()
+        self.follows = False  # whether it asks what the target holds
         self.servers.start()
         self.tell(self.attendance.attend())
 
@@ -72,11 +76,13 @@ class Target:
         """All but Beats, of which none tells of a loss."""
         deadline, heard = time.monotonic() + seconds, list[ToServer]()
         while not heard and (left := deadline - time.monotonic()) > 0:
-            self.tell(self.attendance.attend())
+            self.tell(self.attendance.attend(self.follows, self.copies.expected("target")))
             for received in self.server.receive(min(left, ATTEND)):
                 message = decoded(SERVER_DECODER, received.frame)
                 if isinstance(message, Beat | Progress | Failure):
                     assert self.attendance.follows(message)
+                if isinstance(message, Held):
+                    self.copies.apply("target", message)
                 heard += [] if isinstance(message, Beat) else [message]
         return heard
 
@@ -129,6 +135,20 @@ def target(request: pytest.FixtureRequest, engines: dict[str, Engine]) -> Iterat
     yield target
     target.close()
     assert_idle(target.engine)
+
+
+def test_it_says_which_prefixes_it_holds_to_who_asks(target: Target) -> None:
+    tokens = target.engine.tokenizer.encode("".join(SNIPPETS))[:200]
+    target.follows = True
+    target.tell(target.attendance.attend(held=True))
+    target.submit(1, tokens, params())
+    target.start()
+    target.until()
+    deadline, keys = time.monotonic() + 10, routing_keys(None, tokens)
+    while not target.copies.matched(keys) and time.monotonic() < deadline:
+        target.hear(1.0)
+    assert target.copies.matched(keys) == {"target": len(tokens) // OBJECT_TOKENS}
+    assert target.copies.matched(routing_keys("other", tokens)) == {}
 
 
 def test_it_says_what_it_serves_before_anything_else(target: Target) -> None:

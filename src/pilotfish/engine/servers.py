@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
+from pilotfish.core.held_prefixes import Held
 from pilotfish.core.messages import Id, Peer, Text
 from pilotfish.engine.silence import Silence
 from pilotfish.errors import WireError
@@ -58,6 +59,9 @@ class AttendedServer:
     silence: Silence = field(default_factory=Silence)
     received: int = 0  # channel's thread: Submits and Aborts
     malformed: int = 0  # channel's thread: frames
+    greetings: int = 0  # channel's thread: how often it has come
+    follows: bool = False  # channel's thread: it wants to know which prefixes are held
+    heard: int = 0  # channel's thread: the Held that it expects; 0: it asks for all
     sequence: int = 0  # loop: of the next Progress or Failure
 
 
@@ -147,6 +151,13 @@ class Servers:
         for server in self._present():
             self._thread.post(server.peer, frame)
 
+    def followers(self) -> list[AttendedServer]:
+        """Those that want to know which prefixes are held."""
+        return [server for server in self._present() if server.follows]
+
+    def tell_held(self, server: AttendedServer, held: Held) -> None:
+        self._thread.post(server.peer, encode(held))
+
     def _tell(self, server: AttendedServer, message: Progress | Failure) -> None:
         self._thread.post(server.peer, encode(message))
         server.sequence += 1  # now: a Beat must not tell of what is not under way yet
@@ -203,6 +214,7 @@ class Servers:
         if server is None:
             server = self._known[peer] = AttendedServer(peer, present=False)
         server.silence.heard()
+        server.follows, server.heard = attend.held, attend.heard
         if not server.present:
             self._greet(server)
         if attend.incarnation == self.incarnation and attend.sent != server.received:
@@ -219,7 +231,8 @@ class Servers:
         return f"{MAX_SERVERS} servers attend already" if full else ""
 
     def _greet(self, server: AttendedServer) -> None:
-        server.present = True  # first: whoever sets the status afterwards tells it too
+        server.greetings += 1
+        server.present = True  # before all else: whoever sets the status afterwards tells it too
         self._beat(server)
         if self._status is not None:
             self._thread.post(server.peer, self._status)

@@ -21,6 +21,7 @@ from pilotfish.core.request import FinishReason
 from pilotfish.core.target_machine import Arrival
 from pilotfish.core.tiers import DEVICE, TierCounts, TierUse
 from pilotfish.engine.engine import Addition, Engine
+from pilotfish.engine.held_followers import HeldFollowers
 from pilotfish.engine.process import Signals
 from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.engine.remote_prefills import RemotePrefills
@@ -103,6 +104,7 @@ class TargetService:
         self._checked = -CHECK
         self._began: float | None = None  # start of the present step; None between steps
         self._stepped: float | None = None  # end of the last step, if no wait followed it
+        self._held = HeldFollowers(engine.worker.scheduler.cache, servers, clock)
         servers.step_seconds = self.step_seconds
 
     def run(self) -> None:
@@ -122,6 +124,7 @@ class TargetService:
                 self._stepped = None
             idle = stepped and not self._engine.busy
             self._tell_status(idle)
+            self._held.tell(idle)
             if idle and self._clock() - self._checked >= CHECK:
                 self._check_slots()
         self._check_slots()
