@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
@@ -34,11 +35,11 @@ def inline_drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         def start(drafts: RemoteDrafts, config: EngineConfig) -> None:
             make(drafts, config)
             for endpoint in () if config.draft_pool else drafts.endpoints:
-                workers.enter_context(_worker(config, endpoint))
+                workers.enter_context(draft_worker(config, endpoint))
 
         monkeypatch.setattr(remote_drafts, "Supervisor", _NoProcesses)
         monkeypatch.setattr(RemoteDrafts, "__init__", start)
-        monkeypatch.setattr(RemoteDrafter, "propose", _patient(RemoteDrafter.propose))
+        monkeypatch.setattr(RemoteDrafter, "propose", patient_propose(RemoteDrafter.propose))
         yield
 
 
@@ -50,12 +51,13 @@ class _NoProcesses(Supervisor):
 
 
 @contextmanager
-def _worker(config: EngineConfig, endpoint: str) -> Iterator[None]:
+def draft_worker(config: EngineConfig, endpoint: str, **options: Any) -> Iterator[None]:
+    """One of an engine with a draft, until the end. `options` are of `DraftConfig`."""
     names = ("dtype", "kv_slots", "eager", "pace", "prefix_cache")
-    options = {name: getattr(config, name) for name in names}
-    model = EngineConfig(target=config.draft, threads=1, **options)
+    own = {name: getattr(config, name) for name in names}
+    model = EngineConfig(target=config.draft, threads=1, **own)
     channel = ListeningChannel(endpoint)
-    worker = make_worker(DraftConfig(model=model, listen=endpoint, leaves=config.leaves), channel)
+    worker = make_worker(DraftConfig(model=model, listen=endpoint, leaves=config.leaves, **options), channel)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -66,8 +68,8 @@ def _worker(config: EngineConfig, endpoint: str) -> Iterator[None]:
         channel.close()
 
 
-def _patient(propose):  # type: ignore[no-untyped-def]
-    """`propose`, again until there is a node where one may be."""
+def patient_propose(propose):  # type: ignore[no-untyped-def]
+    """`propose`, again until there is a node where one may be, for PATIENCE at most."""
 
     def patient(drafter: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         trees = propose(drafter, requests, limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,20 @@ def test_a_pool_is_named_once(llama: Path, name: str) -> None:
     pools: dict[str, Any] = {name: ("ipc:///a", "ipc:///b", "ipc:///a")}
     with pytest.raises(ParameterError, match=f"^{name}: 'ipc:///a,ipc:///b,ipc:///a' is not allowed; .* once"):
         EngineConfig(target=llama, draft=llama, mode="async", **pools)
+
+
+@pytest.mark.parametrize(
+    "name", ["draft_pool", "draft_pool_key", "prefill_workers", "prefill_pool", "prefill_pool_key"]
+)
+def test_members_are_all_pools(llama: Path, name: str) -> None:
+    given: dict[str, Any] = {name: 1 if name == "prefill_workers" else ("ipc:///a",)}
+    with pytest.raises(ParameterError, match=f"^{name}: .* nothing with members"):
+        EngineConfig(target=llama, mode="async", members=Path("members.json"), **given)
+
+
+def test_a_target_with_members_needs_no_draft_and_starts_none(llama: Path) -> None:
+    config = EngineConfig(target=llama, mode="async", members=Path("members.json"))
+    assert not config.starts_drafts and config.prefills_elsewhere
+    assert not replace(config, tensor_parallel=2).prefills_elsewhere  # of ranks' KV there is none elsewhere
+    assert EngineConfig(target=llama, draft=llama, mode="async").starts_drafts
+    assert config.of_prefill.members is None

@@ -31,6 +31,8 @@ GenerationDefaults = Literal["auto", "vllm"]
 Config = TypeVar("Config")
 #: Seconds of silence that a busy machine brings about by itself: a target is heard twice in each.
 MIN_TARGET_TIMEOUT = 2.0
+#: Characters of a draft's revision.
+MAX_REVISION = 128
 #: Rows of a prefill worker's forward: it reads all weights, and has no decoding neighbours.
 PREFILL_ROWS = 2048
 #: What a pool is told of its model.
@@ -105,6 +107,7 @@ ALONE: Any = {
     "kv_disk": None,
     "kv_disk_size": 0.0,
     "draft_pool": (),
+    "members": None,
     "prefill_pool": (),
     "prefill_workers": 0,
     "tensor_parallel": 1,
@@ -121,7 +124,8 @@ class EngineConfig:
     """A target, an optional draft, and how they run. Fields without help text have no command-line option.
 
     `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow
-    trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, or the pools that listen at `draft_pool`.
+    trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, the pools that listen at `draft_pool`, or
+    those that `members`, a file of draft and prefill pools (`engine/members.py`), names while the target runs.
     `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup of the last tokens in the sequence),
     suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept). In async the draft grows
     up to `wanted` nodes of a sequence. `budget` auto spends of `nodes` and `levels` what pays by measured costs, down
@@ -164,6 +168,9 @@ class EngineConfig:
     draft_pool_key: Annotated[
         tuple[str, ...], elsewhere("The pools' public keys, joined by a space.", parse=separated(None))
     ] = ()
+    members: Annotated[Path, elsewhere("A file of draft and prefill pools, which may change at any time.")] | None = (
+        None
+    )
     draft_optional: Annotated[bool, elsewhere("Serve without a pool that fails.")] = False
     insecure: Annotated[bool, elsewhere("Use pools on other hosts without keys.")] = False
     prefill_workers: Annotated[int, ahead("Processes that compute KV of prompts.", 0, 64)] = 0
@@ -221,6 +228,9 @@ class EngineConfig:
         parse_cores(self.cores)
         if self.prefill_pool and self.prefill_workers:
             raise ParameterError("prefill_workers", self.prefill_workers, "0 with prefill_pool")
+        for name in ("draft_pool", "draft_pool_key", "prefill_workers", "prefill_pool", "prefill_pool_key"):
+            if self.members is not None and (given := getattr(self, name)):
+                raise ParameterError(name, given, "nothing with members, a file that names all pools and their keys")
         least_sent(self.prefill_threshold)
         if self.tensor_parallel > 1:
             for name in ("kv_host_memory", "kv_disk", "prefill_pool", "prefill_workers"):
@@ -235,8 +245,7 @@ class EngineConfig:
         if self.draft_pool and self.mode != "async":
             raise ParameterError("mode", self.mode, "async with draft_pool")
         needs_draft = "lm" in self.drafters  # which checks them
-        own_draft = self.mode == "sync" or (self.mode == "async" and not self.draft_pool)
-        if needs_draft and own_draft and self.draft is None:
+        if needs_draft and (self.mode == "sync" or self.starts_drafts) and self.draft is None:
             allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"
             raise ParameterError("draft", None, allowed)
         if self.mode == "async" and not needs_draft:
@@ -275,9 +284,15 @@ class EngineConfig:
         return replace(self, draft=None, mode="off", device=device, **own)
 
     @property
+    def starts_drafts(self) -> bool:
+        """Whether draft workers are started, to which `draft` belongs."""
+        return self.mode == "async" and not self.draft_pool and self.members is None
+
+    @property
     def prefills_elsewhere(self) -> bool:
-        """Whether prefill workers compute KV of prompts."""
-        return bool(self.prefill_pool or self.prefill_workers)
+        """Whether prefill workers compute KV of prompts, or may come to."""
+        may_come = self.members is not None and self.tensor_parallel == 1
+        return bool(self.prefill_pool or self.prefill_workers or may_come)
 
     @property
     def num_threads(self) -> int:
@@ -293,6 +308,7 @@ class DraftConfig:
     model: EngineConfig
     listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
     name: Annotated[str, option("What ps and logs call it.")] = "draft"
+    revision: Annotated[str, option("Of the draft, for targets' metrics.", most=MAX_REVISION)] = ""
     key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None
     allow: Annotated[Path, option("The allowlist: who may come, and their weights.")] | None = None
     insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False

@@ -36,7 +36,7 @@ def option(
     **extra: Any,
 ) -> Meta:
     """Annotates a field with its help text and bounds: `low` to `high` of a number, both allowed; `above`: a lower
-    bound that is not; `most`: entries of a list or mapping.
+    bound that is not; `most`: entries of a list or mapping, characters of a text.
 
     `extra`: `or_zero` allows 0 below `low`, `unit` is that of a number. The others are of the command line: `names`
     and `panel` in the help, `metavar`, `shown` (the default in words), and `parse`, a function that reads the text, of
@@ -96,7 +96,7 @@ class Option:
         if self.kind in (tuple, dict):
             return f"{words} of at most {self.high}"
         zero = "0, or " if "or_zero" in self.extra else ""
-        span = f"{self.low} to {self.high}"
+        span = f"{self.low or 0} to {self.high}"
         return f"strings of {span} characters" if self.kind is str else f"{zero}{words} {span}"
 
     def check(self, value: Any) -> None:

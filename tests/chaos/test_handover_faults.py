@@ -417,13 +417,12 @@ FAULTS = {
 
 
 class BadDialing(BadChannel):
-    """Of a target."""
+    """Otherwise as the channel that it is around."""
 
-    def problem(self, peer: Peer) -> str | None:
-        return self.channel.problem(peer)
+    channel: Any
 
-    def refused(self, peer: Peer) -> bool:
-        return self.channel.refused(peer)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.channel, name)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -76,10 +76,20 @@ def test_options_of_the_command_are_those_of_the_pool(
     pilotfish: Run, draft: Path, pools: list[DraftConfig], tmp_path: Path
 ) -> None:
     options = ("--memory", 2, "--kv-slots", 512, "--leaves", 9, "--children", 3, "--name", "a", "--insecure")
+    options += ("--revision", "monday")
     assert pilotfish("draft", "--draft", draft, "--listen", LISTEN, "--key", tmp_path, *options).code == 0
     model = EngineConfig(target=draft, memory=2.0, kv_slots=512)
     assert pools == [
-        DraftConfig(model=model, listen=LISTEN, name="a", key=tmp_path, insecure=True, leaves=9, children=3)
+        DraftConfig(
+            model=model,
+            listen=LISTEN,
+            name="a",
+            revision="monday",
+            key=tmp_path,
+            insecure=True,
+            leaves=9,
+            children=3,
+        )
     ]
 
 
@@ -90,6 +100,7 @@ def test_options_of_the_command_are_those_of_the_pool(
         (("--memory", -1), "memory: -1.0 is not allowed; expected a number of GiB, 0 to 1048576"),
         (("--kv-slots", 63), "kv_slots: 63 is not allowed; expected 0, or an integer 64 to 67108864"),
         (("--dtype", "int4"), "dtype: 'int4' is not allowed; expected auto or float32 or bfloat16"),
+        (("--revision", 129 * "x"), f"revision: '{129 * 'x'}' is not allowed; expected strings of 0 to 128 characters"),
         (("--config", "{}"), "config: '{}' is not allowed; expected an engine's configuration"),
     ],
 )

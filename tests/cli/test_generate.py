@@ -365,3 +365,16 @@ def test_outputs_are_what_was_asked_for(generate, draft: Path, tmp_path: Path) -
 def test_what_outputs_cannot_be_is_refused(generate, options: tuple[str, ...], words: str) -> None:
     result = generate("--prompt", "def f(x):", *options)
     assert result.code == 2 and result.stderr.splitlines()[-1].startswith(words)
+
+
+def test_members_may_be_none_at_all(generate, tmp_path: Path) -> None:
+    """Then guesses are n-grams'. What is no file of members is one line."""
+    fixed = ("--prompt", "a b a b a b", "--seed", 5)
+    off, path = generate(*fixed).rows[0], tmp_path / "members.json"
+    path.write_text("{}")
+    result = generate(*fixed, "--members", path)
+    assert result.code == 0 and result.rows[0]["token_ids"] == off["token_ids"]
+    path.write_text('{"draft_pool": []}')
+    result = generate(*fixed, "--members", path)
+    assert (result.code, result.stdout) == (2, "")
+    assert result.stderr == f"pilotfish: members: {path}: Object contains unknown field `draft_pool`\n"

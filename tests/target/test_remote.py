@@ -19,7 +19,7 @@ from pilotfish.core.target_machine import RESTING_NODES, RESTING_PERIOD
 from pilotfish.core.told_prefixes import text_root
 from pilotfish.engine.remote_drafts import salt_key
 from pilotfish.wire.channel import Received, encode
-from pilotfish.wire.curve_keys import KeyPair, TargetKeys
+from pilotfish.wire.curve_keys import KeyPair
 
 SALTS = ((0, None), (1, "a"), (2, "b"), (3, "a"))
 
@@ -75,9 +75,9 @@ def test_a_salt_is_told_as_a_digest() -> None:
 
 def test_targets_that_hold_one_key_have_the_key_of_salts_in_common() -> None:
     one, two = KeyPair("p" * 40, "s" * 40), KeyPair("q" * 40, "t" * 40)
-    keys = [salt_key([TargetKeys(own, "pool")] * 2) for own in (one, two, one)]
+    keys = [salt_key(own) for own in (one, two, one)]
     assert keys[0] == keys[2] != keys[1] and b"s" * 40 not in keys[0]
-    assert len({salt_key([None]) for _ in range(3)} | set(keys)) == 5
+    assert len({salt_key(None) for _ in range(3)} | set(keys)) == 5
 
 
 def test_what_a_pool_was_told_is_named_by_its_key(side: Side) -> None:

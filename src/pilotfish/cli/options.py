@@ -36,7 +36,7 @@ def engine_config(given: Given, **others: Any) -> EngineConfig:
     models = model_directories(given.get("pair"), given.get("target"), given.get("draft"))
     plain = "off" if models["draft"] is None and "drafter" not in given else "sync"
     fields = {
-        "mode": "async" if "draft_pool" in given else plain,
+        "mode": "async" if "draft_pool" in given or "members" in given else plain,
         **{name: value for name, value in given.items() if name != "pair"},
         **models,
         "dtype": dtype_of(given["dtype"]),

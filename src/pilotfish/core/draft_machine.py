@@ -61,6 +61,7 @@ class DraftIdentity:
     model: str
     tokenizer: str  # digest of the base vocabulary
     added_tokens: Mapping[int, str]  # by their ids
+    revision: str = ""  # as its operator names it
 
 
 @dataclass
@@ -149,6 +150,7 @@ class DraftMachine:
             1000 * self._queue_seconds.at(1),
             target.cached,
             self.known is not None,
+            self.identity.revision,
         )
 
     def _send(self, peer: Peer, message: ToTarget) -> None:

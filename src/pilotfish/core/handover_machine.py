@@ -93,16 +93,16 @@ class HandOverMachine:
     """Every method takes the present time."""
 
     def __init__(
-        self, greeting: Greeting, pools: Sequence[PrefillPool], least: int | None = None, salt_key: bytes = b""
+        self, greeting: Greeting | None, pools: Sequence[PrefillPool], least: int | None = None, salt_key: bytes = b""
     ) -> None:
-        """`least`: tokens from which on prompts are sent; None: where that is sooner. `salt_key` is for the digests of
-        salts."""
+        """`greeting` may be set later, before the first pool joins. `least`: tokens from which on prompts are sent;
+        None: where that is sooner. `salt_key` is for the digests of salts."""
         self.pools = tuple(pools)  # a new tuple at each change: other threads read it
         self.outbox: list[Outgoing] = []
         self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
         self.choice = PrefillChoice(least, self._ordered)
-        self._greeting, self._salt_key = greeting, salt_key
+        self.greeting, self._salt_key = greeting, salt_key
         self._incoming: dict[int, Incoming] = {}  # by number
         self._next = 1
 
@@ -241,6 +241,11 @@ class HandOverMachine:
     def join(self, pool: PrefillPool) -> None:
         self.pools = (*self.pools, pool)
 
+    @property
+    def _introduction(self) -> Greeting:
+        assert self.greeting is not None  # or no pool had joined
+        return self.greeting
+
     def drain(self, pool: PrefillPool, draining: bool) -> None:
         """It is to leave, once what it computes has come; or it is not, after all."""
         pool.draining = draining
@@ -260,7 +265,7 @@ class HandOverMachine:
             if pool.silent(now):
                 self.lost(pool, f"{pool.name} has been silent")
             if pool.greeting_due(now):
-                self._send(pool, self._greeting)
+                self._send(pool, self._introduction)
             elif pool.renewal_due(now):
                 self._send(pool, Renewal([incoming.number for incoming in self.at(pool)]))
 
@@ -304,7 +309,7 @@ class HandOverMachine:
         if pool.same_life(welcome):
             return
         self._end_life(pool)
-        if (reason := mismatch(welcome, self._greeting.identity)) is not None:
+        if (reason := mismatch(welcome, self._introduction.identity)) is not None:
             pool.refuses(reason)
             return
         pool.begins_life(welcome)

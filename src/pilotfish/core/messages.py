@@ -241,6 +241,7 @@ class Load(Readable, tag="load", frozen=True):
     queue_ms: Milliseconds  # that committed tokens lately waited before a level took them
     own_cached: Annotated[int, Meta(ge=0)] = 0  # tokens of that target whose KV was there when they were opened
     knows_keys: bool = False  # an Open may have a `prefix_key`
+    revision: Text = ""  # of the draft, as its operator names it
 
 
 ToDraft: TypeAlias = Hello | Open | Commit | Close

@@ -68,6 +68,7 @@ class PrefillPool:
 
     name: str
     peer: Peer
+    scheme: str = "ipc"  # of its address: by what segments are fetched
     ready: bool = False
     draining: bool = False  # it is to leave
     transport: str = ""  # how its segments are read, or were

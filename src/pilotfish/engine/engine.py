@@ -37,7 +37,9 @@ from pilotfish.engine.handovers import HandOvers
 from pilotfish.engine.host_memory import divided
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
+from pilotfish.engine.members import MembersFile
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here, refuse_unequal_tokenizers
+from pilotfish.engine.pool_members import FollowedMembers
 from pilotfish.engine.ranks import Ranks, cores_here
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.remote_prefills import RemotePrefills
@@ -50,7 +52,7 @@ from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.features import common_window
-from pilotfish.model.kv_copy import copier_of
+from pilotfish.model.kv_copy import copier_of, layout_of
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
 from pilotfish.model.shards import Shard
@@ -81,6 +83,7 @@ class Engine:
     tiers: KVTiers | None = None
     ranks: Ranks | None = None
     grammars: GrammarThreads | None = None
+    _members: FollowedMembers | None = None
 
     def __init__(
         self,
@@ -100,11 +103,14 @@ class Engine:
         self._next_id = 0
         self._cores_before = os.sched_getaffinity(0)
         try:
+            members = None if config.members is None else MembersFile(config.members)
             if remote is None and drafter is None and config.mode == "async":
                 self.remote = RemoteDrafts(config)
             if prefills is None and config.prefills_elsewhere:
                 self.prefills = RemotePrefills(config, frozenset() if self.remote is None else self.remote.taken)
             self._load(self._place(), drafter)
+            if members is not None:
+                self._members = FollowedMembers(members, self.remote, self.prefills)
         except BaseException:
             self.close()
             raise
@@ -153,11 +159,14 @@ class Engine:
         if self.prefills is None:
             return None
         if common_window(self.model.config):
+            if self.config.members is not None:  # which may be there for its drafts
+                self.prefills = None
+                return None
             field = "prefill_pool" if self.config.prefill_pool else "prefill_workers"
             given = getattr(self.config, field)
             raise ParameterError(field, given, "none for a model whose layers all have sliding windows")
-        identity = kv_identity(self.config, self.executor, self.tokenizer)
-        return self.prefills.connect(identity, copier_of(self.executor.kv))
+        identity, kv = partial(kv_identity, self.config, self.executor, self.tokenizer), self.executor.kv
+        return self.prefills.connect(identity, layout_of(kv), copier_of(kv))
 
     def _place(self) -> frozenset[int]:
         """Pin this process until `close`, if the configuration or the workers ask for that; return the cores."""
@@ -174,6 +183,8 @@ class Engine:
     def close(self) -> None:
         """End every sample, ranks and workers. Idempotent; also done when the process ends."""
         self.abort_all()
+        if self._members is not None:
+            self._members.close()
         if self.ranks is not None:
             self.ranks.close()
         if self.prefills is not None:
@@ -243,7 +254,7 @@ class Engine:
 
     def _make_remote_drafter(self) -> RemoteDrafter:
         config = self.config
-        if config.draft is not None and not config.draft_pool:
+        if config.draft is not None and config.starts_drafts:
             refuse_unequal_tokenizers(config.target, config.draft)
         assert self.remote is not None  # as in every mode async
         return self.remote.connect(self.tokenizer, self.model.config.vocab_size)

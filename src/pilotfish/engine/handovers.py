@@ -27,6 +27,7 @@ from pilotfish.core.incoming import Incoming
 from pilotfish.core.messages import Peer
 from pilotfish.core.prefill_choice import PrefillOption
 from pilotfish.core.prefill_messages import Welcome
+from pilotfish.core.prefill_pools import PrefillPool
 from pilotfish.core.segments import KVLayout
 from pilotfish.core.slots import Slots
 from pilotfish.errors import SegmentError, WireError
@@ -57,7 +58,6 @@ class Source:
     """How segments of a pool are read: on a thread of its own."""
 
     lane: Lane
-    scheme: str  # of the pool's address
     reader: SegmentReader | None = None  # None: segments are fetched, or the pool is lost
 
     def close(self) -> None:
@@ -78,12 +78,11 @@ class HandOvers:
         post: Callable[..., None],
         problem: Callable[[Peer], str | None] = lambda _: None,
         transports: Sequence[str] = EngineConfig.prefill_transports,
-        schemes: Sequence[str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`layout` is that of the slots that `writer` writes to. `post` sends frames to a peer; from any thread,
         without waiting. `problem` tells why a pool is not connected. `transports`: ways to read a pool's memory, the
-        best first; where none is to be had segments are fetched, over what `schemes` says of each pool."""
+        best first; where none is to be had segments are fetched."""
         self.machine = machine
         self._writer, self._layout, self._post, self._problem = writer, layout, post, problem
         self._transports, self._clock = transports, clock
@@ -91,10 +90,10 @@ class HandOvers:
         self._locks: dict[Incoming, threading.Lock] = {}  # of the hand-overs under way: around their slots
         self._event = threading.Event()  # a hand-over may have ended
         self._option: PrefillOption | None = None  # what `worth_sending` found
-        self._sources = {
-            pool.peer: Source(Lane(f"KV from {pool.name}", clock), scheme)
-            for pool, scheme in zip(machine.pools, schemes or ["ipc"] * len(machine.pools), strict=True)
-        }
+        self._sources = {pool.peer: self._source(pool) for pool in machine.pools}
+
+    def _source(self, pool: PrefillPool) -> Source:
+        return Source(Lane(f"KV from {pool.name}", self._clock))
 
     @contextmanager
     def _turn(self) -> Iterator[float]:
@@ -158,6 +157,21 @@ class HandOvers:
 
     # -- the channel's thread
 
+    def join(self, pool: PrefillPool) -> None:
+        with self._turn():
+            self._sources[pool.peer] = self._source(pool)
+            self.machine.join(pool)
+
+    def drain(self, pool: PrefillPool, draining: bool) -> None:
+        with self._turn():
+            self.machine.drain(pool, draining)
+
+    def leave(self, pool: PrefillPool) -> None:
+        """Its thread ends by itself, once it has done what it has to do."""
+        with self._turn():
+            self.machine.leave(pool)
+        self._sources.pop(pool.peer).lane.close(0.0)
+
     def tick(self) -> None:
         """Called often."""
         with self._turn() as now:
@@ -198,7 +212,7 @@ class HandOvers:
     def _open(self, source: Source, work: OpenMemory) -> None:
         source.reader = reader = open_memory(work.welcome, self._transports)
         with self._turn() as now:
-            transport = source.scheme if reader is None else reader.transport
+            transport = work.pool.scheme if reader is None else reader.transport
             self.machine.opened(work, transport, now, fetches=reader is None)
 
     def _read(self, source: Source, work: ReadSegment) -> None:

@@ -28,7 +28,7 @@ def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:
 
 
 def _of_drafts(config: EngineConfig) -> int:
-    if config.mode != "async" or config.draft_pool or config.draft is None:
+    if not config.starts_drafts or config.draft is None:
         return 0
     weights = sum(path.stat().st_size for path in config.draft.glob("*.safetensors"))
     return config.draft_workers * (2 * weights + _OF_A_DRAFT)

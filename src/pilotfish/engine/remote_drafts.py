@@ -30,11 +30,14 @@ from pilotfish.core.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.tree import Guesses
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
+from pilotfish.engine.members import Member
 from pilotfish.engine.placement import split_cores
+from pilotfish.engine.pool_members import PoolMembers
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.errors import EngineError, ModelError, WireError
 from pilotfish.wire.channel import ChannelThread, Received, decode_to_target, framed
-from pilotfish.wire.curve_keys import TargetKeys, load_target_keys
+from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
+from pilotfish.wire.endpoints import check_spelling
 from pilotfish.wire.sockets import DialingChannel
 
 logger = logging.getLogger(__name__)
@@ -49,8 +52,8 @@ SWITCH_INTERVAL = 0.0002
 
 
 class RemoteDrafts:
-    """The pools that `config` names or, where it names none, draft workers, which start when this is made and run until
-    `close`."""
+    """The pools that `config` names, those that it is told of while it runs or, where it names none, draft workers,
+    which start when this is made and run until `close`."""
 
     drafter: RemoteDrafter  # once `connect` has made it
 
@@ -61,11 +64,10 @@ class RemoteDrafts:
         self._config = config
         self._open = ExitStack()
         self._supervisor: Supervisor | None = None
-        self.endpoints = names = config.draft_pool
-        if not config.draft_pool:
-            names = tuple(f"draft {i}" for i in range(config.draft_workers))
-            self._start_workers(names)
-        self.pools = [DraftPool(name, str(i).encode()) for i, name in enumerate(names)]
+        self.endpoints, self._names = config.draft_pool, ("",) * len(config.draft_pool)
+        if config.starts_drafts:
+            self._names = tuple(f"draft {i}" for i in range(config.draft_workers))
+            self._start_workers(self._names)
 
     def _start_workers(self, names: Sequence[str]) -> None:
         config, own = self._config, frozenset(os.sched_getaffinity(0))
@@ -83,21 +85,44 @@ class RemoteDrafts:
         """The drafter of a target with this tokenizer, once every pool serves or, where drafts are optional, it is
         clear that one does not. ModelError for a pool that cannot be used, EngineError for a worker that does not
         start."""
-        config, endpoints = self._config, self.endpoints
-        keys = load_target_keys(config.draft_key, config.draft_pool_key, len(endpoints))
-        channel = DialingChannel(endpoints, secrets.token_bytes(8), keys, insecure=config.insecure)
+        config = self._config
+        keys = load_target_keys(config.draft_key, config.draft_pool_key, len(self.endpoints))
+        own = None if config.draft_key is None else load_key_pair("draft_key", config.draft_key)
+        channel = DialingChannel((), secrets.token_bytes(8), insecure=config.insecure)
         thread = ChannelThread(channel)
         digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
         hello = Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added)
-        options = RemoteOptions(config.wanted, salt_key=salt_key(keys))
-        drafter = self.drafter = RemoteDrafter(hello, self.pools, thread.post, options, channel.problem)
+        options = RemoteOptions(config.wanted, salt_key=salt_key(own))
+        drafter = self.drafter = RemoteDrafter(hello, (), thread.post, options, channel.problem)
+        self._channel = channel
+        self._members = PoolMembers(channel, thread, own, _draft_pool, drafter)
         self._open.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._open.callback(thread.close)
         sys.setswitchinterval(SWITCH_INTERVAL)
         thread.start(drafter.receive, drafter.tick)
-        for pool in self.pools:
-            self._wait_for(pool, channel)
+        self._members.begin(pool_members("draft", self.endpoints, keys, self._names))
+        self.wait(optional=config.draft_optional)
         return drafter
+
+    @property
+    def pools(self) -> Sequence[DraftPool]:
+        """Those that there are at present, once `connect` has dialled the first ones."""
+        return self.drafter.machine.pools
+
+    def set_pools(self, members: Sequence[Member]) -> None:
+        """From now on there are these pools; by one thread at a time, after `connect`. The sequences of one that leaves
+        or drains go to others, and no token changes."""
+        self._members.set(members)
+
+    def wait(self, *, optional: bool) -> None:
+        """Until every pool serves or, where that is `optional`, it is clear that one does not."""
+        deadline = time.monotonic() + self._patience
+        for pool in self.pools:
+            self._wait_for(pool, deadline - time.monotonic(), optional)
+
+    @property
+    def _patience(self) -> float:
+        return LOADING if self._config.starts_drafts else ANSWER
 
     def close(self) -> None:
         """Leave the pools; end the workers. Idempotent."""
@@ -107,13 +132,13 @@ class RemoteDrafts:
         """Of this engine."""
         return () if self._supervisor is None else self._supervisor.poll()
 
-    def _wait_for(self, pool: DraftPool, channel: DialingChannel) -> None:
-        timeout = ANSWER if self._supervisor is None else LOADING
+    def _wait_for(self, pool: DraftPool, timeout: float, optional: bool) -> None:
         try:
-            wait_until(lambda: pool.ready, lambda: self._in_vain(pool), timeout, f"draft_pool: {pool.name}")
-        except EngineError as error:
-            reason = self._in_vain(pool) or channel.problem(pool.peer) or str(error)
-            if not self._config.draft_optional:
+            wait_until(lambda: pool.ready, lambda: self._in_vain(pool), timeout, pool.name)
+        except EngineError:
+            late = f"draft_pool: {pool.name}: not ready within {self._patience:g} s"
+            reason = self._in_vain(pool) or self._channel.problem(pool.peer) or late
+            if not optional:
                 raise (EngineError if self._crashing() else ModelError)(reason) from None
             logger.warning("%s; the target serves without it", reason)
 
@@ -129,6 +154,10 @@ class RemoteDrafts:
         return self._supervisor is not None and all(state.status != "failed" for state in self.workers())
 
 
+def _draft_pool(member: Member, peer: Peer) -> DraftPool:
+    return DraftPool(member.label, peer)
+
+
 def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:
     """The command line of one, which starts from the configuration of its engine, less the target's cores: a worker may
     not use them."""
@@ -136,12 +165,22 @@ def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:
     return [sys.executable, "-m", "pilotfish", "draft", *(f"--{option}={value}" for option, value in own.items())]
 
 
-def salt_key(keys: Sequence[TargetKeys | None]) -> bytes:
+def pool_members(
+    role: str, endpoints: Sequence[str], keys: Sequence[TargetKeys | None], names: Sequence[str]
+) -> list[Member]:
+    """Pools that are there from the start to the end. ParameterError for an endpoint that is none."""
+    for endpoint in endpoints:
+        check_spelling(f"{role}_pool", endpoint)
+    pools = zip(endpoints, keys, names, strict=True)
+    return [Member(endpoint, "" if own is None else own.pool, name) for endpoint, own, name in pools]
+
+
+def salt_key(own: KeyPair | None) -> bytes:
     """For the digests of salts, so that no pool can try which salt has one. Targets that hold the same key have it in
-    common; without keys it is this process's own."""
-    if not keys or keys[0] is None:
+    common; without one it is this process's own."""
+    if own is None:
         return secrets.token_bytes(32)
-    return hashlib.blake2b(keys[0].own.secret.encode(), person=b"pilotfish salts", digest_size=32).digest()
+    return hashlib.blake2b(own.secret.encode(), person=b"pilotfish salts", digest_size=32).digest()
 
 
 class RemoteDrafter:

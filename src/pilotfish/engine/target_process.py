@@ -364,7 +364,7 @@ def _pools(engine: Engine) -> list[PoolLoad]:
 
 def _pool_load(pool: DraftPool, load: Load) -> PoolLoad:
     times, counts = (load.step_ms, load.queue_ms), (pool.drops.counts, load.own_cached)
-    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, *times, *counts)
+    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, *times, *counts, load.revision)
 
 
 def _prefill_pools(engine: Engine) -> list[PrefillPoolLoad]:

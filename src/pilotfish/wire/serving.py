@@ -143,6 +143,7 @@ class PoolLoad(Readable, frozen=True):
     queue_ms: Seconds
     drops: dict[str, Count] = msgspec.field(default_factory=dict)  # since the target started, by reason
     cached: Count = 0  # tokens of the target's sequences whose KV it had, since it was first greeted
+    revision: Text = ""  # of its draft
 
 
 class PrefillPoolLoad(Readable, frozen=True):

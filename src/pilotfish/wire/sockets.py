@@ -175,7 +175,7 @@ class DialingChannel(Channel):
     ) -> None:
         if not 1 <= len(incarnation) <= MAX_INCARNATION:
             raise ParameterError("incarnation", incarnation, f"1 to {MAX_INCARNATION} bytes")
-        self._role, self._insecure = role, insecure
+        self.role, self._insecure = role, insecure
         pools = list(zip(endpoints, keys or [None] * len(endpoints), strict=True))
         where = [self.checked(endpoint, own) for endpoint, own in pools]
         super().__init__(high_water)
@@ -188,7 +188,7 @@ class DialingChannel(Channel):
 
     def checked(self, endpoint: str, keys: TargetKeys | None) -> Endpoint:
         """What `dial` takes; ParameterError as above. Any thread may ask: looking up a host's name may take seconds."""
-        field = f"{self._role}_pool"
+        field = f"{self.role}_pool"
         where = dialled_endpoint(field, endpoint)
         check_private(field, endpoint, where, keys is not None or self._insecure)
         return where
@@ -197,7 +197,7 @@ class DialingChannel(Channel):
         """Dial one more."""
         with self._lock:
             peer, socket = str(len(self._dialled)).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
-            connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, keys, self._role)
+            connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, keys, self.role)
             connection.incarnation = self._incarnation + (peer if endpoint.url in self._dialled else b"")
             self._watch(socket, connection.received)  # before its events: none is lost
             self._watch(connection.events, partial(self._observe, connection))
@@ -227,7 +227,7 @@ class DialingChannel(Channel):
     def problem(self, peer: Peer) -> str | None:
         """Why a pool is not connected, in one line; None while it is. Any thread may ask."""
         connection = self._connections.get(peer)
-        return f"{self._role}_pool: it is not dialled any more" if connection is None else connection.problem
+        return f"{self.role}_pool: it is not dialled any more" if connection is None else connection.problem
 
     def refused(self, peer: Peer) -> bool:
         """Whether somebody is there, who does not take this target's keys, or has none that it may take."""
