@@ -55,6 +55,7 @@ from pilotfish.bench.http import (
 )
 from pilotfish.bench.programs import Program, children, cpu_seconds, memory_bytes, server_options, start_server
 from pilotfish.bench.report import MEBIBYTE
+from pilotfish.bench.servers import run_servers
 from pilotfish.bench.workload import Prompt, jobs_at
 from pilotfish.config import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
@@ -88,6 +89,21 @@ def test_http(measure: Measure) -> None:
     assert [row["concurrency"] for row in results["delays"]] == [1, 3]
     assert all(0 < row["median"] <= row["p99"] and row["events"] >= 2 for row in results["delays"])
     assert results["holds"] == (min(row["ratio"].median for row in (one, three)) >= 0.97)
+
+
+def test_ways_to_a_server(server: Program, measure: Measure) -> None:
+    url = server.told["url"]
+    urls = f"{url},{url.replace('127.0.0.1', 'localhost')}"
+    results = measure(run_servers, "servers", urls=urls, concurrencies="2", repeats=2, max_tokens=8, batches=1).results
+    first, second = results["servers"]
+    assert first["ratio"].median == 1 and second["ratio"].median > 0 and second["equal_outputs"] == 1
+    assert results["holds"] == (second["ratio"].median >= 0.96)
+
+
+@pytest.mark.parametrize("urls", ["", "http://a", "http://a,http://a", "http://a,b"])
+def test_servers_that_cannot_be_compared(measure: Measure, urls: str) -> None:
+    with pytest.raises(ParameterError, match="two or more http:// URLs"):
+        measure(run_servers, "servers", urls=urls)
 
 
 def test_an_offline_engine_generates_what_is_asked_of_the_server(llama: Path, prompts: list[Prompt]) -> None:

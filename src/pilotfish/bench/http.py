@@ -136,14 +136,17 @@ def served(answers: Sequence[Answer], cpu: dict[str, float]) -> Served:
 
 
 def fetch(server: Program, concurrency: int, jobs: Sequence[Job], **fields: Any) -> list[Exchange]:
-    """Streamed completions, `fields` in the body of each, on the server's cores: an engine here may be pinned."""
+    """As `fetch_from`, on the server's cores: an engine here may be pinned."""
+    with on_cores(frozenset(os.sched_getaffinity(server.pid))):
+        return fetch_from(server.told["url"], concurrency, jobs, **fields)
+
+
+def fetch_from(url: str, concurrency: int, jobs: Sequence[Job], **fields: Any) -> list[Exchange]:
+    """Streamed completions, `fields` in the body of each."""
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
     bodies = [{"prompt": job.prompt.text, **asked_of(job), **fields} for job in jobs]
-    with (
-        on_cores(frozenset(os.sched_getaffinity(server.pid))),
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        return runner.run(_all(server.told["url"], bodies, concurrency))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_all(url, bodies, concurrency))
 
 
 def read_all(exchanges: Sequence[Exchange]) -> list[Answer]:

@@ -88,6 +88,7 @@ class BenchOptions:
     arriving: Annotated[str, option("Tokens of such prompts a second, separated by commas.")] = "1000,2000"
     step_rows: Annotated[str, option("Of combined layouts' steps, separated by commas.", names=("--max-rows",))] = "256"
     links: Annotated[str, option("Mbit/s of networks before a prefill pool, separated by commas.")] = ""
+    urls: Annotated[str, option("Servers that run already, separated by commas.")] = ""
     prefill_rows: Annotated[int, option("Of a prefill worker's forwards, at most.", 1, 1 << 16)] = 2048
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
