@@ -408,6 +408,15 @@ def test_a_process_that_nobody_supervises_lives_on() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=LIMIT, check=False).returncode == 0
 
 
+def test_whoever_asks_is_told_the_lines_of_stdout(supervisor: Supervisor, capfd: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    code = f"import sys; print('one\\ntwo', flush=True); print('log', file=sys.stderr); {SLEEP}"
+    supervisor.start([python(code, told=told.append)])
+    eventually(lambda: len(told) == 2)
+    assert told == ["one\n", "two\n"]
+    eventually(lambda: "log" in capfd.readouterr().err)
+
+
 def test_lines_that_are_no_json_become_messages_where_lines_are_json(
     supervisor: Supervisor, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

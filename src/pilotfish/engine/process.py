@@ -44,6 +44,7 @@ class WorkerSpec:
     cores: frozenset[int] = frozenset()  # empty: those of the parent
     environment: Mapping[str, str] = field(default_factory=dict)  # added to the parent's own
     restarts: bool = True  # whether it is started again after a crash
+    told: Callable[[str], None] | None = None  # called with each line of its stdout, on a thread
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Ending:
 
 class WorkerProcess:
     """A run of a worker. It has a session of its own, so that Ctrl-C reaches only the parent, and runs on its cores
-    from its first instruction. Its stdout and stderr go to the parent's stderr.
+    from its first instruction. Its stderr, and its stdout where nobody is told of it, go to the parent's stderr.
 
     The worker dies with the *thread* that makes this (prctl(2), PR_SET_PDEATHSIG), which therefore must last."""
 
@@ -75,7 +76,7 @@ class WorkerProcess:
                 list(spec.command),
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # the parent's stdout is for its own results
+                stdout=2 if spec.told is None else subprocess.PIPE,  # the parent's stdout is for its own results
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
@@ -84,6 +85,14 @@ class WorkerProcess:
         self._logs_json = environment.get(LOG_FORMAT) == "json"
         self._reader = threading.Thread(target=self._pass_on, name=f"stderr of {spec.name}", daemon=True)
         self._reader.start()
+        if spec.told is not None:
+            threading.Thread(target=self._tell, args=(spec.told,), name=f"stdout of {spec.name}", daemon=True).start()
+
+    def _tell(self, told: Callable[[str], None]) -> None:
+        assert self._process.stdout is not None
+        with io.TextIOWrapper(self._process.stdout, errors="replace", newline="") as stream:
+            for line in iter(partial(stream.readline, LONGEST_LINE), ""):
+                told(line)
 
     def _pass_on(self) -> None:
         assert self._process.stderr is not None
