@@ -172,7 +172,7 @@ class EngineConfig:
         None
     )
     draft_optional: Annotated[bool, elsewhere("Serve without a pool that fails.")] = False
-    insecure: Annotated[bool, elsewhere("Use pools on other hosts without keys.")] = False
+    insecure: Annotated[bool, elsewhere("Do without keys beyond this host.")] = False
     prefill_workers: Annotated[int, ahead("Processes that compute KV of prompts.", 0, 64)] = 0
     prefill_cores: Annotated[str, ahead("Their cores.", shown="half of the target's")] = ""
     prefill_pool: Annotated[
@@ -344,6 +344,22 @@ class PrefillConfig:
         check_options(self)
         if self.segment_memory * (1 << 30) < 2 * self.segment_bytes:
             raise ParameterError("segment_memory", self.segment_memory, f"room for two of {self.segment_bytes} bytes")
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """A target: `engine` serves servers that come to `listen`. Without `key` and `allow` only this host's processes may
+    come, unless the engine is `insecure`."""
+
+    engine: EngineConfig
+    listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
+    name: Annotated[str, option("What ps and logs call it.")] = "target"
+    key: Annotated[Path, option("This target's key file, as `pilotfish keys new` makes it.")] | None = None
+    allow: Annotated[Path, option("The allowlist: which servers may come.")] | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @refuse_unknown

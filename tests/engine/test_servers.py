@@ -227,6 +227,17 @@ def test_another_version_is_declined(rig: Rig) -> None:
     assert len(rig.told[A]) == 1
 
 
+def test_a_target_that_leaves_serves_nobody_any_more(rig: Rig) -> None:
+    rig.attend(A)
+    rig.told.clear()
+    rig.servers.leave()
+    rig.let_pass(2 * BEAT, A, B)
+    assert {message.reason for peer in (A, B) for message in rig.told[peer] if isinstance(message, Declined)} == {
+        "it shuts down"
+    }
+    assert set(kinds(rig.told[A] + rig.told[B])) == {"Declined"}
+
+
 def test_too_many_servers_are_declined_and_silent_ones_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers_module, "MAX_SERVERS", 2)
     rig.attend(A, B)

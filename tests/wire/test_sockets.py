@@ -72,6 +72,21 @@ def test_what_has_come_when_something_is_sent_is_received(both: Both) -> None:
         assert len(exactly(3, here)) == 3
 
 
+def test_what_has_come_when_nothing_could_be_sent_is_received(listen: Listen, dial: Dial) -> None:
+    listening = listen(ANY_PORT)
+    here, gone = (dial(listening.endpoint, name) for name in (b"here", b"gone"))
+    peers = [introduce(dialing, listening).peer for dialing in (here, gone)]
+    assert silent(here, gone, listening)
+    gone.close()
+    until(lambda: not listening.send(peers[1], b"x"), here)
+    time.sleep(0.01)
+    assert here.send(b"0", b"first")
+    time.sleep(0.01)
+    listening._routes[b""][peers[1]] = b"\0none"  # as if it were not known yet
+    assert not listening.send(peers[1], b"x")
+    assert [one.frame for one in listening.receive(LONG)] == [b"first"]
+
+
 def test_only_connections_between_hosts_have_a_heartbeat(both: Both) -> None:
     """Within a host it would take the connection of a process that is stopped for a while, and what is on the way."""
     sockets = [socket for channel in both for socket in channel._handlers if socket.type in (zmq.ROUTER, zmq.DEALER)]

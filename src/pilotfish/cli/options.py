@@ -19,6 +19,8 @@ DEFAULT_PAIR = "pycode"
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 
 _OF_SERVE = ("max_requests", "max_rows")
+#: The engine's, for commands that serve.
+ROWS = pick(EngineConfig, *_OF_SERVE)
 #: The engine's, for commands that generate. Without mode and drafter the models decide.
 ENGINE = [
     Option("pair", str, None, "The bundled pair: pycode, or pycode@<N>m. The default."),

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pilotfish.cli.options import ENGINE, JsonOption, engine_config
+from pilotfish.cli.options import ENGINE, ROWS, JsonOption, engine_config
 from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import with_speculative_config
 from pilotfish.command import Given, taking
-from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.config import ServerConfig
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.logs import configure
 from pilotfish.options import pick
@@ -32,7 +32,7 @@ API_KEY_HELP = (
 )
 
 
-@taking(ENGINE, pick(EngineConfig, "max_requests", "max_rows"), pick(ServerConfig))
+@taking(ENGINE, ROWS, pick(ServerConfig))
 def serve(
     engine: Given,
     rows: Given,

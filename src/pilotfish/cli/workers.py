@@ -1,10 +1,10 @@
-"""`pilotfish draft` and `pilotfish prefill`: pools that listen for targets. `pilotfish target`: the process of a
-server's target."""
+"""`pilotfish draft` and `pilotfish prefill`: pools that listen for targets. `pilotfish target` listens for servers."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +12,24 @@ from typing import Annotated
 import typer
 
 from pilotfish import pairs
-from pilotfish.cli.options import DEFAULT_PAIR, JsonOption, model_directories, model_directory
+from pilotfish.cli.options import (
+    DEFAULT_PAIR,
+    ENGINE,
+    ROWS,
+    JsonOption,
+    engine_config,
+    model_directories,
+    model_directory,
+)
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
-from pilotfish.config import POOL_MODEL, PREFILL_ROWS, DraftConfig, EngineConfig, PrefillConfig, config_of
+from pilotfish.config import POOL_MODEL, PREFILL_ROWS, DraftConfig, EngineConfig, PrefillConfig, TargetConfig, config_of
 from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.errors import InputError
 from pilotfish.logs import configure
 from pilotfish.options import pick
+
+logger = logging.getLogger(__name__)
 
 
 @taking(pick(DraftConfig), pick(EngineConfig, *POOL_MODEL))
@@ -89,13 +99,25 @@ def prefill(
     run_prefill_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
 
 
+@taking(pick(TargetConfig), ENGINE, ROWS)
 def target(
-    listen: Annotated[str, typer.Option(help="Where its server finds it: ipc://PATH.")],
-    config: Annotated[str, typer.Option(help="The engine's configuration as JSON, as the server writes it.")],
+    own: Given,
+    engine: Given,
+    rows: Given,
+    log_format: Annotated[
+        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
+    ] = None,
+    json: JsonOption = False,
+    config: Annotated[str | None, typer.Option(hidden=True, help="Of the engine that a server starts.")] = None,
 ) -> None:
-    """Run a target worker for a server. `pilotfish serve` does so itself."""
-    configure("json" if os.environ.get(LOG_FORMAT) == "json" else "text", process="target")
-    run_worker("target", lambda signals: _run_target(config_of(config, EngineConfig), listen, signals))
+    """Run a target: servers attach to it with --target-pool. Ends on Ctrl-C or SIGTERM.
+
+    With --json one line on stdout says where it listens, once it serves."""
+    served = engine_config(engine, **rows) if config is None else config_of(config, EngineConfig)
+    prepared = TargetConfig(engine=served, **own)
+    configure(log_format, process=prepared.name)
+    show = (lambda endpoint: print_json({"endpoint": endpoint})) if json else lambda _: None
+    run_worker(prepared.name, lambda signals: _run_target(prepared, show, signals))
 
 
 def rank(
@@ -112,26 +134,31 @@ def rank(
     run_rank(config_of(config, EngineConfig), rank, connect)
 
 
-def _run_target(config: EngineConfig, listen: str, signals: Signals) -> None:
+def _run_target(config: TargetConfig, show: Callable[[str], None], signals: Signals) -> None:
     """Servers hear that it lives, and workers load, while this process imports torch."""
     from pilotfish.engine.host_memory import divided
     from pilotfish.engine.remote_drafts import RemoteDrafts
     from pilotfish.engine.remote_prefills import RemotePrefills
     from pilotfish.engine.servers import Servers
+    from pilotfish.wire.curve_keys import load_pool_keys
     from pilotfish.wire.serving import WAITING
     from pilotfish.wire.sockets import ListeningChannel
 
-    servers = Servers(ListeningChannel(listen, high_water=WAITING))
-    servers.start()
-    with closing(servers):
-        config = divided(config)
-        remote = RemoteDrafts(config) if config.mode == "async" else None
+    engine, keys = divided(config.engine), load_pool_keys(config.key, config.allow)
+    channel = ListeningChannel(config.listen, keys, engine.insecure, WAITING)
+    with closing(Servers(channel)) as servers:
+        servers.start()
+        remote = RemoteDrafts(engine) if engine.mode == "async" else None
         taken = frozenset[int]() if remote is None else remote.taken
-        prefills = RemotePrefills(config, taken) if config.prefills_elsewhere else None
+        prefills = RemotePrefills(engine, taken) if engine.prefills_elsewhere else None
         _import_transformers()
         from pilotfish.engine.target_process import run_target
 
-        run_target(config, servers, signals, remote, prefills)
+        def ready() -> None:
+            logger.info("%s listens at %s", config.name, channel.endpoint)
+            show(channel.endpoint)
+
+        run_target(engine, servers, signals, remote, prefills, ready)
 
 
 def _import_transformers() -> None:

@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 BEAT, TICK = 0.5, 0.1
 #: Servers that a target knows. Beyond them those that are silent are forgotten, and others declined.
 MAX_SERVERS = 256
+LEAVING = "it shuts down"
 
 
 @dataclass(eq=False)
@@ -111,6 +112,7 @@ class Servers:
         self._asked = SimpleQueue[FromServer | None]()
         self._status: bytes | None = None  # the last one
         self._beaten = -BEAT  # when the last Beats left
+        self._leaving = False
 
     def start(self) -> None:
         self._thread.start(self._receive, self._tick)
@@ -158,6 +160,12 @@ class Servers:
     def tell_held(self, server: AttendedServer, held: Held) -> None:
         self._thread.post(server.peer, encode(held))
 
+    def leave(self) -> None:
+        """Servers are told that nothing more will come; also those that come from now on."""
+        self._leaving = True
+        for server in self._present():
+            self._post(server.peer, Declined(LEAVING))
+
     def _tell(self, server: AttendedServer, message: Progress | Failure) -> None:
         self._thread.post(server.peer, encode(message))
         server.sequence += 1  # now: a Beat must not tell of what is not under way yet
@@ -173,7 +181,7 @@ class Servers:
             if server.silence.look(now) > SERVER_SILENCE:
                 server.present = False
                 self._ask(server, Dropped(f"it was silent for {SERVER_SILENCE:g} s"))
-        if now - self._beaten >= BEAT:
+        if now - self._beaten >= BEAT and not self._leaving:
             self._beaten = now
             for server in self._present():
                 self._beat(server)
@@ -223,6 +231,8 @@ class Servers:
 
     def _unfit(self, peer: Peer, attend: Attend) -> str:
         """Why a server is not served; "" if it is."""
+        if self._leaving:
+            return LEAVING
         if attend.version != SERVING_VERSION:
             return f"its messages are of version {attend.version}, those of this target of {SERVING_VERSION}"
         if peer not in self._known and len(self._known) >= MAX_SERVERS:

@@ -51,13 +51,16 @@ def run_target(
     signals: Signals,
     remote: RemoteDrafts | None = None,
     prefills: RemotePrefills | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until one of `signals` comes. `remote` are the configuration's drafts elsewhere, `prefills` its prefill
-    workers, if they were started already. InputError for a model that cannot be served."""
+    """Serve until one of `signals` comes; `ready` is called once requests can be served. `remote` are the
+    configuration's drafts elsewhere, `prefills` its prefill workers, if they were started already. InputError for a
+    model that cannot be served."""
     with Engine(config, remote=remote, prefills=prefills) as engine:
         assert engine.grammars is not None  # since it was loaded
         engine.grammars.warm()
         service = TargetService(engine, servers)
+        ready()
         signals.call(service.stop)
         service.run()
 
@@ -127,6 +130,7 @@ class TargetService:
             self._held.tell(idle)
             if idle and self._clock() - self._checked >= CHECK:
                 self._check_slots()
+        self._servers.leave()
         self._check_slots()
 
     def stop(self) -> None:

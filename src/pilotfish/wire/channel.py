@@ -196,7 +196,7 @@ class Channel:
         del self._files[socket.fileno()], self._handlers[socket], self._places[socket]
 
     def _sent(self, socket: Socket) -> None:
-        """This thread may have taken note of what has come, which is another's to receive."""
+        """Or it could not be: this thread may have taken note of what has come, which is another's to receive."""
         if socket not in self._unread and _readable(socket):
             self._unread.add(socket)
             self.wake()

@@ -127,7 +127,7 @@ class Status(Struct, tag="status", frozen=True):
 
 
 class Declined(Readable, tag="declined", frozen=True):
-    """Why a target does not serve this server."""
+    """Why a target does not serve this server, or will not from now on."""
 
     reason: Text
 

@@ -90,7 +90,8 @@ class ListeningChannel(Channel):
                 raise
             del routes[peer]
             return False
-        self._sent(self._router)
+        finally:
+            self._sent(self._router)
         return True
 
     def close(self) -> None:
@@ -221,7 +222,8 @@ class DialingChannel(Channel):
             connection.socket.send_multipart((connection.incarnation, *frames), zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self._sent(connection.socket)
+        finally:
+            self._sent(connection.socket)
         return True
 
     def problem(self, peer: Peer) -> str | None:
