@@ -140,6 +140,29 @@ def test_requests_go_on_elsewhere_when_their_target_is_lost(worlds: Any, expecte
     run(scenario())
 
 
+@pytest.mark.parametrize("lost", ["sequence", "sent"])
+def test_after_a_lost_message_requests_go_on_where_they_were(
+    lost: str, worlds: Any, expected: dict[int, Delta]
+) -> None:
+    """Whether the server or the target notices."""
+
+    async def scenario() -> None:
+        async with worlds(0) as world:
+            await world.add(pace="target=20ms")
+            stream = world.submit()
+            first = await anext(stream)
+            attendance = world.engine._fleet.replicas[0].attendance
+            setattr(attendance, lost, getattr(attendance, lost) + 1)
+            outputs = {first.index: first.delta}
+            async for update in stream:
+                before = outputs.get(update.index)
+                outputs[update.index] = update.delta if before is None else joined(before, update.delta)
+            assert world.engine.resumes == 8
+            assert_same(outputs, expected)
+
+    run(scenario())
+
+
 def test_a_request_waits_for_a_target_that_may_take_over(worlds: Any, expected: dict[int, Delta]) -> None:
     """One that is there, but made other tokens, may not."""
 
@@ -172,6 +195,21 @@ def test_it_does_not_wait_for_ever(worlds: Any) -> None:
                 await whole(stream)
 
     run(scenario())
+
+
+def test_a_server_that_ends_lets_nobody_wait(worlds: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with worlds(1) as world:
+            stream = world.submit()
+            await anext(stream)
+            world.lose(world.targets[0])
+            await until(lambda: len(world.engine._waiting) == 8)
+            await world.engine.close()
+            with pytest.raises(TargetUnavailable, match="draining: the server is shutting down"):
+                await whole(stream)
+
+    run(scenario())
+    assert [r.message for r in caplog.records if "requests that go on elsewhere: 8" in r.message]
 
 
 def test_nothing_goes_on_where_targets_do_not_say_whose_tokens_they_make(worlds: Any) -> None:

@@ -391,10 +391,25 @@ class Live(Struct, frozen=True):
     status: Literal["ok"] = "ok"
 
 
-class Ready(Struct, frozen=True):
+class ToldReplica(Struct, frozen=True, omit_defaults=True):
+    """A target. What it serves and how much it has is there once it has told so."""
+
+    name: str
     ready: bool
     reason: str  # why not; "" when it is
-    restarts: int  # of the target
+    requests: int  # of this server, that it has
+    running: int = 0  # sequences, of all servers
+    waiting: int = 0  # likewise
+    free_slots: int = 0
+    version: str = ""
+    fingerprint: str = ""  # targets whose are equal go on with each other's requests
+
+
+class Ready(Struct, frozen=True, omit_defaults=True):
+    ready: bool
+    reason: str  # why not; "" when it is
+    restarts: int  # of the targets
+    replicas: list[ToldReplica] = []  # where there are several
 
 
 class Version(Struct, frozen=True):

@@ -12,6 +12,7 @@ from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, say
 from msgspec.structs import replace
 
 from pilotfish.core.handover import HandOverReport
+from pilotfish.observe.replica import ReplicaHealth
 from pilotfish.wire.serving import Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -317,6 +318,12 @@ def test_a_long_text_is_tokenized_elsewhere(client: Client, tokenizer: Any) -> N
 
 def test_a_target_that_is_not_ready(client: Client, engine: Engine) -> None:
     assert client.get("/ready").json == {"ready": True, "reason": "", "restarts": 0}
+    told = [ReplicaHealth("target 0", requests=3), ReplicaHealth("target 1", False, "target 1: loading")]
+    engine.health = Health(replicas=tuple(told))
+    assert client.get("/ready").json["replicas"] == [
+        {"name": "target 0", "ready": True, "reason": "", "requests": 3},
+        {"name": "target 1", "ready": False, "reason": "target 1: loading", "requests": 0},
+    ]
     engine.health = unready("target: it starts")
     ready = client.get("/ready")
     assert (ready.status, ready.json["reason"]) == (503, "target: it starts")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from pilotfish.engine.stream import Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable
 from pilotfish.observe.replica import ReplicaHealth
 from pilotfish.wire.serving import Delta, Failure, Identity, Progress, StepReport
+
+logger = logging.getLogger(__name__)
 
 #: Targets that may be lost while they have a request, before it fails: it may be what ends them.
 MAX_LOSSES = 3
@@ -91,6 +94,8 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """End the targets that were started here; open streams fail. Idempotent."""
+        for request in list(self._waiting):
+            self._fail(request, TargetUnavailable(CLOSED, self.health.retry_after))
         await self._fleet.close(CLOSED)
 
     @property
@@ -183,6 +188,8 @@ class AsyncEngine:
                 self._fail(self._fleet.ended(replica, number), error_of(failure))
 
     def lost(self, requests: Sequence[OpenRequest], reason: str) -> None:
+        if not (self._fleet.alone or self._fleet.closed):
+            logger.warning("%s; requests that go on elsewhere: %d", reason, len(requests))
         unavailable = TargetUnavailable(reason, self.health.retry_after)
         for request in requests:
             request.losses += 1
@@ -191,7 +198,7 @@ class AsyncEngine:
             if request.losses >= MAX_LOSSES:
                 told = f"{MAX_LOSSES} targets were lost while they had it, the last one because {reason}"
                 self._fail(request, EngineError(f"request: {told}; no other gets it"))
-            elif self._fleet.alone or self._fleet.closed:
+            elif self._fleet.closed or (self._fleet.alone and not self._fleet.taking):
                 self._fail(request, unavailable)
             else:
                 self._resume(request, unavailable)

@@ -316,6 +316,8 @@ class Fleet:
                 self._forgotten(replica, replica.obstacle)
 
     def _note_problem(self, replica: Replica, cut_off: str, reason: str) -> None:
+        if bool(cut_off) != bool(replica.problem) and replica.serving:
+            logger.warning("%s: %s", replica.name, cut_off or "it is there again")
         replica.problem = cut_off
         if cut_off or reason:
             self._drop(replica, f"{replica.name}: {cut_off or reason}")
