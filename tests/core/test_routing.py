@@ -1,6 +1,6 @@
 """Where requests go: to KV that is there, unless others have less to do; to nobody in a herd; always to a candidate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pilotfish.core.held_prefixes import Held, RoutingKey, routing_keys
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.routing import PowerOfTwo, ReplicaLoad, RoundRobin, Router, RouteRequest
+from pilotfish.core.routing import PowerOfTwo, ReplicaLoad, RoundRobin, Route, Router, RouteRequest
 
 REPLICAS = ["a", "b", "c", "d"]
 
@@ -102,11 +102,13 @@ def test_a_promise_counts_until_the_second_report() -> None:
     assert router.choose(request(5, 3), ["a", "b"]).replica == other
 
 
-def test_what_was_never_sent_does_not_count() -> None:
+@pytest.mark.parametrize("over", [Router.undo, Router.ended])
+def test_what_was_never_sent_or_has_ended_does_not_count(over: Callable[[Router, Route], None]) -> None:
     router = told()
     route = router.choose(request(10), REPLICAS)
-    router.undo(route)
-    router.undo(route)
+    router.told(route.replica, load())
+    over(router, route)
+    over(router, route)
     again = router.choose(request(10), REPLICAS)
     assert (again.replica, again.work) == (route.replica, route.work)
 

@@ -14,11 +14,13 @@ from inline_targets import InlineTarget
 from support import SNIPPETS, assert_idle, make_engine
 
 from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.core.held_prefixes import routing_keys
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.members import Member
 from pilotfish.engine.stream import Stream, joined
 from pilotfish.errors import EngineError, TargetUnavailable
+from pilotfish.observe.replica import RoutedTokens
 from pilotfish.wire.serving import Delta
 
 PARAMS = SamplingParams(max_tokens=40, seed=7, temperature=0.8, logprobs=1, n=2)
@@ -267,6 +269,26 @@ def test_a_target_that_drains_gets_no_more_and_one_that_leaves_is_left(worlds: A
             assert world.engine.resumes == 8
             assert_same(await again, expected)
             await until(lambda: not other.engine.busy)
+
+    run(scenario())
+
+
+def test_a_prompt_goes_where_its_beginning_was_computed(worlds: Any) -> None:
+    async def scenario() -> None:
+        async with worlds(2) as world:
+            routed, params = world.engine.routed, replace(PARAMS, max_tokens=2)
+            tokens = world.engine.tokenizer.encode("".join(SNIPPETS) * 2)[:200]
+            keys, held = routing_keys(None, tokens), world.engine._fleet.routing.held
+            await whole(world.engine.submit([tokens], params))
+            assert routed == RoutedTokens(200)
+            await until(lambda: list(held.matched(keys).values()) == [3], 10.0)
+            await whole(world.engine.submit([tokens], params, session="another"))
+            assert routed == RoutedTokens(400, 192, 199)
+            await whole(world.engine.submit([tokens], params, cache_salt="another"))
+            assert routed == RoutedTokens(600, 192, 199)
+            (there,) = held.matched(keys)
+            await world.set_targets([member for member in world.members if member.endpoint != there])
+            assert held.matched(keys) == {}
 
     run(scenario())
 

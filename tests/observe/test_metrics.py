@@ -30,7 +30,7 @@ from server_traffic import (
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import MAX_TAGS, ServerMetrics
-from pilotfish.observe.replica import ReplicaHealth
+from pilotfish.observe.replica import ReplicaHealth, RoutedTokens
 from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
 from pilotfish.wire.serving import Delta
 
@@ -222,13 +222,15 @@ def test_several_targets_are_told_of_together_and_each_by_its_name(metrics: Serv
         busy = status(2, 750, first, pools=(draft, shared))
         idle = msgspec.structs.replace(status(0, 1000, second, pools=(draft, shared)), waiting=0)
         both = [ReplicaHealth("target 0", requests=2, status=busy), ReplicaHealth("target 1", restarts=1, status=idle)]
-        metrics.fleet.tell([*both, *starting()], resumed)
+        metrics.fleet.tell([*both, *starting()], resumed, RoutedTokens(10 * first, first, second))
     assert value(metrics, "vllm:num_preemptions_total") == 6 + 10 + 4
     assert value(metrics, "vllm:num_requests_running") == 2 and value(metrics, "vllm:num_requests_waiting") == 1
     assert value(metrics, "vllm:kv_cache_usage_perc") == 1 - 1750 / 2000
     assert value(metrics, "vllm:cache_config_info", num_gpu_blocks="31") == 1
     assert value(metrics, "pilotfish_kv_used_bytes", tier="host") == 2 * 640
     assert value(metrics, "pilotfish_resumed_requests_total") == 2
+    routed = {kind: value(metrics, "pilotfish_routed_tokens_total", kind=kind) for kind in vars(RoutedTokens())}
+    assert routed == {"prompt": 60, "expected": 6, "found": 14, "missed": 0}
     assert value(metrics, "pilotfish_target_restarts_total") == value(metrics, "pilotfish_target_ready") == 1
     used = "pilotfish_replica_kv_usage"
     assert [value(metrics, used, replica=name) for name in ("target 0", "target 1", "target")] == [0.25, 0, 0]

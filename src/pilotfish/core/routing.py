@@ -60,6 +60,8 @@ class Route:
 
 
 class Routing(Protocol):
+    held: HeldCopies  # which prefixes replicas hold; who asks for routes keeps it
+
     def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
         """One of the candidates, of which there is one at least."""
 
@@ -76,11 +78,12 @@ class Routing(Protocol):
         """A replica is gone."""
 
 
-@dataclass
 class RoundRobin:
     """One after the other; a baseline."""
 
-    _turns: count[int] = field(default_factory=count)
+    def __init__(self) -> None:
+        self.held = HeldCopies()
+        self._turns = count()
 
     def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:  # noqa: ARG002
         return Route(candidates[next(self._turns) % len(candidates)], 0, 0.0)
@@ -91,13 +94,15 @@ class RoundRobin:
 
     def told(self, replica: Replica, load: ReplicaLoad) -> None: ...
 
-    def forget(self, replica: Replica) -> None: ...
+    def forget(self, replica: Replica) -> None:
+        self.held.forget(replica)
 
 
 class PowerOfTwo:
     """Of two replicas drawn at random the one with fewer requests of this server; a baseline."""
 
     def __init__(self, seed: int = 0) -> None:
+        self.held = HeldCopies()
         self._random = np.random.default_rng(seed)
         self._requests: Counter[Replica] = Counter()
 
@@ -119,6 +124,7 @@ class PowerOfTwo:
 
     def forget(self, replica: Replica) -> None:
         del self._requests[replica]
+        self.held.forget(replica)
 
 
 @dataclass(slots=True)
@@ -135,7 +141,7 @@ class KnownLoad:
         self.since.append(route)
         self._changed(self.promised + route.work)
 
-    def undo(self, route: Route) -> None:
+    def take_back(self, route: Route) -> None:
         for routes in (self.before, self.since):
             if route in routes:
                 routes.remove(route)
@@ -185,9 +191,11 @@ class Router:
         return {replica: min(OBJECT_TOKENS * pages, request.tokens - 1) for replica, pages in matched.items()}
 
     def undo(self, route: Route) -> None:
-        self._loads[route.replica].undo(route)
+        self._loads[route.replica].take_back(route)
 
-    def ended(self, route: Route) -> None: ...
+    def ended(self, route: Route) -> None:
+        """A follow-up that comes before the next report does not find its own session in its way."""
+        self._loads[route.replica].take_back(route)
 
     def told(self, replica: Replica, load: ReplicaLoad) -> None:
         self._loads[replica].report(load)

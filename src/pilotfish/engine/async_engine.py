@@ -16,15 +16,16 @@ import msgspec
 from pilotfish.config import EngineConfig, ServerConfig, model_name
 from pilotfish.core.held_prefixes import routing_keys
 from pilotfish.core.noise import DRAWN_SEED_BITS
-from pilotfish.core.routing import RouteRequest
+from pilotfish.core.routing import Router, RouteRequest, Routing
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.tiers import DEVICE
 from pilotfish.engine.fleet import Fleet
 from pilotfish.engine.members import Member
 from pilotfish.engine.open_request import OpenRequest
 from pilotfish.engine.replica import Replica
 from pilotfish.engine.stream import Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable
-from pilotfish.observe.replica import ReplicaHealth
+from pilotfish.observe.replica import ReplicaHealth, RoutedTokens
 from pilotfish.wire.serving import Delta, Failure, Identity, Progress, StepReport
 
 logger = logging.getLogger(__name__)
@@ -57,17 +58,19 @@ class AsyncEngine:
         server: ServerConfig | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
+        routing: Routing | None = None,
     ) -> None:
         """`server` says how many targets there are, and where. `environment` is added to that of the processes that are
-        started."""
+        started. `routing` is for comparisons; None: by prefixes and load."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
         self.defaults: dict[str, Any] = {}  # the model's own sampling parameters, by SamplingParams' names
         self.observe: Callable[[StepReport, Sequence[Delta]], None] = lambda *_: None
         self.resumes = 0  # requests that went on at another target
+        self.routed = RoutedTokens()
         self._server = server or ServerConfig()
-        self._fleet = Fleet(config, self._server, self, environment, clock)
+        self._fleet = Fleet(config, self._server, self, routing or Router(), environment, clock)
         self._clock = clock
         self._open: set[OpenRequest] = set()
         self._waiting: list[OpenRequest] = []  # for a target that may go on with them
@@ -149,7 +152,7 @@ class AsyncEngine:
         if len(self._fleet.replicas) > 1:
             keys = routing_keys(request.cache_salt, request.tokens)
             asked = RouteRequest(len(request.tokens), keys, request.session)
-            request.route = self._fleet.router.choose(asked, list(by_id))
+            request.route = self._fleet.routing.choose(asked, list(by_id))
         chosen = candidates[0] if request.route is None else by_id[request.route.replica]
         request.fingerprint = chosen.fingerprint
         self._fleet.send(request, chosen)
@@ -177,10 +180,16 @@ class AsyncEngine:
         for delta in progress.deltas:
             request = replica.requests.get(delta.id)
             if request is not None:
+                self._count_routed(request, delta)
                 request.add(delta, progress.step)
                 if request.ended:
                     self._fleet.ended(replica, delta.id)
                     self._forget(request)
+
+    def _count_routed(self, request: OpenRequest, delta: Delta) -> None:
+        """Of a prompt's first delta: whether its KV was where it was sent for it."""
+        if request.route is not None and delta.queued is not None and not request.begun:
+            self.routed.count(len(request.tokens), request.route.cached, delta.cached.get(DEVICE, 0))
 
     def failure(self, replica: Replica, failure: Failure) -> None:
         for number in failure.ids:

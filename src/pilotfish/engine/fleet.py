@@ -22,7 +22,7 @@ from typing import Protocol
 from pilotfish.config import EngineConfig, ServerConfig, config_text
 from pilotfish.core.held_prefixes import Held
 from pilotfish.core.messages import Peer
-from pilotfish.core.routing import Router
+from pilotfish.core.routing import Routing
 from pilotfish.engine.launch import Supervisor, WorkerState
 from pilotfish.engine.members import Member
 from pilotfish.engine.open_request import OpenRequest
@@ -85,12 +85,13 @@ class Fleet:
         config: EngineConfig,
         server: ServerConfig,
         user: FleetUser,
+        routing: Routing,
         environment: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`environment` is added to that of the processes that are started."""
         self.replicas: list[Replica] = []
-        self.router = Router()
+        self.routing = routing
         self.closed = False
         self._config, self._server, self._user = config, server, user
         self._environment, self._clock = environment, clock
@@ -191,7 +192,7 @@ class Fleet:
     async def _remove(self, replica: Replica) -> None:
         self.replicas.remove(replica)
         self._user.moved(self._taken_from(replica))
-        self.router.forget(replica.id)
+        self.routing.forget(replica.id)
         dialling = self._dialling.pop(replica)
         dialling.cancel()
         await asyncio.wait([dialling])
@@ -234,7 +235,7 @@ class Fleet:
         """A target says that it has ended there."""
         request = replica.requests.pop(number)
         if request.route is not None:
-            self.router.ended(request.route)
+            self.routing.ended(request.route)
             request.route = None
         return request
 
@@ -299,7 +300,7 @@ class Fleet:
         for replica in self.replicas:
             if not replica.serving or now - replica.attended >= ATTEND:
                 replica.attended = now
-                self._post(replica, replica.attendance.attend(routes, self.router.held.expected(replica.id)))
+                self._post(replica, replica.attendance.attend(routes, self.routing.held.expected(replica.id)))
         for replica in [one for one in self.replicas if one.draining and not one.requests and one.worker is None]:
             self._loop.create_task(self._leave(replica))
         self._user.look()
@@ -323,7 +324,7 @@ class Fleet:
             self._drop(replica, f"{replica.name}: {cut_off or reason}")
 
     def _forgotten(self, replica: Replica, reason: str) -> None:
-        self.router.forget(replica.id)
+        self.routing.forget(replica.id)
         self._drop(replica, reason)
 
     def _handle(self, replica: Replica, message: ToServer) -> None:
@@ -334,7 +335,7 @@ class Fleet:
         elif isinstance(message, Declined):
             self._take_refusal(replica, message.reason)
         elif isinstance(message, Held):
-            self.router.held.apply(replica.id, message)
+            self.routing.held.apply(replica.id, message)
         elif isinstance(message, Beat) and message.incarnation != replica.attendance.incarnation:
             self._take_news(replica, message.incarnation)
         elif replica.serving:
@@ -359,7 +360,7 @@ class Fleet:
             replica.greet(status)
         replica.status = status
         replica.declined = ""
-        self.router.told(replica.id, status.load)
+        self.routing.told(replica.id, status.load)
         self._user.look()
 
     def _take_refusal(self, replica: Replica, reason: str) -> None:

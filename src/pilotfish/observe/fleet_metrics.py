@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pilotfish.core.handover import HandOverTotals
 from pilotfish.core.tiers import TierCounts, TierUse
 from pilotfish.observe.metric_families import Metrics
-from pilotfish.observe.replica import ReplicaHealth
+from pilotfish.observe.replica import ReplicaHealth, RoutedTokens
 from pilotfish.wire.serving import PoolLoad, PrefillPoolLoad, Status
 
 POOL_GAUGES = [
@@ -25,6 +25,9 @@ REPLICA_GAUGES = [
 #: number.
 BLOCK_SLOTS = 64
 
+#: Of a server with one target.
+NOT_ROUTED = RoutedTokens()
+
 
 class FleetMetrics:
     def __init__(self, metrics: Metrics) -> None:
@@ -35,11 +38,13 @@ class FleetMetrics:
         self._pools: set[str] = set()
         self._prefill_pools: dict[str, str] = {}  # transports, by pool
 
-    def tell(self, replicas: Sequence[ReplicaHealth], resumed: int = 0) -> None:
-        """The targets now, and how many requests have gone on at another one."""
+    def tell(self, replicas: Sequence[ReplicaHealth], resumed: int = 0, routed: RoutedTokens = NOT_ROUTED) -> None:
+        """The targets now, how many requests have gone on at another one, and what came of the choices."""
         self._metrics["pilotfish_target_ready"].set(any(replica.ready for replica in replicas))
         self._add_total("", sum(replica.restarts for replica in replicas), "pilotfish_target_restarts")
         self._add_total("", resumed, "pilotfish_resumed_requests")
+        for kind, tokens in vars(routed).items():
+            self._add_total("", tokens, "pilotfish_routed_tokens", kind)
         self._set_replicas(replicas)
         self._set_statuses({replica.name: replica.status for replica in replicas if replica.status is not None})
 

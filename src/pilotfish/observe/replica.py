@@ -29,3 +29,19 @@ class ReplicaHealth:
         load = {"running": self.status.running, "waiting": self.status.waiting, "free_slots": self.status.free_slots}
         identity = self.status.identity
         return {**told, **load, "version": identity.version, "fingerprint": identity.fingerprint}
+
+
+@dataclass
+class RoutedTokens:
+    """Tokens of prompts for which a target was chosen."""
+
+    prompt: int = 0
+    expected: int = 0  # whose KV the target was believed to have
+    found: int = 0  # whose KV it had
+    missed: int = 0  # that were believed to be there, and were not
+
+    def count(self, prompt: int, expected: int, found: int) -> None:
+        self.prompt += prompt
+        self.expected += expected
+        self.found += found
+        self.missed += max(expected - found, 0)

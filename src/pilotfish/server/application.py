@@ -61,7 +61,7 @@ class Application:
     def look(self) -> Health:
         """How the targets do; metrics and the log are told."""
         health = self.engine.health
-        self._metrics.fleet.tell(health.replicas, self.engine.resumes)
+        self._metrics.fleet.tell(health.replicas, self.engine.resumes, self.engine.routed)
         if health.ready != self._is_ready:
             self._is_ready = health.ready
             self._log_change(health)
