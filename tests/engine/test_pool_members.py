@@ -22,6 +22,7 @@ from pilotfish.core.messages import Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import members as members_module
+from pilotfish.engine import target_process
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.members import Member, Members, write_members
 from pilotfish.engine.pool_members import PoolMembers
@@ -103,7 +104,10 @@ def test_drafts_are_changed_under_load(
         step_until(engine, samples, "two")
         engine.step()
         assert not old.sessions and remote.drafter.machine.counts.moved == 5
-        assert [pool.load.revision for pool in remote.pools if pool.load] == ["monday", "tuesday"]
+        assert [(pool.name, pool.revision) for pool in target_process._pools(engine)] == [
+            ("one", "monday"),
+            ("two", "tuesday"),
+        ]
         eventually(lambda: old.load is not None and old.load.sessions == 0)  # as its operator sees
         first.close()
         fleet.set()

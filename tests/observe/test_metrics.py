@@ -217,7 +217,8 @@ def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(metrics: Se
 
 def test_several_targets_are_told_of_together_and_each_by_its_name(metrics: ServerMetrics) -> None:
     """What each has counted goes on by itself: one that begins at zero takes nothing from the others' totals."""
-    draft, shared = msgspec.structs.replace(POOL, name="draft 0"), msgspec.structs.replace(POOL, name="tcp://d:7070")
+    draft = msgspec.structs.replace(POOL, name="draft 0", own=True)
+    shared = msgspec.structs.replace(POOL, name="tuesday's", revision="tuesday")
     for first, second, resumed in ((3, 10, 0), (5, 1, 2), (6, 4, 2)):
         busy = status(2, 750, first, pools=(draft, shared))
         idle = msgspec.structs.replace(status(0, 1000, second, pools=(draft, shared)), waiting=0)
@@ -237,7 +238,7 @@ def test_several_targets_are_told_of_together_and_each_by_its_name(metrics: Serv
     assert [value(metrics, "pilotfish_replica_requests", replica=f"target {i}") for i in (0, 1)] == [2, 0]
     assert value(metrics, "pilotfish_replica_ready", replica="target") == 0
     pools = {at["pool"] for name, at, _ in samples(metrics) if name == "pilotfish_pool_ready"}
-    assert pools == {"target 0 draft 0", "target 1 draft 0", "tcp://d:7070"}
+    assert pools == {"target 0 draft 0", "target 1 draft 0", "tuesday's"}
     metrics.fleet.tell(both[:1])
     assert {at["replica"] for name, at, _ in samples(metrics) if name == used} == {"target 0"}
 
@@ -298,6 +299,15 @@ def test_counts_of_hand_overs_go_on_when_a_target_begins_at_zero(metrics: Server
     assert value(metrics, "pilotfish_handovers_total", transport="shm", outcome="late") == 7
     left = {name for name in names(metrics) if name.startswith("pilotfish_prefill_pool_")}
     assert left == {f"pilotfish_prefill_pool_refused_{suffix}" for suffix in ("total", "created")}
+
+
+def test_only_the_revision_that_a_pool_runs_is_told(metrics: ServerMetrics) -> None:
+    gauge = "pilotfish_pool_revision"
+    for revision in ("monday", "", "tuesday"):
+        metrics.fleet.tell(serving(status(pools=(msgspec.structs.replace(POOL, revision=revision),))))
+        assert [at["revision"] for name, at, _ in samples(metrics) if name == gauge] == [revision] * bool(revision)
+    metrics.fleet.tell(serving(status()))
+    assert gauge not in names(metrics)
 
 
 def test_only_the_transport_in_use_is_told(metrics: ServerMetrics) -> None:

@@ -363,21 +363,23 @@ def _arrivals(engine: Engine) -> list[Arrival]:
 def _pools(engine: Engine) -> list[PoolLoad]:
     if engine.remote is None:
         return []
-    return [_pool_load(pool, pool.load or NO_LOAD) for pool in engine.remote.pools]
+    own = engine.config.starts_drafts
+    return [_pool_load(pool, pool.load or NO_LOAD, own) for pool in engine.remote.pools]
 
 
-def _pool_load(pool: DraftPool, load: Load) -> PoolLoad:
+def _pool_load(pool: DraftPool, load: Load, own: bool) -> PoolLoad:
     times, counts = (load.step_ms, load.queue_ms), (pool.drops.counts, load.own_cached)
-    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, *times, *counts, load.revision)
+    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, *times, *counts, load.revision, own)
 
 
 def _prefill_pools(engine: Engine) -> list[PrefillPoolLoad]:
     if engine.prefills is None:
         return []
-    return [_prefill_pool_load(pool, pool.load or NO_PREFILL_LOAD) for pool in engine.prefills.pools]
+    own = engine.config.prefill_workers > 0
+    return [_prefill_pool_load(pool, pool.load or NO_PREFILL_LOAD, own) for pool in engine.prefills.pools]
 
 
-def _prefill_pool_load(pool: PrefillPool, load: PrefillLoad) -> PrefillPoolLoad:
+def _prefill_pool_load(pool: PrefillPool, load: PrefillLoad, own: bool) -> PrefillPoolLoad:
     return PrefillPoolLoad(
         name=pool.name,
         ready=pool.ready,
@@ -388,4 +390,5 @@ def _prefill_pool_load(pool: PrefillPool, load: PrefillLoad) -> PrefillPoolLoad:
         leases=load.leases,
         totals=pool.totals,
         refused=pool.refused,
+        own=own,
     )

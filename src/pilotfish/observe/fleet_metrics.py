@@ -35,7 +35,7 @@ class FleetMetrics:
         self._totals: dict[tuple[str, ...], float] = {}  # the last ones, by replica and metric
         self._cache_config: tuple[str, ...] = ()
         self._replicas: set[str] = set()
-        self._pools: set[str] = set()
+        self._pools: dict[str, str] = {}  # revisions, by pool
         self._prefill_pools: dict[str, str] = {}  # transports, by pool
 
     def tell(self, replicas: Sequence[ReplicaHealth], resumed: int = 0, routed: RoutedTokens = NOT_ROUTED) -> None:
@@ -85,13 +85,16 @@ class FleetMetrics:
         """Pools that are not there any more leave no gauge; what was counted stays."""
         pools = [(replica, pool) for replica, status in statuses.items() for pool in status.pools]
         labels = [_label(replica, pool, statuses) for replica, pool in pools]
-        if set(labels) != self._pools:
-            self._metrics.empty(*POOL_GAUGES)
-            self._pools = set(labels)
+        revisions = {label: pool.revision for label, (_, pool) in zip(labels, pools, strict=True)}
+        if revisions != self._pools:
+            self._metrics.empty("pilotfish_pool_revision", *POOL_GAUGES)
+            self._pools = revisions
         for (replica, pool), label in zip(pools, labels, strict=True):
             values = (pool.ready, pool.sessions, pool.free_slots, pool.step_ms / 1000, pool.queue_ms / 1000)
             for name, value in zip(POOL_GAUGES, values, strict=True):
                 self._metrics[name, label].set(value)
+            if pool.revision:
+                self._metrics["pilotfish_pool_revision", label, pool.revision].set(1)
             self._add_total(replica, pool.cached, "pilotfish_pool_cached_tokens", label)
             for reason, count in pool.drops.items():
                 self._add_total(replica, count, "pilotfish_pool_drops", label, reason)
@@ -171,4 +174,4 @@ def _used(statuses: Collection[Status]) -> float:
 
 def _label(replica: str, pool: PoolLoad | PrefillPoolLoad, statuses: Collection[str]) -> str:
     """Of several targets each names its own workers alike, unlike the pools that they share."""
-    return pool.name if len(statuses) < 2 or "://" in pool.name else f"{replica} {pool.name}"
+    return f"{replica} {pool.name}" if pool.own and len(statuses) > 1 else pool.name

@@ -144,6 +144,7 @@ class PoolLoad(Readable, frozen=True):
     drops: dict[str, Count] = msgspec.field(default_factory=dict)  # since the target started, by reason
     cached: Count = 0  # tokens of the target's sequences whose KV it had, since it was first greeted
     revision: Text = ""  # of its draft
+    own: bool = False  # a worker of the target itself; others may be known to several targets
 
 
 class PrefillPoolLoad(Readable, frozen=True):
@@ -158,6 +159,7 @@ class PrefillPoolLoad(Readable, frozen=True):
     leases: Count
     totals: dict[str, HandOverTotals] = msgspec.field(default_factory=dict)  # by transport
     refused: dict[str, Count] = msgspec.field(default_factory=dict)  # what it sent and was not used, by reason
+    own: bool = False
 
 
 class StepReport(Struct, frozen=True):
