@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import target_process
 from pilotfish.engine.attendance import Attendance
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.fingerprint import fingerprint
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.servers import Servers
 from pilotfish.engine.stream import joined
@@ -160,6 +162,30 @@ def test_it_says_what_it_serves_before_anything_else(target: Target) -> None:
     assert identity.longest == identity.context
     assert identity.max_nodes == (8 if identity.mode == "sync" else 0)
     assert first.free_slots == 4096 and first.running == first.waiting == 0
+
+
+def test_its_fingerprint_follows_when_it_is_known(target: Target) -> None:
+    target.start()
+    (first,) = target.hear()
+    assert isinstance(first, Status) and not first.identity.fingerprint and first.identity.tokenizer
+    weights = Future[list[str]]()
+    weights.add_done_callback(lambda digests: target.service.identify({"model": "tiny"}, digests))
+    weights.set_result(["a"])
+    told = [message.identity.fingerprint for message in target.until(Status) if isinstance(message, Status)]
+    assert told == [fingerprint({"model": "tiny"}, ["a"])]
+
+
+def test_without_weights_to_read_it_serves_without_fingerprint(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = Future[list[str]]()
+    weights.set_exception(OSError("the disk is gone"))
+    target.service.identify({}, weights)
+    assert "the disk is gone" in caplog.text
+    target.start()
+    target.submit(1, [5, 6], params())
+    target.until()
+    assert not target.service._identity.fingerprint
 
 
 def test_it_names_the_dtype_that_auto_has_become(llama: Path) -> None:

@@ -26,6 +26,12 @@ def _base(tokenizer: Any) -> dict[str, Any]:
     return {key: parts.get(key) for key in ("model", "normalizer", "pre_tokenizer")}
 
 
+def text_digest(tokenizer: Any) -> str:
+    """SHA-256, in hex, of all that maps texts to ids and ids to texts, added tokens too."""
+    text = tokenizer.backend_tokenizer.to_str()
+    return hashlib.sha256(text[text.index('"added_tokens"') :].encode()).hexdigest()  # before it: how calls pad and cut
+
+
 def added_tokens(tokenizer: Any) -> dict[int, str]:
     """Tokens beyond the base vocabulary by their ids, the lowest `MAX_ADDED`."""
     base = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)

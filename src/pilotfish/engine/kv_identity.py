@@ -7,6 +7,7 @@ import json
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from pilotfish.model.native import build_digest, built_by, instruction_set
 
 #: Characters of a digest that stands in a fact.
 SHOWN = 16
+#: Bytes of a weight file that are read at a time.
+PIECE = 4 << 20
 #: Fields of a configuration that shape no KV: where the model is, and how long its sequences may get.
 _ELSEWHERE = ("_name_or_path", "context")
 
@@ -81,12 +84,23 @@ def _processor() -> str:
 def weights_digests(directory: Path) -> list[str]:
     """Of every weight file, all of it."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(_file_digest, weight_files(directory)))
+        return list(pool.map(file_digest, weight_files(directory)))
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_digest(path: Path) -> str:
+    """Of all of it. A file that has not changed is not read again."""
+    state = path.stat()
+    return _content_digest(path.resolve(), state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _content_digest(path: Path, _size: int, _changed: int) -> str:
+    """In pieces so large that threads which wait for the interpreter are rarely behind this one."""
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+    return digest.hexdigest()
 
 
 def _name(dtype: torch.dtype) -> str:

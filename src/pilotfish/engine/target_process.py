@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib import metadata
 
+import msgspec
 from llguidance import LLMatcher
 
 from pilotfish.config import EngineConfig, model_name
@@ -20,7 +21,9 @@ from pilotfish.core.prefill_pools import PrefillPool
 from pilotfish.core.request import FinishReason
 from pilotfish.core.target_machine import Arrival
 from pilotfish.core.tiers import DEVICE, TierCounts, TierUse
+from pilotfish.core.vocabulary import text_digest
 from pilotfish.engine.engine import Addition, Engine
+from pilotfish.engine.fingerprint import all_but_weights, fingerprint, read_weights
 from pilotfish.engine.held_followers import HeldFollowers
 from pilotfish.engine.process import Signals
 from pilotfish.engine.remote_drafts import RemoteDrafts
@@ -56,10 +59,13 @@ def run_target(
     """Serve until one of `signals` comes; `ready` is called once requests can be served. `remote` are the
     configuration's drafts elsewhere, `prefills` its prefill workers, if they were started already. InputError for a
     model that cannot be served."""
+    weights = read_weights(config.target)
     with Engine(config, remote=remote, prefills=prefills) as engine:
         assert engine.grammars is not None  # since it was loaded
         engine.grammars.warm()
         service = TargetService(engine, servers)
+        facts = all_but_weights(engine)
+        weights.add_done_callback(lambda digests: service.identify(facts, digests))
         ready()
         signals.call(service.stop)
         service.run()
@@ -137,6 +143,15 @@ class TargetService:
         """From any thread, or a signal's handler."""
         self._stopping = True
         self._servers.wake()
+
+    def identify(self, facts: dict[str, str], weights: Future[list[str]]) -> None:
+        """Have servers know, from the next Status on, by what they know targets that may go on with its outputs. From
+        any thread."""
+        if (error := weights.exception()) is not None:
+            logger.warning("weights: nobody can go on with this target's outputs, as they cannot be read: %s", error)
+        else:
+            found = fingerprint(facts, weights.result())
+            self._identity = msgspec.structs.replace(self._identity, fingerprint=found)
 
     def step_seconds(self) -> float:
         """Seconds that the present step has lasted; 0 between steps. Any thread may call this."""
@@ -339,6 +354,7 @@ def identity_of(engine: Engine) -> Identity:
         max_nodes=0 if config.mode == "off" else config.nodes,
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
+        tokenizer=text_digest(engine.tokenizer),
         version=metadata.version("pilotfish"),
         ranks=config.tensor_parallel,
     )
