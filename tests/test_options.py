@@ -33,7 +33,8 @@ def outside(one: Option) -> list[Any]:
     assert lowest is not None
     below = lowest if one.low is None else lowest - 1
     beside = [below] if "or_zero" not in one.extra else [below, -1]
-    return [*beside, one.high + 1, True, "1", None, float("nan")]
+    nothing = [] if one.default is None else [None]
+    return [*beside, one.high + 1, True, "1", *nothing, float("nan")]
 
 
 @pytest.mark.parametrize(("cls", "one"), BOUNDED, ids=lambda part: getattr(part, "name", None) or part.__name__)

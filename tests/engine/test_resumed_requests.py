@@ -17,7 +17,8 @@ from pilotfish.config import EngineConfig, ServerConfig
 from pilotfish.core.held_prefixes import routing_keys
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.async_engine import AsyncEngine
-from pilotfish.engine.members import Member
+from pilotfish.engine.members import Member, Members, write_members
+from pilotfish.engine.servers import LEAVING
 from pilotfish.engine.stream import Stream, joined
 from pilotfish.errors import EngineError, TargetUnavailable
 from pilotfish.observe.replica import RoutedTokens
@@ -291,6 +292,39 @@ def test_a_prompt_goes_where_its_beginning_was_computed(worlds: Any) -> None:
             assert held.matched(keys) == {}
 
     run(scenario())
+
+
+def test_targets_are_those_in_a_file(tmp_path: Path, llama: Path, expected: dict[int, Delta]) -> None:
+    """One that leaves the file, and one that says that it shuts down, lose their requests to the other."""
+    file, targets = tmp_path / "members.json", [InlineTarget(tmp_path, llama, pace="target=20ms") for _ in range(2)]
+    one, other = targets
+
+    async def scenario() -> None:
+        write_members(file, Members(targets=(one.member,)))
+        engine = AsyncEngine(EngineConfig(target=llama, members=file))
+        await engine.start()
+        try:
+            await until(lambda: engine.health.ready)
+            prompts = [engine.tokenizer.encode(snippet) for snippet in SNIPPETS]
+            outputs = asyncio.create_task(whole(engine.submit(prompts, PARAMS)))
+            await asyncio.sleep(0.1)
+            write_members(file, Members(targets=(other.member,)))
+            await until(lambda: engine.resumes == 8)
+            assert [replica.name for replica in engine.health.replicas] == [other.member.name]
+            write_members(file, Members(targets=(other.member, one.member)))
+            await until(lambda: len(engine._fleet.taking) == 2)
+            other.servers.leave()
+            await until(lambda: engine.resumes == 16)
+            assert engine.health.replicas[0].reason == f"{other.member.name}: {LEAVING}"
+            assert_same(await outputs, expected)
+        finally:
+            await engine.close()
+
+    try:
+        run(scenario())
+    finally:
+        for target in targets:
+            target.close()
 
 
 def test_what_nobody_began_goes_anywhere_and_a_fleet_tells_of_itself(worlds: Any) -> None:

@@ -24,7 +24,7 @@ from pilotfish.core.held_prefixes import Held
 from pilotfish.core.messages import Peer
 from pilotfish.core.routing import Routing
 from pilotfish.engine.launch import Supervisor, WorkerState
-from pilotfish.engine.members import Member
+from pilotfish.engine.members import Member, Members, MembersFile, MembersThread
 from pilotfish.engine.open_request import OpenRequest
 from pilotfish.engine.own_targets import OwnTarget, own_targets
 from pilotfish.engine.process import WorkerSpec
@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 GRACE = 20.0
 #: Seconds between two looks, and between two tries to dial a target whose host has no address yet.
 LOOK, REDIAL = 0.1, 1.0
+#: Seconds that a change of members may take.
+CHANGE = 30.0
 
 
 class FleetUser(Protocol):
@@ -99,6 +101,7 @@ class Fleet:
         self._next = 1
         self._key: KeyPair | None = None
         self._members = asyncio.Lock()
+        self._file: MembersThread | None = None
         self._dialling: dict[Replica, asyncio.Task[None]] = {}
 
     @property
@@ -131,12 +134,15 @@ class Fleet:
         self._thread.start(self._receive, self._tick)
         for own in own_targets(self._config, self._num_own):
             self._start_own(own)
-        await self.set_members(elsewhere)
+        if self._config.members is None:
+            await self.set_members(elsewhere)
+        else:
+            await self._follow(MembersFile(self._config.members), elsewhere)
 
     def _start_own(self, own: OwnTarget) -> None:
         endpoint = f"ipc://{self._supervisor.directory}/{own.name.replace(' ', '-')}"
         self._add(Replica(Member(endpoint, name=own.name), self._clock, WorkerState(own.name)))
-        options = (f"--listen={endpoint}", f"--config={config_text(own.config)}")
+        options = (f"--listen={endpoint}", f"--name={own.name}", f"--config={config_text(own.config)}")
         command = [sys.executable, "-m", "pilotfish", "target", *options]
         self._supervisor.start([WorkerSpec(own.name, command, own.cores, self._environment)])
 
@@ -145,7 +151,17 @@ class Fleet:
         """Targets that are started here: unless it is said, one where none is known elsewhere."""
         if self._server.replicas is not None:
             return self._server.replicas
-        return int(not self._server.target_pool)
+        return int(not self._server.target_pool and self._config.members is None)
+
+    async def _follow(self, file: MembersFile, fixed: Sequence[Member]) -> None:
+        """Targets are those in a file, and those that are known without it."""
+
+        def tell(members: Members) -> None:
+            change = self.set_members([*fixed, *members.targets])
+            asyncio.run_coroutine_threadsafe(change, self._loop).result(CHANGE)
+
+        await self.set_members([*fixed, *file.members.targets])
+        self._file = MembersThread(file, tell)
 
     async def set_members(self, members: Sequence[Member]) -> None:
         """These are the targets elsewhere from now on. One that is none any more loses its requests to others; one that
@@ -209,6 +225,8 @@ class Fleet:
             self._drop(replica, reason)
         for dialling in self._dialling.values():
             dialling.cancel()
+        if self._file is not None:
+            await asyncio.to_thread(self._file.close)
         await asyncio.to_thread(self._supervisor.close)
         await asyncio.to_thread(self._thread.close)
 
@@ -364,8 +382,12 @@ class Fleet:
         self._user.look()
 
     def _take_refusal(self, replica: Replica, reason: str) -> None:
+        """It does not serve this server, or not any more."""
         if reason != replica.declined:
-            logger.error("%s declines: %s", replica.name, reason)
+            logger.warning("%s declines: %s", replica.name, reason)
+        if replica.serving:
+            replica.forget()
+            self._forgotten(replica, f"{replica.name}: {reason}")
         replica.declined = reason
 
 

@@ -60,7 +60,7 @@ class Replica:
     @property
     def obstacle(self) -> str:
         """Why requests cannot be sent there; "" if they can."""
-        found = self._absence() if not self.serving or self.problem else self.declined
+        found = self.declined or (self._absence() if not self.serving or self.problem else "")
         if not found and self.silence.seconds > SILENCE:
             found = f"silent for {self.silence.seconds:.0f} s"
         elif not found and self.step > LONG_STEP:
@@ -127,7 +127,8 @@ class Replica:
 
     def forget(self) -> None:
         """The target there has ended."""
-        self._last = self.attendance.incarnation or self._last
+        if self.worker is not None:  # elsewhere it may change its mind, and nothing of it comes late
+            self._last = self.attendance.incarnation or self._last
         self.attendance, self.status, self.declined = Attendance(), None, ""
 
     def _begin(self) -> None:
