@@ -19,8 +19,7 @@ def status(incarnation: str) -> Status:
 
 
 def ready(replica: Replica, incarnation: str = "first") -> Replica:
-    replica.greet(status(incarnation))
-    replica.status = status(incarnation)
+    replica.note_status(status(incarnation))
     return replica
 
 

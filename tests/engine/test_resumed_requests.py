@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from inline_targets import InlineTarget
 from support import SNIPPETS, assert_idle, make_engine
@@ -196,6 +197,18 @@ def test_it_does_not_wait_for_ever(worlds: Any) -> None:
             world.lose(world.targets[0])
             with pytest.raises(TargetUnavailable, match=r"no target took over within 0\.3 s"):
                 await whole(stream)
+
+    run(scenario())
+
+
+def test_a_target_of_another_tokenizer_is_not_used(worlds: Any) -> None:
+    async def scenario() -> None:
+        async with worlds(1) as world:
+            status = world.targets[0].service._identity
+            world.targets[0].service._identity = msgspec.structs.replace(status, tokenizer="0123456789abcdef")
+            own = world.engine._texts[:12]
+            reason = f"{world.members[0].name}: its tokenizer, 0123456789ab, is not that of {world.engine.name}, {own}"
+            await until(lambda: world.engine.health.reason == reason)
 
     run(scenario())
 

@@ -19,6 +19,7 @@ from pilotfish.core.noise import DRAWN_SEED_BITS
 from pilotfish.core.routing import Router, RouteRequest, Routing
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tiers import DEVICE
+from pilotfish.core.vocabulary import text_digest
 from pilotfish.engine.fleet import Fleet
 from pilotfish.engine.members import Member
 from pilotfish.engine.open_request import OpenRequest
@@ -75,6 +76,7 @@ class AsyncEngine:
         self._open: set[OpenRequest] = set()
         self._waiting: list[OpenRequest] = []  # for a target that may go on with them
         self._identity: Identity | None = None  # the last one
+        self._texts = ""  # digest of the tokenizer, once that is there
 
     # -- the targets
 
@@ -90,6 +92,7 @@ class AsyncEngine:
         log_through_root()
         self.tokenizer = load_tokenizer(self.config.target)
         self.defaults = read_generation_config(self.config.target).defaults
+        self._texts = text_digest(self.tokenizer)
 
     async def set_targets(self, members: Sequence[Member]) -> None:
         """These are the targets elsewhere from now on."""
@@ -154,7 +157,6 @@ class AsyncEngine:
             asked = RouteRequest(len(request.tokens), keys, request.session)
             request.route = self._fleet.routing.choose(asked, list(by_id))
         chosen = candidates[0] if request.route is None else by_id[request.route.replica]
-        request.fingerprint = chosen.fingerprint
         self._fleet.send(request, chosen)
 
     def _abort(self, requests: Sequence[OpenRequest]) -> None:
@@ -216,6 +218,11 @@ class AsyncEngine:
         for request in requests:
             if request in self._open:
                 self._resume(request, TargetUnavailable("target: it has left", self.health.retry_after))
+
+    def unfit(self, identity: Identity) -> str:
+        if not self._texts or identity.tokenizer in ("", self._texts):
+            return ""
+        return f"its tokenizer, {identity.tokenizer[:12]}, is not that of {self.name}, {self._texts[:12]}"
 
     def look(self) -> None:
         """Requests that wait go on, or have waited long enough."""

@@ -41,6 +41,7 @@ from pilotfish.wire.serving import (
     Beat,
     Declined,
     Failure,
+    Identity,
     Progress,
     Status,
     Submit,
@@ -73,6 +74,9 @@ class FleetUser(Protocol):
 
     def moved(self, requests: Sequence[OpenRequest]) -> None:
         """The same, because a target is no member any more."""
+
+    def unfit(self, identity: Identity) -> str:
+        """Why a target cannot serve this server's requests; "" if it can."""
 
     def look(self) -> None:
         """Called often, and when a target has become ready."""
@@ -252,6 +256,7 @@ class Fleet:
     def ended(self, replica: Replica, number: int) -> OpenRequest:
         """A target says that it has ended there."""
         request = replica.requests.pop(number)
+        request.fingerprint = replica.fingerprint
         if request.route is not None:
             self.routing.ended(request.route)
             request.route = None
@@ -374,10 +379,11 @@ class Fleet:
         if replica.is_last(status.incarnation):
             return
         self._take_news(replica, status.incarnation)
-        if not replica.serving:
-            replica.greet(status)
-        replica.status = status
-        replica.declined = ""
+        replica.note_status(status)
+        unfit = self._user.unfit(status.identity)
+        if unfit and unfit != replica.declined:
+            logger.error("%s is not used: %s", replica.name, unfit)
+        replica.declined = unfit
         self.routing.told(replica.id, status.load)
         self._user.look()
 

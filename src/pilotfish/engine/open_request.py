@@ -43,7 +43,7 @@ class OpenRequest:
         self.tokens = list(tokens)
         self.cache_salt = cache_salt
         self.session = session
-        self.fingerprint = ""  # of the targets that may have it, once it has begun
+        self.fingerprint = ""  # of the target that had it last
         self.losses = 0  # targets that ended, or were cut off, while they had it
         self.moves = 0  # targets that went on with it
         self.deadline: float | None = None  # while it waits for a target

@@ -37,6 +37,7 @@ class Replica:
         self.draining = member.draining
         self.attendance = Attendance()  # of the target there, once that has said that it is ready
         self.status: Status | None = None  # the last one
+        self.fingerprint = ""  # of the target there or, until there is one, of the last one
         self.silence = Silence()
         self.step = 0.0  # seconds that the target's step had lasted at the last Beat
         self.attended = 0.0  # when the last Attend left
@@ -52,10 +53,6 @@ class Replica:
     def serving(self) -> bool:
         """Whether a target there has said that it is ready."""
         return bool(self.attendance.incarnation)
-
-    @property
-    def fingerprint(self) -> str:
-        return "" if self.status is None else self.status.identity.fingerprint
 
     @property
     def obstacle(self) -> str:
@@ -119,11 +116,13 @@ class Replica:
     def is_last(self, incarnation: str) -> bool:
         return incarnation == self._last
 
-    def greet(self, status: Status) -> None:
-        """A target there is ready."""
-        self.silence.heard()
-        self.attendance = Attendance(status.incarnation)
-        self._start_seconds = self._clock() - self._began
+    def note_status(self, status: Status) -> None:
+        """A target there is ready, and what it tells of itself."""
+        if not self.serving:
+            self.silence.heard()
+            self.attendance = Attendance(status.incarnation)
+            self._start_seconds = self._clock() - self._began
+        self.status, self.fingerprint = status, status.identity.fingerprint
 
     def forget(self) -> None:
         """The target there has ended."""
