@@ -170,7 +170,8 @@ class Part:
             return torch.zeros(self._shape)
         if not self._cut.parts:
             return self._source[:]  # type: ignore[no-any-return]
-        return torch.cat([self._read(part) for part in self._cut.parts], self._cut.dim)
+        first, *others = (self._read(part) for part in self._cut.parts)
+        return torch.cat([first, *others], self._cut.dim) if others else first
 
     def _read(self, part: slice) -> Tensor:
         """With zeros for what lies beyond the tensor."""
