@@ -22,6 +22,7 @@ test: check $(BROWSER) $(CROSS)
 
 # What takes minutes by nature: every case of parity, servers and pools under load.
 soak: $(READY)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[manifests]'
 	$(BIN)/pytest tests/soak
 
 check: $(READY)
