@@ -114,8 +114,15 @@ class World:
             path = script(known)[: choice & 1]
             bonus = choice % VOCAB if choice % 8 == 0 else script((*known, *path))[choice % 16 // 15]
             self.target.commit(request, request.extend([*path, bonus]), self.now)
+            self._check_moved(request)
             if request.finish_reason is not None:
                 self.close(self.requests.index(request))
+
+    def _check_moved(self, request: Request) -> None:
+        """After a commit nobody is with a pool that is to leave, if another one takes sessions."""
+        session = self.target.session(request)
+        if session is not None and session.pool is not None and session.pool.draining:
+            assert not any(pool.takes_sessions for pool in self.target.pools)
 
     def close(self, choice: int) -> None:
         if self.requests:
@@ -353,9 +360,9 @@ class World:
 
 
 #: How often each event happens.
-COMMON = {"deliver": 24, "step": 5, "level": 12, "tick": 8, "wait": 4, "add": 2, "close": 1, "join": 0.5}
+COMMON = {"deliver": 24, "step": 5, "level": 12, "tick": 8, "wait": 4, "add": 2, "close": 1, "join": 1}
 FAULTS = {"drop": 1.0, "repeat": 1.0, "reorder": 1.0, "flip": 1.0}
-RARE = dict.fromkeys(("disconnect", "restart_draft", "restart_target", "forget_keys", "drain", "leave"), 0.2)
+RARE = dict.fromkeys(("disconnect", "restart_draft", "restart_target", "forget_keys", "leave"), 0.2) | {"drain": 0.4}
 WEIGHTS = COMMON | FAULTS | RARE
 
 
