@@ -74,14 +74,14 @@ def test_what_is_not_allowed_is_named(option: str, field: str) -> None:
 
 
 def test_what_a_server_hears_of_all_targets_grows_with_them() -> None:
-    load = ServerLoad(requests=0.2, events=0.1, frames=0.1, decisions=0.01, held=0.02, reports=0.03)
+    load = ServerLoad(requests=0.2, events=0.1, frames=0.1, decisions=0.01, held=0.02, reports=0.03, beats=0.01)
     more = on_paper(load, 10.0)
-    assert more == ServerLoad(requests=0.2, events=0.1, frames=0.1, decisions=0.1, held=0.2, reports=0.3)
-    assert (load.largest, more.largest, more.all) == ("requests", "reports", pytest.approx(1.0))
+    assert more == ServerLoad(requests=0.2, events=0.1, frames=0.1, decisions=0.1, held=0.2, reports=0.3, beats=0.1)
+    assert (load.largest, more.largest, more.all) == ("requests", "reports", pytest.approx(1.1))
 
 
 def test_limits_are_where_a_part_takes_a_whole_core() -> None:
-    load = ServerLoad(requests=0.2, events=0.1, frames=0.05, decisions=0.01, held=0.02, reports=0.04)
+    load = ServerLoad(requests=0.2, events=0.1, frames=0.05, decisions=0.01, held=0.02, reports=0.04, beats=0.01)
     plan = FleetPlan(targets=10, servers=2, target=paced_target([0.01] * 65, 0.0, 4000, 8))
     figures = simulate(plan, ConversationTraffic(rate=1.0, seconds=20.0), RoundRobin)
     rows = {row["part"]: (row["of_one_server"], row["of_a_fleet"]) for row in limits_of(plan, figures, load)}

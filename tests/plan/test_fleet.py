@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -27,7 +28,7 @@ from pilotfish.plan.traffic import ConversationTraffic, RecordedRequest, Recorde
 from pilotfish.target.worker import TargetWorker
 
 SLOTS, ROWS, REQUESTS = 3000, 64, 6
-FREE = ServerPlan(request_seconds=0.0, token_seconds=0.0, event_seconds=0.0, frame_seconds=0.0, most=1 << 20)
+FREE = ServerPlan(0.0, 0.0, 0.0, 0.0, 0.0, most=1 << 20)
 EXACT = Acceptance(gains=((1, 0.5), (4, 1.5)), spread=0.0)
 
 
@@ -154,9 +155,9 @@ def test_prompts_that_others_compute_sooner_delay_nobody() -> None:
 
 
 def test_a_server_that_has_enough_to_do_refuses_and_is_late() -> None:
-    full = ServerPlan(request_seconds=0.0, token_seconds=0.0, event_seconds=0.0, frame_seconds=0.0, most=2)
+    full = replace(FREE, most=2)
     assert simulate(fleet(1, server=full), traffic(8.0), RoundRobin).refused > 50
-    slow = ServerPlan(request_seconds=0.1, token_seconds=0.0, event_seconds=0.001, frame_seconds=0.0, most=1000)
+    slow = replace(FREE, request_seconds=0.1, event_seconds=0.001)
     one, two = (simulate(fleet(4, server=slow, servers=n), traffic(8.0), RoundRobin) for n in (1, 2))
     assert one.busy_servers == pytest.approx(2 * two.busy_servers, rel=0.01)
     assert one.first_token.p50 > two.first_token.p50 > 0.1

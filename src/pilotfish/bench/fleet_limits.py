@@ -10,7 +10,7 @@ from pilotfish.bench.server_costs import FollowCosts
 from pilotfish.plan.fleet_figures import FleetFigures
 from pilotfish.plan.fleet_plan import FleetPlan
 
-#: Beats of a target, and Attends to it, a second.
+#: Beats of a target, and Attends to it, a second. An Attend costs about as much as what is heard.
 BEATS = 4.0
 
 
@@ -22,12 +22,13 @@ class ServerLoad:
     events: float
     frames: float  # targets' steps
     decisions: float  # of routing
-    held: float  # prefixes that targets got or lost
-    reports: float  # of targets' loads, and their beats
+    held: float  # prefixes that targets got or lost: as many messages as reports
+    reports: float  # of targets' loads
+    beats: float
 
     @property
     def all(self) -> float:
-        return self.requests + self.events + self.frames + self.decisions + self.held + self.reports
+        return self.requests + self.events + self.frames + self.decisions + self.held + self.reports + self.beats
 
     @property
     def largest(self) -> str:
@@ -44,15 +45,16 @@ def server_load(plan: FleetPlan, figures: FleetFigures, costs: FollowCosts) -> S
         events=figures.events * server.event_seconds / servers,
         frames=figures.frames * server.frame_seconds / servers,
         decisions=figures.routed * costs.decision / servers,
-        held=figures.keys_told * costs.key,
-        reports=figures.reports * costs.report + plan.targets * BEATS * server.frame_seconds,
+        held=figures.keys_told * costs.key + figures.reports * server.hear_seconds,
+        reports=figures.reports * (costs.report + server.hear_seconds),
+        beats=plan.targets * BEATS * server.hear_seconds,
     )
 
 
 def on_paper(load: ServerLoad, times: float) -> ServerLoad:
     """At so many times as many targets and servers: what a server does for its own requests stays, what it hears of all
     targets grows, and so does a decision among them."""
-    heard = {"decisions": load.decisions, "held": load.held, "reports": load.reports}
+    heard = {"decisions": load.decisions, "held": load.held, "reports": load.reports, "beats": load.beats}
     return replace(load, **{part: share * times for part, share in heard.items()})
 
 
@@ -75,7 +77,7 @@ def limits_of(plan: FleetPlan, figures: FleetFigures, load: ServerLoad) -> list[
     there are as many targets for each server as now; and those that a draft pool can serve."""
     targets, servers = plan.targets, plan.servers
     own = {"requests": load.requests, "events": load.events, "frames": load.frames}
-    heard = {"held": load.held, "reports": load.reports}
+    heard = {"held": load.held, "reports": load.reports, "beats": load.beats}
     rows: list[Row] = [_row(part, targets / servers / share, None) for part, share in own.items() if share]
     rows += [_row(part, targets / share, targets / share) for part, share in heard.items() if share]
     # A decision costs in proportion to the targets, and there are as many as requests.

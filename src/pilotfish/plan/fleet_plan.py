@@ -25,7 +25,12 @@ HOST, LEVEL_HOST = 1.9e-3, 0.35e-3
 BUNDLED_PAIR = Acceptance(gains=((1, 0.54), (4, 1.76), (16, 2.48)), spread=0.3)
 #: Of a server's core, as measured (docs/benchmarks.md, Fleets).
 SERVER = ServerPlan(
-    request_seconds=0.8e-3, token_seconds=3.3e-6, event_seconds=0.05e-3, frame_seconds=0.12e-3, most=1 << 20
+    request_seconds=0.8e-3,
+    token_seconds=3.3e-6,
+    event_seconds=0.05e-3,
+    frame_seconds=0.12e-3,
+    hear_seconds=0.05e-3,
+    most=1 << 20,
 )
 
 

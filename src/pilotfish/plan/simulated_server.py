@@ -27,6 +27,7 @@ class ServerPlan:
     token_seconds: float  # for each token of its prompt
     event_seconds: float  # for each event of a stream
     frame_seconds: float  # for a target's step that has any of them
+    hear_seconds: float  # for any other message of a target
     most: int  # requests that it takes at a time; it refuses others
 
 
