@@ -42,6 +42,15 @@ def test_policies_stand_side_by_side_for_each_fleet() -> None:
     assert {row["part"] for row in report["limits"]} >= {"requests", "events", "decisions", "held", "reports"}
 
 
+def test_prompts_are_computed_elsewhere_where_that_was_asked_for() -> None:
+    own, elsewhere = (
+        report_of("--targets=2", "--rate=1", "--routings=prefix", *more)["fleets"][0]
+        for more in ((), ("--per-prefill=2",))
+    )
+    assert own["prefills"] == 0 < elsewhere["prefills"] < 1
+    assert elsewhere["gap_ms_p95"] < own["gap_ms_p95"]
+
+
 def test_a_trace_is_played_as_often_as_the_rate_asks_for(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [

@@ -147,7 +147,7 @@ def test_guesses_are_as_many_as_drafts_have_time_and_room_for() -> None:
 
 
 def test_prompts_that_others_compute_sooner_delay_nobody() -> None:
-    prefill = PrefillPlan(token_seconds=0.0002, transfer_seconds=0.0, least=32)
+    prefill = PrefillPlan(token_seconds=0.0002, transfer_seconds=0.0)
     own = simulate(fleet(2), traffic(12.0), RoundRobin)
     elsewhere = simulate(fleet(2, prefill=prefill, prefill_workers=2), traffic(12.0), RoundRobin)
     assert elsewhere.first_token.p95 < own.first_token.p95 and elsewhere.token.p95 < own.token.p95

@@ -19,7 +19,7 @@ from pilotfish.core.routing import PowerOfTwo, RoundRobin, Router, Routing
 from pilotfish.errors import ParameterError
 from pilotfish.plan.fleet import simulate
 from pilotfish.plan.fleet_figures import FleetFigures, Quantiles
-from pilotfish.plan.fleet_plan import BUNDLED_PAIR, FleetPlan, draft_of, target_of
+from pilotfish.plan.fleet_plan import BUNDLED_PAIR, FleetPlan, draft_of, prefill_of, target_of
 from pilotfish.plan.pace import PlacedModel
 from pilotfish.plan.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
 
@@ -92,11 +92,14 @@ def plan_of(options: BenchOptions) -> Callable[[int], FleetPlan]:
         acceptance=BUNDLED_PAIR,
     )
     plan = FleetPlan(targets=1, target=target, draft=draft_of(draft, LEAVES), warm_up=WARM_UP * options.seconds)
+    if options.per_prefill:
+        plan = replace(plan, prefill=prefill_of(placed))
     return lambda targets: replace(
         plan,
         targets=targets,
         servers=math.ceil(targets / options.per_server),
         draft_pools=math.ceil(targets / options.per_pool),
+        prefill_workers=math.ceil(targets / options.per_prefill) if options.per_prefill else 0,
     )
 
 
@@ -116,6 +119,7 @@ def row_of(targets: int, name: str, figures: FleetFigures, seconds: float) -> Ro
         "busiest": figures.busiest_target,
         "servers": figures.busy_servers,
         "drafts": figures.busy_drafts,
+        "prefills": figures.busy_prefills,
         "seconds": seconds,
     }
 

@@ -67,6 +67,7 @@ class BenchOptions:
     draft_device: Annotated[str, option("What a draft pool runs on.")] = "llama-3.2-1b@h200"
     per_server: Annotated[int, option("Targets for each server.", 1, MANY)] = 20
     per_pool: Annotated[int, option("Targets for each draft pool.", 1, MANY)] = 4
+    per_prefill: Annotated[int, option("Targets for each prefill worker; 0: none.", 0, MANY)] = 0
     tenants: Annotated[int, option("Who have a system prompt each; the i-th sends 1/i as much.", 1, MANY)] = 1
     tokenizer: Annotated[str, option("A tokenizer.json, instead of the bundled pair's.", metavar="FILE")] = ""
     capacities: Annotated[str, option("Blocks of the pools, separated by commas.")] = "1000,3000,10000,30000,50000"

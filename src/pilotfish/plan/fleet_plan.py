@@ -17,6 +17,9 @@ from pilotfish.plan.simulated_target import NO_GUESSES, Guessing, TargetPlan
 KV_MEMORY = 0.9
 #: Tokens of a sequence for which a target's guesses are chosen; rows of a forward in which a draft reads prompts.
 CONTEXT, CHUNK = 4096, 2048
+#: Bytes a second between prefill workers and targets, 400 Gbit/s, and the share of a transfer that is not hidden behind
+#: forwards (docs/benchmarks.md, What of a transfer is hidden).
+LINK, EXPOSED = 50e9, 0.1
 #: Seconds between two forwards of a target with many sequences, and between two levels of a draft (docs/benchmarks.md,
 #: Async, at 32 sequences).
 HOST, LEVEL_HOST = 1.9e-3, 0.35e-3
@@ -94,9 +97,10 @@ def draft_of(placed: PlacedModel, leaves: int) -> DraftPlan:
     return DraftPlan(leaves / level, _slots(placed), step_seconds(model, device, count, CHUNK, 0) / CHUNK)
 
 
-def prefill_of(target: TargetPlan, rows: int, least: int, transfer_seconds: float) -> PrefillPlan:
-    """A worker as fast as a target."""
-    return PrefillPlan(target.seconds[rows] / rows, transfer_seconds, least)
+def prefill_of(placed: PlacedModel) -> PrefillPlan:
+    """A worker that is like a target."""
+    seconds = step_seconds(placed.model, placed.device, placed.count, CHUNK, 0) / CHUNK
+    return PrefillPlan(seconds, EXPOSED * placed.model.kv_values * BFLOAT16 / LINK)
 
 
 def forwards_at(pace: Pace, max_rows: int) -> list[float]:

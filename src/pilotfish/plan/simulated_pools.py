@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pilotfish.core.prefill_choice import BESIDE, BESIDE_QUEUED, FEW
 from pilotfish.plan.simulated_target import Guessing, SimulatedJob
 
 #: Seconds over which a load is averaged.
@@ -81,8 +82,7 @@ class SimulatedDrafts:
 @dataclass(frozen=True)
 class PrefillPlan:
     token_seconds: float  # of a worker
-    transfer_seconds: float  # for each token that crosses after all are computed
-    least: int  # tokens without KV that are worth a hand-over
+    transfer_seconds: float  # for each token, of which nothing is hidden
 
 
 class SimulatedPrefills:
@@ -93,11 +93,14 @@ class SimulatedPrefills:
         self._plan = plan
         self._free_at = [0.0] * workers
 
-    def takes(self, job: SimulatedJob, here: float, now: float) -> float | None:
+    def takes(self, job: SimulatedJob, here: float, neighbours: int, now: float) -> float | None:
+        """By the rule of `core/prefill_choice.py`."""
         seconds = job.pending * self._plan.token_seconds
         begins = max(self._free_at[0], now)
         comes = begins + seconds + job.pending * self._plan.transfer_seconds
-        if job.pending < self._plan.least or comes - now >= here:
+        alone, there = comes - begins, comes - now
+        sooner = alone <= BESIDE * here and there <= BESIDE_QUEUED * here if neighbours else there <= here
+        if job.pending <= FEW or not sooner:
             return None
         heapq.heapreplace(self._free_at, begins + seconds)
         self.busy_seconds += seconds

@@ -91,8 +91,9 @@ class DraftSupply(Protocol):
 
 
 class PrefillSupply(Protocol):
-    def takes(self, job: SimulatedJob, here: float, now: float) -> float | None:
-        """When a prompt's KV will have come from elsewhere, if that is sooner than in `here` seconds."""
+    def takes(self, job: SimulatedJob, here: float, neighbours: int, now: float) -> float | None:
+        """When a prompt's KV will have come from elsewhere, if that is better than to compute it here in so many
+        seconds, beside so many that decode."""
 
 
 class Watcher(Protocol):
@@ -234,7 +235,7 @@ class SimulatedTarget:
             here = (self._pending + job.pending) / self.plan.max_rows * self.plan.seconds[-1]
             self._context += job.found
             self._pending += job.pending
-            if self._prefills and (comes := self._prefills.takes(job, here, now)) is not None:
+            if self._prefills and (comes := self._prefills.takes(job, here, len(self.decoding), now)) is not None:
                 self.away += 1
                 self._watcher.away(job, comes)
             else:
