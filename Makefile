@@ -20,9 +20,9 @@ test: export PILOTFISH_REQUIRE_BROWSER := $(if $(IS_ROOT),$(if $(shell command -
 test: check $(BROWSER) $(CROSS)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# What takes minutes by nature: every case of parity, servers and pools under load.
+# What takes minutes by nature: every case of parity, servers and pools under load, a cluster.
 soak: $(READY)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[manifests]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[manifests,ray]'
 	$(BIN)/pytest tests/soak
 
 check: $(READY)

@@ -35,6 +35,7 @@ def test_all_find_a_place() -> None:
     )
     check_devices(config({"count": 8}), [TARGETS, DRAFTS])
     check_devices(config({"labels": {"rack": "r1"}, "count": 4}), [DRAFTS, TARGETS])
+    check_devices(config({"count": 2, "cpus": 4}), [TARGETS, Host("4", "a", {"CPU": 4.0})])  # of one name
     fractions = Host("3", "c", {"CPU": 1.0})
     check_devices(config({"count": 10, "cpus": 0.1}), [fractions])
 
@@ -59,10 +60,9 @@ def test_which_and_where(target: dict[str, Any], draft: dict[str, Any] | None, m
 
 
 def test_each_rank_has_its_devices() -> None:
-    asked = config({"devices": {"target_device": 1}})
-    check_devices(asked, [TARGETS], ranks=2)
-    with pytest.raises(InputError, match="target ask for 3 target_device"):
-        check_devices(asked, [TARGETS], ranks=3)
+    fields = {"devices": {"target_device": 1}}
+    check_devices(config({**fields, "options": {"tensor_parallel": 2}}), [TARGETS])
+    assert "target ask for 3 target_device" in refusal(config({**fields, "options": {"tensor_parallel": 3}}), TARGETS)
 
 
 def test_hosts_look_at_what_may_run_there() -> None:

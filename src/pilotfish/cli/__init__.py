@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pilotfish import bench
-from pilotfish.cli import chat, demo, generate, keys, kv, models, serve, train, workers
+from pilotfish.cli import chat, cluster, demo, generate, keys, kv, models, serve, train, workers
 from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
 from pilotfish.printable import OneLineFormatter, one_line
@@ -33,6 +33,7 @@ app.command("prefill")(workers.prefill)
 app.command("target")(workers.target)
 app.command("rank", hidden=True)(workers.rank)
 app.add_typer(bench.app, name="bench")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(keys.app, name="keys")
 app.add_typer(kv.app, name="kv")
 app.add_typer(models.app, name="models")

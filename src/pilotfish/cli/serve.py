@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pilotfish.cli.cluster import on_cluster
 from pilotfish.cli.options import ENGINE, ROWS, JsonOption, engine_config
 from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import with_speculative_config
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pilotfish.server.auth import Keyring
 
 client = partial(typer.Option, rich_help_panel="Who may come")
+fleet = partial(typer.Option, rich_help_panel="Several targets")
 log = partial(typer.Option, rich_help_panel="Logs and traces")
 API_KEY_HELP = (
     "What clients must show, one or more. Every user of this host can read them in ps: PILOTFISH_API_KEY and "
@@ -44,6 +47,9 @@ def serve(
     speculative_config: Annotated[
         str | None, typer.Option(rich_help_panel="Speculation", help="vLLM's JSON, where it has a meaning here.")
     ] = None,
+    cluster: Annotated[
+        Path | None, fleet(metavar="CONFIG.yaml", help="Serve a cluster's targets from this host.")
+    ] = None,
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager/--no-enforce-eager", hidden=True)] = False,
     log_format: Annotated[str | None, log(help="json or text.", show_default="text on a terminal, else json")] = None,
     log_prompts: Annotated[bool, log("--log-prompts", help="Write prompts into the log.")] = False,
@@ -54,6 +60,8 @@ def serve(
 
     Flags of `vllm serve` are taken, or refused with what there is instead: docs/coming-from-vllm.md. With --json one
     line on stdout says where, once requests can be served."""
+    if cluster is not None and (model is not None or engine.keys() & {"target", "pair"}):
+        raise InputError(f"cluster: {cluster} names the model; --target, --pair or MODEL cannot be combined with it")
     config = engine_config(with_speculative_config(_with_model(engine, model), speculative_config), **rows)
     _leave_out_torch()
     if "chat_template" in server:
@@ -69,8 +77,9 @@ def serve(
         traces_url(otlp_traces_endpoint)
     form = ("text" if sys.stderr.isatty() else "json") if log_format is None else log_format
     configure(form, prompts=log_prompts)
-    setup = ServerSetup(config, listening, keys, form, otlp_traces_endpoint)
-    run_server(setup, lambda url: print_json({"url": url}) if json else None)
+    with nullcontext((config, listening)) if cluster is None else on_cluster(cluster, listening) as (config, listening):
+        setup = ServerSetup(config, listening, keys, form, otlp_traces_endpoint)
+        run_server(setup, lambda url: print_json({"url": url}) if json else None)
 
 
 def _keyring(secrets: Sequence[str], file: Path | None, host: str, *, anonymous: bool) -> Keyring:

@@ -12,7 +12,7 @@ from pilotfish.ray.config import ClusterConfig, Role, known_options
 
 
 @dataclass(frozen=True)
-class Place:
+class Site:
     """Where a worker is, and what it finds there."""
 
     endpoint: str  # where it listens
@@ -21,15 +21,15 @@ class Place:
     members: Path  # of the pools, for a target
 
 
-def worker_command(config: ClusterConfig, role: Role, place: Place) -> list[str]:
+def worker_command(config: ClusterConfig, role: Role, site: Site) -> list[str]:
     model = {"draft": "--draft", "prefill": "--target", "target": "--target"}[role]
-    own = [f"{model}={config.model_of(role)}", f"--listen={place.endpoint}", f"--name={place.name}", "--json"]
+    own = [f"{model}={config.model_of(role)}", f"--listen={site.endpoint}", f"--name={site.name}", "--json"]
     if config.of(role).revision:
         own += [f"--revision={config.of(role).revision}"]
     if role == "target":
-        own += _to_pools(config, place)
+        own += _to_pools(config, site)
     if config.key is not None:
-        own += [f"--key={config.key}", f"--allow={place.allow}"]
+        own += [f"--key={config.key}", f"--allow={site.allow}"]
     if config.insecure:
         own += ["--insecure"]
     known = known_options(role)
@@ -37,13 +37,12 @@ def worker_command(config: ClusterConfig, role: Role, place: Place) -> list[str]
     return [sys.executable, "-m", "pilotfish", role, *own, *given]
 
 
-def _to_pools(config: ClusterConfig, place: Place) -> list[str]:
-    pools = [role for role in ("draft", "prefill") if config.of(role).count]
-    if not pools:
+def _to_pools(config: ClusterConfig, site: Site) -> list[str]:
+    if not config.pools:
         return []
-    keys = [] if config.key is None else [f"--{role}-key={config.key}" for role in pools]
-    mode = ["--mode=async"] if "draft" in pools else []
-    return [f"--members={place.members}", *mode, *keys]
+    keys = [] if config.key is None else [f"--{role}-key={config.key}" for role in config.pools]
+    mode = ["--mode=async"] if "draft" in config.pools else []
+    return [f"--members={site.members}", *mode, *keys]
 
 
 def flags(option: Option, value: Any) -> list[str]:

@@ -35,20 +35,22 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _RESOURCE = re.compile(r"[A-Za-z_][\w.:/-]{0,63}")
 #: Ray's own resources, and what asks for them.
 _RAYS = {"CPU": "cpus", "GPU": "gpus", "memory": "options.memory", "object_store_memory": "nothing that uses it"}
-#: Options of a target that follow from the cluster's other roles and keys.
+#: Options that follow from the cluster's other roles and its key.
 _FOLLOW = frozenset(
-    {"target", "draft", "insecure", "trace"}
+    {"target", "draft", "insecure", "trace", "members"}
     | {f"{role}_{what}" for role in ("draft", "prefill") for what in ("workers", "cores", "pool", "pool_key", "key")}
 )
-_OF_POOLS = frozenset({"listen", "name", "key", "allow", "insecure", "trace"})
+_OF_SERVERS = frozenset({"replicas", "target_pool", "target_pool_key", "target_key"})
+_OF_POOLS = frozenset({"listen", "name", "key", "allow", "insecure", "trace", "revision"})
 
 
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class RoleConfig:
     """`count` processes of a role, and up to `most` targets while they have more to do than they can. Each is placed on
-    a host that has `cpus`, `gpus`, `devices` (custom resources of Ray) and `labels`; what it asks for is its own from
-    then on. `options` are those of the role's command, with underscores; `environment` is that of its process."""
+    a host that has `cpus`, `gpus` and `devices` (custom resources of Ray), for each of its ranks, and `labels`; what it
+    asks for is its own from then on. `options` are those of the role's command, with underscores; `environment` is that
+    of its process."""
 
     model: Path | None = None
     count: Annotated[int, option("", 0, 1024)] = 1
@@ -77,7 +79,8 @@ class RoleConfig:
 class ClusterConfig:
     """`address` is where Ray is. `key` is the key file, the same on each host, by which processes of the cluster know
     each other: who may run code in a Ray cluster could read any other. Without it they listen on loopback alone, unless
-    `insecure`. `api_keys` is the file of the clients' keys."""
+    `insecure`. `api_keys` is the file of the clients' keys. `proxies` says on which of the hosts that have a process
+    clients find the API."""
 
     roles: Mapping[Role, RoleConfig]
     name: str = "pilotfish"
@@ -86,6 +89,7 @@ class ClusterConfig:
     insecure: bool = False
     api_keys: Path | None = None
     allow_anonymous: bool = False
+    proxies: Literal["every_host", "head"] = "every_host"
     start_timeout: Annotated[float, option("", high=86400, above=0, unit="seconds")] = 600.0
     drain_timeout: Annotated[float, option("", high=86400, above=0, unit="seconds")] = 60.0
     scale_up_after: Annotated[float, option("", 0, 86400, unit="seconds")] = 15.0
@@ -110,10 +114,20 @@ class ClusterConfig:
         """Its name in Ray Serve."""
         return f"{self.name}-{role}"
 
+    @property
+    def ranks(self) -> int:
+        """Of a target."""
+        return self.engine.tensor_parallel
+
+    @property
+    def pools(self) -> tuple[Role, ...]:
+        """The roles that targets are to be told of."""
+        return tuple(role for role in self.present if role in ("draft", "prefill"))
+
     def setup_of(self, role: Role) -> str:
         """A digest of all that its processes are told: a role whose digest is the same need not be started anew."""
         told = (self.of(role), self.model_of(role), self.key, self.insecure, self.drain_timeout, self.start_timeout)
-        others = [other for other in self.present if role == "target" and other in ("draft", "prefill")]
+        others = self.pools if role == "target" else ()
         clients = (self.api_keys, self.allow_anonymous) if role == "api" else ()
         return hashlib.sha256(repr((told, others, clients)).encode()).hexdigest()[:16]
 
@@ -130,6 +144,10 @@ class ClusterConfig:
         mode: dict[str, Any] = {"mode": "async"} if self.of("draft").count else {}
         given = {"draft": self.of("draft").model, **self.of("target").options, **mode}
         return EngineConfig(target=self.model_of("target"), **given)
+
+    def server_engine(self, members: Path) -> EngineConfig:
+        """Of a server, whom a file tells of the targets."""
+        return EngineConfig(target=self.model_of("api"), insecure=self.insecure, members=members)
 
     @property
     def server(self) -> ServerConfig:
@@ -149,7 +167,7 @@ class ClusterConfig:
 def known_options(role: Role) -> dict[str, Option]:
     """The options that a role's processes can be given, by name."""
     if role == "api":
-        return _told(ServerConfig, frozenset())
+        return _told(ServerConfig, _OF_SERVERS)
     if role == "target":
         return _told(EngineConfig, _FOLLOW)
     rows = {"max_model_len", "max_rows"} if role == "prefill" else set()

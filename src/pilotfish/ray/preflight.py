@@ -4,13 +4,15 @@ needed. Each problem is one line that says which and where."""
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
 from pilotfish.errors import InputError
-from pilotfish.ray.config import ClusterConfig, Role, RoleConfig
+from pilotfish.ray.config import ClusterConfig, Role
+from pilotfish.server.auth import ENVIRONMENT, Keyring, load_keyring, refuse_open
 from pilotfish.wire.curve_keys import load_key_pair
 
 Resources = Mapping[str, float]
@@ -44,34 +46,35 @@ class HostReport:
 # -- devices
 
 
-def needs(role: RoleConfig, ranks: int = 1) -> dict[str, float]:
-    """Of one process, as Ray names them; `devices` and `gpus` are for each rank."""
-    own = {"CPU": role.cpus, "GPU": role.gpus * ranks, **{name: each * ranks for name, each in role.devices.items()}}
-    return {name: amount for name, amount in own.items() if amount}
+def needs(config: ClusterConfig, role: Role) -> dict[str, float]:
+    """Of one process, as Ray names them; of a target, whose ranks are on one host, for all of these."""
+    own, ranks = config.of(role), config.ranks if role == "target" else 1
+    amounts = {"CPU": own.cpus, "GPU": own.gpus, **own.devices}
+    return {name: ranks * amount for name, amount in amounts.items() if amount}
 
 
-def fits(role: RoleConfig, needed: Resources, host: Host, free: Resources) -> bool:
-    labelled = all(host.labels.get(name) == value for name, value in role.labels.items())
+def fits(config: ClusterConfig, role: Role, host: Host, free: Resources) -> bool:
+    needed, labels = needs(config, role), config.of(role).labels
+    labelled = all(host.labels.get(name) == value for name, value in labels.items())
     return labelled and all(free.get(name, 0.0) + EPSILON >= amount for name, amount in needed.items())
 
 
-def check_devices(config: ClusterConfig, hosts: Sequence[Host], ranks: int = 1) -> None:
+def check_devices(config: ClusterConfig, hosts: Sequence[Host]) -> None:
     """InputError where the hosts have not what is asked for: in sum, for one process, or for all of them together."""
-    wanted = {role: needs(config.of(role), ranks if role == "target" else 1) for role in config.present}
+    wanted = {role: needs(config, role) for role in config.present}
     for name in dict.fromkeys(name for needed in wanted.values() for name in needed):
         asked = sum(config.of(role).count * needed.get(name, 0.0) for role, needed in wanted.items())
-        there = {host.name: host.has[name] for host in hosts if host.has.get(name)}
-        if asked > sum(there.values()) + EPSILON:
+        if asked > sum(host.has.get(name, 0.0) for host in hosts) + EPSILON:
             roles = " and ".join(role for role, needed in wanted.items() if name in needed)
-            raise InputError(f"roles: {roles} ask for {asked:g} {name}; there {_told(there, hosts)}")
+            raise InputError(f"roles: {roles} ask for {asked:g} {name}; there {_told(name, hosts)}")
     _check_places(config, wanted, hosts)
 
 
-def _told(there: Resources, hosts: Sequence[Host]) -> str:
-    if there:
-        listed = ", ".join(f"{amount:g} on {name}" for name, amount in there.items())
-        return f"are {sum(there.values()):g}: {listed}"
-    return f"are none on any of {', '.join(host.name for host in hosts)}"
+def _told(name: str, hosts: Sequence[Host]) -> str:
+    there = [(host.name, host.has[name]) for host in hosts if host.has.get(name)]
+    if not there:
+        return f"are none on any of {', '.join(host.name for host in hosts)}"
+    return f"are {sum(each for _, each in there):g}: " + ", ".join(f"{each:g} on {host}" for host, each in there)
 
 
 def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts: Sequence[Host]) -> None:
@@ -80,7 +83,7 @@ def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts
     for role in sorted(wanted, key=lambda role: -sum(wanted[role].values())):
         needed = wanted[role]
         for number in range(config.of(role).count):
-            place = next((host for host in hosts if fits(config.of(role), needed, host, free[host.id])), None)
+            place = next((host for host in hosts if fits(config, role, host, free[host.id])), None)
             if place is None:
                 amounts = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
                 labels = "".join(f", {name}={value}" for name, value in config.of(role).labels.items())
@@ -89,13 +92,9 @@ def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts
                 free[place.id][name] -= amount
 
 
-def possible_roles(config: ClusterConfig, host: Host, ranks: int = 1) -> list[Role]:
+def possible_roles(config: ClusterConfig, host: Host) -> list[Role]:
     """Those of which a process may be placed on this host."""
-    return [
-        role
-        for role in config.present
-        if fits(config.of(role), needs(config.of(role), ranks if role == "target" else 1), host, host.has)
-    ]
+    return [role for role in config.present if fits(config, role, host, host.has)]
 
 
 # -- on a host
@@ -109,9 +108,18 @@ def host_report(config: ClusterConfig, roles: Iterable[Role]) -> HostReport:
         key = "" if config.key is None else load_key_pair("key", config.key).public
         for role in roles:
             models[role] = model_digests(role, config.model_of(role))
+            if role == "api":
+                clients(config)
     except InputError as error:
         problem = str(error)
     return HostReport(version("pilotfish"), models, key, problem)
+
+
+def clients(config: ClusterConfig) -> Keyring:
+    """Who may come to a server on this host. InputError where that is nobody, or anybody by mistake."""
+    keys = load_keyring((), os.environ.get(ENVIRONMENT, ""), config.api_keys)
+    refuse_open(config.server.host, keys, config.allow_anonymous)
+    return keys
 
 
 def model_digests(role: Role, directory: Path) -> dict[str, str]:

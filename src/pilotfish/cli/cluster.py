@@ -1,0 +1,93 @@
+"""`pilotfish cluster`: all roles on a Ray cluster (`pilotfish.ray`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pilotfish.cli.options import JsonOption
+from pilotfish.cli.show import print_json
+from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.errors import InputError
+from pilotfish.printable import one_line
+
+if TYPE_CHECKING:
+    from pilotfish.ray.config import ClusterConfig
+
+app = typer.Typer(help="Servers, targets and pools on a Ray cluster (docs/cluster.md).", no_args_is_help=True)
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What the cluster consists of.")]
+
+
+@app.command()
+def up(config: ConfigArgument, json: JsonOption = False) -> None:
+    """Start what is not there, or not as CONFIG.yaml says, and return once all of it serves. What is missing is told
+    before anything starts."""
+    cluster = _read(config)
+    from pilotfish.ray.cluster import connected
+    from pilotfish.ray.cluster import up as bring_up
+
+    with connected(cluster.address):
+        url = bring_up(cluster, _say)
+    if json:
+        print_json({"url": url})
+    else:
+        sys.stdout.write(f"serves at {url}\n" if url else "serves; its servers are elsewhere (serve --cluster)\n")
+
+
+@app.command()
+def status(config: ConfigArgument, json: JsonOption = False) -> None:
+    """Show roles, hosts, load and versions."""
+    cluster = _read(config)
+    from pilotfish.ray.cluster import connected, rows
+
+    with connected(cluster.address):
+        found = rows(cluster)
+    if json:
+        print_json({"processes": found})
+        return
+    table = Table(*(found[0] if found else ("role", "state")), box=None, header_style="bold", pad_edge=False)
+    for row in found:
+        table.add_row(*map(str, row.values()))
+    Console(soft_wrap=True).print(table)
+
+
+@app.command()
+def down(config: ConfigArgument) -> None:
+    """End all of it. Ray's own processes go on."""
+    cluster = _read(config)
+    from pilotfish.ray.cluster import connected
+    from pilotfish.ray.cluster import down as take_down
+
+    with connected(cluster.address):
+        take_down(cluster)
+
+
+@contextmanager
+def on_cluster(path: Path, server: ServerConfig) -> Iterator[tuple[EngineConfig, ServerConfig]]:
+    """How a server here serves the targets of a cluster that is up."""
+    cluster = _read(path)
+    from pilotfish.ray.cluster import members_of
+
+    with members_of(cluster) as members:
+        yield cluster.server_engine(members), replace(server, target_key=cluster.key)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(one_line(line) + "\n")
+
+
+def _read(path: Path) -> ClusterConfig:
+    if find_spec("ray") is None:
+        raise InputError("ray: it is not installed; expected pilotfish[ray], as from pip install 'pilotfish[ray]'")
+    from pilotfish.ray.config import read_cluster_config
+
+    return read_cluster_config(path)
