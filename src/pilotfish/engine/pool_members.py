@@ -64,11 +64,10 @@ class PoolMembers(Generic[AnyPool]):
         self._problems = {member: problem for member, problem in self._problems.items() if member in wanted}
         before = {member: pool.draining for member, pool in self._pools.items()}
         new = [member for member in wanted if member not in self._pools]
-        again = [member for member in new if member in self._problems]
         self._change(wanted, {})
-        for some in ([member for member in new if member not in self._problems], again):
-            if some:  # to look up the names of hosts that are not there may take long
-                self._change(wanted, self._all_found(some))
+        for member in sorted(new, key=self._problems.__contains__):  # looking up what was not there may take long
+            if (where := self._found(member)) is not None:
+                self._change(wanted, {member: where})
         self._log(before)
 
     def _checked(self, member: Member) -> Endpoint:
@@ -81,9 +80,6 @@ class PoolMembers(Generic[AnyPool]):
             role = self._channel.role
             raise ParameterError(f"{role}_key", None, f"a key file, as {role} pool {member.label} has a key")
         return TargetKeys(self._own, member.key)
-
-    def _all_found(self, members: Sequence[Member]) -> dict[Member, Endpoint]:
-        return {member: where for member in members if (where := self._found(member)) is not None}
 
     def _found(self, member: Member) -> Endpoint | None:
         try:
