@@ -91,6 +91,7 @@ class BenchOptions:
     links: Annotated[str, option("Mbit/s of networks before a prefill pool, separated by commas.")] = ""
     urls: Annotated[str, option("Servers that run already, separated by commas.")] = ""
     prefill_rows: Annotated[int, option("Of a prefill worker's forwards, at most.", 1, 1 << 16)] = 2048
+    replicas: Annotated[int, option("Targets.", 2, 64)] = 4
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:
