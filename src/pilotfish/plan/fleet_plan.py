@@ -8,7 +8,7 @@ import numpy as np
 
 from pilotfish.core.budget import BUCKETS
 from pilotfish.plan.cost import BFLOAT16, KV_SHARE, step_seconds
-from pilotfish.plan.pace import Pace, PlacedModel
+from pilotfish.plan.pace import PlacedModel
 from pilotfish.plan.simulated_pools import Acceptance, DraftPlan, PrefillPlan
 from pilotfish.plan.simulated_server import ServerPlan
 from pilotfish.plan.simulated_target import NO_GUESSES, Guessing, TargetPlan
@@ -101,8 +101,3 @@ def prefill_of(placed: PlacedModel) -> PrefillPlan:
     """A worker that is like a target."""
     seconds = step_seconds(placed.model, placed.device, placed.count, CHUNK, 0) / CHUNK
     return PrefillPlan(seconds, EXPOSED * placed.model.kv_values * BFLOAT16 / LINK)
-
-
-def forwards_at(pace: Pace, max_rows: int) -> list[float]:
-    """Seconds of a paced forward, by rows."""
-    return [pace.seconds(max(rows, 1)) for rows in range(max_rows + 1)]
