@@ -20,7 +20,7 @@ from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import LoadedModel
 from pilotfish.model.shards import Shard
 from pilotfish.wire.channel import encode
-from pilotfish.wire.link import Begin, Forward, Link, Loaded, Unusable, to_rank
+from pilotfish.wire.link import Begin, ForwardRows, Loaded, RankLink, Unusable, to_rank
 
 #: Types of a batch's tensors: token ids and kept rows, then the metadata.
 _TYPES = (np.int64, np.int64, *[np.int32] * 6)
@@ -37,7 +37,7 @@ def _serve(config: EngineConfig, rank: int, path: Path) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     group = ProcessGroup(Shard(rank, config.tensor_parallel), device)
-    with closing(Link.dial(path)) as link:
+    with closing(RankLink.dial(path)) as link:
         try:
             model = load_configured(config, config.target, config.max_model_len, group)
         except InputError as error:
@@ -49,14 +49,14 @@ def _serve(config: EngineConfig, rank: int, path: Path) -> None:
         _run(link, executor)
 
 
-def _begun(link: Link, model: LoadedModel) -> TorchExecutor:
+def _begun(link: RankLink, model: LoadedModel) -> TorchExecutor:
     """Once rank 0 has said so."""
     message = to_rank.decode(link.receive(LOADING))
     assert isinstance(message, Begin)
     return TorchExecutor(model, message.slots)
 
 
-def _run(link: Link, executor: TorchExecutor) -> None:
+def _run(link: RankLink, executor: TorchExecutor) -> None:
     """Until rank 0 has gone."""
     while True:
         try:
@@ -64,11 +64,11 @@ def _run(link: Link, executor: TorchExecutor) -> None:
         except ConnectionError:
             return
         message = to_rank.decode(frame)
-        assert isinstance(message, Forward)
+        assert isinstance(message, ForwardRows)
         executor.run([batch_of(message)])
 
 
-def batch_of(message: Forward) -> Batch:
+def batch_of(message: ForwardRows) -> Batch:
     """The batch that rank 0 runs."""
     arrays = [
         torch.from_numpy(np.frombuffer(bytearray(array.data), kind).reshape(array.shape))

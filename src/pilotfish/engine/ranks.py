@@ -19,7 +19,7 @@ from pilotfish.engine.placement import equal_parts
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.errors import ModelError, ParameterError, RankLost
 from pilotfish.wire.channel import encode
-from pilotfish.wire.link import Array, Begin, Forward, Link, Unusable, from_rank
+from pilotfish.wire.link import Array, Begin, ForwardRows, RankLink, Unusable, from_rank
 
 if TYPE_CHECKING:
     from pilotfish.model.batch import Batch
@@ -41,7 +41,7 @@ class Ranks:
         self.cores, *others = equal_parts(cores, config.tensor_parallel)
         self._others = len(others)
         self._lost: str | None = None
-        self._links: list[Link] = []
+        self._links: list[RankLink] = []
         self._open = ExitStack()
         self._supervisor = Supervisor(changed=self._changed)
         self.meeting = self._supervisor.directory / "meeting"  # where all ranks connect to each other
@@ -75,7 +75,7 @@ class Ranks:
             connection, _ = self._listener.accept()
         except BlockingIOError:
             return len(self._links)
-        link = Link(connection)
+        link = RankLink(connection)
         self._open.callback(link.close)
         message = from_rank.decode(link.receive(TAKING))
         if isinstance(message, Unusable):
@@ -123,8 +123,8 @@ class Ranks:
         self._open.close()
 
 
-def _forward_of(batch: Batch) -> Forward:
-    return Forward([Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()], batch.num_kept)
+def _forward_of(batch: Batch) -> ForwardRows:
+    return ForwardRows([Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()], batch.num_kept)
 
 
 def rank_command(config: EngineConfig, rank: int, path: Path) -> list[str]:

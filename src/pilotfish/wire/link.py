@@ -41,7 +41,7 @@ class Array(Struct, frozen=True, array_like=True):
     data: bytes  # in the order of C, of a type that follows from what it is
 
 
-class Forward(Struct, frozen=True, tag="forward"):
+class ForwardRows(Struct, frozen=True, tag="forward"):
     """To a rank: run these rows, `model.batch.Batch`."""
 
     arrays: list[Array]
@@ -49,19 +49,19 @@ class Forward(Struct, frozen=True, tag="forward"):
 
 
 FromRank: TypeAlias = Loaded | Unusable
-ToRank: TypeAlias = Begin | Forward
+ToRank: TypeAlias = Begin | ForwardRows
 from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 
 
-class Link:
+class RankLink:
     """One end. ConnectionError where the other has gone, TimeoutError where it takes or sends nothing for too long."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
     @classmethod
-    def dial(cls, path: Path) -> Link:
+    def dial(cls, path: Path) -> RankLink:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(path))
         return cls(connection)
