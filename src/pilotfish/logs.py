@@ -19,8 +19,8 @@ from pilotfish.printable import OneLineFormatter
 
 #: Characters of one prompt in a line.
 MAX_PROMPT = 10_000
-#: Libraries that would say something of every request or connection at level INFO.
-QUIET = ("httpx", "urllib3", "asyncio")
+#: Libraries that would say something of every request, every connection or their own caches at level INFO.
+QUIET = ("httpx", "urllib3", "asyncio", "torch")
 
 _access = logging.getLogger("pilotfish.access")
 _prompts = logging.getLogger("pilotfish.prompts")

@@ -7,40 +7,26 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from attending import LIMIT, TARGET, AttendingServer
 from conftest import Run
 from support import make_engine, run
 
 from pilotfish.cli import workers
 from pilotfish.config import EngineConfig, TargetConfig, config_text
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.attendance import Attendance
-from pilotfish.wire.channel import decoded, encode
-from pilotfish.wire.curve_keys import KeyPair, TargetKeys, new_key_pair, write_key_pair
+from pilotfish.wire.curve_keys import TargetKeys, new_key_pair, write_key_pair
 from pilotfish.wire.serving import (
-    ATTEND,
-    SERVER_DECODER,
-    Beat,
     Declined,
-    Failure,
-    Progress,
-    Status,
-    Submit,
-    ToServer,
-    ToTarget,
 )
 from pilotfish.wire.sockets import DialingChannel
 
 LISTEN = "ipc:///tmp/target-3"
-LIMIT = 60.0
-TARGET = b"0"
 
 
 @pytest.fixture
@@ -97,54 +83,13 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
     assert result.code == 2 and result.stderr.startswith(f"pilotfish: {line}") and result.stderr.count("\n") == 1
 
 
-class Server:
-    """One of a target's."""
-
-    def __init__(self, endpoint: str, own: KeyPair, target: KeyPair) -> None:
-        self.channel = DialingChannel([endpoint], own.public[:8].encode(), [TargetKeys(own, target.public)])
-        self.attendance = Attendance()
-        self.heard: list[ToServer] = []
-
-    def tell(self, message: ToTarget) -> None:
-        self.channel.send(TARGET, encode(message))
-
-    def submit(self, number: int, tokens: list[int], params: SamplingParams) -> None:
-        self.attendance.sent += 1
-        self.tell(Submit(number, self.attendance.incarnation, tokens, params))
-
-    def until(self, kind: type[Any]) -> Any:
-        """The first message of a kind."""
-        deadline = time.monotonic() + LIMIT
-        while not (found := [message for message in self.heard if isinstance(message, kind)]):
-            assert time.monotonic() < deadline, f"no {kind.__name__} came"
-            self.tell(self.attendance.attend())
-            self.heard += [decoded(SERVER_DECODER, received.frame) for received in self.channel.receive(ATTEND)]
-        return found[0]
-
-    def output(self) -> list[int]:
-        """Of its only request."""
-        while not self._ended():
-            self.heard.clear() if not self._progress() else None
-            self.tell(self.attendance.attend())
-            self.heard += [decoded(SERVER_DECODER, received.frame) for received in self.channel.receive(ATTEND)]
-        told = [message for message in self.heard if isinstance(message, Beat | Progress | Failure)]
-        assert all(self.attendance.follows(message) for message in told)
-        return [token for message in self._progress() for delta in message.deltas for token in delta.tokens]
-
-    def _progress(self) -> list[Progress]:
-        return [message for message in self.heard if isinstance(message, Progress)]
-
-    def _ended(self) -> bool:
-        return any(delta.finish for message in self._progress() for delta in message.deltas)
-
-
 def test_a_process_serves_two_servers_that_hold_its_keys_and_ends_in_order(llama: Path, tmp_path: Path) -> None:
     pairs = {name: new_key_pair() for name in ("target", "a", "b", "stranger")}
     write_key_pair(pairs["target"], tmp_path / "target.key")
     (tmp_path / "servers").write_text(f"{pairs['a'].public} one\n{pairs['b'].public} two\n")
     fixed = ("--dtype", "float32", "--threads", "1", "--kv-slots", "1024", "--json", "--name", "target 7")
-    keys = ("--key", str(tmp_path / "target.key"), "--allow", str(tmp_path / "servers"))
-    listen = ("--model", str(llama), "--listen", "tcp://127.0.0.1:0", *keys)
+    own_keys = ("--key", str(tmp_path / "target.key"), "--allow", str(tmp_path / "servers"))
+    listen = ("--model", str(llama), "--listen", "tcp://127.0.0.1:0", *own_keys)
     command = [sys.executable, "-m", "pilotfish", "target", *listen, *fixed]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
@@ -155,16 +100,16 @@ def test_a_process_serves_two_servers_that_hold_its_keys_and_ends_in_order(llama
             endpoint = msgspec.json.decode(process.stdout.readline())["endpoint"]
             title = Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode()
             assert endpoint.startswith("tcp://127.0.0.1:") and title == "pilotfish: target 7"
-            a, b, stranger = (Server(endpoint, pairs[name], pairs["target"]) for name in ("a", "b", "stranger"))
-            for server in (a, b, stranger):
-                s.enter_context(closing(server.channel))
+            keys = [TargetKeys(pairs[name], pairs["target"].public) for name in ("a", "b", "stranger")]
+            channels = [DialingChannel([endpoint], own.own.public[:8].encode(), [own]) for own in keys]
+            a, b, stranger = (AttendingServer(s.enter_context(closing(channel))) for channel in channels)
             params = [SamplingParams(max_tokens=9, seed=seed, temperature=0.8) for seed in (1, 2)]
             for server, own in zip((a, b), params, strict=True):
-                status = server.until(Status)
-                assert isinstance(status, Status) and status.identity.kv_slots == 1024 and status.identity.version
-                server.attendance = Attendance(status.incarnation)
+                identity = server.join().identity
+                assert identity.kv_slots == 1024 and identity.version and identity.tokenizer
                 server.submit(1, [5, 6, 7], own)  # the same number
-            outputs = [server.output() for server in (a, b)]
+            outputs = [server.output(1) for server in (a, b)]
+            assert a.whole and b.whole
             os.kill(process.pid, signal.SIGTERM)
             for server in (a, b):
                 assert server.until(Declined).reason == "it shuts down"

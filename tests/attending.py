@@ -1,0 +1,82 @@
+"""A server of a target, as tests need one: it attends, asks and counts, without an engine behind it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.attendance import Attendance
+from pilotfish.wire.channel import decoded, encode
+from pilotfish.wire.serving import (
+    ATTEND,
+    SERVER_DECODER,
+    Abort,
+    Beat,
+    Delta,
+    Failure,
+    Progress,
+    Status,
+    Submit,
+    ToServer,
+    ToTarget,
+)
+from pilotfish.wire.sockets import DialingChannel
+
+LIMIT = 60.0
+TARGET = b"0"
+
+
+class AttendingServer:
+    """Over a channel that dials one target."""
+
+    def __init__(self, channel: DialingChannel) -> None:
+        self.channel = channel
+        self.attendance = Attendance()
+        self.heard: list[ToServer] = []
+        self.whole = True  # nothing was lost
+
+    def tell(self, message: ToTarget) -> None:
+        self.channel.send(TARGET, encode(message))
+
+    def submit(self, number: int, tokens: list[int], params: SamplingParams) -> None:
+        self.attendance.sent += 1
+        self.tell(Submit(number, self.attendance.incarnation, tokens, params))
+
+    def abort(self, number: int) -> None:
+        self.attendance.sent += 1
+        self.tell(Abort(number, self.attendance.incarnation))
+
+    def hear(self) -> None:
+        self.tell(self.attendance.attend())
+        for received in self.channel.receive(ATTEND):
+            message = decoded(SERVER_DECODER, received.frame)
+            self.heard.append(message)
+            if isinstance(message, Beat | Progress | Failure) and self.attendance.incarnation:
+                self.whole &= self.attendance.follows(message)
+
+    def until(self, kind: type[Any]) -> Any:
+        """The first message of a kind."""
+        deadline = time.monotonic() + LIMIT
+        while not (found := [message for message in self.heard if isinstance(message, kind)]):
+            assert time.monotonic() < deadline, f"no {kind.__name__} came"
+            self.hear()
+        return found[0]
+
+    def join(self) -> Status:
+        """Attend until the target is ready, and from then on to this incarnation of it."""
+        status: Status = self.until(Status)
+        self.attendance = Attendance(status.incarnation)
+        return status
+
+    def deltas(self, number: int) -> list[Delta]:
+        told = [message for message in self.heard if isinstance(message, Progress)]
+        return [delta for message in told for delta in message.deltas if delta.id == number]
+
+    def output(self, number: int) -> list[int]:
+        """Tokens of a request with one output, once it has ended."""
+        deadline = time.monotonic() + LIMIT
+        while not any(delta.finish for delta in self.deltas(number)):
+            assert time.monotonic() < deadline, f"request {number} does not end"
+            self.hear()
+        return [token for delta in self.deltas(number) for token in delta.tokens]
