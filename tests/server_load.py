@@ -97,6 +97,7 @@ HELD = (
     "pilotfish_requests_in_flight",
 )
 GENERATED, RESTARTS = "vllm:generation_tokens_total", "pilotfish_target_restarts_total"
+REPLICAS_READY, RESUMED = "pilotfish_replica_ready", "pilotfish_resumed_requests_total"
 #: Seconds from the first requests until the target is stopped.
 WARM = 0.3
 
@@ -429,6 +430,56 @@ def memory_of(samples: Sequence[tuple[float, int]]) -> Row:
 def quantiles(values: Sequence[float]) -> Row:
     named = {"median": 0.5, "p90": 0.9, "p99": 0.99}
     return {"count": len(values), **{name: percentile(values or [0.0], share) for name, share in named.items()}}
+
+
+# -- targets that are killed
+
+
+def run_killed(config: EngineConfig, load: Load, replicas: int, pause: float) -> Row:
+    """A server with several targets under load. One after the other is killed, `pause` seconds after all were ready."""
+    tokenizer, context = load_tokenizer(config.target), load_config(config.target).max_position_embeddings
+    asked, options = mixed(load.prompts, tokenizer, context, load.requests, load.max_tokens), [f"--replicas={replicas}"]
+    with (
+        start_server(config, [*QUEUE, *options]) as server,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        url, tally = server.told["url"], Tally()
+        known = runner.run(alone(url, asked))
+        kills = runner.run(_killed(server, load, known, tally, replicas, pause))
+        held, told = settled(partial(metrics_of, url)), metrics_of(url)
+    return {
+        "kinds": dict(tally.kinds),
+        "statuses": dict(tally.statuses),
+        "unequal_kinds": dict(tally.unequal),
+        "failed": tally.failed,
+        "broken": tally.broken,
+        "kills": kills,
+        "resumed": int(told[RESUMED]),
+        "longest_pause_ms": max(tally.between, default=0.0),
+        "held": held,
+    }
+
+
+async def _killed(
+    server: Program, load: Load, known: Sequence[Known], tally: Tally, replicas: int, pause: float
+) -> int:
+    until, url = time.monotonic() + load.seconds, server.told["url"]
+    killing = asyncio.create_task(asyncio.to_thread(_kill_targets, server, replicas, pause, until))
+    await asyncio.gather(*(_client(url, load.aborts, known, tally, until, seed) for seed in range(load.streams)))
+    return await killing
+
+
+def _kill_targets(server: Program, replicas: int, pause: float, until: float) -> int:
+    """Until it is time to end; how many it has killed."""
+    kills = 0
+    while time.monotonic() < until:
+        told = metrics_of(server.told["url"])
+        if told[RESTARTS] == kills and told[REPLICAS_READY] == replicas:
+            time.sleep(pause)
+            os.kill(server.processes()[f"target {kills % replicas}"], signal.SIGKILL)
+            kills += 1
+        time.sleep(0.1)
+    return kills
 
 
 # -- a target that stands still

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from server_load import Load, holds_below, run_load, run_standstill
+from server_load import Load, holds_below, run_killed, run_load, run_standstill
 from support import SNIPPETS
 
 from pilotfish.bench.report import Row
@@ -79,3 +79,13 @@ def test_a_target_that_stands_still(prompts: list[Prompt], mode: Mode) -> None:
         show(stop)
     assert holds_below(stops, 30.0)
     assert [stop["told_after"] is None for stop in stops] == [True, False, False]
+
+
+@pytest.mark.parametrize("mode", ["off", "async"])
+def test_targets_that_are_killed_under_load(prompts: list[Prompt], mode: Mode) -> None:
+    """Zero failed, zero unequal, whatever kind of request was under way."""
+    load = Load(prompts, SECONDS, 2 * STREAMS, requests=96, max_tokens=96)
+    report = run_killed(replace(config(mode), pace="target=10ms"), load, replicas=2, pause=1.0)
+    show(report)
+    assert report["statuses"].keys() == {"200"} and report["broken"] == 0 and not any(report["held"].values())
+    assert report["kills"] >= 2 and report["resumed"] > 0
