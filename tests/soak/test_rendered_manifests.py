@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -45,5 +46,8 @@ def test_ray_serve_takes_the_applications() -> None:
     config = yaml.safe_load(service.spec["serveConfigV2"])
     taken = ServeDeploySchema.model_validate(config)
     assert [one.route_prefix for one in taken.applications] == [None, None, None, "/"]
+    for application in taken.applications:
+        module, name = str(application.import_path).split(":")
+        assert callable(getattr(importlib.import_module(module), name))
     with pytest.raises(ValidationError, match="applications"):
         ServeDeploySchema.model_validate({**config, "applications": [{"name": "nothing to import"}]})
