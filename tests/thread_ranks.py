@@ -18,6 +18,7 @@ from pilotfish.engine import rank, ranks
 from pilotfish.engine.launch import Supervisor
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.ranks import Ranks
+from pilotfish.model.loader import LoadedModel
 from pilotfish.model.shards import Shard
 
 #: Seconds that one may take to end, or to come to a meeting.
@@ -64,10 +65,15 @@ def on_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 @contextmanager
 def thread_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Engines that are made meanwhile have their other ranks here. These load after the first one: transformers loads
-    for one thread at a time."""
+    """Engines that are made meanwhile have their other ranks here. These load after the first one, one by one:
+    transformers loads for one thread at a time."""
     with ExitStack() as stack, monkeypatch.context() as patch:
         waiting, begin = list[threading.Thread](), Ranks.begin
+        alone, load = threading.Lock(), rank.load_configured
+
+        def load_alone(*arguments: Any) -> LoadedModel:
+            with alone:
+                return load(*arguments)
 
         def command(config: EngineConfig, index: int, path: Path) -> list[str]:
             waiting.append(threading.Thread(target=rank._serve, args=(config.of_rank(index), index, path)))
@@ -80,6 +86,7 @@ def thread_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             waiting.clear()
             begin(engines, slots)
 
+        patch.setattr(rank, "load_configured", load_alone)
         patch.setattr(ranks, "Supervisor", _NoRankProcesses)
         patch.setattr(ranks, "rank_command", command)
         patch.setattr(Ranks, "begin", begin_all)
