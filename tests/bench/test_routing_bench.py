@@ -15,7 +15,7 @@ from pilotfish.bench.routing import (
     POWER_OF_TWO,
     PREFIX,
     WORKLOADS,
-    FirstToken,
+    BegunAnswer,
     Played,
     even_holds,
     routing_rows,
@@ -40,8 +40,8 @@ def test_all_policies_are_asked_the_same() -> None:
 
 
 def played(first_token: float, tokens: int, found: int = 0, **chosen: int) -> Played:
-    first_tokens = [FirstToken(100, found, first_token), FirstToken(300, found, 3 * first_token)]
-    return Played(False, first_tokens, tokens, 2.0, 2 * found, Counter(chosen), 10, 1)
+    begun = [BegunAnswer(100, found, first_token), BegunAnswer(300, found, 3 * first_token)]
+    return Played(False, begun, tokens, 2.0, 2 * found, Counter(chosen), 10, 1)
 
 
 def rounds_of(own_speed: int = 990) -> dict[str, list[dict[str, Played]]]:

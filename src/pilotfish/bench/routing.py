@@ -41,7 +41,7 @@ LATE = 1.1
 
 
 @dataclass(frozen=True)
-class FirstToken:
+class BegunAnswer:
     """A request's first token, and what was found of its prompt."""
 
     prompt: int
@@ -54,7 +54,7 @@ class Played:
     """What came of a workload in its seconds."""
 
     counts: bool = False  # whether they have begun
-    first_tokens: list[FirstToken] = field(default_factory=list)
+    begun: list[BegunAnswer] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
     expected: int = 0  # tokens of prompts that were believed to be held
@@ -179,7 +179,7 @@ async def _ask(
         async for update in stream:
             if not answer and played.counts:
                 found = update.delta.cached.get(DEVICE, 0)
-                played.first_tokens.append(FirstToken(len(said), found, time.perf_counter() - asked))
+                played.begun.append(BegunAnswer(len(said), found, time.perf_counter() - asked))
             answer += update.delta.tokens
     finally:
         stream.abort()
@@ -215,15 +215,15 @@ def routing_rows(rounds: Mapping[str, Sequence[Mapping[str, Played]]]) -> Iterat
 
 
 def _figures(played: Sequence[Played]) -> Row:
-    first_tokens = [one for each in played for one in each.first_tokens]
-    if not first_tokens:
+    begun = [one for each in played for one in each.begun]
+    if not begun:
         raise EngineError("bench: no request had its first token; give more --seconds")
-    prompt, times = sum(one.prompt for one in first_tokens), [1000 * one.seconds for one in first_tokens]
+    prompt, times = sum(one.prompt for one in begun), [1000 * one.seconds for one in begun]
     busiest = [max(each.chosen.values()) / each.chosen.total() for each in played]
     return {
-        "requests": len(first_tokens),
-        "prompt_tokens": prompt / len(first_tokens),
-        "found": sum(one.found for one in first_tokens) / prompt,
+        "requests": len(begun),
+        "prompt_tokens": prompt / len(begun),
+        "found": sum(one.found for one in begun) / prompt,
         "expected": sum(each.expected for each in played) / prompt,
         "first_token_p50_ms": percentile(times, 0.5),
         "first_token_p95_ms": percentile(times, 0.95),
