@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from thread_ranks import thread_ranks
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine import rank, ranks
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.target_process import identity_of
 from pilotfish.errors import ParameterError, RankLost
@@ -77,6 +79,22 @@ def test_a_rank_has_its_part_of_the_memory(tiny_models: dict[str, Path]) -> None
         assert 0.5 <= engine.memory.target.weights / (4 * parameters) < 0.52  # norms are whole
         assert "GiB in each of 2 ranks" in engine.memory.describe()
         assert identity_of(engine).ranks == 2
+
+
+@pytest.mark.usefixtures("on_threads")
+def test_a_rank_may_load_for_longer_than_it_may_take_for_a_message(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = rank.load_configured
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.6)
+        return load(*given)
+
+    monkeypatch.setattr(rank, "load_configured", slowly)
+    monkeypatch.setattr(ranks, "TAKING", 0.3)
+    with make_engine(llama, tensor_parallel=2, kv_slots=256) as engine:
+        assert engine.ranks is not None and len(engine.ranks._links) == 1
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,13 @@ def _serve(config: EngineConfig, rank: int, path: Path) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     group = ProcessGroup(Shard(rank, config.tensor_parallel), device)
-    with closing(RankLink.dial(path)) as link:
-        try:
-            model = load_configured(config, config.target, config.max_model_len, group)
-        except InputError as error:
+    try:
+        model = load_configured(config, config.target, config.max_model_len, group)
+    except InputError as error:
+        with closing(RankLink.dial(path)) as link:
             link.send(encode(Unusable(rank, str(error))), TAKING)
-            raise
+        raise
+    with closing(RankLink.dial(path)) as link:
         link.send(encode(Loaded(rank)), TAKING)
         executor = _begun(link, model)
         group.connect(path.with_name("meeting"))
