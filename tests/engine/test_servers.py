@@ -201,6 +201,14 @@ def test_a_silent_server_loses_its_requests_and_finds_out_when_it_is_back(rig: R
     assert [message.id for _, message in rig.taken()] == [3] and rig.follows(A)
 
 
+def test_a_silent_server_that_asks_for_something_and_ends_loses_that_too(rig: Rig) -> None:
+    rig.attend(A)
+    rig.let_pass(SERVER_SILENCE + 1)
+    rig.submit(A, 1)
+    rig.let_pass(SERVER_SILENCE + 1)
+    assert [type(message) for _, message in rig.taken()] == [Dropped, Submit, Dropped]
+
+
 def test_a_target_that_stood_still_does_not_take_its_servers_for_silent(rig: Rig) -> None:
     rig.attend(A)
     rig.now += 60.0

@@ -200,6 +200,7 @@ class Servers:
         if isinstance(message, Attend):
             self._attend(received.peer, message)
         elif server is not None and message.incarnation == self.incarnation:
+            self._hear(server)
             server.received += 1
             self._ask(server, message)
 
@@ -221,10 +222,8 @@ class Servers:
         server = self._known.get(peer)
         if server is None:
             server = self._known[peer] = AttendedServer(peer, present=False)
-        server.silence.heard()
         server.follows, server.heard = attend.held, attend.heard
-        if not server.present:
-            self._greet(server)
+        self._hear(server)
         if attend.incarnation == self.incarnation and attend.sent != server.received:
             server.received = attend.sent
             self._ask(server, Dropped("messages of it were lost", attend.sequence))
@@ -239,6 +238,12 @@ class Servers:
             self._known = {peer: server for peer, server in self._known.items() if server.present}
         full = peer not in self._known and len(self._known) >= MAX_SERVERS
         return f"{MAX_SERVERS} servers attend already" if full else ""
+
+    def _hear(self, server: AttendedServer) -> None:
+        """Whatever it says, it is there."""
+        server.silence.heard()
+        if not server.present:
+            self._greet(server)
 
     def _greet(self, server: AttendedServer) -> None:
         server.greetings += 1
