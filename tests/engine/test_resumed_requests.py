@@ -201,6 +201,26 @@ def test_it_does_not_wait_for_ever(worlds: Any) -> None:
     run(scenario())
 
 
+def test_a_stream_that_has_waited_long_enough_is_not_half_sent(worlds: Any) -> None:
+    """At the very moment at which a target comes that may not go on with one of its two requests."""
+
+    async def scenario() -> None:
+        async with worlds(1) as world:
+            stream = world.submit([0, 1])
+            await until(lambda: all(request.begun for request in world.engine._open))
+            await world.add(fingerprint="other")
+            world.lose(world.targets[0])
+            await until(lambda: len(world.engine._waiting) == 2)
+            first, second = world.engine._waiting
+            first.deadline, second.fingerprint = 0.0, "other"
+            world.engine.look()
+            with pytest.raises(TargetUnavailable, match="no target took over"):
+                await whole(stream)
+            assert world.has(world.targets[0]) == 0
+
+    run(scenario())
+
+
 def test_a_target_of_another_tokenizer_is_not_used(worlds: Any) -> None:
     async def scenario() -> None:
         async with worlds(1) as world:
@@ -329,6 +349,7 @@ def test_targets_are_those_in_a_file(tmp_path: Path, llama: Path, expected: dict
             other.servers.leave()
             await until(lambda: engine.resumes == 16)
             assert engine.health.replicas[0].reason == f"{other.member.name}: {LEAVING}"
+            assert {request.losses for request in engine._open} == {0}  # they cannot be why
             assert_same(await outputs, expected)
         finally:
             await engine.close()

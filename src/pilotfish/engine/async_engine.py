@@ -114,8 +114,10 @@ class AsyncEngine:
 
     def _obstacle(self) -> str:
         """Why requests cannot be served; "" if they can."""
-        if self._fleet.taking:
-            return ""
+        return "" if self._fleet.taking else self._absence()
+
+    def _absence(self) -> str:
+        """Why no target takes requests."""
         if self._fleet.closed and not self._fleet.failed:
             return CLOSED
         reasons = [replica.health.reason for replica in self._fleet.replicas]
@@ -140,14 +142,15 @@ class AsyncEngine:
     ) -> Stream:
         """Request `params.n` outputs of each prompt. Those of one `session` go to one target if nothing speaks against
         it. TargetUnavailable if no target is ready."""
-        if reason := self._obstacle():
-            raise TargetUnavailable(reason, self.health.retry_after)
+        candidates = self._fleet.taking
+        if not candidates:
+            raise TargetUnavailable(self._absence(), self.health.retry_after)
         requests: list[OpenRequest] = []
         stream = Stream(len(prompts), params.n, lambda: self._abort(requests))
         for place, tokens in enumerate(prompts):
             requests.append(OpenRequest(stream, place, tokens, seeded(params), cache_salt, max_nodes, session))
             self._open.add(requests[-1])
-            self._send(requests[-1], self._fleet.taking)
+            self._send(requests[-1], candidates)
         return stream
 
     def _send(self, request: OpenRequest, candidates: Sequence[Replica]) -> None:
@@ -214,10 +217,10 @@ class AsyncEngine:
             else:
                 self._resume(request, unavailable)
 
-    def moved(self, requests: Sequence[OpenRequest]) -> None:
+    def moved(self, requests: Sequence[OpenRequest], reason: str) -> None:
         for request in requests:
             if request in self._open:
-                self._resume(request, TargetUnavailable("target: it has left", self.health.retry_after))
+                self._resume(request, TargetUnavailable(reason, self.health.retry_after))
 
     def unfit(self, identity: Identity) -> str:
         if not self._texts or identity.tokenizer in ("", self._texts):
@@ -227,6 +230,8 @@ class AsyncEngine:
     def look(self) -> None:
         """Requests that wait go on, or have waited long enough."""
         for request in list(self._waiting):
+            if request not in self._open:  # its stream has just failed
+                continue
             if self._find_another(request):
                 self._waiting.remove(request)
             elif request.deadline is not None and self._clock() >= request.deadline:

@@ -32,7 +32,7 @@ from pilotfish.engine.replica import Replica
 from pilotfish.errors import ParameterError, WireError
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
-from pilotfish.wire.endpoints import check_spelling
+from pilotfish.wire.endpoints import Endpoint, check_spelling
 from pilotfish.wire.serving import (
     ATTEND,
     SERVER_DECODER,
@@ -72,8 +72,8 @@ class FleetUser(Protocol):
     def lost(self, requests: Sequence[OpenRequest], reason: str) -> None:
         """No target has these requests any more. `reason` in one line."""
 
-    def moved(self, requests: Sequence[OpenRequest]) -> None:
-        """The same, because a target is no member any more."""
+    def moved(self, requests: Sequence[OpenRequest], reason: str) -> None:
+        """The same, because a target has left, as it was told to: they cannot be why."""
 
     def unfit(self, identity: Identity) -> str:
         """Why a target cannot serve this server's requests; "" if it can."""
@@ -106,12 +106,12 @@ class Fleet:
         self._key: KeyPair | None = None
         self._members = asyncio.Lock()
         self._file: MembersThread | None = None
-        self._dialling: dict[Replica, asyncio.Task[None]] = {}
+        self._dialling: dict[Replica, asyncio.Task[None]] = {}  # of all replicas
 
     @property
     def taking(self) -> list[Replica]:
         """Those that are to get requests."""
-        return [replica for replica in self.replicas if replica.takes]
+        return [replica for replica in self.replicas if replica.takes and not self.closed]
 
     @property
     def alone(self) -> bool:
@@ -128,13 +128,13 @@ class Fleet:
     async def start(self) -> None:
         """ParameterError for addresses, keys and cores that cannot be used."""
         self._loop, server = asyncio.get_running_loop(), self._server
-        if server.target_key is not None:
-            self._key = load_key_pair("target_key", server.target_key)
-        elsewhere = members_of(server)
         self._supervisor = Supervisor(GRACE, lambda state: self._in_loop(partial(self._note_worker, state)))
         incarnation, insecure = secrets.token_bytes(8), self._config.insecure
         self._channel = DialingChannel((), incarnation, insecure=insecure, high_water=WAITING, role="target")
         self._thread = ChannelThread(self._channel, LOOK)
+        if server.target_key is not None:
+            self._key = load_key_pair("target_key", server.target_key)
+        elsewhere = members_of(server)
         self._thread.start(self._receive, self._tick)
         for own in own_targets(self._config, self._num_own):
             self._start_own(own)
@@ -198,9 +198,8 @@ class Fleet:
                     logger.warning("%s: it cannot be dialled yet: %s", replica.name, error)
                     replica.problem = str(error)
                 await asyncio.sleep(REDIAL)
-        replica.peer = await asyncio.wrap_future(self._thread.call(partial(self._channel.dial, where, keys)))
+        await asyncio.wrap_future(self._thread.call(partial(self._connect, replica, where, keys)))
         replica.problem = ""
-        self._by_peer[replica.peer] = replica
 
     def _keys_for(self, member: Member) -> TargetKeys | None:
         if not member.key:
@@ -211,14 +210,12 @@ class Fleet:
 
     async def _remove(self, replica: Replica) -> None:
         self.replicas.remove(replica)
-        self._user.moved(self._taken_from(replica))
+        self._user.moved(self._taken_from(replica), f"{replica.name}: it has left")
         self.routing.forget(replica.id)
         dialling = self._dialling.pop(replica)
         dialling.cancel()
         await asyncio.wait([dialling])
-        if replica.peer is not None:
-            del self._by_peer[replica.peer]
-            self._thread.call(partial(self._channel.hang_up, replica.peer))
+        self._thread.call(partial(self._hang_up, replica))
 
     async def close(self, reason: str) -> None:
         """End the targets that were started here; open requests are lost. Idempotent."""
@@ -279,6 +276,15 @@ class Fleet:
 
     # -- the channel's thread
 
+    def _connect(self, replica: Replica, where: Endpoint, keys: TargetKeys | None) -> None:
+        replica.peer = self._channel.dial(where, keys)
+        self._by_peer[replica.peer] = replica
+
+    def _hang_up(self, replica: Replica) -> None:
+        if replica.peer is not None:  # it was dialled before it left
+            del self._by_peer[replica.peer]
+            self._channel.hang_up(replica.peer)
+
     def _receive(self, received: Received) -> None:
         replica = self._by_peer.get(received.peer)
         if replica is None:
@@ -305,8 +311,10 @@ class Fleet:
             if reason and replica.worker.pid is not None:
                 self._supervisor.kill(replica.worker.name, f"{reason} and is killed")
             return
-        cut_off = "" if replica.peer is None else self._channel.problem(replica.peer) or ""
-        if reason or (replica.peer is not None and cut_off != replica.problem):
+        if replica.peer is None:
+            return
+        cut_off = self._channel.problem(replica.peer) or ""
+        if reason or cut_off != replica.problem:
             self._in_loop(lambda: self._note_problem(replica, cut_off, reason))
 
     def _in_loop(self, call: Callable[[], None]) -> None:
@@ -351,7 +359,7 @@ class Fleet:
         self._drop(replica, reason)
 
     def _handle(self, replica: Replica, message: ToServer) -> None:
-        if self.closed:
+        if self.closed or replica not in self._dialling:  # it has left, and routing has forgotten it
             return
         if isinstance(message, Status):
             self._take_status(replica, message)
@@ -393,7 +401,9 @@ class Fleet:
             logger.warning("%s declines: %s", replica.name, reason)
         if replica.serving:
             replica.forget()
-            self._forgotten(replica, f"{replica.name}: {reason}")
+            self.routing.forget(replica.id)
+            left = self._user.lost if self.alone else self._user.moved
+            left(self._taken_from(replica), f"{replica.name}: {reason}")
         replica.declined = reason
 
 
