@@ -36,6 +36,11 @@ def _logs() -> Iterator[None]:
         (["--per-request-spec-decode-metrics", "all"], "metrics: 'all'"),
         (["--speculative-config", '{"method": "medusa"}'], "speculative_config.method: 'medusa'"),
         (["--served-model-name", ""], "served_model_name"),
+        (["--replicas", "0"], "replicas: 0"),
+        (["--port", "0", "--target-pool", "http://a"], "target_pool: 'http://a'"),
+        (["--port", "0", "--target-pool", "tcp://192.0.2.1:7000"], "target_pool: 'tcp://192.0.2.1:7000'"),
+        (["--port", "0", "--target-pool", "ipc:///a", "--target-key", "/nowhere/a.key"], "target_key"),
+        (["--port", "0", "--target-pool", "ipc:///a", "--target-pool-key", "abc"], "target_key: None"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_code_2(

@@ -67,6 +67,8 @@ def serve(
     if "chat_template" in server:
         server["chat_template"] = read_chat_template(server["chat_template"])
     listening = ServerConfig(**server)
+    if listening.replicas == 0 and not (listening.target_pool or config.members or cluster):
+        raise ParameterError("replicas", 0, "an integer 1 to 64 without --target-pool, --members or --cluster")
     if enforce_eager and config.device != "cpu":
         raise ParameterError("enforce_eager", True, "it on the CPU alone; --eager does without CUDA graphs and kernels")
     keys = _keyring(api_key or (), api_keys, listening.host, anonymous=allow_anonymous)

@@ -32,7 +32,7 @@ from pilotfish.engine.replica import Replica
 from pilotfish.errors import ParameterError, WireError
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
-from pilotfish.wire.endpoints import Endpoint, check_spelling
+from pilotfish.wire.endpoints import Endpoint, check_private, check_spelling, dialled_endpoint
 from pilotfish.wire.serving import (
     ATTEND,
     SERVER_DECODER,
@@ -134,7 +134,7 @@ class Fleet:
         self._thread = ChannelThread(self._channel, LOOK)
         if server.target_key is not None:
             self._key = load_key_pair("target_key", server.target_key)
-        elsewhere = members_of(server)
+        elsewhere = await asyncio.to_thread(members_of, server, insecure)
         self._thread.start(self._receive, self._tick)
         for own in own_targets(self._config, self._num_own):
             self._start_own(own)
@@ -407,9 +407,19 @@ class Fleet:
         replica.declined = reason
 
 
-def members_of(server: ServerConfig) -> list[Member]:
-    """The targets elsewhere that are known from the start. ParameterError for what cannot be an address or a key."""
+def members_of(server: ServerConfig, insecure: bool) -> list[Member]:
+    """The targets elsewhere that are known from the start. ParameterError for what cannot be an address or a key, and
+    for an address that needs keys and has none."""
     keys = load_target_keys(server.target_key, server.target_pool_key, len(server.target_pool), "target")
-    for endpoint in server.target_pool:
+    for endpoint, known in zip(server.target_pool, keys, strict=True):
         check_spelling("target_pool", endpoint)
+        _refuse_open(endpoint, known is not None or insecure)
     return [Member(e, "" if k is None else k.pool) for e, k in zip(server.target_pool, keys, strict=True)]
+
+
+def _refuse_open(endpoint: str, allowed: bool) -> None:
+    try:
+        where = dialled_endpoint("target_pool", endpoint)
+    except ParameterError:  # its host has no address yet; it is looked at again when it has one
+        return
+    check_private("target_pool", endpoint, where, allowed)

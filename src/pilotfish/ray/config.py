@@ -1,7 +1,7 @@
 """What a cluster consists of, as a YAML file says it, checked before anything starts.
 
 name: pilotfish
-keys: /etc/pilotfish/keys                # on every host: target.key, draft.key, … of the roles that may run there
+key: /etc/pilotfish/cluster.key          # the same on every host
 roles:
   api:     {count: 2}
   target:  {count: 2, most: 4, model: /models/target, devices: {target_device: 1}, options: {kv_slots: 65536}}
@@ -72,6 +72,9 @@ class RoleConfig:
                 raise ParameterError("devices", name, f"a name of your own; Ray's is asked for by {_RAYS[name]}")
             if not _RESOURCE.fullmatch(name):
                 raise ParameterError("devices", name, "names of up to 64 letters, digits or any of _.:/-")
+        for name, value in self.environment.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ParameterError("environment", f"{name}={value}", "names without =, and no zero bytes")
 
 
 @refuse_unknown
@@ -248,10 +251,14 @@ def _check_roles(config: ClusterConfig) -> None:
     for role in config.present:
         if role in ("target", "draft") and config.of(role).model is None:
             raise ParameterError(f"roles.{role}.model", None, "a model directory in Hugging Face format")
+    if config.of("draft").count and config.of("target").options.get("mode", "async") != "async":
+        raise ParameterError("roles.target.options.mode", config.of("target").options["mode"], "async with roles.draft")
     checks = {"api": "server", "target": "engine", "draft": "draft_pool", "prefill": "prefill_pool"}
     for role in config.present:
         with _within(f"roles.{role}.options."):
             getattr(config, checks[role])
+    if config.of("prefill").count and config.ranks > 1:
+        raise ParameterError("roles.target.options.tensor_parallel", config.ranks, "1 with roles.prefill")
 
 
 def shortened(text: str) -> str:
