@@ -23,7 +23,7 @@ from pilotfish.printable import one_line
 if TYPE_CHECKING:
     from pilotfish.ray.config import ClusterConfig
 
-app = typer.Typer(help="Servers, targets and pools on a Ray cluster (docs/cluster.md).", no_args_is_help=True)
+app = typer.Typer(help="Servers, targets and pools on a Ray cluster (docs/ray.md).", no_args_is_help=True)
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What the cluster consists of.")]
 
 

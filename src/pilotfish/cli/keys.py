@@ -1,4 +1,4 @@
-"""`pilotfish keys`: the keys with which targets know draft and prefill pools, and those of the server's clients."""
+"""`pilotfish keys`: those by which servers, targets and pools know each other, and those of the server's clients."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ USE = """\
 
     {public}
 
-If a target has this key, the allowlist of the pool (--allow FILE) needs a line of it, a tenant and maybe a weight:
+If a server or a target has this key, the allowlist (--allow FILE) of whoever it dials needs a line of it, a tenant and
+maybe a weight:
 
     {public} TENANT 1
 
-If a draft or prefill pool has it, each target is told so:
+If a target or a pool has it, whoever dials that is told so:
 
+    --target-pool-key {quoted}
     --draft-pool-key {quoted}
     --prefill-pool-key {quoted}
 """
@@ -35,7 +37,7 @@ The secret is for the client alone, and is shown only now:
 The file of the server (--api-keys FILE, mode 0600) needs this entry:
 
 {entry}"""
-HELP = "Keys between targets and their pools, and of the server's clients (docs/security.md)."
+HELP = "Keys between servers, targets and pools, and of the server's clients (docs/security.md)."
 
 app = typer.Typer(help=HELP, no_args_is_help=True)
 
