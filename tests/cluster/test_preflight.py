@@ -74,11 +74,11 @@ def test_hosts_look_at_what_may_run_there() -> None:
 # -- on hosts
 
 
-def model(directory: Path, config: str = "{}", size: int = 3) -> Path:
+def model(directory: Path, weights: bytes = b"123") -> Path:
     directory.mkdir()
-    (directory / "config.json").write_text(config)
+    (directory / "config.json").write_text("{}")
     (directory / "tokenizer.json").write_text("{}")
-    (directory / "model.safetensors").write_bytes(bytes(size))
+    (directory / "model.safetensors").write_bytes(weights)
     return directory
 
 
@@ -88,7 +88,9 @@ def test_a_host_tells_what_it_has(tmp_path: Path) -> None:
     asked = config({"model": str(model(tmp_path / "m"))}, key=str(tmp_path / "cluster.key"))
     report = host_report(asked, ["target", "api"])
     assert report.key == pair.public and report.problem == ""
-    assert report.models["target"]["weights"] == "model.safetensors 3" and "weights" not in report.models["api"]
+    other = config({"model": str(model(tmp_path / "o", weights=b"124"))})
+    assert report.models["target"]["weights"] != host_report(other, ["target"]).models["target"]["weights"]
+    assert "weights" not in report.models["api"]
 
 
 def test_a_host_without_the_key_or_the_model_says_so(tmp_path: Path) -> None:

@@ -196,10 +196,12 @@ async def load_during(url: str, cases: Sequence[Case], event: Callable[[], objec
     async with httpx.AsyncClient(timeout=LIMIT, limits=limits) as http:
         clients = [asyncio.create_task(client(number, http)) for number in range(STREAMS)]
         await asyncio.sleep(3)
-        await asyncio.to_thread(event)
-        await asyncio.sleep(3)
-        over.set()
-        await asyncio.gather(*clients)
+        try:
+            await asyncio.to_thread(event)
+            await asyncio.sleep(3)
+        finally:
+            over.set()
+            await asyncio.gather(*clients)
     return tally
 
 

@@ -3,10 +3,11 @@ command."""
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ Say = Callable[[str], None]
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """To the Ray cluster there. ParameterError where there is none."""
+    for name in ("ray", "ray.serve"):  # what goes wrong is told in one line
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
+        ray.init(address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ParameterError("address", address, "a Ray cluster that runs, as `ray start --head` begins one") from error
     try:
@@ -160,8 +163,8 @@ def members_of(config: ClusterConfig) -> Iterator[Path]:
     with connected(config.address), tempfile.TemporaryDirectory(prefix="pilotfish-") as directory:
         if "target" not in _deployed(config):
             raise ParameterError("cluster", config.name, "one that is up, as `pilotfish cluster up` brings it")
-        listing = MembersListing(config, ("target",), Path(directory) / "members.json")
-        yield listing.path
+        with closing(MembersListing(config, ("target",), Path(directory) / "members.json")) as listing:
+            yield listing.path
 
 
 # -- status and down
@@ -171,13 +174,14 @@ def rows(config: ClusterConfig) -> list[dict[str, Any]]:
     """A row for each process, with equal fields."""
     there, hosts = _deployed(config), {host.id: host.name for host in cluster_hosts()}
     listing = Listing(config, [role for role in there if role != "api"])
-    listing.wait(TELLING)
-    known = {one.id: one for role in there for one in listing.of(role)}
+    with closing(listing):
+        listing.wait(TELLING)
+        known = {one.id: one for role in there for one in listing.of(role)}
     found = []
     for role in there:
         details = deployment_details(config.application(role), DEPLOYMENTS[role]) or {"replicas": []}
         for replica in details["replicas"]:
-            host = hosts.get(replica["node_id"], replica["node_id"] or "")
+            host = hosts.get(replica.get("node_id"), "")
             found.append(_row(role, host, replica["state"].value, known.get(replica["replica_id"])))
     return found
 

@@ -58,6 +58,10 @@ class Listing:
             _listeners[config.application(role)] = partial(self._take, role)
         self._handles = [follow(config.application(role), DEPLOYMENTS[role]) for role in roles]
 
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.shutdown()
+
     def of(self, role: Role) -> Sequence[Listed]:
         return self._replicas.get(role, ())
 
@@ -109,6 +113,10 @@ class MembersListing:
         self._listing: Listing | None = None
         self._listing = Listing(config, roles, lambda _: self._write())
         self._write()
+
+    def close(self) -> None:
+        if self._listing is not None:
+            self._listing.close()
 
     @property
     def serving(self) -> bool:
