@@ -4,6 +4,9 @@
 # An address has its number for #, as in tcp://pilotfish-target-#.pilotfish-target:7000; $TARGET, $DRAFT and $PREFILL are others.
 set -eu
 [ $# -eq 4 ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
+for count in "$2" "$3" "$4"; do
+    case $count in '' | *[!0-9]*) echo "$0: '$count' is not allowed; expected how many there are, 0 or more" >&2; exit 2 ;; esac
+done
 directory=$1
 mkdir -p -m 0700 "$directory"
 

@@ -193,6 +193,13 @@ def test_keys_make_all_that_pods_read(made: Path) -> None:
     assert [client.tenant for client in load_allowlist(made / "targets.allow").values()] == ["target"]
 
 
+@pytest.mark.parametrize("count", ["x", "-1", ""])
+def test_keys_of_no_number_of_processes_are_none(tmp_path: Path, count: str) -> None:
+    command = [ROOT / "deploy" / "keys.sh", tmp_path / "keys", count, "2", "1"]
+    made = subprocess.run(command, capture_output=True, text=True)
+    assert made.returncode == 2 and f"'{count}' is not allowed; expected" in made.stderr and not any(tmp_path.iterdir())
+
+
 def test_members_are_the_pods_that_can_be(made: Path) -> None:
     """Each by the name that its Service gives it."""
     members = msgspec.json.decode((made / "members.json").read_bytes(), type=Members)
