@@ -282,6 +282,17 @@ def test_frames_that_are_no_message_are_dropped(target: Target) -> None:
     assert whole(deltas_of(target.until())).finish is not None
 
 
+def test_a_number_that_is_in_use_is_no_other_requests(target: Target, caplog: pytest.LogCaptureFixture) -> None:
+    target.start()
+    target.submit(1, [5, 6], params())
+    target.submit(1, [7, 8], params())
+    delta = whole(deltas_of(target.until()))
+    assert delta.finish is not None and len(delta.tokens) == 12
+    target.submit(1, [9], params(max_tokens=2))  # it is free again
+    target.until()
+    assert "its number 1 is in use" in caplog.text
+
+
 def test_an_abort_frees_everything_at_once(target: Target) -> None:
     target.start()
     target.submit(1, [5, 6, 7], params(max_tokens=1500, n=2))

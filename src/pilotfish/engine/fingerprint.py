@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from importlib import metadata
 from pathlib import Path
 
 from pilotfish.core.vocabulary import text_digest
@@ -34,6 +35,7 @@ def all_but_weights(engine: Engine) -> dict[str, str]:
         "tokenizer": text_digest(engine.tokenizer),
         "ends": " ".join(map(str, sorted(model.generation.eos_ids))),
         "context": str(model.config.context),
+        **{name: metadata.version(name) for name in ("tokenizers", "llguidance")},  # stop strings and grammars
     }
     if model.device.type == "cpu" and not model.native:
         facts["threads"] = str(config.num_threads)  # by which torch divides its sums

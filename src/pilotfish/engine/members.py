@@ -12,6 +12,7 @@ import os
 import stat
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +68,7 @@ class Members(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         for role in self.__struct_fields__:
             members: tuple[Member, ...] = getattr(self, role)
             for shown in ([one.endpoint for one in members], [one.label for one in members]):
-                if twice := {text for text in shown if shown.count(text) > 1}:
+                if twice := [text for text, count in Counter(shown).items() if count > 1]:
                     raise InputError(f"{role}: {min(twice)!r} is there twice; expected each endpoint and name once")
 
 

@@ -180,6 +180,8 @@ class TargetService:
             self._fail(key, InputError(message.reason))
         elif isinstance(message, Abort):
             self._abort(key)
+        elif key in self._samples or key in self._compiling:
+            logger.warning("dropped a request of server %s: its number %d is in use", asked.server.peer.hex(), key.id)
         elif (constraint := message.params.structured_outputs) is None:
             self._submit(key, message)
         else:
