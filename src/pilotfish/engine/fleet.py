@@ -171,6 +171,8 @@ class Fleet:
         """These are the targets elsewhere from now on. One that is none any more loses its requests to others; one that
         drains gets no more of them, and is left when it has none."""
         async with self._members:
+            if self.closed:
+                return
             wanted = {member.endpoint: member for member in members}
             for replica in [replica for replica in self.replicas if replica.worker is None]:
                 member = wanted.pop(replica.member.endpoint, None)
