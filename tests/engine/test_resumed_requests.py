@@ -221,13 +221,14 @@ def test_a_stream_that_has_waited_long_enough_is_not_half_sent(worlds: Any) -> N
     run(scenario())
 
 
-def test_a_target_of_another_tokenizer_is_not_used(worlds: Any) -> None:
+@pytest.mark.parametrize("name", ["tokenizer", "config"])
+def test_a_target_of_another_model_is_not_used(worlds: Any, name: str) -> None:
     async def scenario() -> None:
         async with worlds(1) as world:
             status = world.targets[0].service._identity
-            world.targets[0].service._identity = msgspec.structs.replace(status, tokenizer="0123456789abcdef")
-            own = world.engine._texts[:12]
-            reason = f"{world.members[0].name}: its tokenizer, 0123456789ab, is not that of {world.engine.name}, {own}"
+            world.targets[0].service._identity = msgspec.structs.replace(status, **{name: "0123456789abcdef"})
+            own = world.engine._own[name][:12]
+            reason = f"{world.members[0].name}: its {name}, 0123456789ab, is not that of {world.engine.name}, {own}"
             await until(lambda: world.engine.health.reason == reason)
 
     run(scenario())

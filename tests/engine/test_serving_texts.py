@@ -52,6 +52,7 @@ def test_what_a_target_says(llama: Path, caplog: pytest.LogCaptureFixture, capfd
         engine = AsyncEngine(EngineConfig(target=llama), ServerConfig(replicas=0))
         fleet, replica = engine._fleet, Replica(Member("ipc:///t"), time.monotonic)
         fleet._loop, fleet.replicas, fleet._by_peer = asyncio.get_running_loop(), [replica], {b"target": replica}
+        fleet._dialling = {replica: asyncio.create_task(asyncio.sleep(0))}
         fleet._take_status(replica, STATUS)
         stream = engine.submit([[5]], SamplingParams())
         fleet._receive(Received(b"target", frame))

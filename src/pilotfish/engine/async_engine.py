@@ -76,7 +76,7 @@ class AsyncEngine:
         self._open: set[OpenRequest] = set()
         self._waiting: list[OpenRequest] = []  # for a target that may go on with them
         self._identity: Identity | None = None  # the last one
-        self._texts = ""  # digest of the tokenizer, once that is there
+        self._own: dict[str, str] = {}  # digests of the model's files, as in Identity, once they are read
 
     # -- the targets
 
@@ -87,12 +87,12 @@ class AsyncEngine:
         await asyncio.to_thread(self._read_model)
 
     def _read_model(self) -> None:
-        from pilotfish.model.metadata import load_tokenizer, log_through_root, read_generation_config  # takes seconds
+        from pilotfish.model import metadata  # takes seconds
 
-        log_through_root()
-        self.tokenizer = load_tokenizer(self.config.target)
-        self.defaults = read_generation_config(self.config.target).defaults
-        self._texts = text_digest(self.tokenizer)
+        metadata.log_through_root()
+        self.tokenizer = metadata.load_tokenizer(self.config.target)
+        self.defaults = metadata.read_generation_config(self.config.target).defaults
+        self._own = {"tokenizer": text_digest(self.tokenizer), "config": metadata.config_digest(self.config.target)}
 
     async def set_targets(self, members: Sequence[Member]) -> None:
         """These are the targets elsewhere from now on."""
@@ -223,9 +223,11 @@ class AsyncEngine:
                 self._resume(request, TargetUnavailable(reason, self.health.retry_after))
 
     def unfit(self, identity: Identity) -> str:
-        if not self._texts or identity.tokenizer in ("", self._texts):
-            return ""
-        return f"its tokenizer, {identity.tokenizer[:12]}, is not that of {self.name}, {self._texts[:12]}"
+        for name, own in self._own.items():
+            theirs = getattr(identity, name)
+            if own and theirs and theirs != own:
+                return f"its {name}, {theirs[:12]}, is not that of {self.name}, {own[:12]}"
+        return ""
 
     def look(self) -> None:
         """Requests that wait go on, or have waited long enough."""

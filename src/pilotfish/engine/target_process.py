@@ -31,6 +31,7 @@ from pilotfish.engine.remote_prefills import RemotePrefills
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.servers import AttendedServer, Dropped, FromServer, Malformed, Servers
 from pilotfish.errors import EngineError, InputError, RankLost
+from pilotfish.model.metadata import config_digest
 from pilotfish.observe.records import StepRecord
 from pilotfish.wire.serving import Abort, Delta, Identity, PoolLoad, PrefillPoolLoad, Status, StepReport, Submit
 
@@ -357,6 +358,7 @@ def identity_of(engine: Engine) -> Identity:
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
         tokenizer=text_digest(engine.tokenizer),
+        config=config_digest(config.target),
         version=metadata.version("pilotfish"),
         ranks=config.tensor_parallel,
     )

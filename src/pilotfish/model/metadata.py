@@ -5,6 +5,7 @@ Imports no torch: the HTTP server's process has none.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import tomllib
@@ -41,6 +42,16 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"model: {path} holds a {type(value).__name__}; a JSON object is needed")
     return value
+
+
+def config_digest(directory: Path) -> str:
+    """Of the model's config.json, but for what says where it is and who wrote it; "" where there is none: a server
+    whose targets are elsewhere needs none. ModelError for what is no configuration."""
+    if not (directory / "config.json").is_file():
+        return ""
+    fields = read_object(directory / "config.json")
+    own = {name: value for name, value in fields.items() if name not in ("_name_or_path", "transformers_version")}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def load_tokenizer(directory: Path) -> Any:

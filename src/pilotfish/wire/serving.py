@@ -99,6 +99,7 @@ class Identity(Readable, frozen=True):
     kv_dtype: Text = "auto"  # as it was asked for
     fingerprint: Text = ""  # of all that its tokens follow from: equal ones may resume each other's requests
     tokenizer: Text = ""  # its digest
+    config: Text = ""  # digest of the model's config.json
     version: Text = ""  # of Pilotfish
     ranks: Count = 1  # processes that hold its weights together
 
