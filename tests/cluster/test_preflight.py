@@ -9,7 +9,15 @@ import pytest
 
 from pilotfish.errors import InputError
 from pilotfish.ray.config import ClusterConfig, cluster_config
-from pilotfish.ray.preflight import Host, HostReport, check_devices, check_reports, host_report, possible_roles
+from pilotfish.ray.preflight import (
+    Host,
+    HostReport,
+    check_devices,
+    check_private,
+    check_reports,
+    host_report,
+    possible_roles,
+)
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 
 TARGETS = Host("1", "a", {"CPU": 4.0, "target_device": 2.0}, {"rack": "r1"})
@@ -63,6 +71,15 @@ def test_each_rank_has_its_devices() -> None:
     fields = {"devices": {"target_device": 1}}
     check_devices(config({**fields, "options": {"tensor_parallel": 2}}), [TARGETS])
     assert "target ask for 3 target_device" in refusal(config({**fields, "options": {"tensor_parallel": 3}}), TARGETS)
+
+
+def test_hosts_on_a_network_need_a_key() -> None:
+    there = Host("3", "10.0.0.7", {"CPU": 4.0}, address="10.0.0.7")
+    with pytest.raises(InputError, match=r"key: None is not allowed; expected a key file .*\(10\.0\.0\.7\)"):
+        check_private(config(), [TARGETS, there])
+    for fine in (config(key="/k"), config(insecure=True)):
+        check_private(fine, [TARGETS, there])
+    check_private(config(), [TARGETS])
 
 
 def test_hosts_look_at_what_may_run_there() -> None:

@@ -4,6 +4,7 @@ command."""
 from __future__ import annotations
 
 import logging
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +22,19 @@ from pilotfish.ray.alpha import deployment_details, run_applications
 from pilotfish.ray.app import application
 from pilotfish.ray.config import DEPLOYMENTS, ROLES, ClusterConfig, Role
 from pilotfish.ray.listing import Listed, Listing, MembersListing
-from pilotfish.ray.preflight import Host, HostReport, check_devices, check_reports, host_report, possible_roles
+from pilotfish.ray.preflight import (
+    Host,
+    HostReport,
+    check_devices,
+    check_private,
+    check_reports,
+    host_report,
+    possible_roles,
+)
 
-#: Seconds that a host has to look at itself, between two looks at what starts, and for Ray to tell what there is.
-REPORT, LOOK, TELLING = 120.0, 0.5, 10.0
+#: Seconds that a host has to look at itself, between two looks at what starts, for Ray to tell what there is, and to be
+#: heard at all.
+REPORT, LOOK, TELLING, HEARD = 120.0, 0.5, 10.0, 5.0
 #: As Ray Serve names them.
 PROXIES = {"every_host": "EveryNode", "head": "HeadOnly"}
 Say = Callable[[str], None]
@@ -33,6 +43,7 @@ Say = Callable[[str], None]
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """To the Ray cluster there. ParameterError where there is none."""
+    _check_heard(address)
     for name in ("ray", "ray.serve"):  # what goes wrong is told in one line
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
@@ -45,6 +56,18 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
+def _check_heard(address: str) -> None:
+    """Ray itself would try for minutes where nobody listens."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():  # "auto", or an address of another form, which Ray knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), HEARD).close()
+    except (OSError, OverflowError) as error:
+        allowed = f"a Ray cluster that runs, as `ray start --head` begins one ({error})"
+        raise ParameterError("address", address, allowed) from error
+
+
 # -- up
 
 
@@ -53,6 +76,7 @@ def up(config: ClusterConfig, say: Say) -> str:
     InputError, and nothing is started, where something is missing. EngineError where it does not serve; what was
     started is taken down."""
     hosts = cluster_hosts()
+    check_private(config, hosts)
     check_devices(config, hosts)
     check_reports(host_reports(config, hosts), version("pilotfish"))
     before = _setups(config)
@@ -79,6 +103,7 @@ def cluster_hosts() -> list[Host]:
             address if addresses.count(address) == 1 else f"{address}/{node['NodeID'][:8]}",
             node["Resources"],
             node["Labels"],
+            address,
         )
         for node, address in zip(alive, addresses, strict=True)
     ]

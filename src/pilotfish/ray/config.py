@@ -217,7 +217,7 @@ def cluster_config(given: Any) -> ClusterConfig:
             raise ParameterError("roles", name, " or ".join(ROLES))
     named = {role: _role(role, roles[role]) for role in ROLES if role in roles}
     for name in fields.keys() & {"key", "api_keys"}:
-        fields[name] = _path(name, fields[name])
+        fields[name] = fields[name] and _path(name, fields[name])
     config = ClusterConfig(roles=named, **fields)
     _check_roles(config)
     return config

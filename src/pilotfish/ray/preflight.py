@@ -4,13 +4,14 @@ needed. Each problem is one line that says which and where."""
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from pilotfish.errors import InputError
+from pilotfish.errors import InputError, ParameterError
 from pilotfish.ray.config import ClusterConfig, Role
 from pilotfish.server.auth import ENVIRONMENT, Keyring, load_keyring, refuse_open
 from pilotfish.wire.curve_keys import load_key_pair
@@ -33,6 +34,7 @@ class Host:
     name: str  # for people
     has: Resources
     labels: Mapping[str, str] = field(default_factory=dict)
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ class HostReport:
     models: Mapping[Role, Mapping[str, str]]  # digests, by file
     key: str = ""  # its public half
     problem: str = ""  # why a role could not run there
+
+
+def check_private(config: ClusterConfig, hosts: Sequence[Host]) -> None:
+    """InputError where prompts would cross a network in the clear, unless that is wanted."""
+    beyond = [host.name for host in hosts if not ipaddress.ip_address(host.address).is_loopback]
+    if beyond and config.key is None and not config.insecure:
+        raise ParameterError("key", None, f"a key file for hosts on a network ({', '.join(beyond)}), or insecure: true")
 
 
 # -- devices
