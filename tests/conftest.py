@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sizes import sized
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,7 +23,7 @@ from hypothesis import settings
 from support import KINDS, write_model
 from xdist.scheduler import LoadFileScheduling
 
-settings.register_profile("pilotfish", deadline=None, derandomize=True, database=None, max_examples=50)
+settings.register_profile("pilotfish", deadline=None, derandomize=True, database=None, max_examples=sized(30, 50))
 settings.load_profile("pilotfish")
 
 

@@ -53,9 +53,11 @@ class _NoProcesses(Supervisor):
 @contextmanager
 def draft_worker(config: EngineConfig, endpoint: str, **options: Any) -> Iterator[None]:
     """One of an engine with a draft, until the end. `options` are of `DraftConfig`."""
-    names = ("dtype", "kv_slots", "eager", "pace", "prefix_cache")
+    names = ("dtype", "kv_slots", "eager", "pace", "prefix_cache", "draft_layers")
     own = {name: getattr(config, name) for name in names}
     model = EngineConfig(target=config.draft, threads=1, **own)
+    if config.draft == config.features:
+        options["target"] = config.target
     channel = ListeningChannel(endpoint)
     worker = make_worker(DraftConfig(model=model, listen=endpoint, leaves=config.leaves, **options), channel)
     thread = threading.Thread(target=worker.run)
@@ -74,10 +76,17 @@ def patient_propose(propose):  # type: ignore[no-untyped-def]
     def patient(drafter: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         trees = propose(drafter, requests, limits)
         deadline = time.monotonic() + PATIENCE
-        may_grow = limits.nodes and limits.levels and any(r.max_length - len(r.tokens) > 1 for r in requests)
+        featured = drafter._source is not None
+        growing = (r.max_length - len(r.tokens) > 1 and not (featured and _first_step(r)) for r in requests)
+        may_grow = limits.nodes and limits.levels and any(growing)
         while may_grow and not any(map(len, trees)) and time.monotonic() < deadline:
             time.sleep(0.0005)
             trees = propose(drafter, requests, limits)
         return trees
 
     return patient
+
+
+def _first_step(request: Request) -> bool:
+    """Or the first after a preemption: a trained head has no features of it yet."""
+    return request.stats.verify_steps == 0 or request.num_pending > 1

@@ -12,7 +12,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 KEYS = Path("/etc/pilotfish/keys")
-#: API groups of extensions: their schemas come with them.
+OLDEST = "1.30"  # of Kubernetes; docs/cluster.md says so
+#: API groups of extensions, of which Kubernetes has no schemas.
 EXTENSIONS = ("ray.io", "monitoring.coreos.com", "inference.networking.k8s.io", "kustomize.config.k8s.io")
 NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedTokenizerFast
 
-from pilotfish.config import EngineConfig
+from pilotfish.config import EngineConfig, KVDType
 from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.executor import Sampling
 from pilotfish.core.living_tree import LivingTree
@@ -154,9 +154,9 @@ def edit_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], ob
     return directory
 
 
-def native_model(directory: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def native_model(directory: Path, dtype: torch.dtype = torch.float32, kv_dtype: KVDType = "auto") -> LoadedModel:
     """Loaded for the C++ kernels on the CPU."""
-    return load_model(directory, dtype, torch.device("cpu"), eager=False)
+    return load_model(directory, dtype, torch.device("cpu"), eager=False, kv_dtype=kv_dtype)
 
 
 # -- engines

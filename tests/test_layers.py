@@ -21,6 +21,7 @@ LAYERS = (
     ("engine",),
     ("target", "draft", "prefill"),  # these three meet only through core and wire
     ("pairs",),
+    ("heads",),
     ("model",),
     ("observe",),
     ("wire",),

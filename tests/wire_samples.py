@@ -13,6 +13,7 @@ import msgspec
 from msgspec.inspect import (
     AnyType,
     BoolType,
+    BytesType,
     DataclassType,
     DictType,
     EnumType,
@@ -73,6 +74,8 @@ def _plain(kind: Type) -> Any:
             return False
         case StrType():
             return "plain"
+        case BytesType():
+            return bytes(kind.min_length or 0)
         case NoneType() | AnyType():
             return None
         case LiteralType():

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from pilotfish.core.feature_rows import FeatureType
 from pilotfish.core.sampling_params import MAX_SAMPLES, MAX_TOKENS
 from pilotfish.core.segments import SEGMENT_BYTES
 from pilotfish.errors import ParameterError
@@ -38,8 +39,10 @@ PREFILL_ROWS = 2048
 #: What a pool is told of its model.
 POOL_MODEL = (
     *("dtype", "quantization", "kv_dtype", "device", "threads", "cores"),
-    *("kv_slots", "memory", "pace", "trace", "prefix_cache", "eager"),
+    *("kv_slots", "memory", "pace", "trace", "prefix_cache", "eager", "draft_layers"),
 )
+#: And a prefill pool besides.
+OF_PREFILLS = ("max_model_len", "max_rows", "features")
 
 #: Groups of options in the help of commands.
 speculation = partial(option, panel="Speculation")
@@ -85,6 +88,14 @@ def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
     return frozenset(chosen)
 
 
+def layer_ids(field: str, text: str) -> tuple[int, ...]:
+    """Of "2,16,29"; ParameterError, naming `field`, for what is no such list."""
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError as error:
+        raise ParameterError(field, text, "numbers of hidden states joined by a comma, as in 2,16,29") from error
+
+
 def least_sent(text: str) -> int | None:
     """Tokens from which on a prompt is computed by a prefill worker; None: auto. ParameterError for what is neither."""
     if text == "auto":
@@ -128,8 +139,11 @@ class EngineConfig:
     those that `members`, a file of draft and prefill pools (`engine/members.py`), names while the target runs.
     `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup of the last tokens in the sequence),
     suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept). In async the draft grows
-    up to `wanted` nodes of a sequence. `budget` auto spends of `nodes` and `levels` what pays by measured costs, down
-    to plain decoding; fixed spends all of it, always.
+    up to `wanted` nodes of a sequence. A draft may be a trained head of the target, which needs `features` of it: they
+    are made for the head that is named so, or for the draft itself where it is one and grows here or in workers of this
+    engine (`engine/tapping.py`). `draft_layers` are the hidden states that a head takes, in place of what it says.
+    `budget` auto spends of `nodes` and `levels` what pays by measured costs, down to plain decoding; fixed spends all
+    of it, always.
 
     KV of long prompts is computed by `prefill_workers` processes on `prefill_cores`, or by the pools that listen at
     `prefill_pool`, where that is sooner or, with a number as `prefill_threshold`, where so many tokens lack it. It is
@@ -156,6 +170,10 @@ class EngineConfig:
     budget: Annotated[BudgetKind, speculation("auto: guess as much as pays; fixed: always all.")] = "auto"
     ngram_min: Annotated[int, speculation("Tokens that n-gram lookup matches, at least.", 1, 16)] = 1
     ngram_max: Annotated[int, speculation("And at most.", 1, 16)] = 4
+    draft_layers: Annotated[
+        tuple[int, ...],
+        speculation("Hidden states that a trained head takes.", parse=layer_ids, metavar="ID,…", shown="as it says"),
+    ] = ()
     wanted: Annotated[int, option("", 1, 1 << 16)] = 2048
     max_cached_tokens: Annotated[int, option("", 2, 1 << 26)] = 1 << 17
     leaves: Annotated[int, elsewhere("Leaves that a draft forward expands.", 1, 1024)] = 32
@@ -172,6 +190,10 @@ class EngineConfig:
         None
     )
     draft_optional: Annotated[bool, elsewhere("Serve without a pool that fails.")] = False
+    features: Annotated[Path, elsewhere("A trained head that pools may draft with.")] | None = None
+    feature_dtype: Annotated[
+        FeatureType, elsewhere("Features go to trained heads as float32, bfloat16, fp8 or int8.")
+    ] = "bfloat16"
     insecure: Annotated[bool, elsewhere("Do without keys beyond this host.")] = False
     prefill_workers: Annotated[int, ahead("Processes that compute KV of prompts.", 0, 64)] = 0
     prefill_cores: Annotated[str, ahead("Their cores.", shown="half of the target's")] = ""
@@ -269,7 +291,7 @@ class EngineConfig:
         """For the process of a draft worker, whose parent has placed it on its cores."""
         assert self.draft is not None  # as in every mode that starts one
         own: dict[str, Any] = {"cores": "", "threads": 0, "max_model_len": 0, "max_rows": EngineConfig.max_rows}
-        return replace(self, target=self.draft, draft=None, mode="off", allotted=0, **own, **ALONE)
+        return replace(self, target=self.draft, draft=None, features=None, mode="off", allotted=0, **own, **ALONE)
 
     @property
     def of_prefill(self) -> EngineConfig:
@@ -281,7 +303,7 @@ class EngineConfig:
         """For the process of another rank than the first, likewise. A device each."""
         device = f"cuda:{rank}" if self.device == "cuda" else self.device
         own: dict[str, Any] = {**ALONE, "tensor_parallel": self.tensor_parallel, "cores": "", "pace": "", "trace": None}
-        return replace(self, draft=None, mode="off", device=device, **own)
+        return replace(self, draft=None, features=None, mode="off", device=device, **own)
 
     @property
     def starts_drafts(self) -> bool:
@@ -303,10 +325,12 @@ class EngineConfig:
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig:
     """A draft pool: `model`, whose target is the draft, serves targets that come to `listen`. Without `key` and
-    `allow` only this host's processes may come, unless `insecure`."""
+    `allow` only this host's processes may come, unless `insecure`. A draft that is a trained head is one of `target`,
+    whose tokenizer, embeddings and output layer it shares."""
 
     model: EngineConfig
     listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
+    target: Annotated[Path, option("The target of a draft that is a trained head.")] | None = None
     name: Annotated[str, option("What ps and logs call it.")] = "draft"
     revision: Annotated[str, option("Of the draft, for targets' metrics.", most=MAX_REVISION)] = ""
     key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Measure
-from sizes import sized
+from sizes import in_soak, sized
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from pilotfish.bench import neighbours
@@ -60,6 +60,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@in_soak
 def test_neighbours(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(children(os.getpid()))  # other tests' engines may have some
     monkeypatch.setitem(SHAPES, neighbours.SHAPE, TINY)
@@ -152,6 +153,7 @@ def test_both_take_the_same_step_again_and_again(tiny_model: Path) -> None:
         assert len(step_seconds(ours, 2, 0.0)) == LEAST and WARM_UP > 0
 
 
+@in_soak
 def test_processes_start_as_from_a_shell(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without our word on how OpenMP waits; each answers, and a bad question is told."""
     monkeypatch.setenv(POLICY, "passive")

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from head_files import write_eagle3
 from support import edit_config
 
+from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.pairs import resolve_pair
 
 
@@ -125,3 +127,39 @@ def test_too_little_memory_is_a_problem(pilotfish: Run, llama: Path) -> None:
 def test_bad_usage_is_one_line(pilotfish: Run, arguments: list[str], message: str) -> None:
     result = pilotfish("models", "check", *arguments)
     assert result.code == 2 and message in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def head(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained head of the tiny Llama, with random weights."""
+    target, directory = TargetFacts.read(llama), tmp_path_factory.mktemp("head")
+    layers = {"layers": (0, 1, 2), "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    return write_eagle3(directory, "safeailab", target=target, **layers)
+
+
+def test_a_head_is_told_with_its_target(pilotfish: Run, llama: Path, head: Path) -> None:
+    result = pilotfish("models", "check", head, "--target", llama, "--json")
+    assert (result.code, result.stderr) == (0, "")
+    (row,) = result.rows
+    assert row["would_run"] and row["draft"] is None and row["target"]["architecture"] == "LlamaForCausalLM"
+    told = row["head"]
+    assert (told["kind"], told["dialect"]) == ("eagle3", "safeailab")
+    assert (told["hidden_states"], told["feature_width"]) == ("embeddings, 1, 2 of 2", 64)
+    assert row["memory"]["draft"]["parameters"] > 0
+    plain = pilotfish("models", "check", llama, "--draft", head)
+    assert plain.code == 0
+    assert "eagle3, in the layout of safeailab" in plain.stdout and "a token after the other" in plain.stdout
+    (other,) = pilotfish("models", "check", head, "--target", llama, "--draft-layers", "0,2,-1", "--json").rows
+    assert other["head"]["hidden_states"] == "embeddings, 2, final of 2"
+
+
+def test_a_head_that_is_refused(pilotfish: Run, llama: Path, head: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(head, tmp_path / "head"))
+    edit_config(copy, vocab_size=511)
+    result = pilotfish("models", "check", copy, "--target", llama)
+    assert result.code == 2
+    assert "is of a vocabulary of 511" in result.stdout and result.stdout.rstrip().endswith("would not run")
+    alone = pilotfish("models", "check", head)
+    assert alone.code == 2 and "target: None is not allowed; expected the directory of its model" in alone.stderr
+    astray = pilotfish("models", "check", llama, "--target", llama)
+    assert astray.code == 2 and "DIRECTORY is the target itself" in astray.stderr

@@ -34,7 +34,7 @@ def _logs() -> Iterator[None]:
         (["--request-timeout", "nan"], "request_timeout: nan"),
         (["--drain-timeout", "-1"], "drain_timeout: -1"),
         (["--per-request-spec-decode-metrics", "all"], "metrics: 'all'"),
-        (["--speculative-config", '{"method": "medusa"}'], "speculative_config.method: 'medusa'"),
+        (["--speculative-config", '{"method": "mlp_speculator"}'], "speculative_config.method: 'mlp_speculator'"),
         (["--served-model-name", ""], "served_model_name"),
         (["--replicas", "0"], "replicas: 0"),
         (["--port", "0", "--target-pool", "http://a"], "target_pool: 'http://a'"),

@@ -47,7 +47,8 @@ def test_adaptive_verification_is_the_budget(llama: Path) -> None:
     [
         ("{", "speculative_config"),
         ("[]", "speculative_config"),
-        ('{"method": "eagle3"}', "speculative_config.method: 'eagle3'"),
+        ('{"method": "mlp_speculator"}', "speculative_config.method: 'mlp_speculator'"),
+        ('{"method": "eagle3"}', "speculative_config.model: None"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "speculative_config.num_speculative_tokens: 0"),
         ('{"method": "ngram", "num_speculative_tokens": true}', "speculative_config.num_speculative_tokens: True"),
         ('{"method": "ngram", "tensor_parallel_size": 2}', "speculative_config.tensor_parallel_size: 2"),

@@ -1,4 +1,4 @@
-"""`pilotfish train pair`: options to a recipe, a recipe to a pair."""
+"""`pilotfish train`: options to a recipe, a recipe to a pair, a head or a draft."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from pilotfish.train import distil as distil_module
+from pilotfish.train import head as head_module
 from pilotfish.train import pair as pair_module
 from pilotfish.train.evaluate import Evaluation
+from pilotfish.train.evaluate_head import HeadEvaluation
 from pilotfish.train.recipe import LlamaSize, PairRecipe
+from pilotfish.train.taught_recipe import DistilRecipe, HeadRecipe, head_recipe
 
 RESULT = Evaluation(*(0.5 for _ in Evaluation.__annotations__))
 
@@ -54,5 +58,60 @@ def test_options_given_reach_the_recipe(pilotfish, calls: list[Any], tmp_path: P
 )
 def test_bad_options_are_one_line(pilotfish, tmp_path: Path, options: tuple[object, ...]) -> None:
     result = pilotfish("train", "pair", "--out", tmp_path, *options)
+    assert (result.code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What `train_head` and `train_distil` were called with."""
+    seen: list[tuple[Any, ...]] = []
+
+    def train_head(recipe: HeadRecipe, out: Path, run: Path, _: object, device: str) -> HeadEvaluation:
+        seen.append((recipe, out, run, device))
+        return HeadEvaluation((0.8, 0.7), 2.36, (0.6, 0.5), 1.9)
+
+    def train_distil(recipe: DistilRecipe, out: Path, run: Path, _: object, device: str) -> Evaluation:
+        seen.append((recipe, out, run, device))
+        return RESULT
+
+    monkeypatch.setattr(head_module, "train_head", train_head)
+    monkeypatch.setattr(distil_module, "train_distil", train_distil)
+    return seen
+
+
+def test_a_head_takes_its_kind_s_values(pilotfish, taught: list[Any]) -> None:
+    options = ("--target", "t", "--kind", "dspark", "--out", "o", "--threads", 1)
+    result = pilotfish("train", "head", *options)
+    assert result.code == 0
+    assert result.stdout.splitlines()[0].split() == ["greedy", "acceptance", "0.800", "0.700"]
+    more = ("--data", "a.jsonl", "--data", "b.jsonl", "--feature-layers", "1,3", "--depth", 7, "--draft-vocab", 64)
+    assert pilotfish("train", "head", *options, *more, "--json").code == 0
+    given = {"data": (Path("a.jsonl"), Path("b.jsonl")), "feature_layers": (1, 3), "depth": 7, "draft_vocab": 64}
+    recipes = [head_recipe("dspark", target=Path("t"), **some) for some in ({}, given)]
+    assert taught == [(recipe, Path("o"), Path("o/run"), "auto") for recipe in recipes]
+
+
+def test_a_draft_starts_from_a_model_or_a_shape(pilotfish, taught: list[Any]) -> None:
+    for draft in ("d", "2,64,2,1,64"):
+        assert pilotfish("train", "distil", "--target", "t", "--draft", draft, "--out", "o", "--threads", 1).code == 0
+    starts: list[dict[str, Any]] = [{"draft": Path("d")}, {"shape": LlamaSize(2, 64, 2, 1, 64)}]
+    assert [call[0] for call in taught] == [DistilRecipe(target=Path("t"), **start) for start in starts]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("head", "--kind", "eagle9"),
+        ("head", "--kind", "eagle3", "--feature-layers", "a"),
+        ("head", "--kind", "mtp", "--depth", 0),
+        ("head", "--kind", "mtp", "--target", "/nowhere"),
+        ("distil", "--draft", "1,2"),
+        ("distil", "--draft", "1,64,3,2,64"),
+        ("distil", "--draft", "/nowhere", "--sequence-length", 5),
+    ],
+)
+def test_bad_options_of_drafts_are_one_line(pilotfish, tmp_path: Path, options: tuple[object, ...]) -> None:
+    result = pilotfish("train", options[0], "--out", tmp_path, "--target", tmp_path, *options[1:])
     assert (result.code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1

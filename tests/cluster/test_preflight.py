@@ -43,6 +43,7 @@ def test_all_find_a_place() -> None:
     )
     check_devices(config({"count": 8}), [TARGETS, DRAFTS])
     check_devices(config({"labels": {"rack": "r1"}, "count": 4}), [DRAFTS, TARGETS])
+    check_devices(config({"cpus": 4}, {"labels": {"rack": "r1"}}), [TARGETS, Host("4", "d", {"CPU": 4.0})])
     check_devices(config({"count": 2, "cpus": 4}), [TARGETS, Host("4", "a", {"CPU": 4.0})])  # of one name
     fractions = Host("3", "c", {"CPU": 1.0})
     check_devices(config({"count": 10, "cpus": 0.1}), [fractions])
@@ -59,7 +60,8 @@ def test_all_find_a_place() -> None:
         ({}, {"devices": {"npu": 1}}, "roles: draft ask for 1 npu; there are none on any of a, b"),
         ({"count": 7}, {"count": 2}, "roles: target and draft ask for 9 CPU; there are 8: 4 on a, 4 on b"),
         ({"cpus": 5}, None, "roles.target: no host has 5 CPU for number 1 of it"),
-        ({"labels": {"rack": "r2"}}, None, "roles.target: no host has 1 CPU, rack=r2 for number 1 of it"),
+        ({"labels": {"rack": "r2"}}, None, "roles.target.labels: rack=r2 on none of a, b"),
+        ({"labels": {"rack": "r1"}, "count": 5}, None, "roles.target: no host has 1 CPU, rack=r1 for number 5 of it"),
         ({"count": 2, "cpus": 3}, {"cpus": 2}, "roles.draft: no host has 2 CPU for number 1 of it"),
     ],
 )

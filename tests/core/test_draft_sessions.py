@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sizes import sized
 from slot_contents import SlotContents
 
+from pilotfish.core.child_calibration import TENANTS as MOST_TENANTS
+from pilotfish.core.child_calibration import TenantCalibrations
 from pilotfish.core.draft_sessions import (
     IDLE,
     DraftSession,
@@ -19,6 +21,7 @@ from pilotfish.core.draft_sessions import (
     Unshared,
     add_children,
 )
+from pilotfish.core.features import Features
 from pilotfish.core.level_choice import LevelChoice, LevelShape
 from pilotfish.core.messages import Open, RequestSampling, salt_digest
 from pilotfish.core.prefix_cache import PrefixCache
@@ -37,11 +40,31 @@ def make_table(capacity: int = CAPACITY, cached: bool = True) -> SessionTable:
 
 
 def make_session(
-    number: int, tokens: list[int], tenant: str = "a", salt: str | None = None, generation: int = 1, now: float = 0.0
+    number: int,
+    tokens: list[int],
+    tenant: str = "a",
+    salt: str | None = None,
+    generation: int = 1,
+    now: float = 0.0,
+    width: int = 0,
 ) -> DraftSession:
+    """`width` is that of a trained head's features."""
     key, digest = SessionKey(tenant.encode(), number), salt_digest(salt, b"key")
     opened = Open(number, generation, tokens, len(tokens), 60, 0, RequestSampling(), 30, digest)
-    return DraftSession.of(key, opened, tenant, 1.0, CAPACITY, Unshared(), now)
+    return DraftSession.of(key, opened, tenant, 1.0, CAPACITY, Unshared(), now, feature_width=width)
+
+
+def features_of(session: DraftSession, first: int, end: int) -> Features:
+    """What a target would tell of positions [first, end): each depends on all tokens up to its own."""
+    numbers = [hash(tuple(session.tokens[: place + 1])) % 2**20 for place in range(first, end)]
+    return np.array(numbers, np.float32).reshape(-1, 1)
+
+
+def tell(session: DraftSession, count: int = CAPACITY) -> None:
+    """The next features, of those that the target has: not the last token's."""
+    assert session.features is not None
+    first = session.features.reach
+    session.features.put(first, features_of(session, first, min(first + count, len(session.tokens) - 1)))
 
 
 class Device:
@@ -54,9 +77,15 @@ class Device:
     def run(self, level: list[LevelPart]) -> None:
         self.table.allocate(level)
         self.contents.run(level)
+        for part in level:
+            end, log = len(part.session.slots), part.session.features
+            if part.pending and log is not None:
+                first = max(end - part.pending, 1)  # the first token has none
+                assert (log.of_rows(first, end - first) == features_of(part.session, first - 1, end - 1)).all()
         self.table.computed(level)
         leaves = sum(len(part.leaves) for part in level)
-        add_children(level, np.tile(np.arange(CHILDREN), (leaves, 1)), np.full((leaves, CHILDREN), -0.7))
+        tokens, chances = np.tile(np.arange(CHILDREN), (leaves, 1)), np.full((leaves, CHILDREN), -0.7)
+        add_children(level, tokens, chances, self.table.calibrations)
 
     def check(self) -> None:
         self.contents.check()
@@ -71,10 +100,12 @@ def read(device: Device, session: DraftSession) -> int:
 
 
 class SessionsMachine(RuleBasedStateMachine):
-    """Sessions of several tenants and salts over few slots: opened, again, grown, committed to, evicted, closed."""
+    """Sessions of several tenants and salts over few slots: opened, again, grown, committed to, evicted, closed. Those
+    of a trained head are told features in between."""
 
-    @initialize(cached=st.booleans())
-    def begin(self, cached: bool) -> None:
+    @initialize(cached=st.booleans(), width=st.integers(0, 1))
+    def begin(self, cached: bool, width: int) -> None:
+        self.width = width
         self.table = make_table(cached=cached)
         self.device = Device(self.table)
         self.choice = LevelChoice(self.table, SHAPE)
@@ -85,7 +116,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 3), tenant=st.sampled_from(TENANTS), salt=st.sampled_from(SALTS), tokens=TOKENS)
     def open(self, number: int, tenant: str, salt: str | None, tokens: list[int]) -> None:
-        session = make_session(number, tokens, tenant, salt, now=self.now)
+        session = make_session(number, tokens, tenant, salt, now=self.now, width=self.width)
         found = self.table.open(session)
         assert found == len(session.slots) < len(tokens)
         assert self.table.cache is not None or not found
@@ -96,6 +127,11 @@ class SessionsMachine(RuleBasedStateMachine):
         assert sum(part.rows for part in level) <= self.table.pool.num_available
         if level:
             self.device.run(level)
+
+    @precondition(lambda self: self.width and len(self.table))
+    @rule(data=st.data(), count=st.integers(1, 12))
+    def tell(self, data: st.DataObject, count: int) -> None:
+        tell(self.some(data), count)
 
     @precondition(lambda self: len(self.table))
     @rule(data=st.data(), hits=st.integers(0, 3), bonus=st.integers(0, 1))
@@ -133,7 +169,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
 
 TestSessions = SessionsMachine.TestCase
-TestSessions.settings = settings(max_examples=sized(80, 200), stateful_step_count=40, deadline=None)
+TestSessions.settings = settings(max_examples=sized(45, 200), stateful_step_count=40, deadline=None)
 
 
 def test_the_next_turn_begins_with_the_last() -> None:
@@ -294,3 +330,100 @@ def test_a_sessions_grammar_follows_its_output() -> None:
     assert session.grammar_state() is told and told.output == [4]
     table.commit(session, [5, 6])
     assert session.grammar_state() is told and told.output == [4, 5, 6]
+
+
+def test_what_a_tenant_commits_makes_no_trees_of_another_worse() -> None:
+    """Not even if its tokens are never those that were guessed."""
+    table = make_table()
+    device, wrong, right = Device(table), make_session(1, [0, 1], "a"), make_session(1, [0, 1], "b")
+    for session in (wrong, right):
+        table.open(session)
+    for _ in range(20):
+        read(device, wrong)
+        table.commit(wrong, [CHILDREN])
+    level = [LevelPart.of_pending(session, session.num_pending) for session in (wrong, right)]
+    device.run(level)
+    scores = [[session.tree.score(node) for node in session.tree.likeliest(CHILDREN)] for session in (wrong, right)]
+    assert max(scores[0]) < -1.0 and np.allclose(scores[1], -0.7)
+    device.check()
+
+
+def test_counts_of_tenants_are_bounded() -> None:
+    calibrations = TenantCalibrations()
+    kept = calibrations.of("0")
+    for number in range(1, MOST_TENANTS + 5):
+        calibrations.of(str(number))
+        assert calibrations.of("0") is kept
+    assert calibrations.of("1") is not calibrations.of("2") and len(calibrations) == MOST_TENANTS
+
+
+def test_a_head_reads_what_features_came_for() -> None:
+    """Its tree begins once all but the last token's are there, and begins anew after each commit."""
+    table = make_table()
+    device, choice, session = Device(table), LevelChoice(table, SHAPE), make_session(1, [0, 1, 0, 1, 1], width=1)
+    table.open(session)
+    assert session.waits and not choice.next_level(0.0)
+    tell(session, 2)
+    assert (session.num_missing, session.num_pending) == (5, 3)
+    device.run(choice.next_level(0.0))
+    assert session.waits and not len(session.tree)
+    tell(session)
+    device.run(choice.next_level(0.0))
+    device.run(choice.next_level(0.0))
+    assert session.num_missing == 0 and len(session.tree) > CHILDREN
+    table.commit(session, [0, 1])
+    assert session.waits and not len(session.tree) and len(session.slots) == 5
+    tell(session)
+    assert session.num_pending == 2
+    device.run(choice.next_level(0.0))
+    assert len(session.tree) == CHILDREN
+    device.check()
+
+
+def test_a_first_token_alone_gives_a_head_nothing_to_guess_from() -> None:
+    table = make_table()
+    device, session = Device(table), make_session(1, [1], width=1)
+    table.open(session)
+    assert session.waits
+    table.commit(session, [0])
+    tell(session)
+    assert session.num_pending == 2
+    device.run([LevelPart.of_pending(session, 2)])
+    assert len(session.tree) == CHILDREN
+    device.check()
+
+
+def test_a_head_that_lost_its_kv_waits_for_features_again() -> None:
+    """From before the first token that it did not find."""
+    table = make_table()
+    device, session = Device(table), make_session(1, [0, 1, 0, 1, 1, 0], width=1)
+    table.open(session)
+    tell(session)
+    assert read(device, session) == 6
+    table.drop_tree(session)
+    assert (session.num_missing, session.waits) == (1, True)
+    tell(session, 1)
+    assert session.num_pending == 1 and read(device, session) == 1
+    table.evict(session)
+    assert session.waits and table.wake(session) == 5
+    tell(session)
+    assert read(device, session) == 1
+    device.check()
+
+
+def test_kv_that_was_computed_without_features_is_for_its_session_alone() -> None:
+    """Others find what comes before the gap."""
+    table, tokens = make_table(), [0, 1, 0, 1, 1, 0, 1, 0]
+    choice, session = LevelChoice(table, LevelShape(1, CHILDREN)), make_session(1, tokens, width=1)
+    table.open(session)
+    assert session.features is not None
+    for first, end in ((0, 3), (5, 7)):
+        session.features.put(first, features_of(session, first, end))
+    while session.num_pending:
+        level = choice.next_level(0.0)
+        table.allocate(level)
+        table.computed(level)
+    assert len(session.slots) == 8 and session.features.num_whole(8) == 4
+    table.close(session)
+    assert table.open(make_session(2, tokens, width=1)) == 4
+    table.check()

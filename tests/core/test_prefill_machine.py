@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import Struct
 from msgspec.structs import replace
+from sizes import sized
 
 from pilotfish.core import prefill_machine
 from pilotfish.core.messages import Peer
@@ -586,4 +587,4 @@ def _begun(target: GreetedTarget) -> list[TakenOrder]:
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=100, stateful_step_count=40)
+TestAnything.settings = settings(max_examples=sized(60, 100), stateful_step_count=40)

@@ -140,7 +140,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=sized(80, 150), stateful_step_count=40)
+TestCache.settings = settings(max_examples=sized(45, 150), stateful_step_count=40)
 
 
 class WindowedCacheMachine(RuleBasedStateMachine):
@@ -230,7 +230,7 @@ class WindowedCacheMachine(RuleBasedStateMachine):
 
 
 TestWindowedCache = WindowedCacheMachine.TestCase
-TestWindowedCache.settings = settings(max_examples=sized(80, 250), stateful_step_count=50)
+TestWindowedCache.settings = settings(max_examples=sized(45, 250), stateful_step_count=50)
 
 
 @pytest.mark.parametrize("window", [2, 5, 9, 30])

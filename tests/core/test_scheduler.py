@@ -460,17 +460,17 @@ def test_tiers_under_long_random_runs() -> None:
 
 
 TestHandOvers = HandingMachine.TestCase
-TestHandOvers.settings = settings(max_examples=60, stateful_step_count=40)
+TestHandOvers.settings = settings(max_examples=sized(35, 60), stateful_step_count=40)
 TestTiers = TieredMachine.TestCase
-TestTiers.settings = settings(max_examples=sized(50, 80), stateful_step_count=50)
+TestTiers.settings = settings(max_examples=sized(30, 80), stateful_step_count=50)
 TestWindowed = WindowedMachine.TestCase
-TestWindowed.settings = settings(max_examples=sized(50, 80), stateful_step_count=40)
+TestWindowed.settings = settings(max_examples=sized(30, 80), stateful_step_count=40)
 TestWindowedCaching = WindowedCachingMachine.TestCase
-TestWindowedCaching.settings = settings(max_examples=sized(50, 120), stateful_step_count=40)
+TestWindowedCaching.settings = settings(max_examples=sized(30, 120), stateful_step_count=40)
 TestCaching = CachingMachine.TestCase
-TestCaching.settings = settings(max_examples=sized(50, 120), stateful_step_count=40)
+TestCaching.settings = settings(max_examples=sized(30, 120), stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=sized(50, 80), stateful_step_count=40)
+TestScheduler.settings = settings(max_examples=sized(30, 80), stateful_step_count=40)
 
 
 @given(seed=st.integers(0, 1 << 32), count=st.integers(1, 6), budget=st.integers(0, 40))
@@ -729,7 +729,7 @@ def test_a_sample_that_comes_late_computes_one_row_of_the_prompt() -> None:
     window=st.sampled_from([0, 0, 1, 4, 12]),
     cached=st.booleans(),
 )
-@settings(max_examples=100)
+@settings(max_examples=sized(60, 100))
 def test_shared_prompts_survive_aborts_and_preemption(
     data: st.DataObject, capacity: int, max_rows: int, max_requests: int, seed: int, window: int, cached: bool
 ) -> None:

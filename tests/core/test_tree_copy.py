@@ -161,6 +161,22 @@ def test_repeats_are_merged_into_the_first(nodes: list[tuple[int, int, int, floa
         assert {p for p in paths(tree_of(at_once)) if p[-1] == 7} == {(*p[size:], 7) for p in below}
 
 
+def test_a_draft_that_begins_anew_after_a_commit_knows_better() -> None:
+    copy = TreeCopy(5, VOCAB, 100)
+    copy.attach(make_push(5, (1, 0, 7, -0.1), (2, 1, 3, -4.0), (3, 2, 6, -0.5), (4, 0, 3, -3.0)))
+    copy.commit([7])
+    assert paths(tree_of(copy)) == pytest.approx({(3,): -4.0, (3, 6): -4.5})
+    copy.attach(make_push(6, (5, 0, 3, -0.05), (6, 0, 1, -2.0), (7, 5, 6, -1.5)))
+    known = {(3,): -0.05, (3, 6): -1.55, (1,): -2.0}
+    assert paths(tree_of(copy)) == pytest.approx(known) and copy.repeated == 2
+    copy.attach(make_push(6, (8, 0, 3, -0.01)))
+    assert paths(tree_of(copy)) == pytest.approx(known), "knows no more than before"
+    copy.commit([3])
+    assert paths(tree_of(copy)) == pytest.approx({(6,): -1.5})
+    copy.attach(make_push(7, (9, 0, 6, -0.2)))
+    assert paths(tree_of(copy)) == pytest.approx({(6,): -0.2})
+
+
 @given(plausible(), st.lists(st.integers(0, 3), max_size=2), st.integers(0, 18))
 def test_the_best_are_the_likeliest_and_the_older_of_equals(
     nodes: list[tuple[int, int, int, float]], committed: list[int], count: int
@@ -196,7 +212,8 @@ def test_what_is_forgotten_was_no_longer_in_the_tree(data: st.DataObject) -> Non
             length += len(tokens)
         base_len = data.draw(st.integers(base_len, length))
         parents = data.draw(st.lists(st.one_of(st.just(0), st.integers(max(node - 15, 0), node)), max_size=15))
-        rows = [(node + i, parent, data.draw(st.integers(0, 2)), -0.5) for i, parent in enumerate(parents, 1)]
+        scores = st.sampled_from([-0.25, -0.5])
+        rows = [(node + i, p, data.draw(st.integers(0, 2)), data.draw(scores)) for i, p in enumerate(parents, 1)]
         node += len(rows)
         for each in (copy, keeping):
             each.attach(make_push(base_len, *rows))

@@ -21,6 +21,7 @@ from manifests import (
     KUBERNETES,
     MANIFESTS,
     NAME,
+    OLDEST,
     PODS,
     ROOT,
     WITH_COMMANDS,
@@ -40,7 +41,6 @@ from pilotfish.ray.preflight import Host, check_devices, possible_roles
 from pilotfish.server.routes import make_app
 from pilotfish.wire.curve_keys import load_allowlist, new_key_pair, write_key_pair
 
-OLDEST = "1.30"  # of Kubernetes; docs/cluster.md says so
 SECRET = "pilotfish-keys"
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 KUSTOMIZATIONS = sorted(KUBERNETES.rglob("kustomization.yaml"))
@@ -60,14 +60,6 @@ def option(pod: Pod, name: str) -> str:
 @pytest.mark.parametrize("manifest", [one for one in MANIFESTS if not one.extends], ids=str)
 def test_kubernetes_takes_it(manifest: Manifest) -> None:
     kubernetes_validate.validate(manifest.content, OLDEST, strict=True)
-
-
-@every_pod
-def test_kubernetes_takes_the_pods_of_extensions_too(pod: Pod) -> None:
-    metadata = {"name": "of-an-extension"}
-    template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": pod.template}
-    if pod.manifest.extends:
-        kubernetes_validate.validate(template, OLDEST, strict=True)
 
 
 def test_the_schemas_are_strict() -> None:

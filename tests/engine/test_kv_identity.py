@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from support import edit_config, edit_tensors, write_model
 from pilotfish.config import EngineConfig
 from pilotfish.core.segments import KVIdentity
 from pilotfish.engine.kv_identity import kv_identity
+from pilotfish.engine.kv_tiers import kv_shape
 from pilotfish.engine.memory import load_configured
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.metadata import load_tokenizer
 
 
@@ -22,9 +25,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "first", "llama")
 
 
-def identity(directory: Path, **fields: Any) -> KVIdentity:
+def identity(directory: Path, tap: FeatureTap | None = None, **fields: Any) -> KVIdentity:
     config = EngineConfig(target=directory, **{"dtype": "float32", **fields})
-    executor = TorchExecutor(load_configured(config, directory, config.max_model_len), num_slots=64)
+    executor = TorchExecutor(load_configured(config, directory, config.max_model_len), num_slots=64, tap=tap)
     return kv_identity(config, executor, load_tokenizer(directory))
 
 
@@ -58,6 +61,24 @@ def test_each_fact_that_differs_is_named(model: Path, tmp_path: Path) -> None:
         assert line is not None
         assert line.startswith(beginning)
         assert "\n" not in line
+
+
+def test_features_are_a_part_of_an_identity(model: Path) -> None:
+    """KV without the features that a target needs does not stand for its own, nor do other features."""
+    taps = [FeatureTap((0,), width, lambda states: states, digest) for width, digest in ((64, "0a"), (64, "0b"))]
+    plain, (ours, theirs) = identity(model), (identity(model, tap) for tap in taps)
+    assert plain.difference(ours) == "features: none, not 64 of 0a"
+    assert ours.difference(plain) == "features: 64 of 0a, not none"
+    assert ours.difference(theirs) == "features: 64 of 0a, not 64 of 0b"
+    assert ours.layout.described == "2 layers of [128, 128] bytes a head and features of 256 bytes"
+    shapes = [kv_shape(EngineConfig(target=model, dtype="float32"), executor) for executor in executors_of(model, taps)]
+    assert len(set(shapes)) == 3
+
+
+def executors_of(model: Path, taps: Sequence[FeatureTap]) -> list[TorchExecutor]:
+    """Without a tap, then with each."""
+    loaded = load_configured(EngineConfig(target=model, dtype="float32"), model)
+    return [TorchExecutor(loaded, num_slots=64, tap=tap) for tap in (None, *taps)]
 
 
 def test_another_tokenizer_is_named(model: Path, tmp_path: Path) -> None:

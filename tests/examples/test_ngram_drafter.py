@@ -20,19 +20,25 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from pages import codes, table
 from support import follow, tree_of
 
+from pilotfish.core.feature_rows import FEATURE_TYPES, coded
+from pilotfish.core.feature_sending import FEATURE_DROPS
 from pilotfish.core.messages import (
     CONNECTION,
     PROTOCOL_VERSION,
     Close,
     Commit,
+    FeatureOffer,
+    FeatureRows,
     Hello,
     Load,
     Open,
     Refuse,
     RequestSampling,
     Resync,
+    Skip,
     ToDraft,
     Tree,
 )
@@ -377,8 +383,25 @@ def test_the_pages_keys_are_those_of_its_tokens() -> None:
         assert hashlib.sha256(root + struct.pack("<64I", *range(100, 164))).hexdigest() == keys[0]
 
 
+def test_the_pages_features_are_those_of_the_code() -> None:
+    rows = table("draft-protocol.md", "Features")
+    values = np.array([[1.0, -2.5, 0.3, 4.0]], np.float32)
+    answers = [row for row in rows if len(row) == 4 and "`digest`" not in row]
+    shown = {codes(row[0])[0]: [codes(cell) for cell in row[1:]] for row in answers}
+    assert shown.keys() == set(FEATURE_TYPES)
+    for kind in FEATURE_TYPES:
+        sent = coded(values, kind)
+        found = [bytes.fromhex("".join(cell)) for cell in shown[kind]]
+        assert found[:2] == [sent.rows.tobytes(), sent.scales.tobytes()]
+        content = struct.pack("<QQQ", 7, 1, 4) + kind.encode() + found[1] + found[0]
+        assert found[2] == hashlib.blake2b(content, digest_size=8).digest()
+        assert found[2] == FeatureRows(7, 1, 1, 4, kind, found[0], b"", found[1]).digested()
+    assert {codes(row[0])[0] for row in rows if len(row) == 2 and codes(row[0])} == set(FEATURE_DROPS)
+
+
 def test_the_page_names_every_field() -> None:
     page = PAGE.read_text()
-    for message in (Hello, RequestSampling, Open, Commit, Close, Tree, Resync, Refuse, Load):
+    kinds = (Hello, FeatureOffer, RequestSampling, Open, FeatureRows, Commit, Close, Tree, Resync, Skip, Refuse, Load)
+    for message in kinds:
         for field in msgspec.structs.fields(message):
             assert f"`{field.encode_name}`" in page, f"{message.__name__}.{field.name}"

@@ -12,6 +12,7 @@ from arenas import fill, referred
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sizes import sized
 
 from pilotfish.core.segments import SegmentReference
 from pilotfish.errors import EngineError
@@ -76,7 +77,7 @@ class Arenas(RuleBasedStateMachine):
         assert self.arena.free_places == PLACES - len(self.live)
 
 
-Arenas.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Arenas.TestCase.settings = settings(max_examples=sized(35, 60), stateful_step_count=40)
 TestArenas = Arenas.TestCase
 
 

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kv_objects import FILE_BYTES, Clock, bytes_on_disk, equal, files_of, some_kv, store_in
+from sizes import sized
 
 from pilotfish.kv import disk
 from pilotfish.kv.directory import object_path
@@ -128,4 +129,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=100, stateful_step_count=40)
+TestStore.settings = settings(max_examples=sized(60, 100), stateful_step_count=40)

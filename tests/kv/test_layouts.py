@@ -22,8 +22,9 @@ def rank(first: int, heads: int) -> KVLayout:
     return msgspec.structs.replace(MODEL, first_head=first, heads=heads)
 
 
-def segment(layout: KVLayout, layers: int, tokens: int) -> Bytes:
-    """Of a layout, cut out of the model's KV, which is the same for all: the reference."""
+def segment(layout: KVLayout, layers: int, tokens: int, features: int = 0) -> Bytes:
+    """Of a layout, cut out of the model's KV, which is the same for all: the reference. Then so many bytes of each
+    token's feature."""
     made = np.random.default_rng(0)
     heads = slice(layout.first_head, layout.first_head + layout.heads)
     planes = [
@@ -31,7 +32,7 @@ def segment(layout: KVLayout, layers: int, tokens: int) -> Bytes:
         for _ in range(layers)
         for size in layout.planes
     ]
-    return np.concatenate(planes)
+    return np.concatenate([*planes, np.arange(tokens * features, dtype=np.uint8)])
 
 
 @given(cuts=st.sets(st.integers(1, 7)), first=st.integers(0, 7), data=st.data())
@@ -42,12 +43,24 @@ def test_heads_of_ranks_become_heads_of_ours(cuts: set[int], first: int, data: s
     ranks = data.draw(st.permutations([rank(a, b - a) for a, b in itertools.pairwise(edges)]))
     parts = [(one, segment(one, layers, tokens)) for one in ranks]
     assert convertible(ranks, ours)
-    assert np.array_equal(converted(parts, ours, layers, tokens), segment(ours, layers, tokens))
+    assert np.array_equal(converted(parts, ours, range(layers), tokens), segment(ours, layers, tokens))
 
 
 def test_a_segment_of_our_own_layout_is_not_copied() -> None:
     data = segment(MODEL, 2, 3)
-    assert converted([(MODEL, data)], MODEL, 2, 3) is data
+    assert converted([(MODEL, data)], MODEL, range(2), 3) is data
+
+
+@pytest.mark.parametrize("layers", [range(1, 4), range(2, 5), range(4, 5)])
+def test_features_are_those_of_any_rank(layers: range) -> None:
+    """The fifth layer of each."""
+    theirs, ours = (
+        [msgspec.structs.replace(one, layers=5, features=7) for one in some]
+        for some in ([rank(0, 5), rank(5, 3)], [MODEL])
+    )
+    of_kv, size = min(layers.stop, 4) - layers.start, 7 * (layers.stop == 5)
+    parts = [(one, segment(one, of_kv, 3, size)) for one in theirs]
+    assert np.array_equal(converted(parts, ours[0], layers, 3), segment(ours[0], of_kv, 3, size))
 
 
 @pytest.mark.parametrize(
@@ -61,11 +74,12 @@ def test_a_segment_of_our_own_layout_is_not_copied() -> None:
         [KVLayout(layers=4, first_head=0, heads=8, planes=[3, 3, 4])],
         [KVLayout(layers=5, first_head=0, heads=8, planes=[6, 6, 4])],
         [rank(0, 8), KVLayout(layers=4, first_head=0, heads=8, planes=[12, 12])],
+        [KVLayout(layers=5, first_head=0, heads=8, planes=[6, 6, 4], features=8)],
     ],
 )
 def test_what_cannot_be_converted_exactly_is_refused(theirs: list[KVLayout]) -> None:
     assert not convertible(theirs, MODEL)
     parts = [(one, np.zeros(one.token_bytes, np.uint8)) for one in theirs]
-    with pytest.raises(SegmentError, match=r"is no KV of heads 0 to 7 of \[6, 6, 4\] bytes \(4 layers\)") as error:
-        converted(parts, MODEL, 1, 1)
+    with pytest.raises(SegmentError, match=r"is no KV of heads 0 to 7, 4 layers of \[6, 6, 4\] bytes a head") as error:
+        converted(parts, MODEL, range(1), 1)
     assert error.value.reason == "layout"

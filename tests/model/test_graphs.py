@@ -13,8 +13,10 @@ from support import VOCAB, random_tree
 from transformers import LlamaConfig, MixtralConfig
 
 from pilotfish.core.executor import NodeRows, SequenceRows
+from pilotfish.core.features import FINAL
 from pilotfish.model.batch import CUDA, EXACT, bucket
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.graphs import GraphCache, recordable
 from pilotfish.model.loader import load_model
 
@@ -78,6 +80,22 @@ def test_other_shapes_are_recorded_anew(plain: TorchExecutor, recorded: TorchExe
     for rows in (one, two, one, two):
         assert torch.equal(recorded.forward(rows), plain.forward(rows))
     assert recorder.recordings == 2
+
+
+def test_replays_keep_features(plain: TorchExecutor, recorder: Recorder) -> None:
+    """Of the rows that are replayed, in their own slots."""
+    tap = FeatureTap((0, 2, FINAL), 5, lambda states: states[:, ::40], "every 40th")
+    executor, recorded = (TorchExecutor(plain.model, 1000, tap=tap) for _ in range(2))
+    recorded.buckets = CUDA[torch.float32]
+    recorded._forward = GraphCache(recorded._run_model, recorder, CPU)
+    for tokens, nodes, seed in ((9, 0, 0), (12, 5, 1), (33, 8, 0)):
+        rows = sequence(tokens, nodes, seed)
+        slots = np.concatenate((rows.prefix_slots, rows.nodes.slots)) if nodes else rows.prefix_slots
+        for each in (executor, recorded):
+            each.forward([rows])
+        features = recorded.features(slots)
+        assert np.array_equal(features, executor.features(slots)) and features.any(axis=1).all()
+    assert recorder.recordings == 1
 
 
 def test_logits_outlive_the_next_replay(recorded: TorchExecutor) -> None:

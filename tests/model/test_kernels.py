@@ -149,6 +149,19 @@ def test_rms_norm_is_an_rms_norm(size: int, dtype: torch.dtype, round_once: bool
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 33, 64])
+def test_parts_of_a_row_are_normed_by_themselves(size: int, dtype: torch.dtype) -> None:
+    rms_norm = torch.ops.pilotfish.rms_norm
+    x, weight = torch.randn(9, 3 * size).to(dtype), torch.randn(3 * size).to(dtype)
+    parts = zip(x.split(size, dim=1), weight.split(size), strict=True)
+    expected = torch.cat([rms_norm(part, by, 1e-6) for part, by in parts], dim=1)
+    assert torch.equal(rms_norm(x, weight, 1e-6, 3), expected)
+    for count in (0, -1, 3 * size + 1):
+        with pytest.raises(RuntimeError, match=f"rms_norm: {count} parts"):
+            rms_norm(x, weight, 1e-6, count)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [2, 32, 64, 80])
 def test_rotate_is_a_rotary_embedding_of_the_heads_it_is_given(size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(size)

@@ -9,14 +9,14 @@ import torch
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.segments import KVLayout
 from pilotfish.model.kv_copy import HostCopier, copier_of, layout_of
-from pilotfish.model.kv_planes import LayerKV
+from pilotfish.model.kv_planes import FeatureKV, LayerKV, SlotPlanes
 
 SLOTS = 300
 LAYERS = 3
 
 
-def pool(dtype: torch.dtype) -> list[LayerKV]:
-    """Layers of random bits, NaN among them."""
+def pool(dtype: torch.dtype, *, features: bool = False) -> SlotPlanes:
+    """Layers of random bits, NaN among them; the last are features, if there are to be any."""
     made = torch.Generator().manual_seed(0)
 
     def plane(*shape: int, of: torch.dtype) -> torch.Tensor:
@@ -25,24 +25,26 @@ def pool(dtype: torch.dtype) -> list[LayerKV]:
 
     heads = (SLOTS + 1, 2)
     scales = dtype == torch.int8
-    return [
+    layers = [
         LayerKV(
             *(plane(*heads, 24, of=dtype) for _ in range(2)),
             *(plane(*heads, of=torch.float32) for _ in range(2 * scales)),
         )
-        for _ in range(LAYERS)
+        for _ in range(LAYERS - features)
     ]
+    return [*layers, FeatureKV(plane(SLOTS + 1, 40, of=torch.float32))] if features else layers
 
 
-def bits(kv: list[LayerKV], slots: np.ndarray) -> list[torch.Tensor]:
+def bits(kv: SlotPlanes, slots: np.ndarray) -> list[torch.Tensor]:
     index = torch.from_numpy(slots).long()
     return [plane.view(torch.uint8)[index] for layer in kv for plane in layer]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("count", [1, 63, 64])
-def test_what_is_read_goes_to_other_slots(dtype: torch.dtype, count: int) -> None:
-    kv, order = pool(dtype), np.random.default_rng(1).permutation(SLOTS).astype(np.int32)
+@pytest.mark.parametrize("features", [False, True])
+def test_what_is_read_goes_to_other_slots(dtype: torch.dtype, count: int, features: bool) -> None:
+    kv, order = pool(dtype, features=features), np.random.default_rng(1).permutation(SLOTS).astype(np.int32)
     here, there = order[:OBJECT_TOKENS], order[OBJECT_TOKENS : OBJECT_TOKENS + count]
     before, others = bits(kv, here), bits(kv, order[2 * OBJECT_TOKENS :])
     copier = copier_of(kv)
@@ -66,23 +68,25 @@ def test_layers_lie_one_after_the_other() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("layers", [range(1), range(1, 3), range(LAYERS)])
 @pytest.mark.parametrize("count", [1, 100])
-def test_a_segment_is_what_its_layout_says(dtype: torch.dtype, layers: range, count: int) -> None:
-    kv, order = pool(dtype), np.random.default_rng(2).permutation(SLOTS).astype(np.int32)
+@pytest.mark.parametrize("features", [False, True])
+def test_a_segment_is_what_its_layout_says(dtype: torch.dtype, layers: range, count: int, features: bool) -> None:
+    kv, order = pool(dtype, features=features), np.random.default_rng(2).permutation(SLOTS).astype(np.int32)
     here, there, rest = np.split(order, (count, 2 * count))
     copier, layout, others = copier_of(kv), layout_of(kv), bits(kv, rest)
-    data = np.empty(len(layers) * count * layout.token_bytes, np.uint8)
+    data = np.empty(count * layout.bytes_of(layers), np.uint8)
     copier.read_layers(here, layers, data)
     index = torch.from_numpy(here).long()
     expected = [plane.view(torch.uint8)[index].flatten() for layer in layers for plane in kv[layer]]
     assert np.array_equal(data, torch.cat(expected).numpy())
     before = bits(kv, there)
     copier.write_layers(there, layers, data)
-    planes = len(list(kv[0]))
-    for place, (was, copied, source) in enumerate(zip(before, bits(kv, there), bits(kv, here), strict=True)):
-        assert torch.equal(copied, source if place // planes in layers else was)
+    of_planes = [layer for layer, planes in enumerate(kv) for _ in planes]
+    for layer, was, copied, source in zip(of_planes, before, bits(kv, there), bits(kv, here), strict=True):
+        assert torch.equal(copied, source if layer in layers else was)
     assert all(map(torch.equal, others, bits(kv, rest)))
 
 
 def test_the_layout_of_a_pool() -> None:
     assert layout_of(pool(torch.bfloat16)) == KVLayout(LAYERS, first_head=0, heads=2, planes=[48, 48])
     assert layout_of(pool(torch.int8)) == KVLayout(LAYERS, first_head=0, heads=2, planes=[24, 24, 4, 4])
+    assert layout_of(pool(torch.int8, features=True)) == KVLayout(LAYERS, 0, 2, [24, 24, 4, 4], features=160)

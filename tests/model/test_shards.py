@@ -17,11 +17,13 @@ from thread_ranks import on_threads, thread_groups
 from torch import Tensor
 
 from pilotfish.core.executor import NodeRows, SequenceRows
+from pilotfish.core.features import FINAL
 from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model import shards
 from pilotfish.model.collective import ProcessGroup, total
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.loader import footprint, load_config, load_model
 from pilotfish.model.shards import Shard, load_shard
 
@@ -78,6 +80,20 @@ def test_other_fields_are_divided_too(tmp_path: Path, kind: str, ranks: int, opt
     tiny_model(kind, **options).save_pretrained(tmp_path)
     rows = rows_of(20, 6)
     torch.testing.assert_close(Ranks(tmp_path, ranks).forward(rows), alone(tmp_path, rows), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("kind", sized(("llama", "olmo2", "gpt_oss"), tuple(KINDS)))
+def test_the_first_rank_has_whole_hidden_states(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
+    rows, ranks = rows_of(20, 6), Ranks(tiny_models[kind], 2, eager=eager)
+    bits, tap = ranks.forward(rows), FeatureTap((0, 1, 2, FINAL), 4 * 64, lambda states: states, "raw")
+    ranks.executors[0] = first = TorchExecutor(ranks.executors[0].model, SLOTS, tap=tap)
+    assert torch.equal(ranks.forward(rows), bits)
+    whole = TorchExecutor(load_model(tiny_models[kind], torch.float32, CPU, eager=eager), SLOTS, tap=tap)
+    whole.forward([rows])
+    slots = np.arange(rows.num_rows, dtype=np.int32)
+    features, expected = (executor.features(slots) for executor in (first, whole))
+    np.testing.assert_allclose(features, expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -176,8 +176,8 @@ def test_keys_and_values_are_written(stored: torch.dtype | None) -> None:
 
 
 def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
-    assert attention._attention_on(torch.device("cuda")) is triton_tree_attention
-    assert attention._attention_on(torch.device("cpu")) is dense_tree_attention
+    assert attention.attention_on(torch.device("cuda")) is triton_tree_attention
+    assert attention.attention_on(torch.device("cpu")) is dense_tree_attention
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt_oss"])
@@ -191,7 +191,7 @@ def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch
         [rows]
     )
     calls = []
-    monkeypatch.setattr(attention, "_attention_on", lambda _: lambda *a: calls.append(1) or triton_tree_attention(*a))
+    monkeypatch.setattr(attention, "attention_on", lambda _: lambda *a: calls.append(1) or triton_tree_attention(*a))
     model = load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=False)
     got = TorchExecutor(model, 30).forward([rows])
     assert len(calls) == model.config.num_hidden_layers
@@ -211,7 +211,7 @@ def forward_without_values(
     """A forward of tensors without values: reading a value fails, as it would in a CUDA graph."""
     for kernel in ("attend_split", "combine_splits"):
         monkeypatch.setattr(triton_attention, kernel, NoLaunch())
-    monkeypatch.setattr(attention, "_attention_on", lambda _: triton_tree_attention)
+    monkeypatch.setattr(attention, "attention_on", lambda _: triton_tree_attention)
     config._attn_implementation = config._experts_implementation = "pilotfish"
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config).eval()

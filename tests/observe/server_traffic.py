@@ -25,7 +25,17 @@ from pilotfish.wire.serving import (
 IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, longest=1000, max_requests=8, max_nodes=16)
 DROPS = {"late_nodes": 7, "resyncs": 1}
 POOL = PoolLoad(
-    "local", True, sessions=3, free_slots=50, step_ms=4.0, queue_ms=0.5, drops=DROPS, cached=9, revision="monday"
+    "local",
+    True,
+    sessions=3,
+    free_slots=50,
+    step_ms=4.0,
+    queue_ms=0.5,
+    drops=DROPS,
+    cached=9,
+    revision="monday",
+    feature_bytes=8192,
+    feature_drops={"stale": 2, "damaged": 0},
 )
 #: Hand-overs of one sequence: one that the pool lost, then one that brought all.
 LOST = HandOverReport("east", "tcp", "gone", began=0.25, seconds=0.5, size=100, tokens=3)

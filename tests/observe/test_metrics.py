@@ -141,6 +141,8 @@ def test_drops_of_pools_go_on_when_a_target_begins_at_zero(metrics: ServerMetric
     drops = "pilotfish_pool_drops_total"
     assert value(metrics, drops, pool="local", reason="late_nodes") == 7
     assert value(metrics, drops, pool="local", reason="gaps") == 0
+    assert value(metrics, "pilotfish_pool_feature_bytes_total", pool="local") == POOL.feature_bytes
+    assert value(metrics, "pilotfish_pool_feature_drops_total", pool="local", reason="stale") == 2
     metrics.fleet.tell(starting(0))
     assert value(metrics, drops, pool="local", reason="late_nodes") == 7
 

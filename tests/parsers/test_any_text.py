@@ -7,6 +7,7 @@ from cuts import calls_of, content_of, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import OUTPUTS, TOOLS
+from sizes import sized
 
 from pilotfish.parsers.formats import TOOL_FORMATS
 from pilotfish.parsers.pieces import CallBegin, OutputParser
@@ -75,7 +76,7 @@ def parts(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=sized(50, 100), deadline=None)
 @given(data=st.data())
 def test_no_cut_of_any_text_matters(name: str, data: st.DataObject) -> None:
     text = data.draw(texts(name))
@@ -91,7 +92,7 @@ BETWEEN = ["word7", "{", "}", "[", "]", ",", ";", " ", "\n", "é", '{"name": "pi
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=sized(50, 100), deadline=None)
 @given(data=st.data())
 def test_no_word_is_lost_or_told_twice(name: str, data: st.DataObject) -> None:
     fragments = [fragment for fragment in FRAGMENTS[name] if fragment != "[CALL_ID]"]

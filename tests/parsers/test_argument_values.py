@@ -10,6 +10,7 @@ from cuts import calls_of, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import TOOLS
+from sizes import sized
 
 from pilotfish.parsers.formats import TOOL_FORMATS
 
@@ -26,7 +27,7 @@ def arguments(name: str, parts: list[str]) -> str:
     return text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(80, 200), deadline=None)
 @given(value=VALUES, indent=st.sampled_from([None, 1]), ascii_only=st.booleans(), size=st.integers(1, 9))
 def test_json_is_passed_on_as_it_is_written(value: Any, indent: int | None, ascii_only: bool, size: int) -> None:
     text = json.dumps({"a": value}, indent=indent, ensure_ascii=ascii_only)
@@ -34,7 +35,7 @@ def test_json_is_passed_on_as_it_is_written(value: Any, indent: int | None, asci
     assert arguments("hermes", [output[at : at + size] for at in range(0, len(output), size)]) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(80, 200), deadline=None)
 @given(value=VALUES, ascii_only=st.booleans(), size=st.integers(1, 9))
 def test_the_text_of_an_object_is_read_as_the_object(value: Any, ascii_only: bool, size: int) -> None:
     text = json.dumps({"a": value}, ensure_ascii=False)
@@ -42,7 +43,7 @@ def test_the_text_of_an_object_is_read_as_the_object(value: Any, ascii_only: boo
     assert arguments("llama3_json", [output[at : at + size] for at in range(0, len(output), size)]) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(80, 200), deadline=None)
 @given(value=VALUES, size=st.integers(1, 9))
 def test_literals_of_python_become_json(value: Any, size: int) -> None:
     output = f"[note.add(a={value!r}, b={(value,)!r})]"

@@ -32,10 +32,11 @@ from pilotfish.core.prefill_messages import (
 )
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.scheduler import Scheduler
-from pilotfish.core.segments import KVIdentity, SegmentReference
+from pilotfish.core.segments import KVIdentity, KVLayout, SegmentReference
 from pilotfish.core.slots import SlotPool
 from pilotfish.kv.arena import Arena
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.kv_copy import copier_of, layout_of
 from pilotfish.model.loader import load_model
 from pilotfish.prefill.export import Exporter
@@ -49,9 +50,11 @@ Bytes = NDArray[np.uint8]
 Answer = TypeVar("Answer", bound=Struct)
 
 
-def executor_of(directory: Path, slots: int, kv_dtype: KVDType = "auto") -> TorchExecutor:
+def executor_of(
+    directory: Path, slots: int, kv_dtype: KVDType = "auto", tap: FeatureTap | None = None
+) -> TorchExecutor:
     model = load_model(directory, torch.float32, torch.device("cpu"), eager=False, kv_dtype=kv_dtype)
-    return TorchExecutor(model, slots)
+    return TorchExecutor(model, slots, tap=tap)
 
 
 #: For all that need no slots of their own.
@@ -59,18 +62,19 @@ loaded = cache(executor_of)
 
 
 @cache
-def computed(directory: Path, tokens: tuple[int, ...], kv_dtype: KVDType) -> Bytes:
-    """KV of tokens in one forward, from nothing. [layers, bytes of all tokens]"""
-    executor, slots = loaded(directory, CONTEXT, kv_dtype), np.arange(len(tokens), dtype=np.int32)
+def computed(directory: Path, tokens: tuple[int, ...], kv_dtype: KVDType, tap: FeatureTap | None) -> list[Bytes]:
+    """KV of tokens in one forward, from nothing. Of each layer, all tokens'."""
+    executor, slots = loaded(directory, CONTEXT, kv_dtype, tap), np.arange(len(tokens), dtype=np.int32)
     executor.forward([SequenceRows(0, tokens, slots, NO_NODES, kept=())])
     return layers_in(executor, slots)
 
 
-def layers_in(executor: TorchExecutor, slots: NDArray[np.int32]) -> Bytes:
-    layout = layout_of(executor.kv)
-    data = np.zeros((layout.layers, len(slots) * layout.token_bytes), np.uint8)
-    copier_of(executor.kv).read_layers(slots, range(layout.layers), data.reshape(-1))
-    return data
+def layers_in(executor: TorchExecutor, slots: NDArray[np.int32]) -> list[Bytes]:
+    layout, layers = layout_of(executor.kv), list[Bytes]()
+    for layer in range(layout.layers):
+        layers.append(np.zeros(len(slots) * layout.bytes_of(range(layer, layer + 1)), np.uint8))
+        copier_of(executor.kv).read_layers(slots, range(layer, layer + 1), layers[-1])
+    return layers
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -209,19 +213,19 @@ class Client:
         assert reference.layout == layout.digest() and reference.content == zlib.crc32(data)
         assert reference.number == self.numbers.setdefault(handover, 0)
         self.numbers[handover] += 1
-        size = reference.tokens * layout.token_bytes
-        assert len(data) == reference.size == reference.layers * size
-        for place in range(reference.layers):
-            layer = reference.layer + place
+        layers, at = range(reference.layer, reference.layer + reference.layers), 0
+        assert len(data) == reference.size == reference.tokens * layout.bytes_of(layers)
+        for layer in layers:
             assert reference.first == self.next.setdefault((handover, layer), self.firsts[handover])
             self.next[handover, layer] += reference.tokens
-            self._split(handover, layer, reference, bytes(data[place * size : (place + 1) * size]))
+            end = at + reference.tokens * layout.bytes_of(range(layer, layer + 1))
+            self._split(handover, layer, reference, bytes(data[at:end]))
+            at = end
 
     def _split(self, handover: int, layer: int, reference: SegmentReference, data: bytes) -> None:
         """By token: the parts of all planes, one after the other."""
-        layout, at = self.rig.identity.layout, 0
-        for plane in layout.planes:
-            width = layout.heads * plane
+        at = 0
+        for width in _widths(self.rig.identity.layout, layer):
             for token in range(reference.first, reference.first + reference.tokens):
                 key = (layer, token)
                 self.kv[handover][key] = self.kv[handover].get(key, b"") + data[at : at + width]
@@ -230,17 +234,21 @@ class Client:
     def assert_whole(self, handover: int) -> None:
         """All of it came, and it is what a direct forward writes."""
         layout, tokens, first = self.rig.identity.layout, self.tokens[handover], self.firsts[handover]
-        direct = computed(self.rig.directory, tuple(tokens), self.rig.kv_dtype)
+        direct = computed(self.rig.directory, tuple(tokens), self.rig.kv_dtype, self.rig.executor.tap)
         assert set(self.kv[handover]) == {(la, t) for la in range(layout.layers) for t in range(first, len(tokens))}
         for (layer, token), data in self.kv[handover].items():
-            assert data == _of_token(direct[layer], token, len(tokens), layout.heads, layout.planes)
+            assert data == _of_token(direct[layer], token, len(tokens), _widths(layout, layer))
 
 
-def _of_token(layer: Bytes, token: int, tokens: int, heads: int, planes: Sequence[int]) -> bytes:
+def _widths(layout: KVLayout, layer: int) -> list[int]:
+    """Bytes of a token in each plane."""
+    return [layout.heads * plane for plane in layout.planes] if layer in layout.of_kv else [layout.features]
+
+
+def _of_token(layer: Bytes, token: int, tokens: int, widths: Sequence[int]) -> bytes:
     """layer [bytes of all tokens]"""
     at, parts = 0, []
-    for plane in planes:
-        width = heads * plane
+    for width in widths:
         parts.append(layer[at + token * width : at + (token + 1) * width].tobytes())
         at += tokens * width
     return b"".join(parts)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from prefill_rig import LEASE, Client, PrefillRig, prompt
+from prefill_rig import LEASE, Client, PrefillRig, executor_of, prompt
 
 from pilotfish.core.executor import Outcome
 from pilotfish.core.layer_progress import LayerProgress
@@ -31,6 +31,7 @@ from pilotfish.core.segments import LEAST_SEGMENT, KVLayout
 from pilotfish.core.slots import Slots
 from pilotfish.errors import EngineError
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.loader import load_model
 from pilotfish.observe.records import LeaseRecord, PrefillRecord
 from pilotfish.prefill import shared, worker
@@ -61,6 +62,19 @@ def test_kv_of_8_bits_is_handed_over_with_its_scales(llama: Path) -> None:
     rig.rest()
     target.take()
     target.assert_whole(1)
+
+
+@pytest.mark.parametrize("first", [0, 70])
+def test_features_are_handed_over_like_a_layer(llama: Path, first: int) -> None:
+    tap = FeatureTap((0, 2), 6, lambda states: states[:, ::24].contiguous(), "every 24th")
+    rig = PrefillRig(llama, executor=executor_of(llama, 4000, tap=tap))
+    assert (rig.identity.layout.layers, rig.identity.layout.features) == (3, 24)
+    target = Client(rig)
+    target.order(1, prompt(150), first)
+    rig.rest()
+    target.take()
+    target.assert_whole(1)
+    rig.assert_idle()
 
 
 @pytest.mark.parametrize("first", [1, 40, 64, 100, 149])

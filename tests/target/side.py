@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from support import limits
 
-from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Load, Open, Peer, ToDraft, ToTarget, Tree
+from pilotfish.core.features import FeatureSource
+from pilotfish.core.messages import PROTOCOL_VERSION, FeatureOffer, Hello, Load, Open, Peer, ToDraft, ToTarget, Tree
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
@@ -24,18 +26,21 @@ SAID = TypeVar("SAID", bound=ToDraft)
 class Side:
     """A target with pools that a test plays."""
 
-    def __init__(self, pools: int = 1, **options: Any) -> None:
+    def __init__(
+        self, pools: int = 1, offer: FeatureOffer | None = None, source: FeatureSource | None = None, **options: Any
+    ) -> None:
         self.now = 0.0
         self.problems: dict[Peer, str] = {}
         self.posted: list[tuple[Peer, ToDraft]] = []
         self.pools = [DraftPool(f"pool {i}", b"%d" % i) for i in range(pools)]
         self.drafter = RemoteDrafter(
-            HELLO,
+            replace(HELLO, features=offer),
             self.pools,
             lambda peer, *frames: self.posted.extend((peer, decode_to_draft(frame)) for frame in frames),
             RemoteOptions(wanted=256, **options),
             self.problems.get,
             lambda: self.now,
+            source,
         )
         for pool in self.pools:
             self.hear(load(), pool.peer)

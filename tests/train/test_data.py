@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from pilotfish.errors import ParameterError
 from pilotfish.train.data import (
     END_OF_TEXT,
-    STDLIB_EXCLUDED,
+    EXCLUDED,
     Document,
     Windows,
     collect,
@@ -21,19 +21,19 @@ from pilotfish.train.data import (
 
 
 def test_held_out_packages_and_their_tests_are_absent_from_training(sources: Path) -> None:
-    training, held_out = split(collect([sources]), ("beta",))
+    training, held_out = split(collect([sources], ()), ("beta",))
     assert not any("beta" in document.name or "beta" in document.text for document in training)
     assert {document.name for document in held_out} >= {"beta/m0.py", "test_beta.py"}
     assert {document.name for document in training} >= {"alpha/m0.py", "gamma.py"}
 
 
-def test_standard_library_is_the_default_source() -> None:
-    documents = collect(())
+def test_standard_library_and_packages_are_the_default_sources() -> None:
+    documents = collect((), ("starlette",))
     training, held_out = split(documents, ("asyncio", "email", "http", "unittest"))
     assert {"asyncio/tasks.py", "email/message.py"} <= {document.name for document in held_out}
-    assert {"argparse.py", "json/decoder.py"} <= {document.name for document in training}
+    assert {"argparse.py", "json/decoder.py", "middleware/sessions.py"} <= {document.name for document in training}
     names = {part for document in documents for part in Path(document.name).parts}
-    assert not names & STDLIB_EXCLUDED
+    assert not names & EXCLUDED
     assert not any(document.name.startswith("asyncio/") for document in training)
 
 
@@ -50,7 +50,7 @@ def test_unreadable_and_repeated_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "c.py").write_bytes(b"\xff\xfe")
     (tmp_path / "d.py").write_text("\n")
     (tmp_path / "e.txt").write_text("x = 2\n")
-    assert [document.name for document in collect([tmp_path])] == ["a.py"]
+    assert [document.name for document in collect([tmp_path], ())] == ["a.py"]
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -61,12 +61,18 @@ def test_too_few_documents_are_refused(count: int) -> None:
 
 def test_missing_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="source"):
-        collect([tmp_path / "absent"])
+        collect([tmp_path / "absent"], ())
+
+
+@pytest.mark.parametrize("name", ["no_such_package", "starlette.routing", "../x", "this"])
+def test_a_package_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(ParameterError, match="package"):
+        collect((), (name,))
 
 
 @pytest.fixture(scope="module")
 def tokenizer(sources: Path) -> PreTrainedTokenizerFast:
-    return train_tokenizer((document.text for document in collect([sources])), 320, 256)
+    return train_tokenizer((document.text for document in collect([sources], ())), 320, 256)
 
 
 def _ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:

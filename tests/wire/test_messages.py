@@ -10,18 +10,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pilotfish.core.feature_rows import FEATURE_TYPES
 from pilotfish.core.messages import (
+    MAX_FEATURE_BYTES,
     MAX_FRAME,
     MAX_NODES,
     SALT_BYTES,
     Close,
     Commit,
+    FeatureOffer,
+    FeatureRows,
     Hello,
     Load,
     Open,
     Refuse,
     RequestSampling,
     Resync,
+    Skip,
     ToDraft,
     ToTarget,
     Tree,
@@ -50,8 +55,11 @@ sampling = st.builds(
     bad_sequences=st.lists(tokens, max_size=3),
     stop_ids=tokens,
 )
+offers = st.builds(FeatureOffer, texts, st.integers(1, 1 << 18), texts)
+kinds, digests = st.sampled_from(FEATURE_TYPES), st.binary(min_size=8, max_size=8)
 to_draft: st.SearchStrategy[ToDraft] = st.one_of(
-    st.builds(Hello, indices, texts, lengths, texts),
+    st.builds(Hello, indices, texts, lengths, texts, features=st.none() | offers),
+    st.builds(FeatureRows, ids, ids, ids, indices, kinds, st.binary(min_size=1), digests, st.binary()),
     st.builds(Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices, salts, keys),
     st.builds(Commit, ids, ids, lengths, st.lists(indices, min_size=1, max_size=20), indices),
     st.builds(Close, ids, ids),
@@ -74,17 +82,20 @@ def trees(draw: st.DrawFn) -> Tree:
 to_target: st.SearchStrategy[ToTarget] = st.one_of(
     trees(),
     st.builds(Resync, ids, ids, texts),
+    st.builds(Skip, ids, ids, indices),
     st.builds(Refuse, indices, indices, texts),
     st.builds(Load, texts, indices, indices, counts, indices, milliseconds, milliseconds, counts, st.booleans()),
 )
 
 TREE = Tree(1, 1, 0, 5, [1, 2], [0, 1], [7, 8], [-0.5, -1.5])
 LOAD = Load("draft", 3, 1, 40, 100, 1.5, 0.25)
+FEATURES = FeatureRows(1, 1, 1, 0, "float32", bytes(8), bytes(8))
 OPEN = Open(1, 1, [1, 2], 1, 10, (1 << 64) - 1, RequestSampling(), 16)
 
 
 @given(message=to_draft)
 @example(message=OPEN)
+@example(message=FEATURES)
 def test_to_draft_and_back(message: ToDraft) -> None:
     assert decode_to_draft(encode(message)) == message
 
@@ -151,7 +162,7 @@ def test_messages_of_the_other_direction_are_none() -> None:
 
 def changed(message: ToDraft | ToTarget, **fields: object) -> bytes:
     """The frame of a message with fields that may be out of range."""
-    return msgspec.msgpack.encode({**msgspec.to_builtins(message), **fields})
+    return msgspec.msgpack.encode({**msgspec.to_builtins(message, builtin_types=(bytes,)), **fields})
 
 
 @pytest.mark.parametrize(
@@ -182,6 +193,26 @@ def test_trees_out_of_limits(fields: dict[str, object]) -> None:
     assert decode_to_target(changed(TREE)) == TREE
     with pytest.raises(WireError):
         decode_to_target(changed(TREE, **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"number": 0},
+        {"first": -1},
+        {"first": 1 << 31},
+        {"dtype": "float16"},
+        {"rows": b""},
+        {"rows": bytes(MAX_FEATURE_BYTES + 1)},
+        {"rows": [0] * 8},
+        {"digest": bytes(7)},
+        {"scales": bytes(MAX_FEATURE_BYTES + 1)},
+    ],
+)
+def test_features_out_of_limits(fields: dict[str, object]) -> None:
+    assert decode_to_draft(changed(FEATURES, rows=bytes(MAX_FEATURE_BYTES)))
+    with pytest.raises(WireError):
+        decode_to_draft(changed(FEATURES, **fields))
 
 
 @pytest.mark.parametrize(

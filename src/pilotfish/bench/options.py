@@ -92,6 +92,8 @@ class BenchOptions:
     urls: Annotated[str, option("Servers that run already, separated by commas.")] = ""
     prefill_rows: Annotated[int, option("Of a prefill worker's forwards, at most.", 1, 1 << 16)] = 2048
     replicas: Annotated[int, option("Targets.", 2, 64)] = 4
+    drafts: Annotated[str, option("Directories of LMs or heads, separated by commas.")] = ""
+    draft_ms: Annotated[float, option("Milliseconds that a step may draft.", 0.001, MANY)] = 4.0
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,31 +19,56 @@ from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
     from pilotfish.engine.memory import CheckReport, ModelFacts
+    from pilotfish.heads.facts import HeadFacts
 
 app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True, callback=lambda: None)
 
 
 @app.command()
 @taking(
-    pick(EngineConfig, "dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager", "tensor_parallel")
+    pick(
+        EngineConfig,
+        *("dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager", "tensor_parallel"),
+        "draft_layers",
+    )
 )
 def check(
     engine: Given,
-    directory: Annotated[Path, typer.Argument(help="A model, or a pair: a directory of target and draft.")],
+    directory: Annotated[
+        Path, typer.Argument(help="A model; a pair: a directory of target and draft; a trained head.")
+    ],
     draft: Annotated[Path | None, typer.Option(help="A draft's directory, to be checked with the model.")] = None,
+    target: Annotated[Path | None, typer.Option(help="The model that a head was trained on.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Say whether DIRECTORY would run, how much memory it takes, and why not. Exit 0: it would; 2: it would not."""
     if not directory.is_dir():
         raise ParameterError("directory", str(directory), "a model directory in Hugging Face format, or one of a pair")
+    from pilotfish.engine.tapping import with_features
+    from pilotfish.heads.detect import is_head
+
     if (directory / "target").is_dir():
         directory, draft = directory / "target", draft or directory / "draft"
+    elif is_head(directory) and draft is None:
+        directory, draft = _target_of(directory, target), directory
+    elif target is not None:
+        raise ParameterError("target", str(target), "nothing: DIRECTORY is the target itself, unless it is a head")
     config = EngineConfig(target=directory, draft=draft, mode="off" if draft is None else "sync", **engine)
     from pilotfish.engine.memory import check_models
 
-    report = check_models(config)
+    report = check_models(with_features(config))
     print_json(_record(report)) if json else _print(report)
     raise typer.Exit(0 if report.would_run else 2)
+
+
+def _target_of(head: Path, target: Path | None) -> Path:
+    """The one that is given, else the one of the pair that the head is in."""
+    beside = head.parent / "target"
+    if target is None and not beside.is_dir():
+        raise ParameterError("target", None, f"the directory of its model: {head} is a trained head")
+    if target is not None and not target.is_dir():
+        raise ParameterError("target", str(target), "a model directory in Hugging Face format")
+    return target or beside
 
 
 def _record(report: CheckReport) -> dict[str, object]:
@@ -58,6 +84,8 @@ def _print(report: CheckReport) -> None:
     for role, facts in (("target", report.target), ("draft", report.draft)):
         if facts is not None:
             console.print(_table(role, facts))
+    if report.head is not None:
+        console.print(_head_table(report.head))
     if report.memory is not None:
         console.print(report.memory.describe(), soft_wrap=True)
     for problem in report.problems:
@@ -66,10 +94,6 @@ def _print(report: CheckReport) -> None:
 
 
 def _table(role: str, facts: ModelFacts) -> object:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=role, title_justify="left", box=None, show_header=False, pad_edge=False)
     rows = {
         "directory": facts.directory,
         "architecture": facts.architecture,
@@ -82,6 +106,28 @@ def _table(role: str, facts: ModelFacts) -> object:
         "ends at": ", ".join(map(str, facts.eos_ids)) or "max tokens only",
         "its own defaults": ", ".join(f"{k} {v}" for k, v in facts.sampling_defaults.items()) or "none",
     }
+    return _named_rows(role, rows)
+
+
+def _head_table(facts: HeadFacts) -> object:
+    either = f", or {facts.other_hidden_states}: a probe tells" if facts.other_hidden_states else ""
+    rows = {
+        "directory": facts.directory,
+        "kind": f"{facts.kind}, in the layout of {facts.dialect}",
+        "guesses": facts.guesses,
+        "hidden states": facts.hidden_states + either,
+        "feature": f"{facts.feature_width} numbers a token, digest {facts.digest[:16]}",
+        "vocabulary": facts.vocab_size,
+        "weights": f"{facts.parameters} parameters, {facts.file_bytes / (1 << 20):.1f} MiB in {facts.files} files",
+    }
+    return _named_rows("head", rows)
+
+
+def _named_rows(title: str, rows: Mapping[str, object]) -> object:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
     for name, value in rows.items():
         table.add_row(name, Text(one_line(str(value)), overflow="fold"))
     return table

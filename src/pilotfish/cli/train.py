@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,43 +17,100 @@ from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config import EngineConfig, available_cores
 from pilotfish.options import options_of, pick, unset
-from pilotfish.train.recipe import PairRecipe
+from pilotfish.train.recipe import LlamaSize, PairRecipe
+from pilotfish.train.taught_recipe import DistilRecipe, HeadRecipe, head_recipe
 
 if TYPE_CHECKING:  # imports torch
-    from pilotfish.train.evaluate import Evaluation
+    from rich.progress import Progress
 
-app = typer.Typer(help="Train models.", callback=lambda: None)  # a group, though of one command
+app = typer.Typer(help="Train models.")
+
+THREADS = pick(EngineConfig, "threads")
+Run = Annotated[Path | None, typer.Option(help="Checkpoints to resume from, and curves; OUT/run.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, or a CUDA device.")]
+Target = Annotated[Path, typer.Option(help="Directory of the model that is to be guessed.")]
 
 
 @app.command("pair")
-@taking(unset(pick(PairRecipe)), pick(EngineConfig, "threads"))
+@taking(unset(pick(PairRecipe)), THREADS)
 def pair(
     recipe: Given,
     engine: Given,
     out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
-    run: Annotated[Path | None, typer.Option(help="Checkpoints to resume from; OUT/run.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, or a CUDA device.")] = "auto",
+    run: Run = None,
+    device: Device = "auto",
     json: JsonOption = False,
 ) -> None:
     """Train a target and its draft. Options left out take the recipe's values, which make `pycode`."""
+    chosen = PairRecipe(**recipe)
+    with _progress(engine) as progress:
+        from pilotfish.train.pair import train_pair
+
+        _show(train_pair(chosen, out, run or out / "run", progress, device), json=json)
+
+
+@app.command("head")
+@taking(unset(pick(HeadRecipe)), THREADS)
+def head(
+    recipe: Given,
+    engine: Given,
+    target: Target,
+    kind: Annotated[str, typer.Option(help="eagle3, dspark, mtp or medusa.")],
+    out: Annotated[Path, typer.Option(help="Where head/ is written.")],
+    run: Run = None,
+    device: Device = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Train a head that drafts from a target's hidden states. Options left out take the kind's values."""
+    chosen = head_recipe(kind, target=target, **recipe)
+    with _progress(engine) as progress:
+        from pilotfish.train.head import train_head
+
+        _show(train_head(chosen, out, run or out / "run", progress, device), json=json)
+
+
+@app.command("distil")
+@taking(unset(pick(DistilRecipe)), THREADS)
+def distil(
+    recipe: Given,
+    engine: Given,
+    target: Target,
+    draft: Annotated[str, typer.Option(help="A model's directory, or the shape of a new Llama.", metavar="DIR|SHAPE")],
+    out: Annotated[Path, typer.Option(help="Where draft/ is written.")],
+    run: Run = None,
+    device: Device = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Teach a small language model what a target would say."""
+    shaped = re.fullmatch(r"[\d, -]+", draft) is not None
+    start = {"shape": LlamaSize.parse("draft", draft)} if shaped else {"draft": Path(draft)}
+    chosen = DistilRecipe(target=target, **start, **recipe)
+    with _progress(engine) as progress:
+        from pilotfish.train.distil import train_distil
+
+        _show(train_distil(chosen, out, run or out / "run", progress, device), json=json)
+
+
+@contextmanager
+def _progress(engine: Given) -> Iterator[Progress]:
+    """The bars of a training that has the threads that were asked for."""
     options_of(EngineConfig)["threads"].check(engine["threads"])
-    result = _train(PairRecipe(**recipe), out, run or out / "run", device, engine["threads"])
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    torch.set_num_threads(engine["threads"] or available_cores())
+    console = Console(stderr=True)
+    with Progress(console=console, redirect_stdout=False, disable=not console.is_terminal) as progress:
+        yield progress
+
+
+def _show(result: Any, *, json: bool) -> None:
+    """The figures of an evaluation."""
     figures = dataclasses.asdict(result)
     if json:
         print_json(figures)
         return
     for name, value in figures.items():
-        sys.stdout.write(f"{name.replace('_', ' '):<20} {value:.3f}\n")
-
-
-def _train(recipe: PairRecipe, out: Path, run: Path, device: str, threads: int) -> Evaluation:
-    import torch
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from pilotfish.train.pair import train_pair
-
-    torch.set_num_threads(threads or available_cores())
-    console = Console(stderr=True)
-    with Progress(console=console, redirect_stdout=False, disable=not console.is_terminal) as progress:
-        return train_pair(recipe, out, run, progress, device)
+        shown = " ".join(f"{one:.3f}" for one in (value if isinstance(value, tuple) else (value,)))
+        sys.stdout.write(f"{name.replace('_', ' '):<24} {shown}\n")

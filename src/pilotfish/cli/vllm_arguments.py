@@ -153,8 +153,8 @@ def with_speculative_config(engine: Given, text: str | None) -> Given:
     options = {"mode": "sync", **engine}
     for name, value in given.items():
         options |= _meaning(name, value)
-    if given["method"] == "draft_model" and "draft" not in options and "target" in options:
-        raise ParameterError(f"{FIELD}.model", None, "a draft's directory")
+    if _METHODS[given["method"]] == "lm" and "draft" not in options and "target" in options:
+        raise ParameterError(f"{FIELD}.model", None, "the directory of a draft, or of a trained head")
     return options
 
 

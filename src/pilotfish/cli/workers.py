@@ -23,7 +23,16 @@ from pilotfish.cli.options import (
 )
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
-from pilotfish.config import POOL_MODEL, PREFILL_ROWS, DraftConfig, EngineConfig, PrefillConfig, TargetConfig, config_of
+from pilotfish.config import (
+    OF_PREFILLS,
+    POOL_MODEL,
+    PREFILL_ROWS,
+    DraftConfig,
+    EngineConfig,
+    PrefillConfig,
+    TargetConfig,
+    config_of,
+)
 from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.errors import InputError
 from pilotfish.logs import configure
@@ -51,7 +60,10 @@ def draft(
         prepared = DraftConfig(model=EngineConfig(target=_directory(draft, pair), **engine), **pool)
     else:
         parent = config_of(config, EngineConfig)
-        prepared = DraftConfig(**{**pool, "model": parent.of_draft, "leaves": parent.leaves})
+        own = {"model": parent.of_draft, "leaves": parent.leaves}
+        if parent.features == parent.draft:
+            own["target"] = parent.target
+        prepared = DraftConfig(**{**pool, **own})
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
     configure(log_format, level=level, process=prepared.name)
     _import_transformers()
@@ -68,7 +80,7 @@ def _directory(draft: Path | None, pair: str | None) -> Path:
     return pairs.resolve_pair(pair or DEFAULT_PAIR).draft
 
 
-@taking(pick(PrefillConfig), pick(EngineConfig, *POOL_MODEL, "max_model_len", "max_rows", max_rows=PREFILL_ROWS))
+@taking(pick(PrefillConfig), pick(EngineConfig, *POOL_MODEL, *OF_PREFILLS, max_rows=PREFILL_ROWS))
 def prefill(
     pool: Given,
     engine: Given,
@@ -140,11 +152,12 @@ def _run_target(config: TargetConfig, show: Callable[[str], None], signals: Sign
     from pilotfish.engine.remote_drafts import RemoteDrafts
     from pilotfish.engine.remote_prefills import RemotePrefills
     from pilotfish.engine.servers import Servers
+    from pilotfish.engine.tapping import with_features
     from pilotfish.wire.curve_keys import load_pool_keys
     from pilotfish.wire.serving import WAITING
     from pilotfish.wire.sockets import ListeningChannel
 
-    engine, keys = divided(config.engine), load_pool_keys(config.key, config.allow)
+    engine, keys = with_features(divided(config.engine)), load_pool_keys(config.key, config.allow)
     channel = ListeningChannel(config.listen, keys, engine.insecure, WAITING)
     with closing(Servers(channel)) as servers:
         servers.start()

@@ -1,6 +1,7 @@
 """The draft's half of the draft protocol: targets that connect, their sessions, and what each of them is told.
 
     Hello ──► Load, or Refuse          Open, Commit, Close ──► sessions change; Resync or Refuse where they cannot
+    FeatureRows ──► what waits for them can be computed
     next_level ──► the caller runs the forward ──► level_done ──► a Tree for each session that has grown
 
 The machine has no model, socket or clock: `draft/worker.py` owns those, sends `outbox` and logs `notices`.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.constraint import GrammarSource, no_grammars
 from pilotfish.core.draft_sessions import MAX_SESSIONS, DraftSession, LevelPart, SessionKey, SessionTable, Unshared
+from pilotfish.core.feature_intake import FeatureIntake, FeatureNeed
 from pilotfish.core.level_choice import LevelChoice, LevelShape
 from pilotfish.core.lookahead import NewNodes
 from pilotfish.core.messages import (
@@ -28,6 +30,7 @@ from pilotfish.core.messages import (
     PROTOCOL_VERSION,
     Close,
     Commit,
+    FeatureRows,
     Hello,
     Load,
     Notice,
@@ -36,6 +39,7 @@ from pilotfish.core.messages import (
     Peer,
     Refuse,
     Resync,
+    Skip,
     ToDraft,
     ToTarget,
     Tree,
@@ -74,6 +78,8 @@ class ConnectedTarget:
     rows: int = 0  # grown for it
     cached: int = 0  # tokens of its sessions whose KV was there
     malformed: int = 0  # frames
+    last_features: int = 0  # the number of the last frame of features
+    feature_drops: Counter[str] = field(default_factory=Counter)  # by reason
 
 
 @dataclass
@@ -89,6 +95,7 @@ class DraftCounts:
     cached: int = 0  # tokens whose KV was there when their session was opened, or woken
     malformed: int = 0  # frames
     resyncs: int = 0
+    features: int = 0  # frames of them that were of use
 
 
 class DraftMachine:
@@ -101,9 +108,10 @@ class DraftMachine:
         shape: LevelShape,
         context: int,
         grammars: GrammarSource = no_grammars,
+        features: FeatureNeed | None = None,
     ) -> None:
         """`context`: tokens of the longest sequence that the model takes. Sessions follow their constraints as far as
-        `grammars` can."""
+        `grammars` can. `features` are those that a trained head needs."""
         self.identity = identity
         self.table = table
         self.choice = LevelChoice(table, shape)
@@ -112,6 +120,7 @@ class DraftMachine:
         self.notices: list[Notice] = []
         self.known = None if table.cache is None else KnownPrefixes()
         self._grammars = grammars
+        self._intake = None if features is None else FeatureIntake(features, table)
         self._longest = min(context, table.pool.capacity)
         self._targets: dict[Peer, ConnectedTarget] = {}
         self._level_seconds = SecondsBySize(0.0)
@@ -151,6 +160,9 @@ class DraftMachine:
             target.cached,
             self.known is not None,
             self.identity.revision,
+            self._intake is not None,
+            target.last_features,
+            dict(target.feature_drops),
         )
 
     def _send(self, peer: Peer, message: ToTarget) -> None:
@@ -166,6 +178,8 @@ class DraftMachine:
             self._send(peer, Refuse(CONNECTION, 0, "no Hello came before"))
         elif isinstance(message, Open):
             self._open(peer, message, tenant or peer.hex(), weight, now)
+        elif isinstance(message, FeatureRows):
+            self._take_features(peer, message, now)
         else:
             self._follow(peer, message, now)
 
@@ -197,6 +211,8 @@ class DraftMachine:
             return f"protocol version {hello.version}; this draft speaks {PROTOCOL_VERSION}"
         if hello.tokenizer != self.identity.tokenizer:
             return f"its tokenizer {hello.tokenizer[:12]} is not that of the draft {self.identity.model}"
+        if self._intake is not None and (reason := self._intake.need.mismatch(hello.features)) is not None:
+            return reason
         return clash(hello.added_tokens, self.identity.added_tokens)
 
     def _too_many_targets(self, tenant: str) -> str | None:
@@ -215,8 +231,8 @@ class DraftMachine:
         message = whole
         try:
             self._check_tokens(message, target)
-            unshared, grammars = target.unshared, self._grammars
-            session = DraftSession.of(key, message, tenant, weight, self._longest, unshared, now, grammars)
+            known = target.unshared, now, self._grammars, 0 if self._intake is None else self._intake.need.width
+            session = DraftSession.of(key, message, tenant, weight, self._longest, *known)
             if before is None and not self.table.admit(tenant):
                 raise InputError(f"sessions: there are {MAX_SESSIONS} already")
         except InputError as error:
@@ -226,6 +242,8 @@ class DraftMachine:
             return
         self._found(peer, self.table.open(session))
         self._know(session)
+        if session.features is not None and session.features.reach:
+            self._send(peer, Skip(message.session, message.generation, session.features.reach))
 
     def _whole(self, peer: Peer, message: Open) -> Open | None:
         """With all tokens; None where those that a key stands for are not known."""
@@ -251,6 +269,17 @@ class DraftMachine:
             raise InputError(f"tokens: {len(message.tokens)} do not fit into the {self._longest} that the draft has")
         if max(message.tokens, default=0) >= target.unshared.first or not message.tokens:
             raise InputError("tokens: they are none, or not all in the vocabulary that Hello told of")
+
+    def _take_features(self, peer: Peer, message: FeatureRows, now: float) -> None:
+        if self._intake is None:
+            return
+        target = self._targets[peer]
+        target.last_features = message.number
+        reason = self._intake.take(self.table.get(SessionKey(peer, message.session)), message, now)
+        if reason is None:
+            self.counts.features += 1
+        else:
+            target.feature_drops[reason] += 1
 
     def _follow(self, peer: Peer, message: Commit | Close, now: float) -> None:
         session = self.table.get(SessionKey(peer, message.session))
@@ -281,6 +310,8 @@ class DraftMachine:
             self._ask_again(peer, message, f"base_len {message.base_len} does not follow {length}")
         elif max(message.tokens) >= session.unshared.first:
             self._ask_again(peer, message, "a token is not in the vocabulary that Hello told of")
+        elif session.evicted and session.features is not None:
+            self._ask_again(peer, message, "its KV went to another, and its features are gone")
         else:
             rerooted = self.table.commit(session, message.tokens)
             session.wanted, session.touched = min(message.wanted, MAX_NODES), now

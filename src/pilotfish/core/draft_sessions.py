@@ -10,7 +10,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.core.child_calibration import TenantCalibrations
 from pilotfish.core.constraint import FollowedGrammar, GrammarSource, GrammarState, no_grammars
+from pilotfish.core.executor import ANY_DEPTH
+from pilotfish.core.features import FeatureLog
 from pilotfish.core.logit_rules import LogitEdits, LogitRules
 from pilotfish.core.lookahead import Lookahead, NewNodes, RerootResult
 from pilotfish.core.messages import MAX_NODES, Open, Peer
@@ -54,6 +57,8 @@ class DraftSession:
 
     tokens   [ prompt ....... output ...... ]
     slots    [ ===================== ]        those with KV here; while any is missing the tree is empty
+
+    A trained head's rows need the target's features, so some of the missing tokens may have to wait for those.
     """
 
     key: SessionKey
@@ -76,6 +81,7 @@ class DraftSession:
     tree: Lookahead = field(default_factory=Lookahead)
     evicted: bool = False  # its KV went to another; rests until its next commit
     pushes: int = 0
+    features: FeatureLog | None = None  # of a trained head's
 
     @classmethod
     def of(
@@ -88,8 +94,10 @@ class DraftSession:
         unshared: Unshared,
         now: float,
         grammars: GrammarSource = no_grammars,
+        feature_width: int = 0,
     ) -> DraftSession:
-        """A session of at most `longest` tokens; ParameterError for sampling parameters that no target takes."""
+        """A session of at most `longest` tokens; ParameterError for sampling parameters that no target takes.
+        `feature_width` is that of a trained head, else 0."""
         params, constraint = message.sampling.params(), message.constraint
         output = message.tokens[message.prompt_tokens :]
         return cls(
@@ -108,17 +116,36 @@ class DraftSession:
             unshared,
             min(message.wanted, MAX_NODES),
             touched=now,
+            features=FeatureLog(feature_width) if feature_width else None,
         )
 
     @property
-    def num_pending(self) -> int:
+    def num_missing(self) -> int:
         """Committed tokens without KV here."""
         return len(self.tokens) - len(self.slots)
+
+    @property
+    def num_pending(self) -> int:
+        """Of them, those whose rows can be computed now: the others wait for features. The first token has none, and
+        goes with the second."""
+        if self.features is None:
+            return self.num_missing
+        known = min(self.features.reach, len(self.tokens) - 1)
+        return max(known + 1 - len(self.slots), 0) if known else 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing can be computed for it before features come."""
+        return self.num_missing > 0 and self.num_pending == 0
 
     @property
     def max_depth(self) -> int:
         """Depth of the deepest node that could be committed."""
         return self.max_length - len(self.tokens) - 1
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature == 0.0
 
     @property
     def root(self) -> str:
@@ -148,18 +175,27 @@ class LevelPart:
 
     @classmethod
     def of_pending(cls, session: DraftSession, count: int) -> LevelPart:
-        """The next `count` pending tokens, and the root where there are no more."""
-        return cls(session, count, [session.tree.root] if count == session.num_pending else [])
+        """The next `count` pending tokens, and the root where it is the last of them."""
+        return cls(session, count, [session.tree.root] if count == session.num_missing else [])
 
     @property
     def rows(self) -> int:
         return self.pending or len(self.leaves)
 
 
-def add_children(level: Sequence[LevelPart], tokens: Ints, log_chances: Floats) -> list[NewNodes]:
-    """Hang children below all leaves of a level, in order. tokens, log_chances [leaves, children]; what was kept of
-    each part."""
-    chances = np.minimum(log_chances, 0.0)
+def add_children(
+    level: Sequence[LevelPart],
+    tokens: Ints,  # [leaves, children], likeliest first
+    log_chances: Floats,  # likewise
+    calibrations: TenantCalibrations,
+    deepest: int = ANY_DEPTH,
+) -> list[NewNodes]:
+    """Hang children below all leaves of a level, in order; what was kept of each part. Those as deep as `deepest` are
+    never expanded."""
+    depths = np.array([part.session.tree.depth(leaf) + 1 for part in level for leaf in part.leaves], np.int64)
+    greedy = np.array([part.session.greedy for part in level for _ in part.leaves], np.bool_)
+    tenants = np.array([part.session.tenant for part in level for _ in part.leaves], np.str_)
+    chances = np.minimum(calibrations.calibrated(tenants, greedy, depths, log_chances), 0.0)
     above = np.array([part.session.tree.score(leaf) for part in level for leaf in part.leaves])
     kept = above[:, None] + chances > Lookahead.FLOOR
     spans, largest = list(pairwise(accumulate((len(part.leaves) for part in level), initial=0))), tokens.max(initial=0)
@@ -171,7 +207,7 @@ def add_children(level: Sequence[LevelPart], tokens: Ints, log_chances: Floats) 
     for part, (row, end) in zip(level, spans, strict=True):
         own = slice(first, first := first + sum(counts[row:end]))
         session, nodes = part.session, (tokens_kept[own], chances_kept[own])
-        added.append(session.tree.add(part.leaves, counts[row:end], *nodes, session.max_depth))
+        added.append(session.tree.add(part.leaves, counts[row:end], *nodes, min(session.max_depth, deepest)))
     return added
 
 
@@ -187,6 +223,7 @@ class SessionTable:
         """`cache`, of this pool, keeps the KV that sessions leave."""
         self.pool = pool
         self.cache = cache
+        self.calibrations = TenantCalibrations()
         self._sessions: dict[SessionKey, DraftSession] = {}
 
     def __len__(self) -> int:
@@ -223,10 +260,14 @@ class SessionTable:
 
     def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
         """Add the target's tokens and re-root: the accepted nodes' slots join the session's, those of dead nodes are
-        free. Nothing is copied."""
-        caught_up = session.num_pending == 0
+        free. Nothing is copied. A trained head's tree is dropped: it grew from guessed features, and grows again from
+        the target's own."""
+        self.calibrations.of(session.tenant).observe(session.greedy, session.tree.outcomes(tokens))
+        caught_up = session.num_missing == 0
         rerooted = session.tree.commit(tokens)
-        if caught_up and rerooted.path_slots:
+        if session.features is not None:
+            self.pool.release([*rerooted.path_slots, *session.tree.drop()])
+        elif caught_up and rerooted.path_slots:
             session.slots = np.concatenate((session.slots, np.array(rerooted.path_slots, np.int32)))
         self.pool.release(rerooted.freed)
         session.tokens.extend(tokens)
@@ -240,7 +281,7 @@ class SessionTable:
         """Free the slots of its nodes. The last token is computed again, for its logits."""
         kept = min(len(session.slots), len(session.tokens) - 1)
         self.pool.release([*session.slots[kept:].tolist(), *session.tree.drop()])
-        session.slots = session.slots[:kept]
+        self._set_slots(session, session.slots[:kept])
 
     def close(self, session: DraftSession) -> None:
         """Forget it; its slots are idle, or free."""
@@ -260,20 +301,28 @@ class SessionTable:
     def _find(self, session: DraftSession) -> int:
         """Give a session without KV what is known; not of the last token, which is computed for its logits."""
         if self.cache is not None:
-            session.slots = self.cache.match(session.root, session.tokens[:-1])
+            self._set_slots(session, self.cache.match(session.root, session.tokens[:-1]))
             self.pool.share(session.slots)
         return len(session.slots)
 
+    def _set_slots(self, session: DraftSession, slots: Slots) -> None:
+        """It has these now: the features that the next row needs are to come, again if they came before."""
+        session.slots = slots
+        if session.features is not None:
+            session.features.restart(max(len(slots) - 1, 0))
+
     def _remember(self, session: DraftSession, count: int) -> None:
-        """Let others find the KV of its first `count` tokens; where it was known already, have that instead."""
+        """Let others find the KV of its first `count` tokens; where it was known already, have that instead. What was
+        computed without features that were lost is for itself alone."""
         if self.cache is not None:
+            count = count if session.features is None else session.features.num_whole(count)
             own = self.cache.insert(session.root, session.tokens[:count], session.slots[:count])
             session.slots = np.concatenate((own, session.slots[count:]))
 
     def _free(self, session: DraftSession) -> None:
         self._remember(session, len(session.slots))
         self.pool.release([*session.slots.tolist(), *session.tree.drop()])
-        session.slots = NO_SLOTS
+        self._set_slots(session, NO_SLOTS)
 
     def allocate(self, level: Sequence[LevelPart]) -> None:
         """Slots for the rows of a level."""
@@ -292,6 +341,8 @@ class SessionTable:
         """The forward over `level` has run: others may find what its sessions were opened with."""
         for part in level:
             session = part.session
+            if session.features is not None:
+                session.features.forget(len(session.slots))
             if len(session.slots) - part.pending < session.opened <= len(session.slots):
                 self._remember(session, session.opened)
 

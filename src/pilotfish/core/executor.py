@@ -11,6 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from pilotfish.core.constraint import Bits
+from pilotfish.core.features import Features
 from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import Floats, Ints, TokenTree
@@ -67,6 +68,7 @@ class SequenceRows(Struct, frozen=True):
     prefix_slots: NDArray[np.int32]  # [start + len(tokens)], any slot where no row sees the position
     nodes: NodeRows
     kept: Sequence[int]  # offsets in `tokens`, ascending, of rows whose logits are wanted; those of nodes always are
+    features: Features | None = None  # [len(tokens), width], the one before each token; for trained heads only
 
     @property
     def num_rows(self) -> int:
@@ -151,6 +153,10 @@ class Outcome(Struct, frozen=True):
     seconds: ForwardSeconds = ForwardSeconds()
 
 
+#: Deeper than any tree.
+ANY_DEPTH = 1 << 30
+
+
 class Executor(Protocol):
     """One model over a pool of KV slots, on whatever device."""
 
@@ -163,6 +169,10 @@ class Executor(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def deepest(self) -> int:
+        """Nodes at this depth get no children: a trained head may guess so far and no further."""
 
     def padded(self, rows: int) -> int:
         """Rows that the device runs for a forward of `rows`."""

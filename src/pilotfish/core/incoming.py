@@ -105,6 +105,7 @@ class Incoming:
         return None
 
     def _in_range(self, reference: SegmentReference) -> bool:
-        end, size = reference.first + reference.tokens, reference.tokens * reference.layers * self.layout.token_bytes
-        inside = self.handover.first <= reference.first and end <= len(self.handover.tokens)
-        return inside and reference.layer + reference.layers <= self.layout.layers and reference.size == size
+        end, layers = reference.first + reference.tokens, range(reference.layer, reference.layer + reference.layers)
+        if reference.first < self.handover.first or end > len(self.handover.tokens) or layers.stop > self.layout.layers:
+            return False
+        return reference.size == reference.tokens * self.layout.bytes_of(layers)

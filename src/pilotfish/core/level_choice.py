@@ -65,6 +65,17 @@ class FairShare:
             self._clocks[tenant] = self._clocks.get(tenant, self._now) + rows / weight
 
 
+def _can_grow(session: DraftSession) -> bool:
+    return not session.evicted and session.max_depth > 0 and len(session.tree) < session.wanted and not session.waits
+
+
+def _part(session: DraftSession, leaves: Sequence[int]) -> LevelPart:
+    """All that can be computed of its pending tokens, or the leaves that were chosen."""
+    if session.num_pending:
+        return LevelPart.of_pending(session, session.num_pending)
+    return LevelPart(session, 0, leaves)
+
+
 class LevelChoice:
     """Chooses the likeliest leaves of all sessions, tenants by their weights."""
 
@@ -76,7 +87,7 @@ class LevelChoice:
 
     def next_level(self, now: float) -> list[LevelPart]:
         """Empty where nothing is to be grown. Sessions that are in its way lose their KV."""
-        open_sessions = [s for s in self.table if not s.evicted and s.max_depth > 0 and len(s.tree) < s.wanted]
+        open_sessions = [s for s in self.table if _can_grow(s)]
         prompts = [s for s in open_sessions if s.num_pending > self.shape.leaves]
         level = self._leaves([s for s in open_sessions if s.num_pending <= self.shape.leaves])
         level += self._chunks(prompts, CHUNK if level else WHOLE_CHUNK)
@@ -102,7 +113,7 @@ class LevelChoice:
         for tenant, left in shares.items():
             self._leaf_share.charge(tenant, -left, weights[tenant])  # whose last offer was larger than what was left
         parts = zip(sessions, chosen, strict=True)
-        return [LevelPart(session, session.num_pending, leaves) for session, leaves in parts if leaves]
+        return [_part(session, leaves) for session, leaves in parts if leaves]
 
     def _merged(self, sessions: Sequence[DraftSession]) -> Iterator[LeafOffer]:
         return heapq.merge(*(self._offers(place, session) for place, session in enumerate(sessions)))

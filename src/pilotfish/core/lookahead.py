@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.core.child_calibration import ChildOutcome
 from pilotfish.core.living_tree import SPARE, LivingTree
 
 #: Of a node that was not expanded: it has no KV.
@@ -125,6 +126,21 @@ class Lookahead(LivingTree):
         self._open.sort()  # two runs: merged in about as many steps as there are nodes
         self._next_id, self._size = self._next_id + last, self._size + last
         return NewNodes(ids, names, tokens, chances)
+
+    def outcomes(self, tokens: Sequence[int]) -> list[ChildOutcome]:
+        """What `tokens`, which are about to be committed, say of the children that were guessed on their way."""
+        found, node = list[ChildOutcome](), self.root
+        for depth, token in enumerate(tokens, 1):
+            below = self._children.get(node)
+            if not below:
+                break
+            chances = [self._scores[child] - self._scores[node] for child in below.values()]
+            child = below.get(token)
+            found.append(ChildOutcome(depth, chances, -1 if child is None else list(below).index(token)))
+            if child is None:
+                break
+            node = child
+        return found
 
     def commit(self, tokens: Sequence[int]) -> RerootResult:
         """Re-root at the last of `tokens`, or at nothing known."""

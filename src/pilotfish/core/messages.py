@@ -9,6 +9,9 @@
       │ ◄──────── Tree(…) ─────────────────────┤
       ├─ Close ──────────────────────────────► │
 
+To a draft that wants features, those of the tokens since come right before each Commit; those of a prompt in pieces, as
+the target computes them.
+
 Ids of nodes, sessions and generations are positive. Every number has its limit here, so that what decodes can be
 handled.
 """
@@ -16,6 +19,7 @@ handled.
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +30,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.core.constraint import Constraint
+from pilotfish.core.feature_rows import FeatureType
 from pilotfish.core.logit_rules import LogitRules
 from pilotfish.core.prefix_keys import KEY_BYTES
 from pilotfish.core.request import Request
@@ -38,6 +43,8 @@ PROTOCOL_VERSION = 1
 MAX_FRAME = 1 << 24
 #: Nodes of one Tree.
 MAX_NODES = 1 << 14
+#: Bytes of the rows of one FeatureRows.
+MAX_FEATURE_BYTES = 1 << 20
 #: Characters of a text for people.
 MAX_TEXT = 1024
 #: A peer's address: for a draft a target's incarnation and key, for a target the number of a pool.
@@ -47,6 +54,7 @@ CONNECTION = 0
 
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
@@ -56,6 +64,8 @@ Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
 #: Bytes of a salt's digest.
 SALT_BYTES = 16
 SaltDigest: TypeAlias = Annotated[bytes, Meta(min_length=SALT_BYTES, max_length=SALT_BYTES)]
+FEATURE_DIGEST_BYTES = 8
+FeatureDigest: TypeAlias = Annotated[bytes, Meta(min_length=FEATURE_DIGEST_BYTES, max_length=FEATURE_DIGEST_BYTES)]
 PrefixKey: TypeAlias = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 #: As many as a request may name.
 TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
@@ -76,14 +86,23 @@ def _texts(kind: type[Readable]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(kind) if field.type in (Text, Text | None))
 
 
+class FeatureOffer(Readable, frozen=True):
+    """Which features a target can send."""
+
+    digest: Text  # of the projection that makes them
+    width: Annotated[int, Meta(ge=1, le=MAX_FEATURE_BYTES // 4)]  # numbers of one
+    dtype: Text  # as which they are sent
+
+
 class Hello(Readable, tag="hello", frozen=True):
-    """Who the target is. A draft of another version, or of another tokenizer, answers Refuse."""
+    """Who the target is. A draft of another version, of another tokenizer, or for other features, answers Refuse."""
 
     version: Index
     tokenizer: Text  # digest of the base vocabulary
     vocab_size: Length
     model: Text
     added_tokens: Annotated[dict[Index, Text], Meta(max_length=MAX_ADDED)] = {}  # beyond the base vocabulary, by id
+    features: FeatureOffer | None = None
 
 
 class RequestSampling(Struct, frozen=True, omit_defaults=True):
@@ -189,6 +208,24 @@ class Commit(Struct, tag="commit", frozen=True):
     wanted: Index
 
 
+class FeatureRows(Struct, tag="features", frozen=True):
+    """Features of consecutive tokens (core/feature_rows.py). A repeated one changes nothing."""
+
+    session: Id
+    generation: Id
+    number: Id  # of this frame, among those to this draft, which tells the last one that came
+    first: Index  # position of the first token
+    dtype: FeatureType
+    rows: Annotated[bytes, Meta(min_length=1, max_length=MAX_FEATURE_BYTES)]
+    digest: FeatureDigest  # of all that matters here
+    scales: Annotated[bytes, Meta(max_length=MAX_FEATURE_BYTES)] = b""  # a float32 a row, where the type has them
+
+    def digested(self) -> bytes:
+        """What `digest` must be."""
+        header = struct.pack("<3Q", self.session, self.generation, self.first) + self.dtype.encode()
+        return hashlib.blake2b(header + self.scales + self.rows, digest_size=FEATURE_DIGEST_BYTES).digest()
+
+
 class Close(Struct, tag="close", frozen=True):
     """The sequence has ended."""
 
@@ -221,6 +258,14 @@ class Resync(Readable, tag="resync", frozen=True):
     reason: Text
 
 
+class Skip(Struct, tag="skip", frozen=True):
+    """The draft needs no features of positions before `first`: it has KV of those tokens."""
+
+    session: Id
+    generation: Id
+    first: Index
+
+
 class Refuse(Readable, tag="refuse", frozen=True):
     """The draft will not serve this session, or (`CONNECTION`) this target."""
 
@@ -235,17 +280,21 @@ class Load(Readable, tag="load", frozen=True):
     model: Text
     sessions: Index  # of all targets
     own_sessions: Index  # of the target that this goes to
-    own_rows: Annotated[int, Meta(ge=0)]  # rows grown for it so far
+    own_rows: Count  # rows grown for it so far
     free_slots: Index
     step_ms: Milliseconds  # of a level, lately
     queue_ms: Milliseconds  # that committed tokens lately waited before a level took them
-    own_cached: Annotated[int, Meta(ge=0)] = 0  # tokens of that target whose KV was there when they were opened
+    own_cached: Count = 0  # tokens of that target whose KV was there when they were opened
     knows_keys: bool = False  # an Open may have a `prefix_key`
     revision: Text = ""  # of the draft, as its operator names it
+    wants_features: bool = False
+    own_features: Count = 0  # the number of that target's last FeatureRows that came; 0: none did
+    #: FeatureRows of that target that could not be used, by reason.
+    own_feature_drops: Annotated[dict[Text, Count], Meta(max_length=16)] = {}
 
 
-ToDraft: TypeAlias = Hello | Open | Commit | Close
-ToTarget: TypeAlias = Tree | Resync | Refuse | Load
+ToDraft: TypeAlias = Hello | Open | FeatureRows | Commit | Close
+ToTarget: TypeAlias = Tree | Resync | Skip | Refuse | Load
 
 
 @dataclass(frozen=True)

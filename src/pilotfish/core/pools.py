@@ -15,6 +15,7 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from pilotfish.core.feature_sending import FEATURE_DROPS, FeatureLine
 from pilotfish.core.messages import Load, Notice, Peer
 from pilotfish.core.told_prefixes import ToldPrefixes
 
@@ -110,6 +111,7 @@ class DraftPool:
     refusal: str | None = None  # why it does not serve this target
     sessions: set[int] = field(default_factory=set)  # numbers of this target's sessions
     told: ToldPrefixes = field(default_factory=ToldPrefixes)  # since it last began to answer
+    features: FeatureLine = field(default_factory=FeatureLine)
     losses: int = 0  # times that it fell silent or was lost
     notices: list[Notice] = field(default_factory=list)  # for the log
     drops: Drops = field(init=False)
@@ -141,6 +143,16 @@ class DraftPool:
         """Whether an Open may have a `prefix_key`."""
         return self.load is not None and self.load.knows_keys
 
+    @property
+    def wants_features(self) -> bool:
+        return self.load is not None and self.load.wants_features
+
+    @property
+    def feature_drops(self) -> dict[str, int]:
+        """Frames of features that it could not use, by reason, of the reasons that are known here."""
+        told = {} if self.load is None else self.load.own_feature_drops
+        return {reason: told[reason] for reason in FEATURE_DROPS if reason in told}
+
     def keeps_sessions(self, now: float, *, alone: bool) -> bool:
         """Whether its sessions stay with it; `alone`: no other pool answers."""
         patience = (PATIENCE_ALONE if alone else PATIENCE) * 2.0 ** min(self._given_up, MAX_DOUBLINGS)
@@ -153,6 +165,7 @@ class DraftPool:
 
     def heard_load(self, load: Load, now: float) -> None:
         self.load, self._faults, self._last_heard = load, 0, now
+        self.features.came(load.own_features)
         if now >= self._left_alone_until:
             self._answers(now)
 

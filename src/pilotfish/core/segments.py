@@ -36,16 +36,18 @@ def sequence_digest(tokens: Sequence[int]) -> bytes:
     return hashlib.blake2b(np.asarray(tokens, "<u4").tobytes(), digest_size=SEQUENCE_BYTES).digest()
 
 
-class KVLayout(Struct, frozen=True):
+class KVLayout(Struct, frozen=True, omit_defaults=True):
     """How KV of a token lies in a segment, one layer after the other:
 
-    layer   [ plane 0: token 0: head 0, head 1 … | token 1: … ][ plane 1: … ] …
+    layer      [ plane 0: token 0: head 0, head 1 … | token 1: … ][ plane 1: … ] …
+    features   [ token 0 | token 1 … ]                               one more layer, the last, where there are any
     """
 
-    layers: Length
+    layers: Length  # that of features included
     first_head: Index  # of the model's KV heads; where they are split over ranks a rank has some of them
     heads: Length
     planes: Annotated[list[Length], Meta(min_length=1, max_length=8)]  # bytes of one head of a token in each plane
+    features: Index = 0  # bytes of a token's feature; 0: there are none
 
     @property
     def span(self) -> range:
@@ -54,8 +56,24 @@ class KVLayout(Struct, frozen=True):
 
     @property
     def token_bytes(self) -> int:
-        """Of one token in one layer."""
+        """Of one token in one layer of keys and values."""
         return self.heads * sum(self.planes)
+
+    @property
+    def of_kv(self) -> range:
+        """The layers of keys and values."""
+        return range(self.layers - (self.features > 0))
+
+    def bytes_of(self, layers: range) -> int:
+        """Of one token in these layers."""
+        of_kv = len(range(layers.start, min(layers.stop, self.of_kv.stop)))
+        return of_kv * self.token_bytes + (len(layers) - of_kv) * self.features
+
+    @property
+    def described(self) -> str:
+        """All but the heads."""
+        features = f" and features of {self.features} bytes" if self.features else ""
+        return f"{len(self.of_kv)} layers of {self.planes} bytes a head{features}"
 
     def digest(self) -> bytes:
         return hashlib.blake2b(msgspec.msgpack.encode(self), digest_size=LAYOUT_BYTES).digest()
@@ -74,7 +92,7 @@ class KVIdentity(Struct, frozen=True):
             ours, theirs = self.facts.get(name, "none"), other.facts.get(name, "none")
             if ours != theirs:
                 return f"{name}: {ours}, not {theirs}"
-        ours, theirs = (f"{one.layers} layers of {one.planes} bytes a head" for one in (self.layout, other.layout))
+        ours, theirs = (one.layout.described for one in (self, other))
         return None if ours == theirs else f"layout: {ours}, not {theirs}"
 
 

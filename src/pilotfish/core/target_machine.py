@@ -7,7 +7,8 @@
        └──── LOST ◄─────────────────── Resync, or a Tree is missing ──────────────────────────────┘
                └── asked for a tree: Open again, one generation up ──► GROWING
 
-Commits of a growing session are sent at once. A resting one's are collected: its draft follows, but spends little.
+Commits of a growing session are sent at once. A resting one's are collected: its draft follows, but spends little. A
+pool that wants features gets those of both, as soon as they are computed (core/feature_sending.py).
 Pools come and go at any moment; a session whose pool goes is OPENING again, and one whose pool drains is so after its
 next commit. The machine has no socket, clock or lock: `engine/remote_drafts.py` owns those, sends `outbox` and logs the
 pools' notices.
@@ -20,11 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from pilotfish.core.feature_sending import FeaturePiece, due_pieces
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
     Close,
     Commit,
+    FeatureRows,
     Hello,
     Load,
     Open,
@@ -32,7 +35,9 @@ from pilotfish.core.messages import (
     Peer,
     Refuse,
     Resync,
+    Skip,
     ToDraft,
+    ToTarget,
     Tree,
     salt_digest,
 )
@@ -86,6 +91,7 @@ class RemoteSession:
     setbacks: int = 0  # one after the other, each soon after it was opened
     not_before: float = 0.0  # when it may be opened again
     refused_by: set[Peer] = field(default_factory=set)
+    features_sent: int = 0  # positions before this one: the pool was sent their features, or needs none
 
     @property
     def can_follow(self) -> bool:
@@ -208,6 +214,7 @@ class TargetMachine:
             return
         session.state, session.pool, session.opened = SessionState.GROWING, pool, now
         session.generation, session.pushes, session.unsent = session.generation + 1, 0, 0
+        session.features_sent = 0
         session.copy = self._empty_copy(session.request)
         pool.sessions.add(session.number)
         self.counts.opened += 1
@@ -224,6 +231,26 @@ class TargetMachine:
         base_len = len(tokens) - session.unsent
         self._send(session.pool, Commit(session.number, session.generation, base_len, tokens[base_len:], wanted))
         session.state, session.unsent, session.last_commit = SessionState.RESTING, 0, now
+
+    def due_features(self, row_bytes: int, now: float) -> list[FeaturePiece]:
+        """What `send_features` is to be given, after the commits of a step: features of `row_bytes` each."""
+        if not any(pool.wants_features for pool in self.pools):
+            return []
+        following = (session for session in self.sessions.values() if session.can_follow)
+        return due_pieces([s for s in following if s.pool and s.pool.wants_features], row_bytes, now)
+
+    def send_features(self, pieces: Sequence[FeaturePiece], frames: Sequence[FeatureRows], now: float) -> None:
+        """What a step has committed goes before its Commit, which is in the outbox; the rest comes after them."""
+        before = list[Outgoing]()
+        for piece, frame in zip(pieces, frames, strict=True):
+            session = self.sessions.get(piece.session)
+            if session is None or session.generation != piece.generation or not session.can_follow:
+                continue  # its pool was lost meanwhile
+            assert session.pool is not None
+            outgoing = Outgoing(session.pool.peer, session.pool.features.send(frame, now, fresh=piece.fresh))
+            (before if piece.fresh else self.outbox).append(outgoing)
+            session.features_sent = max(session.features_sent, piece.end)
+        self.outbox[:0] = before
 
     def _best_pool(self, session: RemoteSession) -> DraftPool | None:
         """The one with the fewest sessions; one that refused this session only where there is no other."""
@@ -296,7 +323,7 @@ class TargetMachine:
     def pool_at(self, peer: Peer) -> DraftPool | None:
         return next((pool for pool in self.pools if pool.peer == peer), None)
 
-    def receive(self, pool: DraftPool, message: Tree | Resync | Refuse | Load, now: float) -> None:
+    def receive(self, pool: DraftPool, message: ToTarget, now: float) -> None:
         if isinstance(message, Load):
             pool.heard_load(message, now)
         elif isinstance(message, Refuse) and message.session == CONNECTION:
@@ -308,6 +335,8 @@ class TargetMachine:
                 pool.drops.add("stale_frames", 1, now)
             elif isinstance(message, Tree):
                 self._attach(session, pool, message, now)
+            elif isinstance(message, Skip):
+                session.features_sent = max(session.features_sent, message.first)
             else:
                 self._given_back(session, pool, message, now)
 

@@ -26,6 +26,9 @@ class TreeCopy(LivingTree):
 
         pushed below base_len 4:   0 ─── 17 ─┬─ 20        committed since: the token of 17
                                              └─ 21        kept: 20 and 21, below the root
+
+    A node that is pushed again has the score of the push that knew of more tokens: a draft that begins anew after each
+    commit, as trained heads do, knows better than when the node was a guess below others.
     """
 
     def __init__(self, length: int, vocab_size: int, max_nodes: int) -> None:
@@ -39,6 +42,8 @@ class TreeCopy(LivingTree):
         self._vocab_size = vocab_size
         self._max_nodes = max_nodes
         self._last_id = 0
+        # of each node: its own score, and how many tokens the push knew of that it is from
+        self._own, self._told = [0.0], [length]
         self._by_id: dict[int, int] = {}  # a repeated node's id is one more of the first's
         self._committed = [0]  # from the last token that the last push knew of to the root
         self._lives = {0: True, ROOT: False}  # whether nodes from before the last commit are below the root
@@ -51,14 +56,16 @@ class TreeCopy(LivingTree):
             below = self._children.setdefault(self.root, {})
             if token not in below:  # its node may be on its way
                 hit = False
-                below[token] = self._new(self.root, token, 0.0)
+                below[token] = self._new(self.root, token, 0.0, self._length)
             self.root = below[token]
             self._committed.append(self.root)
         self._length += len(tokens)
         self._lives, self._newer = {self.root: True, ROOT: False}, len(self._tokens)
         return hit
 
-    def _new(self, parent: int, token: int, score: float) -> int:
+    def _new(self, parent: int, token: int, score: float, told: int) -> int:
+        self._own.append(score)
+        self._told.append(told)
         self._parents.append(parent)
         self._tokens.append(token)
         self._depths.append(self._depths[parent] + 1)
@@ -74,7 +81,7 @@ class TreeCopy(LivingTree):
             return
         del self._committed[: push.base_len - self._first_known]
         self._by_id[0] = self._committed[0]
-        last, above, siblings = -1, ROOT, None
+        last, above, siblings, changed = -1, ROOT, None, len(self._tokens)
         for node, parent, token, score in rows:
             if parent != last:
                 last, above = parent, self._by_id.get(parent, ROOT)
@@ -82,10 +89,20 @@ class TreeCopy(LivingTree):
             if siblings is None:
                 self._add_late(node, above, token)
             elif token in siblings:
-                self._by_id[node] = siblings[token]
+                self._by_id[node] = known = siblings[token]
                 self.repeated += 1
+                if push.base_len > self._told[known]:
+                    self._own[known], self._told[known] = score, push.base_len
+                    changed = min(changed, known)
             else:
-                self._by_id[node] = siblings[token] = self._new(above, token, score)
+                self._by_id[node] = siblings[token] = self._new(above, token, score, push.base_len)
+        self._rescore(changed)
+
+    def _rescore(self, first: int) -> None:
+        """Nodes from `first` on, some of which have another score of their own; each comes after its parent."""
+        for node in range(first, len(self._tokens)):
+            if self._parents[node] != ROOT:
+                self._scores[node] = self._scores[self._parents[node]] + self._own[node]
 
     def _is_below_root(self, node: int) -> bool:
         """Whether it is the root, or hangs below it. What is found on the way is remembered until the next commit."""
@@ -149,7 +166,9 @@ class TreeCopy(LivingTree):
 
     def _clean_up(self) -> None:
         """Forget all but the committed tokens and what is below the root."""
-        place = self._renumber(sorted({*self._committed, *self._below_root()}))
+        kept = sorted({*self._committed, *self._below_root()})
+        place = self._renumber(kept)
+        self._own, self._told = [self._own[node] for node in kept], [self._told[node] for node in kept]
         self._by_id = {number: place[node] for number, node in self._by_id.items() if node in place and number}
         self._committed = [place[node] for node in self._committed]
         self._lives, self._newer = {self.root: True, ROOT: False}, len(place)

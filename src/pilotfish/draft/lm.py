@@ -15,11 +15,12 @@ from pilotfish.core.constraint import GrammarSource, MaskMaker, masks_when_asked
 from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, SessionTable, Unshared
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import Executor
+from pilotfish.core.features import FeatureSource
 from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.messages import Open
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
-from pilotfish.core.slots import SlotPool
+from pilotfish.core.slots import GONE, SlotPool
 from pilotfish.core.tree import LM, Guesses
 from pilotfish.draft.worker import Grower
 
@@ -49,10 +50,11 @@ class LMDrafter:
         prefix_cache: bool = True,
         grammars: GrammarSource = no_grammars,
         masks: MaskMaker = masks_when_asked,
+        source: FeatureSource | None = None,
     ) -> None:
         """Each level is a forward over the best `width` leaves of a request, each of which gets `children`. `unshared`
         are ids of tokens that the target lacks; `pacer` holds back each level; `prefix_cache` keeps the KV of requests
-        that have ended."""
+        that have ended. `source` is the target, where the draft is a trained head."""
         self.executor = executor
         pool = SlotPool(executor.num_slots)
         self.table = SessionTable(pool, PrefixCache(pool) if prefix_cache else None)
@@ -60,9 +62,15 @@ class LMDrafter:
         self.pacer = pacer
         self._grower = Grower(executor, self.table, children, pacer, masks)
         self._grammars = grammars
+        self._source = source
+        self.feature_width = 0 if source is None else source.feature_width
         self._unshared = Unshared(np.array(sorted(unshared), np.int64))
         self._level_seconds = SecondsBySize(0.0)  # by sequences
         self.width, self._clock = width, clock
+
+    def level_seconds(self, sequences: int) -> float:
+        """Of a level over so many sequences, as measured while it drafted."""
+        return self._level_seconds.at(sequences)
 
     # -- the protocol
 
@@ -71,9 +79,10 @@ class LMDrafter:
         if limits.levels == 0:
             return [Guesses() for _ in requests]
         sessions = [self._session(request) for request in requests]
-        served = self._affordable(sessions, limits.levels)
+        asked = {request.id: request for request in requests if self._can_guess(request)}
+        served = self._affordable([session for session in sessions if session.key.number in asked], limits.levels)
         for session in served:
-            self._catch_up(session)
+            self._catch_up(session, asked[session.key.number])
         self._grow(served, limits)
         return [session.tree.best(limits.nodes, LM) for session in sessions]
 
@@ -100,11 +109,16 @@ class LMDrafter:
         if session is None:
             opened = Open.of(request, number=1, generation=1, wanted=0)
             longest, grammars = self.executor.context, self._grammars
-            session = DraftSession.of(_key(request), opened, "", 1.0, longest, self._unshared, 0.0, grammars)
+            fixed = (1.0, longest, self._unshared, 0.0, grammars, self.feature_width)
+            session = DraftSession.of(_key(request), opened, "", *fixed)
             self.table.open(session)
         elif session.evicted:
             self.table.wake(session)
         return session
+
+    def _can_guess(self, request: Request) -> bool:
+        """A trained head needs the features of all tokens before the last: in its first step a request has no tree."""
+        return self._source is None or len(request.tokens) - 1 == request.num_computed > 0
 
     # -- KV of committed tokens
 
@@ -125,12 +139,24 @@ class LMDrafter:
         return served
 
     def _need(self, session: DraftSession, levels: int) -> int:
-        return session.num_pending + levels * self.width
+        return session.num_missing + levels * self.width
 
-    def _catch_up(self, session: DraftSession) -> None:
+    def _catch_up(self, session: DraftSession, request: Request) -> None:
         """Compute KV of committed tokens up to the last chunk, which the first level takes for its logits."""
-        while session.num_pending > CHUNK:
+        self._read_features(session, request)
+        while session.num_missing > CHUNK:
             self._grower.grow([LevelPart.of_pending(session, CHUNK)])
+            self._read_features(session, request)
+
+    def _read_features(self, session: DraftSession, request: Request) -> None:
+        """For the next chunk's rows. Those of slots that the target has given back are not known any more."""
+        if self._source is None or session.features is None:
+            return
+        first = session.features.reach
+        slots = request.slots[first : min(len(session.slots) + CHUNK, request.num_computed)]
+        rows = np.full((len(slots), self.feature_width), np.nan, np.float32)
+        rows[slots != GONE] = self._source.features(slots[slots != GONE])
+        session.features.put(first, rows)
 
     # -- growth
 
@@ -158,8 +184,8 @@ class LMDrafter:
     def _part(self, session: DraftSession, floor: float) -> LevelPart:
         """Pending tokens, or the best nodes to expand next: good enough (above `floor`) that a child (no likelier)
         could be among the proposed and verified."""
-        if session.num_pending:
-            return LevelPart.of_pending(session, session.num_pending)
+        if session.num_missing:
+            return LevelPart.of_pending(session, session.num_missing)
         tree = session.tree
         return LevelPart(session, 0, [leaf for leaf in tree.leaves(self.width) if tree.score(leaf) > floor])
 

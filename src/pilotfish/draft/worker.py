@@ -153,7 +153,9 @@ class Grower:
             self.table.computed(level)
             if outcome.log_chances is None:
                 return [NewNodes()] * len(level)
-            return add_children(level, outcome.tokens, outcome.log_chances)
+            return add_children(
+                level, outcome.tokens, outcome.log_chances, self.table.calibrations, self.executor.deepest
+            )
 
     def _masks(self, level: Sequence[LevelPart]) -> TokenMasks | None:
         """Of the leaves whose sequences have a grammar."""
@@ -173,7 +175,9 @@ class Grower:
             if part.pending:
                 start = len(slots) - part.pending
                 tokens = _readable(part.session.tokens[start : len(slots)], self.executor.vocab_size)
-                rows.append(SequenceRows(start, tokens, slots, NO_NODES, [part.pending - 1] if part.leaves else []))
+                kept, log = [part.pending - 1] if part.leaves else [], part.session.features
+                features = None if log is None else log.of_rows(start, part.pending)
+                rows.append(SequenceRows(start, tokens, slots, NO_NODES, kept, features))
             else:
                 span, used = nodes.span(used, used + part.rows), used + part.rows
                 rows.append(SequenceRows(len(slots), [], slots, span, kept=()))

@@ -35,12 +35,14 @@ def step_costs(executor: Executor, max_rows: int) -> StepCosts:
     return StepCosts(seconds, executor.padded)
 
 
-def forward_seconds(executor: Executor, rows: int, pacer: Pacer | None = None) -> float:
+def forward_seconds(executor: Executor, rows: int, pacer: Pacer | None = None, feature_width: int = 0) -> float:
     """Least of `REPEATS` forwards of `rows` rows that all give logits, held back by `pacer`. Overwrites the first
-    slots: only while idle."""
-    rows = min(rows, executor.context)
-    tokens, slots = [0] * rows, np.arange(rows, dtype=np.int32)
-    sequence = SequenceRows(0, tokens, slots, NO_NODES, kept=range(rows))
+    slots: only while idle. A trained head's rows have features, and begin with the second token."""
+    start = int(feature_width > 0)
+    rows = min(rows, executor.context - start)
+    features = np.zeros((rows, feature_width), np.float32) if feature_width else None
+    slots = np.arange(start + rows, dtype=np.int32)
+    sequence = SequenceRows(start, [0] * rows, slots, NO_NODES, range(rows), features)
     return min(_timed(executor, sequence, pacer) for _ in range(REPEATS))
 
 
@@ -57,7 +59,7 @@ def make_budget(config: EngineConfig, executor: Executor, drafter: Drafter) -> B
     if isinstance(drafter, NoDrafter) or config.budget == "fixed":
         return FixedBudget(config.nodes, config.levels)
     lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)
-    level_seconds = 0.0 if lm is None else forward_seconds(lm.executor, config.width, lm.pacer)
+    level_seconds = 0.0 if lm is None else forward_seconds(lm.executor, config.width, lm.pacer, lm.feature_width)
     costs = step_costs(executor, config.max_rows)
     if (saved := 2 * costs.at(1) - costs.at(2)) < level_seconds:
         reason = "a draft forward takes %.2f ms and saves %.2f ms of the target at best: it will mostly rest"

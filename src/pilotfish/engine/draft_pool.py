@@ -6,23 +6,32 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from pilotfish.config import DraftConfig, model_name
 from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
 from pilotfish.core.draft_sessions import SessionTable
+from pilotfish.core.executor import Executor
+from pilotfish.core.feature_intake import FeatureNeed
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.draft.worker import DraftWorker, Grower
-from pilotfish.engine.memory import load_configured, plan_memory, precision_here
+from pilotfish.engine.heads import ConfiguredHead
+from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.process import Signals, run_worker
+from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
+from pilotfish.heads.detect import is_head
+from pilotfish.heads.executor import make_head_executor
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.loader import load_config
+from pilotfish.model.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.pacer import Pacer
 from pilotfish.observe.records import Timeline, part_of
 from pilotfish.wire.channel import Channel
@@ -61,17 +70,54 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
     if model.core_set:
         os.sched_setaffinity(0, model.core_set)
     torch.set_num_threads(model.num_threads)
+    draft = _load_head(config) if is_head(model.target) else _load_model(config)
+    tokenizer, executor = draft.tokenizer, draft.executor
+    pool = SlotPool(executor.num_slots)
+    table = SessionTable(pool, PrefixCache(pool) if model.prefix_cache else None)
+    known_by = model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer)
+    identity = DraftIdentity(*known_by, config.revision)
+    grammars = GrammarThreads(Grammars(tokenizer, executor.vocab_size, sorted(draft.eos_ids)))
+    shape = LevelShape(config.leaves, config.children)
+    machine = DraftMachine(identity, table, shape, executor.context, grammars.pending, draft.features)
+    grower = Grower(executor, table, config.children, pacer, grammars.masks)
+    return DraftWorker(machine, grower, channel, ended=grammars.close)
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """What a pool runs."""
+
+    executor: Executor
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    features: FeatureNeed | None = None  # of a trained head
+
+
+def _load_model(config: DraftConfig) -> LoadedDraft:
+    model = config.model
+    if config.target is not None:
+        raise ParameterError("target", str(config.target), f"nothing: {model.target} is a model, no trained head")
     tokenizer = load_tokenizer(model.target)
     logger.info("%s", precision_here(model, model.target))
     memory = plan_memory(model)
     loaded = load_configured(model, model.target)
     executor = TorchExecutor(loaded, memory.slots, vocab_size=len(tokenizer))
-    pool = SlotPool(memory.slots)
-    table = SessionTable(pool, PrefixCache(pool) if model.prefix_cache else None)
-    known_by = model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer)
-    identity = DraftIdentity(*known_by, config.revision)
-    grammars = GrammarThreads(Grammars(tokenizer, executor.vocab_size, sorted(loaded.generation.eos_ids)))
-    shape = LevelShape(config.leaves, config.children)
-    machine = DraftMachine(identity, table, shape, loaded.config.context, grammars.pending)
-    grower = Grower(executor, table, config.children, pacer, grammars.masks)
-    return DraftWorker(machine, grower, channel, ended=grammars.close)
+    return LoadedDraft(executor, tokenizer, loaded.generation.eos_ids)
+
+
+def _load_head(config: DraftConfig) -> LoadedDraft:
+    """It takes the features of either convention that its layers may be counted in: its target chooses."""
+    model, target = config.model, config.target
+    if target is None:
+        raise ParameterError("target", None, f"the directory of the target of {model.target}, which is a trained head")
+    head, tokenizer = ConfiguredHead.of(model, model.target, target), load_tokenizer(target)
+    precision, fields = precision_here(model, target), load_config(target)
+    logger.info("%s", precision)
+    memory, files = plan_memory(model, head=head), head.either()
+    eager, vocab_size = model.eager, min(len(tokenizer), fields.vocab_size)
+    executor = make_head_executor(
+        files[0], device_of(model), precision.dtype, memory.slots, eager=eager, vocab_size=vocab_size
+    )
+    eos_ids = read_generation_config(target, fields.eos_token_id, fields.vocab_size).eos_ids
+    need = FeatureNeed(tuple(one.digest for one in files), executor.feature_width)
+    return LoadedDraft(executor, tokenizer, eos_ids, need)

@@ -20,7 +20,9 @@ from pilotfish.config import DrafterKind, EngineConfig
 from pilotfish.core.budget import Budget
 from pilotfish.core.constraint import Constraint, GrammarState
 from pilotfish.core.drafter import CombinedDrafter, Drafter, NoDrafter
+from pilotfish.core.executor import Executor
 from pilotfish.core.logit_rules import check_token_ids
+from pilotfish.core.messages import FeatureOffer
 from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import FinishReason, Request, check_cache_salt
@@ -34,6 +36,7 @@ from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.handovers import HandOvers
+from pilotfish.engine.heads import choose_layers, read_head_of_features, sharing
 from pilotfish.engine.host_memory import divided
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
@@ -44,15 +47,21 @@ from pilotfish.engine.ranks import Ranks, cores_here
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.remote_prefills import RemotePrefills
 from pilotfish.engine.sample import Sample, TextStream, check_resumed
+from pilotfish.engine.tapping import with_features
 from pilotfish.errors import EngineError, ParameterError, PromptError, RankLost
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
 from pilotfish.grammar.threads import GrammarThreads
+from pilotfish.heads.executor import make_head_executor
+from pilotfish.heads.spec import HeadFiles
+from pilotfish.heads.tap import feature_tap
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.features import common_window
 from pilotfish.model.kv_copy import copier_of, layout_of
+from pilotfish.model.loader import LoadedModel
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
 from pilotfish.model.shards import Shard
@@ -79,7 +88,8 @@ class Addition:
 class Engine:
     """A target in this process, maybe with drafts. `submit`, then `step` while it is `busy`."""
 
-    draft_executor: TorchExecutor  # of a draft in this process, if there is one
+    draft_executor: TorchExecutor  # of a draft model in this process, if there is one
+    _head: HeadFiles | None = None  # until its executor is made
     tiers: KVTiers | None = None
     ranks: Ranks | None = None
     grammars: GrammarThreads | None = None
@@ -94,7 +104,7 @@ class Engine:
     ) -> None:
         """`drafter` replaces the one that `config` describes. `remote` are the drafts of `config`, `prefills` its
         prefill workers, if they were started already; the engine closes them."""
-        self.config = config = divided(config)
+        self.config = config = with_features(divided(config))
         self.remote = remote
         self.prefills = prefills
         self._pacers: list[Pacer] = []
@@ -121,9 +131,10 @@ class Engine:
         self.tokenizer = load_tokenizer(config.target)
         self.precision = precision_here(config, config.target)
         logger.info("%s", self.precision)
+        heads = read_head_of_features(config)
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
-        self.executor = self._load_target()
+        self.executor = self._load_target(heads)
         self.model = self.executor.model
         if not self.model.native:
             warn_of_spinning()
@@ -142,17 +153,26 @@ class Engine:
             self._timeline = Timeline(part_of(config.trace, "target"), "target")
             self.worker.observe = self._timeline.step
 
-    def _load_target(self) -> TorchExecutor:
-        """All of it, or rank 0's shard once the other ranks have theirs."""
+    def _load_target(self, heads: list[HeadFiles]) -> TorchExecutor:
+        """All of it, or rank 0's shard once the other ranks have theirs. `heads` is one, maybe read in several ways,
+        that it is to make features for."""
         config, ranks, slots = self.config, self.ranks, self.memory.slots
         pacer = self._pacer("target", config.paces.target)
         if ranks is None:
-            return TorchExecutor(load_configured(config, config.target, config.max_model_len), slots, pacer)
+            model = load_configured(config, config.target, config.max_model_len)
+            return TorchExecutor(model, slots, pacer, tap=self._tap(heads, model))
         group = ProcessGroup(Shard(0, config.tensor_parallel), device_of(config))
         model = load_configured(config, config.target, config.max_model_len, group)
         ranks.begin(slots)
         group.connect(ranks.meeting)
-        return TorchExecutor(model, slots, pacer, together=ranks.together)
+        return TorchExecutor(model, slots, pacer, together=ranks.together, tap=self._tap(heads, model))
+
+    def _tap(self, heads: list[HeadFiles], model: LoadedModel) -> FeatureTap | None:
+        if not heads:
+            return None
+        files = choose_layers(heads, model, self.tokenizer)
+        self._head = files if self.config.mode == "sync" else None
+        return feature_tap(files, model.device, model.dtype, eager=self.config.eager)
 
     def _connect_prefills(self) -> HandOvers | None:
         """ParameterError where every layer has a window: there requests give back what would be handed over."""
@@ -226,38 +246,61 @@ class Engine:
         drafters = [makers[kind]() for kind in kinds]
         return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
-    def make_lm_drafter(self, width: int = 0) -> LMDrafter:
-        """A new one over the draft in this process. Its levels have `width` rows; 0: as configured. All of one engine
-        write into the same slots: while one has sessions, or a prefix cache, it is the only one in use."""
-        return self._lm_drafter(width or self.config.width)
+    def make_lm_drafter(self, width: int = 0, children: int = 4) -> LMDrafter:
+        """A new one over the draft in this process. Its levels have `width` rows, 0: as configured, of which each gets
+        `children`. All of one engine write into the same slots: while one has sessions, or a prefix cache, it is the
+        only one in use."""
+        return self._lm_drafter(width or self.config.width, children)
 
     @cached_property
-    def _lm_drafter(self) -> Callable[[int], LMDrafter]:
+    def _lm_drafter(self) -> Callable[[int, int], LMDrafter]:
         """Over the draft, which is loaded into this process at the first call."""
+        assert self.grammars is not None  # since the target was loaded
+        load = self._load_head if self._drafts_with_head else self._load_draft
+        executor, unshared = load()
+        return partial(
+            LMDrafter,
+            executor,
+            unshared=unshared,
+            pacer=self._pacer("draft", self.config.paces.draft),
+            prefix_cache=self.config.prefix_cache,
+            grammars=self.grammars.pending,
+            masks=self.grammars.masks,
+            source=self.executor if self._drafts_with_head else None,
+        )
+
+    @property
+    def _drafts_with_head(self) -> bool:
+        return self.config.draft is not None and self.config.draft == self.config.features
+
+    def _load_draft(self) -> tuple[Executor, frozenset[int]]:
+        """And its tokens that the target lacks."""
         config = self.config
         assert config.draft is not None  # EngineConfig checks it
         refuse_unequal_tokenizers(config.target, config.draft)
         unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self.tokenizer).keys()
-        loaded, pacer = load_configured(config, config.draft), self._pacer("draft", config.paces.draft)
-        self.draft_executor = TorchExecutor(loaded, self.memory.slots, vocab_size=self.model.config.vocab_size)
-        unshared_ids, cached, grammars = frozenset(unshared), config.prefix_cache, self.grammars
-        assert grammars is not None  # since the target was loaded
-        return partial(
-            LMDrafter,
-            self.draft_executor,
-            unshared=unshared_ids,
-            pacer=pacer,
-            prefix_cache=cached,
-            grammars=grammars.pending,
-            masks=grammars.masks,
-        )
+        loaded, vocab_size = load_configured(config, config.draft), self.model.config.vocab_size
+        self.draft_executor = TorchExecutor(loaded, self.memory.slots, vocab_size=vocab_size)
+        return self.draft_executor, frozenset(unshared)
+
+    def _load_head(self) -> tuple[Executor, frozenset[int]]:
+        """It speaks the target's tokens."""
+        assert self._head is not None  # since the target was loaded
+        model, slots, files = self.model, self.memory.slots, sharing(self._head, self.model)
+        self._head = None
+        how: Any = {"eager": self.config.eager, "vocab_size": model.config.vocab_size}
+        return make_head_executor(files, model.device, model.dtype, slots, **how), frozenset()
 
     def _make_remote_drafter(self) -> RemoteDrafter:
         config = self.config
-        if config.draft is not None and config.starts_drafts:
+        if config.draft is not None and config.starts_drafts and not self._drafts_with_head:
             refuse_unequal_tokenizers(config.target, config.draft)
         assert self.remote is not None  # as in every mode async
-        return self.remote.connect(self.tokenizer, self.model.config.vocab_size)
+        vocab_size, tap = self.model.config.vocab_size, self.executor.tap
+        if tap is None:
+            return self.remote.connect(self.tokenizer, vocab_size)
+        offer = FeatureOffer(tap.digest, tap.width, config.feature_dtype)
+        return self.remote.connect(self.tokenizer, vocab_size, self.executor, offer)
 
     def _pacer(self, role: str, pace: Pace | None) -> Pacer | None:
         if pace is None:

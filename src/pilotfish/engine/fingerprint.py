@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pilotfish.core.vocabulary import text_digest
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.kv_identity import file_digest, kv_facts
+from pilotfish.engine.kv_identity import FEATURES, file_digest, kv_facts
 from pilotfish.model.checkpoint import weight_files
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def all_but_weights(engine: Engine) -> dict[str, str]:
     """What the fingerprint stands for beside the weights, as facts."""
     config, model = engine.config, engine.model
     facts = {
-        **kv_facts(config, engine.executor),
+        **{name: fact for name, fact in kv_facts(config, engine.executor).items() if name != FEATURES},
         "tokenizer": text_digest(engine.tokenizer),
         "ends": " ".join(map(str, sorted(model.generation.eos_ids))),
         "context": str(model.config.context),

@@ -243,7 +243,8 @@ class HandOvers:
         else:
             assert source.reader is not None  # or segments were fetched, or the hand-over had ended
             data = source.reader.read(reference)
-        return converted([(theirs, data)], self._layout, reference.layers, reference.tokens)
+        layers = range(reference.layer, reference.layer + reference.layers)
+        return converted([(theirs, data)], self._layout, layers, reference.tokens)
 
     def close(self) -> None:
         """After the channel's thread. No hand-over is under way."""

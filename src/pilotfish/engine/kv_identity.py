@@ -28,6 +28,8 @@ SHOWN = 16
 PIECE = 4 << 20
 #: Fields of a configuration that shape no KV: where the model is, and how long its sequences may get.
 _ELSEWHERE = ("_name_or_path", "context")
+#: The fact that says which features slots hold, if any: no output depends on it.
+FEATURES = "features"
 
 
 def kv_identity(config: EngineConfig, executor: TorchExecutor, tokenizer: Any) -> KVIdentity:
@@ -50,6 +52,7 @@ def kv_facts(config: EngineConfig, executor: TorchExecutor) -> dict[str, str]:
         "operations": _operations(config, executor),
         "ranks": str(config.tensor_parallel),
         **versions,
+        **({} if executor.tap is None else {FEATURES: f"{executor.tap.width} of {executor.tap.digest}"}),
     }
 
 

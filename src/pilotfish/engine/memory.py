@@ -4,7 +4,7 @@ loading."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +13,12 @@ import torch
 
 from pilotfish.config import EngineConfig
 from pilotfish.core.vocabulary import why_unequal
+from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.engine.host_memory import GIB, SHARE, free_memory, status_bytes
 from pilotfish.errors import InputError, ModelError, ParameterError
+from pilotfish.heads.detect import is_head
+from pilotfish.heads.facts import HeadFacts, head_facts
+from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.model.checkpoint import check_weights, weight_files
 from pilotfish.model.collective import Group
 from pilotfish.model.features import layer_windows
@@ -113,24 +117,25 @@ def gib(size: int) -> str:
     return f"{size / GIB:.2f}"
 
 
-def plan_memory(config: EngineConfig, segments: int = 0) -> MemoryPlan:
+def plan_memory(config: EngineConfig, segments: int = 0, head: ConfiguredHead | None = None) -> MemoryPlan:
     """As many KV slots as the requests can use and the memory holds, or as many as asked for, beside bytes for
-    `segments`. ModelError, with what would fit, where that is too much."""
-    plan = _without_slots(config, segments)
+    `segments`. A draft pool's `head` is all that it runs. ModelError, with what would fit, where that is too much."""
+    plan = _without_slots(config, segments, head)
     needed = config.kv_slots or MIN_SLOTS
     if plan.with_slots(needed) > plan.limit:
-        raise ModelError(_too_large(config, plan, needed, segments))
-    return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(_useful_slots(config), plan.slots_that_fit)))
+        raise ModelError(_too_large(config, plan, needed, segments, head))
+    useful = _useful_slots(config, config.target if head is None else head.target.directory)
+    return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(useful, plan.slots_that_fit)))
 
 
-def _useful_slots(config: EngineConfig) -> int:
+def _useful_slots(config: EngineConfig, target: Path) -> int:
     """Slots that the longest sequences need together."""
-    context: int = load_config(config.target, config.max_model_len).context
+    context: int = load_config(target, config.max_model_len).context
     shared = config.memory == 0 and device_of(config).type == "cpu"
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
 
 
-def _without_slots(config: EngineConfig, segments: int = 0) -> MemoryPlan:
+def _without_slots(config: EngineConfig, segments: int = 0, head: ConfiguredHead | None = None) -> MemoryPlan:
     device = device_of(config)
 
     def of(directory: Path, max_model_len: int = 0, ranks: int = 1) -> Footprint:
@@ -148,13 +153,28 @@ def _without_slots(config: EngineConfig, segments: int = 0) -> MemoryPlan:
 
     if config.quantization != "none":
         load_torchao()  # before the runtime is measured
-    drafted = config.mode == "sync" and "lm" in config.drafters and config.draft is not None
-    draft = of(config.draft) if drafted and config.draft is not None else None
     runtime = anonymous_memory() if device.type == "cpu" else 0
     host = round(config.kv_host_memory * GIB) + segments if device.type == "cpu" else 0
     limit = round(config.memory * GIB) or _unlimited(config, device, runtime, host)
-    target = of(config.target, config.max_model_len, config.tensor_parallel)
+    if head is not None:
+        target, draft = head.footprint(precision_here(config, head.target.directory).dtype), None
+    else:
+        target, draft = of(config.target, config.max_model_len, config.tensor_parallel), None
+        if config.mode == "sync" and "lm" in config.drafters and config.draft is not None:
+            draft = _of_draft(config, of)
+        if config.features is not None:
+            tapped = ConfiguredHead.of(config, config.features, config.target)
+            target = tapped.tapped(target, precision_here(config, config.target).dtype)
     return MemoryPlan(limit, runtime, target, draft, config.max_rows, 0, host, config.tensor_parallel)
+
+
+def _of_draft(config: EngineConfig, of: Callable[[Path], Footprint]) -> Footprint:
+    """Of the draft beside the target."""
+    assert config.draft is not None  # whoever asks has one
+    if not is_head(config.draft):
+        return of(config.draft)
+    dtype = precision_here(config, config.target).dtype
+    return ConfiguredHead.of(config, config.draft, config.target).footprint(dtype)
 
 
 def _unlimited(config: EngineConfig, device: torch.device, runtime: int, host: int) -> int:
@@ -165,14 +185,16 @@ def _unlimited(config: EngineConfig, device: torch.device, runtime: int, host: i
     return runtime + round(SHARE * available_memory(device) - (ranks - 1) * runtime) // ranks
 
 
-def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int, segments: int) -> str:
+def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int, segments: int, head: ConfiguredHead | None) -> str:
     need = plan.with_slots(slots)
-    would = [f"{name} ({gib(size)} GiB)" for name, size in _alternatives(config, slots, segments)]
+    would = [f"{name} ({gib(size)} GiB)" for name, size in _alternatives(config, slots, segments, head)]
     fits = f"what would fit: {', '.join(would)}" if would else "nothing that is offered here would fit"
     return f"memory: {slots} KV slots and all else need {gib(need)} GiB; {gib(plan.limit)} are to be had; {fits}"
 
 
-def _alternatives(config: EngineConfig, slots: int, segments: int) -> list[tuple[str, int]]:
+def _alternatives(
+    config: EngineConfig, slots: int, segments: int, head: ConfiguredHead | None
+) -> list[tuple[str, int]]:
     """Ways to need less, or to have more, that fit, and what they need."""
     smaller = {
         f"--kv-slots {MIN_SLOTS}": (config, MIN_SLOTS),
@@ -190,7 +212,7 @@ def _alternatives(config: EngineConfig, slots: int, segments: int) -> list[tuple
     needs = list[tuple[str, int]]()
     for name, (other, count) in smaller.items():
         with suppress(ParameterError):  # a dtype that this machine is slow in
-            plan = _without_slots(other, segments)
+            plan = _without_slots(other, segments, head)
             if (size := plan.with_slots(count)) <= plan.limit:
                 needs.append((name, size))
     return needs
@@ -264,6 +286,7 @@ class CheckReport:
 
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
+    head: HeadFacts | None = None  # the draft, where it is a trained head
     memory: MemoryPlan | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -285,10 +308,13 @@ def check_models(config: EngineConfig) -> CheckReport:
     with report.noting_problems():
         report.target = model_facts(config.target, config)
     with report.noting_problems():
-        report.draft = None if config.draft is None else model_facts(config.draft, config)
+        if config.draft is not None and is_head(config.draft):
+            report.head = head_facts(config.draft, TargetFacts.read(config.target), config.draft_layers or None)
+        elif config.draft is not None:
+            report.draft = model_facts(config.draft, config)
     if report.would_run:
         with report.noting_problems():
-            if config.draft is not None:
+            if config.draft is not None and report.head is None:
                 refuse_unequal_tokenizers(config.target, config.draft)
             report.memory = plan_memory(config)
     return report

@@ -19,12 +19,15 @@ from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.segments import KVIdentity
 from pilotfish.core.slots import SlotPool
+from pilotfish.engine.heads import choose_layers, read_head_of_features
 from pilotfish.engine.host_memory import GIB
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.memory import load_configured, plan_memory, precision_here
 from pilotfish.engine.process import Signals, keep_freed_memory, run_worker
 from pilotfish.engine.remote_drafts import SWITCH_INTERVAL
+from pilotfish.engine.tapping import with_features
 from pilotfish.errors import ModelError, ParameterError
+from pilotfish.heads.tap import feature_tap
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.nixl import NixlOffer, nixl_installed
 from pilotfish.model.executor import TorchExecutor
@@ -94,7 +97,7 @@ def _paced(timeline: Timeline, pacer: Pacer, record: PrefillRecord) -> None:
 def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None) -> Iterator[PrefillWorker]:
     """The worker over a model loaded as `config` says, its threads at work; `pacer` holds back each forward. Orders
     that are left at the end fail."""
-    model = config.model
+    model = with_features(config.model)
     if config.nixl and not nixl_installed():
         raise ParameterError("nixl", True, "NIXL, which is not installed: pip install 'pilotfish[nixl]'")
     if common_window(load_config(model.target)):
@@ -104,10 +107,14 @@ def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None)
     torch.set_num_threads(model.num_threads)
     tokenizer = load_tokenizer(model.target)
     logger.info("%s", precision_here(model, model.target))
-    segments = round(config.segment_memory * GIB)
+    heads, segments = read_head_of_features(model), round(config.segment_memory * GIB)
     memory = plan_memory(model, segments)
     logger.info(memory.describe())
-    executor = TorchExecutor(load_configured(model, model.target, model.max_model_len), memory.slots, pacer)
+    loaded, tap = load_configured(model, model.target, model.max_model_len), None
+    if heads:
+        files = choose_layers(heads, loaded, tokenizer)
+        tap = feature_tap(files, loaded.device, loaded.dtype, eager=model.eager)
+    executor = TorchExecutor(loaded, memory.slots, pacer, tap=tap)
     with ExitStack() as stack:
         arena = Arena(segments, config.segment_bytes)
         stack.callback(arena.close)
@@ -143,8 +150,8 @@ def _welcome(
 ) -> Welcome:
     """A request has a slot more than tokens."""
     layout, context = identity.layout, min(executor.context, executor.num_slots - 1)
-    if layout.token_bytes > config.segment_bytes:
-        allowed = f"at least {layout.token_bytes}, which a token takes in a layer"
+    if (least := max(layout.token_bytes, layout.features)) > config.segment_bytes:
+        allowed = f"at least {least}, which a token takes in a layer"
         raise ParameterError("segment_bytes", config.segment_bytes, allowed)
     return Welcome(
         PREFILL_VERSION,

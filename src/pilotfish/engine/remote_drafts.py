@@ -21,9 +21,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from pilotfish.config import EngineConfig, config_text, model_name
 from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
+from pilotfish.core.feature_rows import coded, feature_type
+from pilotfish.core.feature_sending import FeaturePiece, frames_of, row_bytes
+from pilotfish.core.features import FeatureSource
+from pilotfish.core.messages import PROTOCOL_VERSION, FeatureOffer, FeatureRows, Hello, Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RemoteOptions, TargetMachine
@@ -81,19 +86,25 @@ class RemoteDrafts:
             [WorkerSpec(name, worker_command(config, endpoint, name), cores) for name, endpoint, cores in workers]
         )
 
-    def connect(self, tokenizer: Any, vocab_size: int) -> RemoteDrafter:
-        """The drafter of a target with this tokenizer, once every pool serves or, where drafts are optional, it is
-        clear that one does not. ModelError for a pool that cannot be used, EngineError for a worker that does not
-        start."""
+    def connect(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        source: FeatureSource | None = None,
+        offer: FeatureOffer | None = None,
+    ) -> RemoteDrafter:
+        """The drafter of a target with this tokenizer, and maybe with features, once every pool serves or, where drafts
+        are optional, it is clear that one does not. ModelError for a pool that cannot be used, EngineError for a worker
+        that does not start."""
         config = self._config
         keys = load_target_keys(config.draft_key, config.draft_pool_key, len(self.endpoints))
         own = None if config.draft_key is None else load_key_pair("draft_key", config.draft_key)
         channel = DialingChannel((), secrets.token_bytes(8), insecure=config.insecure)
         thread = ChannelThread(channel)
         digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
-        hello = Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added)
+        hello = Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added, offer)
         options = RemoteOptions(config.wanted, salt_key=salt_key(own))
-        drafter = self.drafter = RemoteDrafter(hello, (), thread.post, options, channel.problem)
+        drafter = self.drafter = RemoteDrafter(hello, (), thread.post, options, channel.problem, source=source)
         self._channel = channel
         self._members = PoolMembers(channel, thread, own, _draft_pool, drafter)
         self._open.callback(sys.setswitchinterval, sys.getswitchinterval())
@@ -196,9 +207,11 @@ class RemoteDrafter:
         options: RemoteOptions,
         problem: Callable[[Peer], str | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        source: FeatureSource | None = None,
     ) -> None:
         """`post` sends frames to a peer; from any thread, without waiting. `problem` tells why a pool is not
-        connected."""
+        connected. `source` has the features that `hello` offers; only the step loop's thread reads it."""
+        self._source, self._offer = source, hello.features
         self.machine = TargetMachine(hello, pools, options)
         self._post = post
         self._problem = problem
@@ -235,8 +248,22 @@ class RemoteDrafter:
             return self.machine.commit(request, tokens, self._clock())
 
     def flush(self) -> None:
-        with self._turn():
-            """All that waits is posted."""
+        """All that waits is posted, and the features that are due. They are read without the lock."""
+        pieces, frames = self._features()
+        with self._turn() as now:
+            self.machine.send_features(pieces, frames, now)
+
+    def _features(self) -> tuple[Sequence[FeaturePiece], Sequence[FeatureRows]]:
+        """Those that are due, of all sequences together."""
+        if self._source is None or self._offer is None:
+            return (), ()
+        kind = feature_type(self._offer.dtype)
+        with self._lock:
+            pieces = self.machine.due_features(row_bytes(self._offer.width, kind), self._clock())
+        if not pieces:
+            return (), ()
+        found = self._source.features(np.concatenate([piece.slots for piece in pieces]))
+        return pieces, frames_of(pieces, coded(found, kind), kind)
 
     def close(self, request: Request) -> None:
         with self._turn():

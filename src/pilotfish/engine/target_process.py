@@ -389,7 +389,10 @@ def _pools(engine: Engine) -> list[PoolLoad]:
 
 def _pool_load(pool: DraftPool, load: Load, own: bool) -> PoolLoad:
     times, counts = (load.step_ms, load.queue_ms), (pool.drops.counts, load.own_cached)
-    return PoolLoad(pool.name, pool.ready, load.sessions, load.free_slots, *times, *counts, load.revision, own)
+    features = pool.features.size, pool.feature_drops
+    return PoolLoad(
+        pool.name, pool.ready, load.sessions, load.free_slots, *times, *counts, load.revision, own, *features
+    )
 
 
 def _prefill_pools(engine: Engine) -> list[PrefillPoolLoad]:

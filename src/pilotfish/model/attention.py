@@ -80,7 +80,7 @@ def slot_attention(
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    attend = attention or _attention_on(query.device)
+    attend = attention or attention_on(query.device)
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
     attended = attend(q, k, v, kv[layer], metadata, scoring)
     if progress is not None:
@@ -88,9 +88,10 @@ def slot_attention(
     return attended.unsqueeze(0), None
 
 
-def _attention_on(device: torch.device) -> TreeAttention:
-    """Triton's kernel on CUDA, else the reference; the C++ kernel comes with modules of its own (`native_modules`)."""
-    if device.type != "cuda":
+def attention_on(device: torch.device, *, eager: bool = False) -> TreeAttention:
+    """Triton's kernel on CUDA unless `eager`, else the reference; the C++ kernel comes with modules of its own
+    (`native_modules`)."""
+    if device.type != "cuda" or eager:
         return dense_tree_attention
     from pilotfish.model.triton_attention import triton_tree_attention  # only CUDA builds of torch bring Triton
 

@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.core.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.core.features import Features
 from pilotfish.core.layer_progress import LayerProgress
-from pilotfish.core.tree import NO_TOKEN
+from pilotfish.core.slots import Slots
 from pilotfish.model.batch import EXACT, Batch, library_buckets
+from pilotfish.model.feature_tap import FeatureTap, capturing, empty_states, refuse_unknown_layers
 from pilotfish.model.graphs import CudaRecorder, GraphCache
-from pilotfish.model.kv_planes import empty_kv
+from pilotfish.model.kv_planes import SlotPlanes, empty_features, empty_kv
 from pilotfish.model.loader import LoadedModel
 from pilotfish.model.pacer import Pacer
-from pilotfish.model.sampling import likely_tokens, non_finite_rows, sample, token_logprobs
+from pilotfish.model.sampling import draw, non_finite_rows, token_logprobs
 
 Together = Callable[[Batch], AbstractContextManager[None]]
 
@@ -39,24 +39,35 @@ class TorchExecutor:
         pacer: Pacer | None = None,
         vocab_size: int | None = None,
         together: Together = lambda _: nullcontext(),
+        tap: FeatureTap | None = None,
     ) -> None:
         """`pacer` holds back the forward and sampling, as a target's pace does. Tokens from `vocab_size` on are never
         given: models of one tokenizer may pad their vocabularies differently. `together` has other ranks run the same
-        batch meanwhile."""
+        batch meanwhile. With a `tap` slots keep features too. ModelError for one of layers that the model lacks."""
         config = model.config
         self.model = model
         self.num_slots = num_slots
         self.context = config.context
         self.vocab_size = config.vocab_size
         self.pacer = pacer
-        self.progress = LayerProgress(config.num_hidden_layers)
-        self.kv = empty_kv(model.part, model.kv_dtype, num_slots, model.device)
+        self.tap = tap
+        self._layers = empty_kv(model.part, model.kv_dtype, num_slots, model.device)
+        self.kv: SlotPlanes = self._layers
+        if tap is not None:
+            refuse_unknown_layers(tap.layers, config.num_hidden_layers)
+            self._plane = empty_features(tap.width, model.dtype, num_slots, model.device)
+            self.kv = [*self._layers, self._plane]
+        self.progress = LayerProgress(len(self.kv))
         self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
         self._given = vocab_size
         self._together = together
         self._forward: Callable[[Batch], Tensor] = self._run_model
         if model.recordable:
             self._forward = GraphCache(self._run_model, CudaRecorder(), model.device)
+
+    @property
+    def deepest(self) -> int:
+        return ANY_DEPTH
 
     def padded(self, rows: int) -> int:
         return self.buckets.pad_rows(rows)
@@ -73,30 +84,13 @@ class TorchExecutor:
         logits = self.run(batches)
         computed = time.perf_counter()
         broken = non_finite_rows(logits)
-        tokens, log_chances = self._sampled(logits, broken, sampling)
+        tokens, log_chances = draw(logits[:, : self._given], broken, sampling)
         sampled = time.perf_counter() - computed
         if self.pacer is not None:
             self.pacer.hold(prepared, num_rows)
         model = time.perf_counter() - prepared - sampled  # the forward is what is paced, as far as the times tell
         logprobs = partial(token_logprobs, logits)
         return Outcome(tokens, log_chances, broken, logprobs, ForwardSeconds(prepared - began, model, sampled))
-
-    def _sampled(
-        self, logits: Tensor, broken: Sequence[int], sampling: Sampling
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-        """Tokens and chances as `Outcome` has them. logits [kept rows, vocab], raw."""
-        if not len(sampling):
-            return np.zeros(0, np.int64), None
-        usable = logits.index_fill(0, torch.tensor(broken, device=logits.device), 0.0) if broken else logits
-        if sampling.rows is not None:
-            usable = usable[torch.from_numpy(sampling.rows).to(logits.device)]
-        given = usable[:, : self._given]
-        drawn = likely_tokens(given, sampling) if sampling.children else (np.array(sample(given, sampling)), None)
-        if broken:
-            rows = np.arange(len(sampling)) if sampling.rows is None else sampling.rows
-            told, none = (drawn[0], NO_TOKEN) if drawn[1] is None else (drawn[1], -np.inf)
-            told[np.isin(rows, broken)] = none
-        return drawn
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Write KV and return logits, float32 [kept rows, vocab]: of each sequence in order the committed rows
@@ -117,18 +111,40 @@ class TorchExecutor:
                 logits.append(self._forward(batch)[: batch.num_kept].float())
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
+    @property
+    def feature_width(self) -> int:
+        """0: there is no tap."""
+        return 0 if self.tap is None else self.tap.width
+
+    @torch.inference_mode()
+    def features(self, slots: Slots) -> Features:
+        """Of the tokens in these slots. [len(slots), width]"""
+        return self._plane.read(slots)
+
     def _run_model(self, batch: Batch) -> Tensor:
         """Logits of the kept rows, padding included. [kept rows, vocab]. On CUDA nobody counts layers: they are
         computed later than they are asked for."""
-        counts = batch.last and self.model.device.type == "cpu"
+        progress = self.progress if batch.last and self.model.device.type == "cpu" else None
         batch = batch.map(lambda tensor: tensor.to(self.model.device))
+        if self.tap is None:
+            return self._logits(batch, progress)
+        model, hidden = self.model, self.model.config.hidden_size
+        states = empty_states(self.tap, len(batch.input_ids), hidden, model.dtype, model.device)
+        with capturing(model.module, self.tap.layers, states):
+            logits = self._logits(batch, progress)
+        self._plane.write(batch.metadata.row_slots, self.tap.project(states))
+        if progress is not None:
+            progress.wrote(len(self._layers))
+        return logits
+
+    def _logits(self, batch: Batch, progress: LayerProgress | None) -> Tensor:
         output = self.model.module(
             input_ids=batch.input_ids[None],
             position_ids=batch.metadata.row_positions.clamp(min=0)[None],
             logits_to_keep=batch.keep,
             use_cache=False,
             metadata=batch.metadata,
-            kv=self.kv,
-            progress=self.progress if counts else None,
+            kv=self._layers,
+            progress=progress,
         )
         return output.logits[0]  # type: ignore[no-any-return]

@@ -2,6 +2,8 @@
 
 object   [ layer 0: keys of 64 tokens | values of 64 tokens ][ layer 1: … ]       of all layers
 segment  [ layer 8: keys of n tokens | values of n tokens ][ layer 9: … ]         of some (`core.segments.KVLayout`)
+
+Features are one more layer, the last.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.segments import KVLayout
 from pilotfish.core.slots import Slots
-from pilotfish.model.kv_planes import KVPool
+from pilotfish.model.kv_planes import FeatureKV, LayerKV, SlotPlanes
 
 Bytes = NDArray[np.uint8]
 
@@ -25,7 +27,7 @@ Bytes = NDArray[np.uint8]
 class HostCopier:
     """Of a pool in this process's memory. numpy leaves other threads the interpreter, and starts none of its own."""
 
-    def __init__(self, kv: KVPool) -> None:
+    def __init__(self, kv: SlotPlanes) -> None:
         self._layers = [[_as_bytes(plane).numpy() for plane in layer] for layer in kv]  # planes [slots + 1, bytes]
         self.object_bytes = OBJECT_TOKENS * sum(plane.shape[1] for plane in chain(*self._layers))
 
@@ -62,7 +64,7 @@ class HostCopier:
 class DeviceCopier:
     """Of a pool on CUDA: over a stream of its own, which is done when a call returns."""
 
-    def __init__(self, kv: KVPool) -> None:
+    def __init__(self, kv: SlotPlanes) -> None:
         self._layers = [[_as_bytes(plane) for plane in layer] for layer in kv]  # planes [slots + 1, bytes]
         self._device = self._layers[0][0].device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -103,15 +105,17 @@ class DeviceCopier:
         self._stream.synchronize()
 
 
-def copier_of(kv: KVPool) -> HostCopier | DeviceCopier:
+def copier_of(kv: SlotPlanes) -> HostCopier | DeviceCopier:
     plane = next(iter(kv[0]))
     return DeviceCopier(kv) if plane.device.type == "cuda" else HostCopier(kv)
 
 
-def layout_of(kv: KVPool) -> KVLayout:
+def layout_of(kv: SlotPlanes) -> KVLayout:
     """How KV of a token of this pool lies in a segment."""
-    heads = kv[0].keys.shape[1]
-    return KVLayout(len(kv), 0, heads, [plane[0].nbytes // heads for plane in kv[0]])
+    first, last = kv[0], kv[-1]
+    assert isinstance(first, LayerKV)
+    heads, features = first.keys.shape[1], last.features[0].nbytes if isinstance(last, FeatureKV) else 0
+    return KVLayout(len(kv), 0, heads, [plane[0].nbytes // heads for plane in first], features)
 
 
 def _as_bytes(plane: Tensor) -> Tensor:

@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pilotfish.config import KVDType
+from pilotfish.core.features import Features
+from pilotfish.core.slots import Slots
 from pilotfish.errors import ParameterError
 
 #: Of the elements of 8 bits: what the largest magnitude of a head becomes.
@@ -56,8 +59,45 @@ class LayerKV:
         return keys * self.key_scales[slots][..., None], values * self.value_scales[slots][..., None]
 
 
-#: KV of all layers.
+@dataclass(frozen=True)
+class FeatureKV:
+    """Features of tokens, a token a slot as KV is. They are last of a pool that has them, and no kernel's."""
+
+    features: Tensor  # [slots + 1, width], contiguous
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """As of a layer: all planes that there are."""
+        yield self.features
+
+    def write(self, slots: Tensor, rows: Tensor) -> None:
+        """rows [rows, width], slots int32 [rows]."""
+        if self.features.device.type == "cpu":
+            _elements(self.features)[slots.numpy()] = _elements(rows)
+        else:
+            self.features[slots.long()] = rows
+
+    def read(self, slots: Slots) -> Features:
+        """[len(slots), width]"""
+        if self.features.device.type != "cpu":
+            rows: Features = (
+                self.features[torch.from_numpy(slots).long().to(self.features.device)].float().cpu().numpy()
+            )
+            return rows
+        elements = _elements(self.features)[slots]
+        if elements.dtype == np.float32:
+            return elements
+        return (elements.astype(np.uint32) << 16).view(np.float32)  # bfloat16 is the first half of float32
+
+
+def _elements(plane: Tensor) -> NDArray[Any]:
+    """For numpy, which starts no threads: float32, or the bits of bfloat16."""
+    return plane.numpy() if plane.dtype == torch.float32 else plane.view(torch.uint16).numpy()
+
+
+#: KV of all layers, as kernels get it.
 KVPool = Sequence[LayerKV]
+#: All that is kept of tokens in their slots.
+SlotPlanes = Sequence[LayerKV | FeatureKV]
 
 
 def bits(elements: Tensor) -> Tensor:
@@ -97,8 +137,12 @@ def empty_kv(config: Any, dtype: torch.dtype, num_slots: int, device: torch.devi
     return [LayerKV(*(make() for make in planes)) for _ in range(config.num_hidden_layers)]
 
 
+def empty_features(width: int, dtype: torch.dtype, num_slots: int, device: torch.device) -> FeatureKV:
+    return FeatureKV(zeros((num_slots + 1, width), dtype, device))
+
+
 def slot_bytes(config: Any, dtype: torch.dtype) -> int:
-    """What a token takes in such a pool."""
+    """What a token takes in such a pool, without features."""
     return sum(plane.nbytes for layer in empty_kv(config, dtype, 0, torch.device("meta")) for plane in layer)
 
 

@@ -66,7 +66,7 @@ def load_model(
     config._attn_implementation = "pilotfish_reference" if eager else "pilotfish"
     config._experts_implementation = "pilotfish"  # `experts.library_mixture`
     config.output_router_logits = False  # for training only
-    module = _load_weights(directory, config, dtype, group).to(device).eval().requires_grad_(False)
+    module = load_weights(directory, config, dtype, group).to(device).eval().requires_grad_(False)
     refuse_non_finite(module, directory)
     _refuse_untied(module, config, directory)
     use_native = runs_native(config, device, eager=eager)
@@ -121,7 +121,7 @@ def runs_native(config: Any, device: torch.device, *, eager: bool) -> bool:
     return not eager and device.type == "cpu" and config.head_dim % native.PANEL == 0 and native.load_kernels()
 
 
-def _load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group | None) -> torch.nn.Module:
+def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group | None = None) -> torch.nn.Module:
     check_weights(directory, config)
     if group is not None:
         refuse_indivisible(config, group.shard.ranks)

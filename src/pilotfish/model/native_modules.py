@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -205,7 +206,7 @@ def fused(module: Any) -> torch.nn.Module | None:
         case "MLP" if hasattr(module, "down_proj"):
             both = getattr(module, "gate_up_proj", None)
             gate, up = (module.gate_proj, module.up_proj) if both is None else halves(both)
-            return _gated(gate, up, module.down_proj, activation(module.config))
+            return gated_feed_forward(gate, up, module.down_proj, activation(module.config))
         case "Experts":
             return Mixture(_packed_expert(module, i) for i in range(module.num_experts))
         case "TopKRouter":
@@ -220,10 +221,10 @@ def _packed_expert(experts: Any, index: int) -> torch.nn.Module:
     if type(experts).__name__ == "GptOssExperts":
         op = functools.partial(torch.ops.pilotfish.gate_clamped, alpha=experts.alpha, limit=experts.limit)
         return ActivatedMLP(gate, up, down, op)
-    return _gated(gate, up, down, activation(experts.config))
+    return gated_feed_forward(gate, up, down, activation(experts.config))
 
 
-def _gated(gate: Linear, up: Linear, down: Linear, kind: str) -> torch.nn.Module:
+def gated_feed_forward(gate: Linear, up: Linear, down: Linear, kind: str) -> torch.nn.Module:
     """`kind` is one of `features.ACTIVATIONS`."""
     if kind == "silu" and all(x.bias is None for x in (gate, up, down)):
         return PackedGatedMLP(gate, up, down)
@@ -253,6 +254,7 @@ class PlainDecoder(torch.nn.Module):
         decoder.set_head(head.panels, head.scales, self.lm_head.bias, self.lm_head.out_features)
         self._decoder = decoder
         self.seconds: Tensor | None = None  # float64 [parts of a forward (kernels/decoder.h)]: each forward adds to it
+        self._captured: tuple[list[int], Tensor | None] = ([], None)  # layers, and where their states go
 
     @staticmethod
     def _add(decoder: Any, layer: Any) -> None:
@@ -272,6 +274,15 @@ class PlainDecoder(torch.nn.Module):
             attention.scoring.window,
         )
 
+    @contextmanager
+    def capturing(self, layers: Sequence[int], states: Tensor) -> Iterator[None]:
+        """As `feature_tap.capturing`."""
+        self._captured = ([*layers], states)
+        try:
+            yield
+        finally:
+            self._captured = ([], None)
+
     def forward(
         self,
         input_ids: Tensor,  # [1, rows]
@@ -285,5 +296,7 @@ class PlainDecoder(torch.nn.Module):
         planes = [plane for layer in kv for plane in layer]
         written = None if progress is None else torch.from_numpy(progress.written)
         counted = planes, self.seconds, written
-        logits = self._decoder.forward(input_ids[0], logits_to_keep, *vars(metadata).values(), *counted)
+        logits = self._decoder.forward(
+            input_ids[0], logits_to_keep, *vars(metadata).values(), *counted, *self._captured
+        )
         return SimpleNamespace(logits=logits[None])

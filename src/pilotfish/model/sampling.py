@@ -30,6 +30,35 @@ LOGPROB_ROWS = 16
 NOISE_SCALE = 0.5
 
 
+def draw(
+    logits: Tensor, broken: Sequence[int], sampling: Sampling, ids: Tensor | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+    """Tokens and chances as `Outcome` has them. logits [kept rows, vocab], raw; those of `broken` rows are not
+    finite. `ids` int64 [vocab], ascending, are the tokens of a reduced vocabulary: no others are given."""
+    if not len(sampling):
+        return np.zeros(0, np.int64), None
+    usable = logits.index_fill(0, torch.tensor(broken, device=logits.device), 0.0) if broken else logits
+    if sampling.rows is not None:
+        usable = usable[torch.from_numpy(sampling.rows).to(logits.device)]
+    if ids is not None and (not sampling.children or _names_tokens(sampling)):
+        usable, ids = _over_all_tokens(usable, ids), None
+    drawn = likely_tokens(usable, sampling, ids) if sampling.children else (np.array(sample(usable, sampling)), None)
+    if broken:
+        rows = np.arange(len(sampling)) if sampling.rows is None else sampling.rows
+        told, none = (drawn[0], NO_TOKEN) if drawn[1] is None else (drawn[1], -np.inf)
+        told[np.isin(rows, broken)] = none
+    return drawn
+
+
+def _names_tokens(sampling: Sampling) -> bool:
+    return sampling.masks is not None or any(edit is not None for edit in sampling.edits)
+
+
+def _over_all_tokens(logits: Tensor, ids: Tensor) -> Tensor:
+    """Of a reduced vocabulary [samples, vocab] -> of all tokens up to its last."""
+    return logits.new_full((len(logits), int(ids[-1]) + 1), -torch.inf).index_copy_(1, ids, logits)
+
+
 def sample(logits: Tensor, sampling: Sampling) -> list[int]:
     """The target's token after each row, NO_TOKEN where its mask and rules leave none. logits float32 or float64
     [samples, vocab]."""
@@ -46,25 +75,30 @@ def sample(logits: Tensor, sampling: Sampling) -> list[int]:
     return chosen.tolist()
 
 
-def likely_tokens(logits: Tensor, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def likely_tokens(
+    logits: Tensor, sampling: Sampling, ids: Tensor | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The k = `sampling.children` tokens (or as many as there are) that the target most likely *samples* after each
     row, by a draft's logits float32 [samples, vocab], and the log of their chances: [samples, k] each.
 
     They are the top of draft logits / T + g with the target's own noise g. A token's chance is
     softmax((log q / T + g) / b) over the k, at T = 0 its draft probability; -inf where fewer than k survive the
-    filters.
+    filters. `ids` int64 [vocab], ascending, are the tokens of a reduced vocabulary, where neither masks nor rules name
+    any.
     """
     logits = edited(masked(logits, sampling.masks), sampling)
     k, greedy = min(sampling.children, logits.shape[1]), sampling.greedy
     if greedy.all():
         chances, best = logits.log_softmax(dim=-1).topk(k, dim=-1)
     else:
-        scores, best = perturbed_topk(filtered(logits, sampling), sampling, k)
+        scores, best = perturbed_topk(filtered(logits, sampling), sampling, k, ids)
         chances = (scores / NOISE_SCALE).log_softmax(dim=-1)
         if greedy.any():
             plain, plain_best = logits.double().log_softmax(dim=-1).topk(k, dim=-1)
             chosen = torch.from_numpy(greedy).to(logits.device)[:, None]
             chances, best = torch.where(chosen, plain, chances), torch.where(chosen, plain_best, best)
+    if ids is not None:
+        best = ids[best]
     return best.cpu().numpy(), chances.double().cpu().numpy()
 
 
@@ -217,22 +251,25 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
     return scores.masked_fill(drop.scatter(1, order, drop), -torch.inf)
 
 
-def perturbed_topk(scores: Tensor, sampling: Sampling, k: int) -> tuple[Tensor, Tensor]:
-    """The k best tokens of each row by score + noise: values float64 [rows, k] descending, ids int64."""
+def perturbed_topk(scores: Tensor, sampling: Sampling, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The k best columns of each row by score + noise: values float64 [rows, k] descending, columns int64. `ids` int64
+    [columns], ascending, are their tokens, whose noise it is; None: their numbers."""
     signed = np.array(sampling.seeds, np.uint64).view(np.int64)  # of the same bits
     seeds = torch.from_numpy(signed[sampling.sequences])
     positions = torch.from_numpy(sampling.positions)
     if scores.device.type == "cpu" and hasattr(torch.ops.pilotfish, "perturbed_topk"):
-        values, tokens = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k)
-        return values, tokens
-    return perturbed_topk_reference(scores, seeds.to(scores.device), positions.to(scores.device), k)
+        values, columns = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k, ids)
+        return values, columns
+    return perturbed_topk_reference(scores, seeds.to(scores.device), positions.to(scores.device), k, ids)
 
 
-def perturbed_topk_reference(scores: Tensor, seeds: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def perturbed_topk_reference(
+    scores: Tensor, seeds: Tensor, positions: Tensor, k: int, ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The same in torch operations, for any device. Ties go to the lower id (a stable sort)."""
-    perturbed = scores + gumbel(seeds, positions, scores.shape[-1])
-    values, tokens = perturbed.sort(dim=-1, descending=True, stable=True)
-    return values[:, :k], tokens[:, :k]
+    noise = gumbel(seeds, positions, scores.shape[-1] if ids is None else int(ids[-1]) + 1)
+    values, columns = (scores + (noise if ids is None else noise[:, ids])).sort(dim=-1, descending=True, stable=True)
+    return values[:, :k], columns[:, :k]
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:

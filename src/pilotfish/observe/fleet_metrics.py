@@ -98,6 +98,9 @@ class FleetMetrics:
             self._add_total(replica, pool.cached, "pilotfish_pool_cached_tokens", label)
             for reason, count in pool.drops.items():
                 self._add_total(replica, count, "pilotfish_pool_drops", label, reason)
+            self._add_total(replica, pool.feature_bytes, "pilotfish_pool_feature_bytes", label)
+            for reason, count in pool.feature_drops.items():
+                self._add_total(replica, count, "pilotfish_pool_feature_drops", label, reason)
 
     def _set_prefill_pools(self, statuses: Mapping[str, Status]) -> None:
         pools = [(replica, pool) for replica, status in statuses.items() for pool in status.prefill_pools]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pilotfish.core.executor import ForwardSeconds, Outcome, Sampling, SequenceRows, TokenLogprobs
+from pilotfish.core.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows, TokenLogprobs
 from pilotfish.core.noise import gumbel
 from pilotfish.core.slots import Slots
 from pilotfish.core.tree import Floats, Ints
@@ -41,6 +41,8 @@ class SimulatedExecutor:
     context: int
     seconds: Callable[[int], float]
     clock: VirtualClock
+
+    deepest = ANY_DEPTH
 
     def __post_init__(self) -> None:
         self._tokens = np.zeros(self.num_slots, np.int64)

@@ -68,12 +68,14 @@ class SegmentPart:
 
 def split(layout: KVLayout, tokens: int, segment_bytes: int) -> Iterator[SegmentPart]:
     """A chunk of so many tokens as segments: as many layers together as make `LEAST_SEGMENT`, all tokens of a layer
-    unless they are more than a segment holds."""
-    layer_bytes = tokens * layout.token_bytes
+    unless they are more than a segment holds. Features go by themselves."""
+    layer_bytes, count = tokens * layout.token_bytes, len(layout.of_kv)
     together, most = math.ceil(LEAST_SEGMENT / layer_bytes), max(segment_bytes // layer_bytes, 1)
-    groups = max(layout.layers // together, math.ceil(layout.layers / most), 1)
-    for layers in _divided(layout.layers, groups):
-        most_tokens = segment_bytes // (len(layers) * layout.token_bytes)
+    groups = _divided(count, max(count // together, math.ceil(count / most), 1))
+    if layout.features:
+        groups.append(range(count, layout.layers))
+    for layers in groups:
+        most_tokens = segment_bytes // layout.bytes_of(layers)
         for part in _divided(tokens, math.ceil(tokens / most_tokens)):
             yield SegmentPart(layers, part)
 
@@ -174,7 +176,7 @@ class Exporter:
         if not export.complete and self._progress.at(self._clock()) < part.layers.stop:
             self._wait = SOON
             return False
-        size = len(part.layers) * len(part.tokens) * self._layout.token_bytes
+        size = len(part.tokens) * self._layout.bytes_of(part.layers)
         place = self._memory.take(order.peer, size)
         if place is None:
             return False

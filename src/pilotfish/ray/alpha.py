@@ -7,6 +7,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -17,16 +18,9 @@ STATS_PERIOD = 0.5
 METRICS_PERIOD, LOOK_BACK = 1.0, 5.0
 
 
-class TellingRouter(RequestRouter):
-    """Tells its process of a deployment's replicas as they come, change and go. There is nothing to route: requests,
-    guesses and KV go over our own wire. Pickled with this module, so what it tells of goes to another one."""
-
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
-        if pending_request is not None:
-            pending_request.routing_context.should_backoff = True
-        return [candidate_replicas]
+class _Telling(RequestRouter):
+    """Tells its process of a deployment's replicas as they come, change and go. Pickled with this module, so what it
+    tells of goes to another one."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
@@ -39,8 +33,24 @@ class TellingRouter(RequestRouter):
         )
 
 
-def telling_router() -> RequestRouterConfig:
-    return RequestRouterConfig(request_router_class=TellingRouter, request_routing_stats_period_s=STATS_PERIOD)
+class TellingRouter(_Telling):
+    """There is nothing to route: requests, guesses and KV go over our own wire."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        return [candidate_replicas]
+
+
+class TellingServersRouter(_Telling, PowerOfTwoChoicesRequestRouter):
+    """Of servers, among which Ray's proxies choose as ever."""
+
+
+def telling_router(servers: bool) -> RequestRouterConfig:
+    kind = TellingServersRouter if servers else TellingRouter
+    return RequestRouterConfig(request_router_class=kind, request_routing_stats_period_s=STATS_PERIOD)
 
 
 def wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:

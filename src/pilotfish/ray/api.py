@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from starlette.applications import Starlette
 
 from pilotfish.errors import EngineError
 from pilotfish.prompts import read_chat_template
 from pilotfish.ray.config import ClusterConfig
-from pilotfish.ray.listing import MembersListing
+from pilotfish.ray.listing import MembersListing, introduction
 from pilotfish.ray.preflight import clients
+from pilotfish.ray.worker import own_id
 from pilotfish.server.application import PERIOD, Application, ServerSetup
 
 #: Seconds between two looks while it starts.
@@ -39,6 +42,7 @@ class ServedApi:
 
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
+        self._about = introduction(config, "api", own_id(config, "api"))
         self._directory = Path(tempfile.mkdtemp(prefix="pilotfish-"))
         members = self._directory / "members.json"
         self._members = MembersListing(config, ("target",), members)
@@ -65,6 +69,13 @@ class ServedApi:
 
     async def reconfigure(self, user_config: dict[str, str]) -> None:
         """The setup's digest is for `cluster up` alone."""
+
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        return self._about
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        targets = sum(replica.ready for replica in self._application.engine.health.replicas)
+        return {"pid": os.getpid(), "requests": self._application.admission.requests, "targets": targets}
 
     async def check_health(self) -> None:
         """Targets that nobody has are no reason to replace a server; targets that it alone cannot reach are."""

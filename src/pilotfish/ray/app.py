@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from pilotfish.errors import ParameterError
 from pilotfish.ray.alpha import scaled_by_demand, telling_router
 from pilotfish.ray.api import ServedApi
 from pilotfish.ray.config import DEPLOYMENTS, ClusterConfig, Role, read_cluster_config
@@ -48,6 +49,8 @@ def prefill(args: Mapping[str, str]) -> Application:
 
 
 def _config(args: Mapping[str, str]) -> ClusterConfig:
+    if set(args) != {"config"}:
+        raise ParameterError("args", dict(args), "config alone: the path of a cluster's file")
     return read_cluster_config(Path(args["config"]))
 
 
@@ -61,7 +64,8 @@ def _options(role: Role, config: ClusterConfig) -> dict[str, Any]:
         **_count(role, config),
         "ray_actor_options": _placed(role, config),
         "user_config": {"setup": config.setup_of(role)},  # for `cluster up` to find again
-        **({"max_ongoing_requests": MOST_REQUESTS} if role == "api" else {"request_router_config": telling_router()}),
+        "request_router_config": telling_router(servers=role == "api"),
+        **({"max_ongoing_requests": MOST_REQUESTS} if role == "api" else {}),
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": config.drain_timeout + GRACE,
         "health_check_period_s": HEALTH_PERIOD,

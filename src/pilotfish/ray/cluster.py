@@ -198,7 +198,7 @@ def members_of(config: ClusterConfig) -> Iterator[Path]:
 def rows(config: ClusterConfig) -> list[dict[str, Any]]:
     """A row for each process, with equal fields."""
     there, hosts = _deployed(config), {host.id: host.name for host in cluster_hosts()}
-    listing = Listing(config, [role for role in there if role != "api"])
+    listing = Listing(config, there)
     with closing(listing):
         listing.wait(TELLING)
         known = {one.id: one for role in there for one in listing.of(role)}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pilotfish.config import POOL_MODEL, DraftConfig, EngineConfig, PrefillConfig, ServerConfig
+from pilotfish.config import OF_PREFILLS, POOL_MODEL, DraftConfig, EngineConfig, PrefillConfig, ServerConfig
 from pilotfish.errors import InputError, ParameterError, UnknownOptionError
 from pilotfish.options import Option, check_options, option, options_of, refuse_unknown, text
 
@@ -173,8 +173,8 @@ def known_options(role: Role) -> dict[str, Option]:
         return _told(ServerConfig, _OF_SERVERS)
     if role == "target":
         return _told(EngineConfig, _FOLLOW)
-    rows = {"max_model_len", "max_rows"} if role == "prefill" else set()
-    model = {name: one for name, one in options_of(EngineConfig).items() if name in rows | {*POOL_MODEL} - _OF_POOLS}
+    named = {*POOL_MODEL, *(OF_PREFILLS if role == "prefill" else ())} - _OF_POOLS
+    model = {name: one for name, one in options_of(EngineConfig).items() if name in named}
     return model | _told(DraftConfig if role == "draft" else PrefillConfig, _OF_POOLS)
 
 

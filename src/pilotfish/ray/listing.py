@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,19 @@ import msgspec
 
 from pilotfish.engine.members import Member, Members, write_members
 from pilotfish.ray.config import DEPLOYMENTS, ClusterConfig, Role
+
+
+def introduction(config: ClusterConfig, role: Role, id: str, endpoint: str = "", key: str = "") -> dict[str, Any]:
+    """What a process says of itself once it is ready."""
+    return {
+        "role": role,
+        "endpoint": endpoint,
+        "key": key,
+        "name": f"{role}-{id}",
+        "revision": config.of(role).revision,
+        "version": version("pilotfish"),
+        "model": str(config.model_of(role)),
+    }
 
 
 @dataclass(frozen=True)
@@ -82,9 +96,9 @@ class Listing:
 
     def _take(self, role: Role, replicas: Sequence[Listed]) -> None:
         with self._told:
-            before = {one.member for one in self.of(role)}
+            before = _members(self.of(role))
             self._replicas[role] = sorted(replicas, key=lambda one: one.id)
-            gone = before - {one.member for one in replicas}
+            gone = before - _members(replicas)
             if gone:
                 self._left[role] = {**self._left.get(role, {}), **dict.fromkeys(gone, self._until(role))}
             self._told.notify_all()
@@ -97,6 +111,11 @@ class Listing:
         timer.daemon = True
         timer.start()
         return time.monotonic() + seconds
+
+
+def _members(replicas: Sequence[Listed]) -> set[Member]:
+    """Servers are none: nobody dials them."""
+    return {one.member for one in replicas if one.about["endpoint"]}
 
 
 #: Which members a role's processes are.

@@ -66,12 +66,14 @@ def needs(config: ClusterConfig, role: Role) -> dict[str, float]:
 
 def fits(config: ClusterConfig, role: Role, host: Host, free: Resources) -> bool:
     needed, labels = needs(config, role), config.of(role).labels
-    labelled = all(host.labels.get(name) == value for name, value in labels.items())
-    return labelled and all(free.get(name, 0.0) + EPSILON >= amount for name, amount in needed.items())
+    return _labelled(host, labels) and all(free.get(name, 0.0) + EPSILON >= amount for name, amount in needed.items())
 
 
 def check_devices(config: ClusterConfig, hosts: Sequence[Host]) -> None:
-    """InputError where the hosts have not what is asked for: in sum, for one process, or for all of them together."""
+    """InputError where the hosts have not what is asked for: labels, and devices in sum, for one process, or for all of
+    them together."""
+    for role in config.present:
+        _check_labels(config, role, hosts)
     wanted = {role: needs(config, role) for role in config.present}
     for name in dict.fromkeys(name for needed in wanted.values() for name in needed):
         asked = sum(config.of(role).count * needed.get(name, 0.0) for role, needed in wanted.items())
@@ -79,6 +81,17 @@ def check_devices(config: ClusterConfig, hosts: Sequence[Host]) -> None:
             roles = " and ".join(role for role, needed in wanted.items() if name in needed)
             raise InputError(f"roles: {roles} ask for {asked:g} {name}; there {_told(name, hosts)}")
     _check_places(config, wanted, hosts)
+
+
+def _check_labels(config: ClusterConfig, role: Role, hosts: Sequence[Host]) -> None:
+    labels = config.of(role).labels
+    if not any(_labelled(host, labels) for host in hosts):
+        wanted = ", ".join(f"{name}={value}" for name, value in labels.items())
+        raise InputError(f"roles.{role}.labels: {wanted} on none of {', '.join(host.name for host in hosts)}")
+
+
+def _labelled(host: Host, labels: Mapping[str, str]) -> bool:
+    return all(host.labels.get(name) == value for name, value in labels.items())
 
 
 def _told(name: str, hosts: Sequence[Host]) -> str:
@@ -89,9 +102,9 @@ def _told(name: str, hosts: Sequence[Host]) -> str:
 
 
 def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts: Sequence[Host]) -> None:
-    """Those that need most go first, each to the first host that has room."""
+    """Those that are bound to labels go first, then those that need most, each to the first host that has room."""
     free = {host.id: dict(host.has) for host in hosts}
-    for role in sorted(wanted, key=lambda role: -sum(wanted[role].values())):
+    for role in sorted(wanted, key=lambda role: (not config.of(role).labels, -sum(wanted[role].values()))):
         needed = wanted[role]
         for number in range(config.of(role).count):
             place = next((host for host in hosts if fits(config, role, host, free[host.id])), None)

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import socket
 import threading
-from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,9 +16,10 @@ from ray import serve
 
 from pilotfish.engine.launch import Supervisor, WorkerState
 from pilotfish.engine.process import WorkerSpec
-from pilotfish.errors import EngineError
+from pilotfish.errors import EngineError, ParameterError
 from pilotfish.ray.commands import Site, worker_command
 from pilotfish.ray.config import ClusterConfig, Role
+from pilotfish.ray.listing import introduction
 from pilotfish.wire.curve_keys import load_key_pair
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,9 @@ class Worker:
         self._port = reserved_port(ray.util.get_node_ip_address())
         host, port = self._port.getsockname()
         self.endpoint = f"tcp://{host}:{port}"
-        self._name = f"{role}-{serve.get_replica_context().replica_id.unique_id}"
-        self._key = "" if config.key is None else load_key_pair("key", config.key).public
+        key = "" if config.key is None else load_key_pair("key", config.key).public
+        self.about = introduction(config, role, own_id(config, role), self.endpoint, key)
+        self._key, self._name = key, self.about["name"]
         self._ready = threading.Event()
         self._state = WorkerState(self._name)
         self._began = monotonic()  # when it last was started
@@ -75,19 +76,6 @@ class Worker:
         return self._ready.is_set()
 
     @property
-    def about(self) -> dict[str, Any]:
-        """What others know it by."""
-        return {
-            "role": self._role,
-            "endpoint": self.endpoint,
-            "key": self._key,
-            "name": self._name,
-            "revision": self._config.of(self._role).revision,
-            "version": version("pilotfish"),
-            "model": str(self._config.model_of(self._role)),
-        }
-
-    @property
     def load(self) -> dict[str, Any]:
         return {"ready": self.ready, "restarts": self._state.restarts, "pid": self._state.pid}
 
@@ -110,6 +98,15 @@ class Worker:
         elif state.pid != self._state.pid:
             self._began = monotonic()
         self._state = state
+
+
+def own_id(config: ClusterConfig, role: Role) -> str:
+    """Of this replica. ParameterError where its application is not named as other roles look for it."""
+    context = serve.get_replica_context()
+    if context.app_name != config.application(role):
+        raise ParameterError("applications", context.app_name, config.application(role))
+    own: str = context.replica_id.unique_id
+    return own
 
 
 def reserved_port(host: str) -> socket.socket:

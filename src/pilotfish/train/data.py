@@ -1,17 +1,18 @@
 """Training text: source files are collected, split with whole packages held out, tokenized and cut into batches.
 
 A document is one `.py` file, named by its path below the source it came from (`asyncio/tasks.py`).
-Tests and generated tables of the standard library are left out: they would teach the models
+Tests and generated tables of the standard library and of packages are left out: they would teach the models
 assertions and code pages instead of code.
 """
 
 import hashlib
+import importlib.util
 import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,23 @@ from transformers import PreTrainedTokenizerFast
 
 from pilotfish.errors import ParameterError
 
-Tokens = npt.NDArray[np.uint16]  # [tokens], or [rows, tokens]
+Tokens: TypeAlias = npt.NDArray[np.unsignedinteger]  # [tokens], or [rows, tokens]
 
-STDLIB_EXCLUDED = frozenset(
-    {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "turtledemo"}
+EXCLUDED = frozenset(
+    {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "testing",
+        "idle_test",
+        "benchmarks",
+        "encodings",
+        "pydoc_data",
+        "turtledemo",
+        "_triton_ops_meta.py",
+        "cuda_to_hip_mappings.py",
+    }
 )
 FALLBACK_HELD_OUT = 20  # one document in this many, where no named package is among the sources
 
@@ -46,10 +60,12 @@ class Document:
     text: str
 
 
-def collect(sources: Sequence[Path]) -> list[Document]:
-    """Every readable, distinct `.py` document of the sources, sorted. Without sources: of the standard library."""
-    excluded = frozenset() if sources else STDLIB_EXCLUDED
-    documents = [d for root in sources or (Path(sysconfig.get_path("stdlib")),) for d in _documents(root, excluded)]
+def collect(sources: Sequence[Path], packages: Sequence[str]) -> list[Document]:
+    """Every readable, distinct `.py` document of the sources, sorted. Without sources: of the standard library and of
+    the packages, but for their tests and tables."""
+    excluded = frozenset() if sources else EXCLUDED
+    roots = sources or (Path(sysconfig.get_path("stdlib")), *map(_installed, packages))
+    documents = [document for root in roots for document in _documents(root, excluded)]
     by_text = {document.text: document for document in reversed(documents)}  # the first of equal texts
     return sorted(by_text.values(), key=attrgetter("name"))
 
@@ -65,6 +81,13 @@ def split(documents: Sequence[Document], held_out: Sequence[str]) -> tuple[list[
     if not training:
         raise ParameterError("source", f"{len(documents)} documents", "two or more distinct .py files")
     return training, [document for document in documents if document.name in chosen]
+
+
+def _installed(package: str) -> Path:
+    found = importlib.util.find_spec(package) if package.isidentifier() else None
+    if found is None or not found.submodule_search_locations:
+        raise ParameterError("package", package, "an installed package")
+    return Path(found.submodule_search_locations[0])
 
 
 def _documents(source: Path, excluded: frozenset[str]) -> Iterable[Document]:
@@ -126,6 +149,11 @@ def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) ->
     return np.concatenate([np.array([*row.ids, tokenizer.eos_token_id], dtype=np.uint16) for row in encodings])
 
 
+def token_type(vocab_size: int) -> type[np.unsignedinteger]:
+    """The smallest for the tokens of a vocabulary."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
 class TokenBatch(NamedTuple):
     tokens: Tensor  # int64 [rows, length + 1]: inputs and, one further, targets
     positions: Tensor  # int64 [rows, length]
@@ -172,3 +200,8 @@ class Windows:
         jump = generator.integers(self.context - self.length + 1, size=(self.rows, 1))
         place = np.arange(self.length)
         return torch.from_numpy(place + jumping * jump * (place >= cut))
+
+
+def mixed(sources: Sequence[Windows], step: int) -> TokenBatch:
+    """A step's rows of all sources, one under the other."""
+    return TokenBatch(*map(torch.cat, zip(*(windows.batch(step) for windows in sources), strict=True)))

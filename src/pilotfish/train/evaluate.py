@@ -11,7 +11,6 @@ from transformers import LlamaForCausalLM
 
 from pilotfish.train.data import Tokens
 from pilotfish.train.models import PROMPT, continue_prompts, predict
-from pilotfish.train.recipe import PairRecipe
 
 ROWS = 128  # held-out rows scored, spread evenly over the held-out text
 ROWS_AT_ONCE = 8
@@ -33,16 +32,17 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    target: LlamaForCausalLM, draft: LlamaForCausalLM, held_out: Tokens, recipe: PairRecipe, progress: Progress
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, held_out: Tokens, length: int, seed: int, progress: Progress
 ) -> Evaluation:
-    """Score both models on rows of held-out text and on the target's continuations of held-out prompts."""
+    """Score both models on rows of held-out text, of `length` tokens at most, and on the target's continuations of
+    held-out prompts."""
     bar = progress.add_task("evaluation", total=3)
-    scores = _score(target, draft, _rows(held_out, recipe.sequence_length + 1, ROWS))
+    scores = _score(target, draft, _rows(held_out, length + 1, ROWS))
     figures = {name: scores[name].mean().item() for name in ("target_loss", "draft_loss", "divergence", "agreement")}
     progress.advance(bar)
-    prompts, count = _rows(held_out, PROMPT, PROMPTS), min(CONTINUED, recipe.context - PROMPT)
+    prompts, count = _rows(held_out, PROMPT, PROMPTS), min(CONTINUED, target.config.max_position_embeddings - PROMPT)
     for name, temperature, score in (("greedy_acceptance", 0.0, "agreement"), ("sampled_acceptance", 1.0, "overlap")):
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(seed)
         scores = _score(target, draft, continue_prompts(target, prompts, count, temperature))
         figures[name] = scores[score][:, PROMPT - 1 :].mean().item()  # of continued tokens alone
         progress.advance(bar)

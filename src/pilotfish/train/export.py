@@ -34,14 +34,15 @@ def export_pair(
     for role, model in (("target", target), ("draft", draft)):
         directory = out / role
         shutil.rmtree(directory, ignore_errors=True)
-        _save_model(model, directory)
+        save_model(model, GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0), directory)
         tokenizer.save_pretrained(directory)
         (directory / "README.md").write_text(_card(role, model, recipe, result))
 
 
-def _save_model(model: LlamaForCausalLM, directory: Path) -> None:
+def save_model(model: LlamaForCausalLM, generation: GenerationConfig, directory: Path) -> None:
+    """In bfloat16."""
     stored = copy.deepcopy(model).bfloat16()
-    stored.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    stored.generation_config = generation
     stored.save_pretrained(directory, max_shard_size=SHARD_SIZE)
     for path in directory.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes files for their owner alone

@@ -1,4 +1,7 @@
-"""The two Llama models of a pair: how they are built, trained on and sampled from."""
+"""Models that are trained, or that teach: how they are built, trained on and sampled from."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,11 +55,14 @@ def start_from_target(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None
             to.load_state_dict(source.state_dict())
 
 
-def predict(model: LlamaForCausalLM, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+def predict(model: Any, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
     """Logits float32 [rows, length, vocabulary] of what follows each of `tokens` [rows, length + 1] but the last.
     Without `positions` [rows, length] they count from 0."""
-    result: Tensor = model(input_ids=tokens[:, :-1], position_ids=positions, use_cache=False).logits.float()
-    return result
+    inputs = tokens[:, :-1]
+    # With a mask positions that jump are not read as the start of another document.
+    result = model(input_ids=inputs, position_ids=positions, attention_mask=torch.ones_like(inputs), use_cache=False)
+    logits: Tensor = result.logits.float()
+    return logits
 
 
 @torch.no_grad()
@@ -76,19 +82,49 @@ def sample_text(
     return np.concatenate(rows).reshape(-1)
 
 
-def continue_prompts(target: LlamaForCausalLM, prompts: Tokens, count: int, temperature: float) -> Tokens:
+def continue_prompts(target: Any, prompts: Tokens, count: int, temperature: float) -> Tokens:
     """Prompts [rows, length] with `count` tokens sampled behind each: [rows, length + count].
 
     Documents that end are followed by another, as in the corpus, so every row comes out full.
     """
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     inputs = torch.from_numpy(prompts.astype(np.int64)).to(target.device)
     written = target.generate(
         inputs,
         attention_mask=torch.ones_like(inputs),
         max_new_tokens=count,
         eos_token_id=[],
-        **(sampling if temperature else {"do_sample": False}),
+        **_sampling(temperature),
     )
-    result: Tokens = written.cpu().numpy().astype(np.uint16)
+    result: Tokens = written.cpu().numpy().astype(prompts.dtype)
     return result
+
+
+def answer_prompts(target: Any, prompts: Sequence[Tokens], length: int, temperature: float) -> list[Tokens]:
+    """Prompts [tokens] of at most `length` less one, each with its answer, of at most `length` tokens together. An
+    answer ends with the end token."""
+    longest = max(map(len, prompts))
+    inputs = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    mask = torch.zeros_like(inputs)
+    for row, prompt in enumerate(prompts):
+        inputs[row, longest - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
+        mask[row, longest - len(prompt) :] = 1
+    ends = np.atleast_1d(target.generation_config.eos_token_id)  # transformers has one or several
+    written = target.generate(
+        inputs.to(target.device),
+        attention_mask=mask.to(target.device),
+        max_new_tokens=length - longest,
+        pad_token_id=target.generation_config.pad_token_id,
+        **_sampling(temperature),
+    )
+    answers = written[:, longest:].cpu().numpy()
+    lengths = [next(iter(np.flatnonzero(np.isin(answer, ends)) + 1), len(answer)) for answer in answers]
+    return [
+        np.concatenate((prompt, answer[:end].astype(prompt.dtype)))
+        for prompt, answer, end in zip(prompts, answers, lengths, strict=True)
+    ]
+
+
+def _sampling(temperature: float) -> dict[str, Any]:
+    if not temperature:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}

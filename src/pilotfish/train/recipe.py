@@ -16,6 +16,26 @@ BYTES_AND_END = 257  # the smallest byte-level vocabulary: every byte, and the e
 HEAD_DIM = 64
 LARGEST = (1 << 32) - 1
 HELD_OUT = ("asyncio", "email", "http", "unittest")
+#: Code that people wrote, of packages that are there wherever this one is.
+PACKAGES = (
+    "click",
+    "filelock",
+    "fsspec",
+    "huggingface_hub",
+    "jinja2",
+    "mpmath",
+    "networkx",
+    "numpy",
+    "opentelemetry",
+    "packaging",
+    "rich",
+    "starlette",
+    "sympy",
+    "torch",
+    "typer",
+    "uvicorn",
+    "zmq",
+)
 SIZE_FIELDS = "layers,hidden,heads,kv_heads,ffn"
 
 
@@ -35,6 +55,10 @@ class LlamaSize:
         except (TypeError, ValueError) as error:
             raise ParameterError(f"{field}_shape", text, f"five integers {SIZE_FIELDS}") from error
 
+    def check(self, field: str) -> None:
+        if min(dataclasses.astuple(self)) < 1 or self.heads % self.kv_heads:
+            raise ParameterError(field, self, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
+
 
 TARGET = LlamaSize(layers=4, hidden=256, heads=4, kv_heads=2, ffn=768)
 DRAFT = LlamaSize(layers=2, hidden=256, heads=4, kv_heads=2, ffn=768)
@@ -45,9 +69,10 @@ rate = partial(option, above=0, high=1)
 @dataclass(frozen=True)
 class PairRecipe:
     """The defaults make `pycode`. Equal recipes and equal sources make equal pairs on equal machines. Without sources
-    the running Python's standard library is taken."""
+    the running Python's standard library and the packages are taken."""
 
     sources: Annotated[tuple[Path, ...], option("A file or directory of .py files.", names=("--source",))] = ()
+    packages: Annotated[tuple[str, ...], option("An installed package.", names=("--package",))] = ()
     held_out: Annotated[tuple[str, ...], option("A package never trained on.")] = HELD_OUT
     seed: Annotated[int, option("Of models, order and samples.", 0, LARGEST)] = 0
     vocab_size: Annotated[int, option("Tokens of the byte-level BPE.", BYTES_AND_END, 65536)] = 4096
@@ -70,9 +95,8 @@ class PairRecipe:
         for field in ("target_tokens", "draft_tokens"):
             if getattr(self, field) < self.tokens_per_step:
                 raise ParameterError(field, getattr(self, field), f"at least a step's {self.tokens_per_step}")
-        for role, shape in (("target", self.target), ("draft", self.draft)):
-            if min(dataclasses.astuple(shape)) < 1 or shape.heads % shape.kv_heads:
-                raise ParameterError(role, shape, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
+        self.target.check("target")
+        self.draft.check("draft")
 
     @property
     def tokens_per_step(self) -> int:

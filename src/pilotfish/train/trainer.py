@@ -1,18 +1,17 @@
-"""The training loop of both models: learning rates, optimizers, checkpoints, a log, a progress bar."""
+"""The training loop of all models: learning rates, optimizers, checkpoints, a log, a progress bar."""
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from rich.progress import Progress
-from torch import Tensor
-from transformers import LlamaForCausalLM
+from torch import Tensor, nn
 
 from pilotfish.model.native import multiplies_bfloat16
-from pilotfish.train.data import TokenBatch
-from pilotfish.train.recipe import PairRecipe
 
 WARMUP_STEPS = 50
 DECAY_SHARE = 0.4  # of the steps, at the end: linear to zero
@@ -22,70 +21,95 @@ COMPILED_FROM = 1_000_000  # tokens
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic whose iterates carry singular values towards 1
 ITERATIONS = 5
 
-#: Of tokens and positions, as a TokenBatch has them.
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+@dataclass(frozen=True)
+class Schedule:
+    tokens: int  # in all
+    tokens_per_step: int
+    learning_rate: float  # the peak
+    checkpoint_every: int  # steps
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // self.tokens_per_step
+
+    def rate(self, step: int) -> float:
+        """Warm up, hold, decay to zero."""
+        warm = (step + 1) / WARMUP_STEPS
+        decay = (self.steps - step) / max(1, round(self.steps * DECAY_SHARE))
+        return self.learning_rate * min(1.0, warm, decay)
+
+
+class Learnt(NamedTuple):
+    """What a batch gave."""
+
+    loss: Tensor
+    acceptance: Tensor | None = None  # of a head, by depth [depths]
+
+
+#: Of a batch's tensors.
+LossFunction = Callable[..., Learnt]
 
 
 class Trainer:
-    """Trains a model in place on `tokens` tokens; its state is kept in `directory/checkpoint.pt` between runs."""
+    """Trains a model in place; its state is kept in `directory/checkpoint.pt` between runs."""
 
-    def __init__(
-        self, model: LlamaForCausalLM, recipe: PairRecipe, tokens: int, learning_rate: float, directory: Path
-    ) -> None:
-        """`learning_rate` is the peak."""
-        self.model, self.recipe, self.directory = model, recipe, directory
-        self.steps, self.learning_rate = tokens // recipe.tokens_per_step, learning_rate
-        self.optimizers = _optimizers(model, learning_rate)
+    def __init__(self, model: nn.Module, matrices: Sequence[nn.Parameter], schedule: Schedule, directory: Path) -> None:
+        """`matrices` are those that Muon trains."""
+        self.model, self.schedule, self.directory = model, schedule, directory
+        self.device = next(model.parameters()).device
+        self.optimizers = _optimizers(model, matrices, schedule.learning_rate)
         self.step = 0
         self._checkpoint = directory / "checkpoint.pt"
 
-    def run(self, batch_at: Callable[[int], TokenBatch], loss_of: LossFunction, progress: Progress) -> None:
+    def run(self, batch_at: Callable[[int], Sequence[Tensor]], loss_of: LossFunction, progress: Progress) -> None:
         """Train from the last checkpoint to the end of the schedule; the batch is a function of the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._checkpoint.exists():
             self._restore()
         loss_of = self._compiled(loss_of)
         title = self.directory.name
-        bar = progress.add_task(title, total=self.steps, completed=self.step)
+        steps = self.schedule.steps
+        bar = progress.add_task(title, total=steps, completed=self.step)
         since, clock = self.step, time.monotonic()
-        while self.step < self.steps:
-            loss = self._advance(loss_of, batch_at(self.step))
+        while self.step < steps:
+            learnt = self._advance(loss_of, batch_at(self.step))
+            loss = learnt.loss.item()
             progress.update(bar, completed=self.step, description=f"{title} · loss {loss:.3f}")
             if self.step % LOG_EVERY == 0:
-                speed = (self.step - since) * self.recipe.tokens_per_step / (time.monotonic() - clock)
-                with (self.directory / "log.jsonl").open("a") as log:
-                    log.write(json.dumps({"step": self.step, "loss": loss, "tokens_per_second": round(speed)}) + "\n")
+                speed = (self.step - since) * self.schedule.tokens_per_step / (time.monotonic() - clock)
+                self._log(learnt, round(speed))
                 since, clock = self.step, time.monotonic()
-            if self.step % self.recipe.checkpoint_every == 0 or self.step == self.steps:
+            if self.step % self.schedule.checkpoint_every == 0 or self.step == steps:
                 self._save()
+
+    def _log(self, learnt: Learnt, speed: int) -> None:
+        line: dict[str, Any] = {"step": self.step, "loss": learnt.loss.item()}
+        if learnt.acceptance is not None:
+            line["acceptance"] = [round(share, 4) for share in learnt.acceptance.tolist()]
+        with (self.directory / "log.jsonl").open("a") as log:
+            log.write(json.dumps({**line, "tokens_per_second": speed}) + "\n")
 
     def _compiled(self, loss_of: LossFunction) -> LossFunction:
         """The loss, compiled if the run is long enough to earn the half minute that this takes."""
-        if self.steps * self.recipe.tokens_per_step < COMPILED_FROM:
+        if self.schedule.tokens < COMPILED_FROM:
             return loss_of
         torch._dynamo.config.suppress_errors = True  # without a C++ compiler it runs as it is
         return torch.compile(loss_of)
 
-    def _advance(self, loss_of: LossFunction, batch: TokenBatch) -> float:
+    def _advance(self, loss_of: LossFunction, batch: Sequence[Tensor]) -> Learnt:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self._rate()
-        device = self.model.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bfloat16(device)):
-            loss = loss_of(batch.tokens.to(device), batch.positions.to(device))
-        loss.backward()  # type: ignore[no-untyped-call]
+                group["lr"] = self.schedule.rate(self.step)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=multiplies_bfloat16(self.device)):
+            learnt = loss_of(*(tensor.to(self.device) for tensor in batch))
+        learnt.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
         self.step += 1
-        return loss.item()
-
-    def _rate(self) -> float:
-        """Learning rate of the step: warm up, hold, decay to zero."""
-        warm = (self.step + 1) / WARMUP_STEPS
-        decay = (self.steps - self.step) / max(1, round(self.steps * DECAY_SHARE))
-        return self.learning_rate * min(1.0, warm, decay)
+        return learnt
 
     def _save(self) -> None:
         """Write the checkpoint whole or not at all."""
@@ -99,16 +123,19 @@ class Trainer:
         partial.replace(self._checkpoint)
 
     def _restore(self) -> None:
-        state = torch.load(self._checkpoint, weights_only=True, map_location=self.model.device)
+        state = torch.load(self._checkpoint, weights_only=True, map_location=self.device)
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step = state["step"]
 
 
-def _optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
+def matrices_of(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.ndim == 2]
+
+
+def _optimizers(model: nn.Module, matrices: Sequence[nn.Parameter], rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embeddings and norms."""
-    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     return [
         Muon(matrices, rate, momentum=0.95, weight_decay=0.1),

@@ -29,7 +29,7 @@ from msgspec import Meta, Struct
 from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.handover import HandOverReport, HandOverTotals
 from pilotfish.core.held_prefixes import Held
-from pilotfish.core.messages import Id, Index, Length, Readable, Text, Tokens
+from pilotfish.core.messages import Count, Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.request import FinishReason
 from pilotfish.core.routing import ReplicaLoad
 from pilotfish.core.sampling_params import SamplingParams
@@ -43,7 +43,6 @@ ATTEND, SERVER_SILENCE = 0.5, 10.0
 #: Messages that may wait on either side: more than come until a server is silent, or a target killed.
 WAITING = 1 << 16
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
-Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
 class Attend(Struct, tag="attend", frozen=True):
@@ -146,6 +145,8 @@ class PoolLoad(Readable, frozen=True):
     cached: Count = 0  # tokens of the target's sequences whose KV it had, since it was first greeted
     revision: Text = ""  # of its draft
     own: bool = False  # a worker of the target itself; others may be known to several targets
+    feature_bytes: Count = 0  # sent to it since the target started
+    feature_drops: dict[str, Count] = msgspec.field(default_factory=dict)  # of their frames there, by reason
 
 
 class PrefillPoolLoad(Readable, frozen=True):

@@ -307,7 +307,7 @@ void check_noise() {
     std::sort(ranked.begin(), ranked.end());
     double scores[kBest];
     int64_t tokens[kBest];
-    best_of_row(logits.data(), kTokens, seed, 77, kBest, scores, tokens);
+    best_of_row(logits.data(), kTokens, nullptr, seed, 77, kBest, scores, tokens);
     for (int64_t i = 0; i < kBest; ++i)
       expect(tokens[i] == ranked[i].second && scores[i] == -ranked[i].first, "noise: rank %ld", long(i));
   }

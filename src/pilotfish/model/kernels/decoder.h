@@ -44,6 +44,17 @@ struct DecoderShape {
   std::vector<DecoderLayer<T>> layers;
 };
 
+// Hidden states that somebody wants of all rows, beside the logits: the residual stream before a layer's first norm,
+// before the last norm (the number of layers), or after that (kFinal).
+constexpr int64_t kFinal = -1;
+constexpr int64_t kNoState = -2;
+
+template <typename T>
+struct Captured {
+  std::vector<int64_t> layers;
+  T* states;  // [rows, layers.size() * hidden]
+};
+
 // Tags of scratch memory.
 struct Residual {};
 struct Update {};
@@ -81,10 +92,10 @@ class Forward {
  public:
   // ids [rows]; keep [num_kept], rows whose logits are wanted; `rows` without scoring, which the layers have. Adds the
   // seconds of each part to `seconds` [kParts], and counts in `written` the layers whose keys and values are in their
-  // slots, for other threads to read; either may be null.
+  // slots, for other threads to read; either may be null. Writes the states of `captured`.
   Forward(const DecoderShape<T>& shape, const AttentionInputs& rows, const int64_t* ids, const int64_t* keep,
-          int64_t num_kept, double* seconds = nullptr, int32_t* written = nullptr)
-      : shape_(shape), seconds_(seconds), written_(written), rows_(rows), groups_(groups_of(rows)), ids_(ids), keep_(keep),
+          int64_t num_kept, double* seconds = nullptr, int32_t* written = nullptr, Captured<T> captured = {})
+      : shape_(shape), seconds_(seconds), written_(written), captured_(std::move(captured)), rows_(rows), groups_(groups_of(rows)), ids_(ids), keep_(keep),
         width_((shape.query_heads + 2 * shape.kv_heads) * shape.head_dim),
         residual_(scratch<Residual, T>(rows.rows * shape.hidden)), update_(scratch<Update, T>(rows.rows * shape.hidden)),
         heads_(scratch<Heads, T>(rows.rows * width_)), normed_(rows.rows, shape.hidden),
@@ -98,7 +109,7 @@ class Forward {
     watch.lap(kEmbedding);
     int32_t layers = 0;
     for (const DecoderLayer<T>& layer : shape_.layers) {
-      norm(member, layer.attention_norm);
+      norm(member, layer.attention_norm, layers);
       watch.lap(kNorms);
       multiply_all<T>(member, normed_, layer.qkv.weight, layer.qkv.bias, heads_);
       watch.lap(kLinear);
@@ -110,13 +121,14 @@ class Forward {
       watch.lap(kAttention);
       multiply_all<T>(member, attended_, layer.out.weight, layer.out.bias, update_);
       watch.lap(kLinear);
-      norm(member, layer.mlp_norm);
+      norm(member, layer.mlp_norm, kNoState);
       watch.lap(kNorms);
       gate_all(member, normed_, layer.gate, layer.up, inner_);
       multiply_all<T>(member, inner_, layer.down, nullptr, update_);
       watch.lap(kGatedMlp);
     }
     keep(member);
+    if (captures(layers) || captures(kFinal)) capture_last(member);
     watch.lap(kNorms);
     multiply_all<T>(member, kept_, shape_.head.weight, shape_.head.bias, logits);
     watch.lap(kHead);
@@ -130,20 +142,21 @@ class Forward {
     });
   }
 
-  // The residual of a row, after the last update, and its norm.
-  const T* normed_row(int64_t r, const T* weight) {
+  // The residual of a row, after the last update, which is the state of `layer`; and its norm.
+  const T* normed_row(int64_t r, const T* weight, int64_t layer) {
     T* row = residual_ + r * shape_.hidden;
     add_to(row, update_ + r * shape_.hidden, shape_.hidden);
+    capture(r, layer, row);
     T* normed = scratch<RowNormed, T>(shape_.hidden);
     rms_norm(row, weight, normed, shape_.hidden, shape_.eps);
     return normed;
   }
 
-  void norm(Member& member, const T* weight) {
+  void norm(Member& member, const T* weight, int64_t layer) {
     member.for_each(normed_.tiles.size(), [&](int64_t i) {
       const Tile& tile = normed_.tiles[i];
       for (int64_t r = 0; r < tile.rows; ++r)
-        normed_.pack_row(tile, r, 0, normed_.steps, normed_row(tile.first + r, weight));
+        normed_.pack_row(tile, r, 0, normed_.steps, normed_row(tile.first + r, weight, layer));
     });
   }
 
@@ -151,14 +164,42 @@ class Forward {
   void keep(Member& member) {
     member.for_each(kept_.tiles.size(), [&](int64_t i) {
       const Tile& tile = kept_.tiles[i];
-      T *row = scratch<RowBefore, T>(shape_.hidden), *normed = scratch<RowNormed, T>(shape_.hidden);
-      for (int64_t r = 0; r < tile.rows; ++r) {
-        const int64_t place = keep_[tile.first + r] * shape_.hidden;
-        std::copy_n(residual_ + place, shape_.hidden, row);
-        add_to(row, update_ + place, shape_.hidden);
-        rms_norm(row, shape_.final_norm, normed, shape_.hidden, shape_.eps);
-        kept_.pack_row(tile, r, 0, kept_.steps, normed);
-      }
+      for (int64_t r = 0; r < tile.rows; ++r)
+        kept_.pack_row(tile, r, 0, kept_.steps, last_norm(last_state(keep_[tile.first + r])));
+    });
+  }
+
+  // The residual of a row after all layers.
+  const T* last_state(int64_t r) {
+    T* row = scratch<RowBefore, T>(shape_.hidden);
+    std::copy_n(residual_ + r * shape_.hidden, shape_.hidden, row);
+    add_to(row, update_ + r * shape_.hidden, shape_.hidden);
+    return row;
+  }
+
+  const T* last_norm(const T* row) {
+    T* normed = scratch<RowNormed, T>(shape_.hidden);
+    rms_norm(row, shape_.final_norm, normed, shape_.hidden, shape_.eps);
+    return normed;
+  }
+
+  bool captures(int64_t layer) const {
+    return std::find(captured_.layers.begin(), captured_.layers.end(), layer) != captured_.layers.end();
+  }
+
+  void capture(int64_t r, int64_t layer, const T* state) {
+    const int64_t parts = captured_.layers.size();
+    for (int64_t part = 0; part < parts; ++part)
+      if (captured_.layers[part] == layer)
+        std::copy_n(state, shape_.hidden, captured_.states + (r * parts + part) * shape_.hidden);
+  }
+
+  // The states around the last norm, of all rows.
+  void capture_last(Member& member) {
+    member.for_each(rows_.rows, [&](int64_t r) {
+      const T* row = last_state(r);
+      capture(r, shape_.layers.size(), row);
+      if (captures(kFinal)) capture(r, kFinal, last_norm(row));
     });
   }
 
@@ -195,6 +236,7 @@ class Forward {
   const DecoderShape<T>& shape_;
   double* const seconds_;
   int32_t* const written_;
+  const Captured<T> captured_;
   const AttentionInputs rows_;
   const std::vector<RowGroup> groups_;
   const int64_t *ids_, *keep_;

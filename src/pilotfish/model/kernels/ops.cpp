@@ -127,17 +127,20 @@ Tensor gated_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const Te
 
 // -- rows and elements
 
-// x [..., size], weight [size] of the same dtype or float32 -> like x.
-Tensor norm_of(const Tensor& x, const Tensor& weight, double eps) {
+// x [..., size], weight [size] of the same dtype or float32 -> like x. Each of the equal `parts` of a row is normed by
+// itself.
+Tensor norm_of(const Tensor& x, const Tensor& weight, double eps, int64_t parts) {
   TORCH_CHECK(weight.dim() == 1 && x.size(-1) == weight.size(0) && is_of_or_float(weight, x),
               "rms_norm: weight does not match x");
+  TORCH_CHECK(parts > 0 && weight.size(0) % parts == 0, "rms_norm: ", parts, " parts");
   const Tensor rows = x.contiguous();
   Tensor y = at::empty(rows.sizes(), rows.options());
-  const int64_t size = weight.size(0);
+  const int64_t size = weight.size(0) / parts;
   dispatch(x, [&]<typename T>(T) {
     dispatch(weight, [&]<typename W>(W) {
-      run_each(x.numel() / size, size, [&](int64_t r) {
-        rms_norm(data<T>(rows) + r * size, data<W>(weight), data<T>(y) + r * size, size, static_cast<float>(eps));
+      run_each(x.numel() / size, size, [&](int64_t i) {
+        const W* by = data<W>(weight) + i % parts * size;
+        rms_norm(data<T>(rows) + i * size, by, data<T>(y) + i * size, size, static_cast<float>(eps));
       });
     });
   });
@@ -150,7 +153,7 @@ Tensor add_norm(Tensor& residual, const Tensor& x, const Tensor& weight, double 
               "add_rms_norm: residual and x of one shape and type");
   const Tensor addend = x.contiguous();
   dispatch(x, [&]<typename T>(T) { add_to(data<T>(residual), data<T>(addend), x.numel()); });
-  return norm_of(residual, weight, eps);
+  return norm_of(residual, weight, eps, 1);
 }
 
 // x [rows, 2 n], gates then ups -> f(gate, up) [rows, n].
@@ -340,19 +343,23 @@ void mask_logits(Tensor logits, const Tensor& rows, const Tensor& bits) {
 }
 
 // logits float64 [rows, vocab] (-inf where a token is excluded), seeds and positions int64 [rows] (bit
-// patterns) -> scores float64 [rows, k] descending, tokens int64 [rows, k].
-std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& logits, const Tensor& seeds, const Tensor& positions, int64_t k) {
+// patterns), the tokens of the columns int64 [vocab], ascending, or none where they are their numbers -> scores float64
+// [rows, k] descending, columns int64 [rows, k].
+std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& logits, const Tensor& seeds, const Tensor& positions, int64_t k,
+                                          const std::optional<Tensor>& ids) {
   TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kDouble, "perturbed_topk: float64 [rows, vocab]");
   TORCH_CHECK(seeds.scalar_type() == at::kLong && positions.scalar_type() == at::kLong, "perturbed_topk: int64 seeds");
   TORCH_CHECK(seeds.numel() == logits.size(0) && positions.numel() == logits.size(0), "perturbed_topk: one per row");
+  TORCH_CHECK(!ids || (ids->scalar_type() == at::kLong && ids->numel() == logits.size(1) && ids->is_contiguous()),
+              "perturbed_topk: int64 ids, one per column");
   const Tensor table = logits.contiguous(), keys = seeds.contiguous(), places = positions.contiguous();
   const int64_t rows = table.size(0), vocab = table.size(1);
-  Tensor scores = at::empty({rows, k}, table.options()), tokens = at::empty({rows, k}, keys.options());
+  Tensor scores = at::empty({rows, k}, table.options()), columns = at::empty({rows, k}, keys.options());
   run_each(rows, vocab, [&](int64_t r) {
-    best_of_row(data<double>(table) + r * vocab, vocab, data<int64_t>(keys)[r], data<int64_t>(places)[r], k,
-                data<double>(scores) + r * k, data<int64_t>(tokens) + r * k);
+    best_of_row(data<double>(table) + r * vocab, vocab, data<int64_t>(ids), data<int64_t>(keys)[r],
+                data<int64_t>(places)[r], k, data<double>(scores) + r * k, data<int64_t>(columns) + r * k);
   });
-  return {scores, tokens};
+  return {scores, columns};
 }
 
 // -- the decoder
@@ -408,11 +415,13 @@ class Decoder : public torch::CustomClassHolder {
   // input_ids int64 [rows], keep int64 [kept rows]; rows as in `rows_of`; of each layer in order the keys, the
   // values and, of int8, their scales -> logits float32 [kept rows, vocab], rounded to the embedding's dtype. Adds the
   // seconds of the parts of a forward (decoder.h) to `seconds`, float64 [parts], and counts layers in `written`, int32
-  // [1].
+  // [1]. Writes the hidden states of `layers` (decoder.h) to `states`, [rows, layers.size() * hidden] of the embedding's
+  // dtype.
   Tensor forward(const Tensor& input_ids, const Tensor& keep, const Tensor& row_slots, const Tensor& row_sequences,
                  const Tensor& row_positions, const Tensor& row_prefixes, const Tensor& prefix_slots,
                  const Tensor& path_slots, std::vector<Tensor> planes, const std::optional<Tensor>& seconds,
-                 const std::optional<Tensor>& written) {
+                 const std::optional<Tensor>& written, std::vector<int64_t> layers,
+                 const std::optional<Tensor>& states) {
     AttentionInputs in = rows_of(row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots);
     TORCH_CHECK(input_ids.scalar_type() == at::kLong && keep.scalar_type() == at::kLong && input_ids.numel() == in.rows &&
                     input_ids.is_contiguous() && keep.is_contiguous(),
@@ -422,6 +431,7 @@ class Decoder : public torch::CustomClassHolder {
     TORCH_CHECK(!seconds || (seconds->scalar_type() == at::kDouble && seconds->numel() == kParts), "decoder: ",
                 int{kParts}, " seconds");
     TORCH_CHECK(!written || (written->scalar_type() == at::kInt && written->numel() == 1), "decoder: one int32 written");
+    check_states(layers, states, in.rows);
     in.query_heads = query_heads_;
     in.kv_heads = kv_heads_;
     in.head_dim = head_dim_;
@@ -430,7 +440,7 @@ class Decoder : public torch::CustomClassHolder {
     dispatch(embedding_, [&]<typename T>(T) {
       const DecoderShape<T> shape = shape_with<T>(planes);
       Forward<T> forward(shape, in, data<int64_t>(input_ids), data<int64_t>(keep), keep.numel(), data<double>(seconds),
-                         data<int32_t>(written));
+                         data<int32_t>(written), {layers, data<T>(states)});
       run(std::numeric_limits<int64_t>::max(), [&](Member& member) { forward.run(member, data<float>(logits)); });
     });
     return logits;
@@ -449,6 +459,17 @@ class Decoder : public torch::CustomClassHolder {
 
   void check_plain(const Tensor& x) const {
     TORCH_CHECK(x.scalar_type() == embedding_.scalar_type() && x.is_contiguous(), "decoder: tensors of one dtype");
+  }
+
+  void check_states(const std::vector<int64_t>& layers, const std::optional<Tensor>& states, int64_t rows) const {
+    for (const int64_t layer : layers)
+      TORCH_CHECK(layer >= kFinal && layer <= static_cast<int64_t>(layers_.size()), "decoder: no state ", layer);
+    TORCH_CHECK(layers.empty() != states.has_value(), "decoder: states of layers");
+    if (!states) return;
+    check_plain(*states);
+    TORCH_CHECK(states->dim() == 2 && states->size(0) == rows &&
+                    states->size(1) == static_cast<int64_t>(layers.size()) * hidden(),
+                "decoder: states [rows, layers * hidden], not ", states->sizes());
   }
 
   void check_vector(const Tensor& x, int64_t size) const {
@@ -499,7 +520,7 @@ TORCH_LIBRARY(pilotfish, m) {
   m.def(
       "gated_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, int inner, int outputs, Tensor? gate_scales=None, "
       "Tensor? up_scales=None, Tensor? down_scales=None) -> Tensor");
-  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, int parts=1) -> Tensor");
   m.def("add_rms_norm(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rotate(Tensor(a!) x, Tensor cos, Tensor sin) -> ()");
   m.def("gate_silu(Tensor x) -> Tensor");
@@ -513,7 +534,7 @@ TORCH_LIBRARY(pilotfish, m) {
   m.def("filter_logits(Tensor logits, Tensor temperatures, Tensor floors, Tensor top_k, Tensor top_p) -> Tensor");
   m.def("finite_rows(Tensor logits) -> Tensor");
   m.def("mask_logits(Tensor(a!) logits, Tensor rows, Tensor bits) -> ()");
-  m.def("perturbed_topk(Tensor logits, Tensor seeds, Tensor positions, int k) -> (Tensor, Tensor)");
+  m.def("perturbed_topk(Tensor logits, Tensor seeds, Tensor positions, int k, Tensor? ids=None) -> (Tensor, Tensor)");
   m.class_<Decoder>("Decoder")
       .def(torch::init<Tensor, Tensor, Tensor, Tensor, double, int64_t, int64_t, int64_t>())
       .def("add_layer", &Decoder::add_layer)

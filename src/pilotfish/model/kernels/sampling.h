@@ -165,34 +165,49 @@ inline double gumbel_bound(uint32_t word) {
 
 struct Candidate {
   double score;
-  int64_t token;
+  int64_t place;
 };
 
-// Exact, though it hashes and takes logarithms only for tokens that could still enter the best k.
-inline void best_of_row(const double* logits, int64_t vocab, uint64_t seed, uint64_t position, int64_t k, double* scores,
-                 int64_t* tokens) {
+// The places, from `begin` on, whose tokens are of one stretch: the first token of it, and where it ends. `ids` are
+// those of the places, ascending; null: they are the places themselves.
+inline int64_t end_of_stretch(const int64_t* ids, int64_t begin, int64_t vocab, int64_t* first) {
+  if (!ids) {
+    *first = begin;
+    return std::min(begin + kStretch, vocab);
+  }
+  *first = ids[begin] / kStretch * kStretch;
+  return std::lower_bound(ids + begin, std::min(ids + begin + kStretch, ids + vocab), *first + kStretch) - ids;
+}
+
+// Exact, though it hashes and takes logarithms only for tokens that could still enter the best k. Gives places in
+// `logits` [vocab], whose tokens are `ids` [vocab], ascending; null: the places themselves.
+inline void best_of_row(const double* logits, int64_t vocab, const int64_t* ids, uint64_t seed, uint64_t position,
+                        int64_t k, double* scores, int64_t* places) {
   std::vector<Candidate> best;
   double threshold = -std::numeric_limits<double>::infinity();
   // just below what the best logit reaches with the least noise, also where the noise is lost in rounding
   if (k == 1) threshold = std::nextafter(*std::max_element(logits, logits + vocab) + kMinNoise, threshold);
-  for (int64_t first = 0; first < vocab; first += kStretch) {
-    const int count = static_cast<int>(std::min<int64_t>(kStretch, vocab - first));
-    if (highest_of(logits + first, count) + kMaxNoise <= threshold) continue;
+  for (int64_t begin = 0, end, first; begin < vocab; begin = end) {
+    end = end_of_stretch(ids, begin, vocab, &first);
+    const int count = static_cast<int>(end - begin);
+    if (highest_of(logits + begin, count) + kMaxNoise <= threshold) continue;
     uint32_t words[kStretch];
     philox(seed, position, static_cast<uint32_t>(first >> 2), words);
+    if (ids)
+      for (int i = 0; i < count; ++i) words[i] = words[ids[begin + i] - first];  // ascending: of none written yet
     uint8_t hopeful[kStretch] = {};
-    for (int i = 0; i < count; ++i) hopeful[i] = logits[first + i] + gumbel_bound(words[i]) > threshold;
+    for (int i = 0; i < count; ++i) hopeful[i] = logits[begin + i] + gumbel_bound(words[i]) > threshold;
     for (int eighth = 0; eighth < kStretch; eighth += 8) {
       uint64_t any;
       std::memcpy(&any, hopeful + eighth, 8);
       if (any == 0) continue;
       for (int i = eighth; i < eighth + 8; ++i) {
         if (!hopeful[i]) continue;
-        const double score = logits[first + i] + gumbel_of(words[i]);
+        const double score = logits[begin + i] + gumbel_of(words[i]);
         if (score <= threshold) continue;  // on ties the lower id, which came first, stays
-        auto place = std::upper_bound(best.begin(), best.end(), score,
-                                      [](double value, const Candidate& c) { return value > c.score; });
-        best.insert(place, {score, first + i});
+        auto rank = std::upper_bound(best.begin(), best.end(), score,
+                                     [](double value, const Candidate& c) { return value > c.score; });
+        best.insert(rank, {score, begin + i});
         if (static_cast<int64_t>(best.size()) > k) best.pop_back();
         if (static_cast<int64_t>(best.size()) == k) threshold = best.back().score;
       }
@@ -201,7 +216,7 @@ inline void best_of_row(const double* logits, int64_t vocab, uint64_t seed, uint
   for (int64_t i = 0; i < k; ++i) {
     const bool found = i < static_cast<int64_t>(best.size());
     scores[i] = found ? best[i].score : -std::numeric_limits<double>::infinity();
-    tokens[i] = found ? best[i].token : 0;
+    places[i] = found ? best[i].place : 0;
   }
 }
 

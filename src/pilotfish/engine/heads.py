@@ -1,0 +1,174 @@
+"""Trained heads, as engines and draft pools load them: what they take of memory, which hidden states they were trained
+on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from pilotfish.config import EngineConfig
+from pilotfish.core.executor import NO_NODES, Sampling, SequenceRows
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.errors import ParameterError
+from pilotfish.heads.block import BLOCKS
+from pilotfish.heads.block_executor import ROOTS
+from pilotfish.heads.executor import make_head_executor
+from pilotfish.heads.files import read_head, read_spec
+from pilotfish.heads.parallel_executor import ROOTS as FEATURES_KEPT
+from pilotfish.heads.shapes import projection_shapes, tensor_shapes
+from pilotfish.heads.spec import BlockHead, HeadFiles, HeadSpec, ParallelHead
+from pilotfish.heads.tap import feature_tap
+from pilotfish.heads.target_facts import TargetFacts
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.loader import Footprint, LoadedModel
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of a slot beside KV and states: whose token it has.
+_TOKEN = 8
+#: What both conventions of layers are tried with: prose, code and a list.
+PROBE = """The river rose in the night, and by morning the lower road was gone. People came down from the farms with
+ropes and lamps, and for two days they carried what they could to the church on the hill. Nobody was lost.
+
+def largest(numbers):
+    best = numbers[0]
+    for number in numbers[1:]:
+        if number > best:
+            best = number
+    return best
+
+1. Read the file line by line.
+2. Count how often each word appears.
+3. Print the ten words that appear most often, and how often they do.
+"""
+PROBE_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class ConfiguredHead:
+    """A head and its target, as a configuration names them."""
+
+    directory: Path
+    target: TargetFacts
+    layers: tuple[int, ...] | None = None  # in place of what its files say
+
+    @classmethod
+    def of(cls, config: EngineConfig, head: Path, target: Path) -> ConfiguredHead:
+        return cls(head, TargetFacts.read(target), config.draft_layers or None)
+
+    def spec(self) -> HeadSpec:
+        return read_spec(self.directory, self.target, self.layers)
+
+    def read(self) -> HeadFiles:
+        return read_head(self.directory, self.target, self.layers)
+
+    def either(self) -> list[HeadFiles]:
+        """Read for each of the conventions that its layers may be counted in: one, where that is known."""
+        files = self.read()
+        if self.layers is not None or not files.spec.other_layers:
+            return [files]
+        return [files, read_head(self.directory, self.target, files.spec.other_layers)]
+
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """Of its executor; what the target makes of its hidden states stays with the target."""
+        spec, size = self.spec(), dtype.itemsize
+        projected = projection_shapes(spec.projection, spec.target_hidden)
+        shapes = {name: x for name, x in tensor_shapes(spec, self.target.vocab).items() if name not in projected}
+        parameters = sum(map(prod, shapes.values()))
+        head, vocab = spec.head, spec.draft_vocab
+        if isinstance(head, ParallelHead):
+            slot, wide, kept = _TOKEN, head.hidden, FEATURES_KEPT * head.hidden
+        else:
+            decoder = head.decoder
+            keys = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim
+            slot, wide = size * (keys + decoder.hidden) + _TOKEN, 8 * decoder.hidden + 3 * decoder.ffn
+            kept = _of_blocks(head, keys) if isinstance(head, BlockHead) else 0
+        return Footprint(parameters, size * (parameters + kept), slot, size * (wide + vocab) + 8 * vocab, 0)
+
+    def tapped(self, target: Footprint, dtype: torch.dtype) -> Footprint:
+        """The target's, with a feature in each slot."""
+        projection = self.spec().projection
+        shapes = projection_shapes(projection, self.target.hidden)
+        states = len(projection.layers) * self.target.hidden + projection.width
+        return replace(
+            target,
+            weights=target.weights + dtype.itemsize * sum(map(prod, shapes.values())),
+            slot=target.slot + dtype.itemsize * projection.width,
+            row=target.row + dtype.itemsize * states,
+        )
+
+
+def read_head_of_features(config: EngineConfig) -> list[HeadFiles]:
+    """The head that the target makes features for, `either` way; none where there is none. ParameterError where nobody
+    says which way, and it cannot be tried: with several ranks."""
+    if config.features is None:
+        return []
+    either = ConfiguredHead.of(config, config.features, config.target).either()
+    if len(either) > 1 and config.tensor_parallel > 1:
+        allowed = f"those that {config.features} takes, with tensor_parallel: {' or '.join(map(_ids, either))}"
+        raise ParameterError("draft_layers", "", allowed)
+    return either
+
+
+def sharing(files: HeadFiles, target: LoadedModel) -> HeadFiles:
+    """The files with the target's own embeddings in place of an equal copy. A rank has only a part of its own."""
+    name, module = "embed_tokens.weight", cast(Any, target.module)
+    own, theirs = files.tensors.get(name), getattr(getattr(module, "model", module).embed_tokens, "weight", None)
+    if own is None or theirs is None or own.shape != theirs.shape:
+        return files
+    equal = torch.equal(own.to(theirs.device, theirs.dtype), theirs)
+    return replace(files, tensors={**files.tensors, name: theirs.detach()}) if equal else files
+
+
+def _of_blocks(head: BlockHead, keys: int) -> int:
+    """Numbers that a block drafter's executor keeps beside KV and the head itself: KV of blocks, one product for keys
+    and values of all layers, states of roots."""
+    return BLOCKS * head.block * keys + keys * head.decoder.hidden + ROOTS * head.block * head.decoder.hidden
+
+
+# -- the probe
+
+
+def choose_layers(either: list[HeadFiles], model: LoadedModel, tokenizer: Any) -> HeadFiles:
+    """The files under the convention by which the head agrees with its target more often; all shares are logged."""
+    if len(either) == 1:
+        return either[0]
+    tokens = tokenizer.encode(PROBE, add_special_tokens=False)[: min(PROBE_TOKENS, model.config.context)]
+    shares = [agreement(files, model, tokens) for files in either]
+    chosen = either[int(np.argmax(shares))]
+    said = ", ".join(f"{share:.0%} from {_ids(files)}" for files, share in zip(either, shares, strict=True))
+    text = "head: %s says its layers in a way that is read in two: it agrees with the target on %s; it takes %s"
+    logger.info(text, chosen.spec.kind, said, _ids(chosen))
+    return chosen
+
+
+def _ids(files: HeadFiles) -> str:
+    return ",".join(map(str, files.spec.projection.layers))
+
+
+def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
+    """The share of `tokens` after which the head, with the target's features of those before, gives the target's own
+    first choice."""
+    count = len(tokens)
+    tap = feature_tap(files, model.device, model.dtype, eager=not model.native)
+    target = TorchExecutor(model, count, tap=tap)
+    slots = np.arange(count, dtype=np.int32)
+    first = target.execute([SequenceRows(0, tokens, slots, NO_NODES, range(1, count))], _greedy(1, count)).tokens
+    head = make_head_executor(files, model.device, model.dtype, count, eager=not model.native)
+    features = np.concatenate((np.full((1, tap.width), np.nan, np.float32), target.features(slots[:-1])))
+    rows = SequenceRows(0, tokens, slots, NO_NODES, range(1, count), features)
+    guessed = head.execute([rows], _greedy(1, count, children=1)).tokens
+    return float(np.mean(first == guessed[:, 0]))
+
+
+def _greedy(first: int, end: int, children: int = 0) -> Sampling:
+    """The likeliest tokens after each of [first, end)."""
+    count = end - first
+    params = SamplingParams(temperature=0.0)
+    return Sampling(None, [params], [0], np.zeros(count, np.int64), np.arange(first + 1, end + 1), children=children)

@@ -1,0 +1,24 @@
+"""Which trained head a target makes features for. Imports no torch: it is said before workers start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pilotfish.config import EngineConfig
+from pilotfish.errors import ParameterError
+from pilotfish.heads.detect import is_head
+
+
+def with_features(config: EngineConfig) -> EngineConfig:
+    """Names a draft that is a trained head as the one that its target makes features for, where it grows trees in this
+    process or in workers that it starts. ParameterError for `features` that are no head, or another one."""
+    if config.features is not None and not is_head(config.features):
+        raise ParameterError("features", str(config.features), "the directory of a trained head")
+    grown_here = config.mode == "sync" or config.starts_drafts
+    if config.draft is None or "lm" not in config.drafters or not grown_here or not is_head(config.draft):
+        return config
+    if config.features not in (None, config.draft):
+        raise ParameterError(
+            "features", str(config.features), f"nothing but the draft, which is a head: {config.draft}"
+        )
+    return replace(config, features=config.draft)

@@ -1,0 +1,1 @@
+"""Trained drafter heads, which guess from the target's hidden states: their files, their modules, their executors."""

@@ -1,0 +1,66 @@
+"""What a head is, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.heads.files import read_head
+from pilotfish.heads.spec import FINAL, BlockHead, HeadFiles, HeadSpec, ParallelHead
+from pilotfish.heads.target_facts import TargetFacts
+from pilotfish.heads.weights import tensor_files
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    directory: str
+    kind: str
+    dialect: str
+    guesses: str  # how
+    hidden_states: str  # of the target, that it takes
+    other_hidden_states: str  # those of the other reading of its configuration; "" where there is one
+    feature_width: int
+    vocab_size: int  # tokens that it can guess
+    parameters: int
+    files: int
+    file_bytes: int
+    digest: str
+
+
+def head_facts(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadFacts:
+    """InputError if the head cannot be used with its target. Reads all of it."""
+    files, paths = read_head(directory, target, layers), tensor_files(directory)
+    spec = files.spec
+    return HeadFacts(
+        directory=str(directory),
+        kind=spec.kind,
+        dialect=spec.dialect,
+        guesses=_guesses(spec),
+        hidden_states=_states(spec.projection.layers, spec.target_layers),
+        other_hidden_states=_states(spec.other_layers, spec.target_layers),
+        feature_width=spec.projection.width,
+        vocab_size=spec.draft_vocab,
+        parameters=_parameters(files),
+        files=len(paths),
+        file_bytes=sum(path.stat().st_size for path in paths),
+        digest=files.digest,
+    )
+
+
+def _guesses(spec: HeadSpec) -> str:
+    head = spec.head
+    if isinstance(head, ParallelHead):
+        return f"{head.heads} tokens at once, each by itself"
+    if isinstance(head, BlockHead):
+        markov = ", each after the one before" if head.markov_rank else ""
+        return f"{head.block - (not head.anchored)} tokens at once{markov}, by {head.decoder.layers} layers"
+    return f"a token after the other, by {head.decoder.layers} layer{'s' if head.decoder.layers > 1 else ''}"
+
+
+def _states(layers: tuple[int, ...], count: int) -> str:
+    named = {FINAL: "final", 0: "embeddings"}
+    return ", ".join(named.get(layer, str(layer)) for layer in layers) + (f" of {count}" if layers else "")
+
+
+def _parameters(files: HeadFiles) -> int:
+    return sum(tensor.numel() for tensor in files.tensors.values())

@@ -1,0 +1,94 @@
+"""The tensors of a head's files: names and shapes first, values when all of those are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from pilotfish.errors import ModelError
+from pilotfish.model.metadata import one_line, read_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_INDEX = "model.safetensors.index.json"
+#: Files of tensors, the first that is there.
+SAFETENSORS = ("model.safetensors", "medusa_lm_head.safetensors")
+PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors write it: F32, BF16, I64, …
+
+
+def tensor_files(directory: Path) -> list[Path]:
+    """None where there are none."""
+    if (directory / SAFETENSORS[0]).is_file() or not (directory / _INDEX).is_file():
+        found = [directory / name for name in SAFETENSORS + PICKLED if (directory / name).is_file()]
+        return found[:1]
+    names = read_object(directory / _INDEX).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ModelError(f"head: {directory / _INDEX} lacks weight_map")
+    return [directory / name for name in sorted(set(names.values()))]
+
+
+def read_tensor_headers(files: Iterable[Path]) -> dict[str, TensorHeader]:
+    headers: dict[str, TensorHeader] = {}
+    for file in files:
+        headers |= _pickled_headers(file) if file.name in PICKLED else _safetensors_headers(file)
+    return headers
+
+
+def _safetensors_headers(file: Path) -> dict[str, TensorHeader]:
+    try:
+        with safe_open(file, framework="np") as opened:  # numpy has no bfloat16, but headers need none
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
+            return {
+                name: TensorHeader(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
+            }
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"head: tensors in {file} cannot be read: {one_line(error)}") from error
+
+
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "bool": "BOOL"}
+
+
+def _pickled_headers(file: Path) -> dict[str, TensorHeader]:
+    return {
+        name: TensorHeader(file, tuple(tensor.shape), _DTYPES.get(str(tensor.dtype)[6:], str(tensor.dtype)[6:]))
+        for name, tensor in _unpickled(file).items()
+    }
+
+
+def _unpickled(file: Path) -> Mapping[str, Tensor]:
+    """Mapped, not read; nothing but tensors is unpickled."""
+    import torch
+
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # pickle's, zip's and torch's errors have no common base
+        raise ModelError(f"head: tensors in {file} cannot be read: {one_line(error)}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(x, torch.Tensor) for x in tensors.values()):
+        raise ModelError(f"head: {file} holds something else than tensors by name")
+    return tensors
+
+
+def read_tensors(headers: Mapping[str, TensorHeader], names: Iterable[str]) -> dict[str, Tensor]:
+    """Those of `names`, whole and in memory of their own."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted({headers[name].file for name in names}):
+        own = [name for name in names if headers[name].file == file]
+        if file.name in PICKLED:
+            mapped = _unpickled(file)
+            tensors |= {name: mapped[name].clone() for name in own}
+            continue
+        with safe_open(file, framework="pt") as opened:
+            tensors |= {name: opened.get_tensor(name) for name in own}
+    return tensors

@@ -1,0 +1,58 @@
+"""Held-out figures of a head, in float32: what of its chains a target accepts in text that it writes itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from pilotfish.errors import InputError
+from pilotfish.train.heads.trainee import Trainee
+from pilotfish.train.learning import Teacher
+from pilotfish.train.lessons import Lessons
+from pilotfish.train.written import Written
+
+SAMPLED_AT = 0.8
+
+
+@dataclass(frozen=True)
+class HeadEvaluation:
+    """By depth: the share of tokens that are accepted where all before were. Tokens a step are those of a chain, the
+    target's own after it included."""
+
+    greedy_acceptance: tuple[float, ...]  # of likeliest tokens, in text written at temperature 0
+    greedy_tokens_a_step: float
+    sampled_acceptance: tuple[float, ...]  # of tokens sampled at temperature 0.8, in text written so
+    sampled_tokens_a_step: float
+
+
+@torch.no_grad()
+def evaluate_head(
+    trainee: Trainee, teacher: Teacher, lessons: Lessons, depth: int, progress: Progress
+) -> HeadEvaluation:
+    trainee.eval()
+    bar = progress.add_task("evaluation", total=2)
+    figures: list[Any] = []
+    for temperature in (0.0, SAMPLED_AT):
+        rows = [row for row in lessons.written(temperature) if len(row.tokens) > row.prompt + depth]
+        if not rows:
+            raise InputError("data: the target ends held-out texts at once; longer ones are needed")
+        shares = torch.cat([_shares(trainee, teacher, row, depth, temperature) for row in rows])
+        figures += [tuple(shares.mean(0).tolist()), 1 + shares.cumprod(1).sum(1).mean().item()]
+        progress.advance(bar)
+    return HeadEvaluation(*figures)
+
+
+def _shares(trainee: Trainee, teacher: Teacher, row: Written, depth: int, temperature: float) -> Tensor:
+    """float32 [starts, depth]: the chance that each guess below each token of a continuation is accepted."""
+    tokens = torch.from_numpy(row.tokens.astype(np.int64))[None].to(teacher.target.device)
+    length = tokens.shape[1]
+    places = torch.arange(1, length - depth + 1, device=tokens.device)[None]
+    positions = torch.arange(length, device=tokens.device)[None]
+    verdicts = teacher.judge(trainee, tokens, positions, places, temperature or 1.0)
+    shares = torch.stack([each.overlap if temperature else each.agrees.float() for each in verdicts], -1)
+    return shares[0, row.prompt - 2 :]  # from below the last token of the prompt

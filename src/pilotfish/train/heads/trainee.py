@@ -1,0 +1,104 @@
+"""What all heads in training share: what they are taught on, what they guess, the projection of the target's states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pilotfish.heads.spec import Projection
+from pilotfish.train.heads.layers import Norm
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Rows of text, and the target's hidden states of them."""
+
+    tokens: Tensor  # int64 [rows, length]
+    positions: Tensor  # int64 [rows, length]
+    places: Tensor  # int64 [rows, starts]: indices of the last committed token, below which chains are guessed
+    states: Tensor  # [rows, length, parts * target width]: those of the projection's layers
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Guesses below each place of a lesson, given the lesson's tokens before each."""
+
+    logits: list[Tensor]  # for each depth [rows, starts, draft vocabulary]
+    confidence: list[Tensor]  # for each depth [rows, starts], logits of being accepted; or none
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Of the target: what a head uses as it is, and what it starts from."""
+
+    embedding: Tensor  # [vocabulary, hidden]
+    output: Tensor  # [draft vocabulary, hidden]
+    norm: Tensor  # [hidden]: of its last norm
+    layers: Sequence[Mapping[str, Tensor]]  # its decoder layers, by names within the layer; none: unlike a head's
+
+
+class Trainee(nn.Module):
+    """A head in training. The names of its parameters are those of `heads/spec.py`."""
+
+    def __init__(self, projection: Projection, shared: Shared) -> None:
+        super().__init__()
+        self.projection, self.shared = projection, shared
+        width = shared.embedding.shape[1]
+        parts = len(projection.layers)
+        if projection.joined_norm:
+            self.input_norm = Norm(parts * width, projection.eps)
+        if projection.fc:
+            self.fc = nn.Linear(parts * width, projection.width, bias=projection.bias)
+        if projection.feature_norm:
+            self.feature_norm = Norm(projection.width, projection.eps)
+
+    def forward(self, lesson: Lesson) -> Chains:
+        raise NotImplementedError
+
+    def features(self, states: Tensor) -> Tensor:
+        """[rows, length, width]"""
+        projection = self.projection
+        states = self.input_norm(states) if projection.joined_norm else states
+        states = self.fc(states) if projection.fc else states
+        return self.feature_norm(states) if projection.feature_norm else states
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.shared.embedding)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.shared.output)
+
+
+def start(trainee: Trainee, depth: int, seed: int) -> None:
+    """A head of `depth` layers starts as the target's last ones, where its tensors have their shapes. All else is
+    random and small, norms are ones; `fc` adds the last part of the states to that."""
+    generator, shared = torch.Generator().manual_seed(seed), trainee.shared
+    for name, parameter in trainee.named_parameters():
+        if parameter.ndim == 1:
+            value = torch.full(parameter.shape, 0.0 if name.endswith("bias") else 1.0)
+        else:
+            value = torch.randn(parameter.shape, generator=generator) * 0.02
+        if name == "fc.weight" and parameter.shape[0] <= parameter.shape[1]:
+            value[:, -len(value) :] += torch.eye(len(value))
+        taken = _of_target(name, parameter.shape, shared, depth)
+        parameter.data.copy_(value if taken is None else taken)
+
+
+def _of_target(name: str, shape: torch.Size, shared: Shared, depth: int) -> Tensor | None:
+    if name.endswith("lm_head.weight"):
+        return shared.output
+    if name == "norm.weight":
+        return shared.norm
+    if not shared.layers or not name.startswith("layers."):
+        return None
+    _, index, rest = name.split(".", 2)
+    first, own = shared.layers[0].get(rest), shared.layers[int(index) - depth].get(rest)
+    if first is None or own is None:
+        return None
+    # A head that is twice as wide gets the embedding, as the first layer does, beside the feature.
+    value = own if own.shape == shape else torch.cat((first, own), -1)
+    return value if value.shape == shape else None

@@ -1,0 +1,46 @@
+"""A run's folder: what it keeps, so that an interrupted run goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from pilotfish.errors import ParameterError
+from pilotfish.train.data import Tokens
+
+
+class Recipe(Protocol):
+    def to_json(self) -> str: ...
+
+
+def claim(run: Path, recipe: Recipe) -> None:
+    """Make the run directory this recipe's own; another recipe's checkpoints would be resumed wrongly."""
+    run.mkdir(parents=True, exist_ok=True)
+    record = run / "recipe.json"
+    if not record.exists():
+        record.write_text(recipe.to_json())
+    elif record.read_text() != recipe.to_json():
+        raise ParameterError("run", str(run), "an empty directory, or one of the same recipe")
+
+
+def cached(path: Path, make: Callable[[], Tokens]) -> Tokens:
+    """The token row kept at `path`, made and kept on the first call."""
+    if not path.exists():
+        partial = path.with_suffix(".partial.npy")
+        np.save(partial, make())
+        partial.replace(path)
+    tokens: Tokens = np.load(path, mmap_mode="r")
+    return tokens
+
+
+def training_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ParameterError("device", name, "auto, cpu, or a CUDA device of this machine") from error

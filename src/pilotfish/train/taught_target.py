@@ -1,0 +1,80 @@
+"""The target that drafts are taught by: any model that is served, as transformers runs it, frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from pilotfish.errors import ParameterError
+from pilotfish.heads.spec import FINAL
+from pilotfish.model.loader import load_config, load_weights
+from pilotfish.model.metadata import load_tokenizer, read_generation_config
+from pilotfish.train.heads.trainee import Shared
+
+#: Targets whose layers are like those of heads, which can start from them.
+LIKE_HEADS = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Said:
+    states: Tensor  # float32 [rows, length, layers * hidden]: hidden states of layers side by side
+    logits: Tensor  # [rows, length, vocabulary]
+
+
+class TaughtTarget:
+    """ModelError for what is no model that is served."""
+
+    def __init__(self, directory: Path, device: torch.device) -> None:
+        self.directory, self.device = directory, device
+        self.config: Any = load_config(directory)
+        self.tokenizer: Any = load_tokenizer(directory)
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        self.module: Any = load_weights(directory, self.config, dtype).to(device).eval().requires_grad_(False)
+        served = read_generation_config(directory, self.config.eos_token_id, self.config.vocab_size)
+        ends = sorted(served.eos_ids)
+        # of its own file nothing else: a draft learns the distribution itself
+        self.module.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=ends[0] if ends else 0)
+
+    @property
+    def layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    def shared(self, draft_ids: Tensor | None) -> Shared:
+        """`draft_ids`: the tokens that a draft can say; None: all."""
+        embedding: Tensor = self.module.get_input_embeddings().weight
+        output: Tensor = self.module.get_output_embeddings().weight
+        said = slice(None) if draft_ids is None else draft_ids
+        like_heads = self.config.model_type in LIKE_HEADS
+        norm = self.module.base_model.norm.weight if like_heads else torch.ones(embedding.shape[1])
+        layers = [layer.state_dict() for layer in self.module.base_model.layers] if like_heads else []
+        return Shared(embedding.float(), output.float()[said], norm.float(), layers)
+
+    def forward(self, tokens: Tensor, positions: Tensor, layers: tuple[int, ...]) -> Said:
+        """Of tokens and positions [rows, length]."""
+        result = self.module(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=torch.ones_like(tokens),  # or positions that jump would be read as another text's
+            output_hidden_states=True,
+            use_cache=False,
+        )
+        # FINAL is the last entry
+        return Said(torch.cat([result.hidden_states[layer] for layer in layers], -1).float(), result.logits)
+
+    def feature_layers(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Those wanted, or a low one, the middle and a high one: for deep targets the ones that EAGLE-3 made usual."""
+        last = self.layers - 1
+        if not wanted:
+            usual = (2, self.layers // 2, self.layers - 3) if self.layers >= 8 else (1, self.layers // 2, last)
+            return tuple(dict.fromkeys(min(max(layer, 0), last) for layer in usual))
+        if not all(0 <= layer <= last for layer in wanted) or len(set(wanted)) < len(wanted):
+            raise ParameterError("feature_layers", wanted, f"distinct layers 0 to {last} of {self.directory}")
+        return wanted
+
+
+assert FINAL == -1  # `forward` takes it as an index

@@ -1,0 +1,127 @@
+"""Heads written in speculators' layout are read back as they were, and that library itself loads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from head_files import write_block, write_eagle1, write_eagle3, write_medusa, write_mtp, write_target
+from safetensors.torch import load_file
+
+from pilotfish.errors import ModelError
+from pilotfish.heads.export import export_head
+from pilotfish.heads.files import read_head
+from pilotfish.heads.shapes import SHARED
+from pilotfish.heads.spec import HeadFiles
+from pilotfish.heads.target_facts import TargetFacts
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
+    return write_target(tmp_path_factory.mktemp("target"))
+
+
+SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention"], "sliding_window": 32}
+#: Heads of many kinds, by a name: the function that writes them and its arguments.
+WRITTEN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "eagle3": (write_eagle3, {"draft_vocab": 100}),
+    "eagle3, full vocabulary": (write_eagle3, {"dialect": "safeailab", "rope_theta": 5e5}),
+    "eagle3.1": (write_eagle3, {"fc_norm": True, "norm_output": True, "draft_vocab": 100}),
+    "eagle3, normed before fc": (write_eagle3, {"dialect": "modelopt", "norm_before_fc": True}),
+    "eagle3, narrow": (write_eagle3, {"dialect": "safeailab", "hidden": 48, "draft_vocab": 100}),
+    "eagle3, two layers, bfloat16": (write_eagle3, {"depth": 2, "dtype": torch.bfloat16}),
+    "eagle3 of DeepSpec": (write_eagle3, {"dialect": "deepspec"}),
+    "eagle3, a window": (write_eagle3, {"dialect": "safeailab", **SLIDING}),
+    "dflash": (write_block, {"kind": "dflash"}),
+    "dflash of z-lab": (write_block, {"kind": "dflash", "dialect": "z-lab", "dtype": torch.bfloat16}),
+    "dspark": (write_block, {"kind": "dspark", "draft_vocab": 100}),
+    "dspark, gated": (write_block, {"kind": "dspark", "dialect": "deepspec", "gated": True, "confidence": "hidden"}),
+    "dspark, no confidence": (write_block, {"kind": "dspark", "confidence": "", "rank": 8}),
+    "mtp": (write_mtp, {}),
+    "mtp of Qwen": (write_mtp, {"dialect": "qwen", "gated": True, "model_type": "qwen3_next"}),
+}
+
+
+def written(name: str, directory: Path, target: TargetFacts) -> HeadFiles:
+    write, options = WRITTEN[name]
+    return read_head(write(directory, target=target, **options), target)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_head_is_read_back_as_it_was(name: str, target: TargetFacts, tmp_path: Path) -> None:
+    before = written(name, tmp_path / "before", target)
+    export_head(before, tmp_path / "after", target)
+    after = read_head(tmp_path / "after", target)
+    assert after.spec == dataclasses.replace(before.spec, dialect="speculators", other_layers=())
+    assert after.digest == before.digest
+    assert (after.d2t is None) == (before.d2t is None)
+    assert before.d2t is None or (after.d2t is not None and torch.equal(before.d2t, after.d2t))
+    assert after.tensors.keys() == before.tensors.keys()
+    for key, tensor in before.tensors.items():
+        assert after.tensors[key].dtype == tensor.dtype
+        assert torch.equal(after.tensors[key], tensor), key
+
+
+def test_the_targets_own_tensors_are_left_out(target: TargetFacts, tmp_path: Path) -> None:
+    files = written("dflash", tmp_path / "before", target)
+    export_head(files, tmp_path / "shared", target)
+    own = {**files.tensors, "embed_tokens.weight": files.tensors["embed_tokens.weight"] + 1}
+    export_head(dataclasses.replace(files, tensors=own), tmp_path / "own", target)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("shared", "own")]
+    assert sizes[1] - sizes[0] > 512 * 64 * 4
+    assert torch.equal(read_head(tmp_path / "own", target).tensors["embed_tokens.weight"], own["embed_tokens.weight"])
+
+
+def refusal(files: HeadFiles, directory: Path, target: TargetFacts) -> str:
+    with pytest.raises(ModelError) as caught:
+        export_head(files, directory, target)
+    assert not directory.exists()
+    return str(caught.value)
+
+
+def test_heads_without_a_place_in_the_layout(target: TargetFacts, tmp_path: Path) -> None:
+    medusa = read_head(write_medusa(tmp_path / "medusa", target=target), target)
+    assert "a head of medusa has no place there" in refusal(medusa, tmp_path / "x", target)
+    eagle1 = read_head(write_eagle1(tmp_path / "eagle1", target=target), target)
+    assert "a head of eagle1 has no place there" in refusal(eagle1, tmp_path / "x", target)
+    last = write_block(tmp_path / "last", "dflash", "z-lab", target=target, layers=(2, 4, 8))
+    assert "the state after the final norm" in refusal(read_head(last, target), tmp_path / "x", target)
+    causal = write_block(tmp_path / "causal", "dflash", "z-lab", target=target, is_causal=True)
+    assert "causal in windows alone" in refusal(read_head(causal, target), tmp_path / "x", target)
+    mimo = write_mtp(tmp_path / "mimo", "mimo", target=target)
+    assert "take the embedding first" in refusal(read_head(mimo, target), tmp_path / "x", target)
+
+
+#: Of no extra: it allows transformers up to 5.19 alone, and wants torchvision, torchaudio and datasets. It works
+#: beside our transformers all the same, installed without dependencies, then hs-connectors, loguru, pydantic-settings,
+#: python-dotenv, datasets, pyarrow, pandas, dill, multiprocess, xxhash, fsspec and aiohttp (`pip install --no-deps`).
+NEEDED = pytest.mark.skipif(importlib.util.find_spec("speculators") is None, reason="needs the package speculators")
+
+
+@NEEDED
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [x for x in WRITTEN if x != "eagle3, narrow"])
+def test_the_library_itself_loads_what_was_written(name: str, target: TargetFacts, tmp_path: Path) -> None:
+    """Its own loader, which fills what a file lacks from the target: with names and values of its own module."""
+    from speculators import SpeculatorModel, SpeculatorModelConfig
+
+    files = written(name, tmp_path / "before", target)
+    export_head(files, tmp_path / "after", target, verifier=str(target.directory))
+    config = SpeculatorModelConfig.from_pretrained(tmp_path / "after")
+    assert config.speculators_model_type == files.spec.kind
+    model = SpeculatorModel.from_pretrained(str(tmp_path / "after"), config=config)
+    theirs, ours = model.state_dict(), load_file(tmp_path / "after" / "model.safetensors")
+    unexpected = sorted(ours.keys() - theirs.keys())
+    missing = sorted(
+        key for key in theirs.keys() - ours.keys() if key not in SHARED and not key.startswith("verifier_")
+    )
+    assert (unexpected, missing) == ([], [])
+    if files.spec.kind != "eagle3":  # of others it takes the target's, whatever the file has
+        shared = {"embed_tokens.weight": target.embedding()}
+        ours |= shared if files.d2t is not None else {**shared, "lm_head.weight": target.lm_head()}
+    for key, tensor in ours.items():
+        assert torch.equal(theirs[key], tensor.to(theirs[key].dtype)), key

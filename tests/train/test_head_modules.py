@@ -1,0 +1,152 @@
+"""Heads in training: what they guess is what their executors guess, and what the formulas say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.heads.executor import make_head_executor
+from pilotfish.heads.spec import FINAL, BlockHead, Decoder, Head, HeadFiles, HeadSpec, ParallelHead, Projection
+from pilotfish.heads.spec import RecurrentHead as Recurrent
+from pilotfish.train.head_shapes import trainee_of
+from pilotfish.train.heads.trainee import Lesson, Shared, Trainee
+from pilotfish.train.taught_recipe import head_recipe
+
+HIDDEN, VOCAB, LENGTH, DEPTH = 64, 96, 14, 3
+DECODER = Decoder(layers=1, hidden=HIDDEN, heads=4, kv_heads=2, head_dim=32, ffn=96)
+THREE = Projection((1, 2, 3), HIDDEN)
+LAST = Projection((FINAL,), HIDDEN, fc=False)
+HEADS: dict[str, Head] = {
+    "eagle3": Recurrent(THREE, DECODER, "wide"),
+    "eagle3.1": Recurrent(
+        Projection((1, 2), HIDDEN, joined_norm=True), DECODER, "wide", residual_normed=True, recycles_normed=True
+    ),
+    "mtp": Recurrent(LAST, DECODER, "joined", recycles_normed=True),
+    "dspark": BlockHead(
+        Projection((1, 2, 3), HIDDEN, feature_norm=True),
+        Decoder(layers=2, hidden=HIDDEN, heads=4, kv_heads=2, head_dim=32, ffn=96, qk_norm=True),
+        block=DEPTH,
+        mask_token=0,
+        anchored=True,
+        markov_rank=16,
+        confidence="markov",
+    ),
+    "medusa": ParallelHead(LAST, HIDDEN, heads=DEPTH, blocks=1),
+}
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def trainee(name: str) -> Trainee:
+    """All its weights at random, norms too."""
+    kind = name.partition(".")[0]
+    recipe = head_recipe(kind, target="none", depth=DEPTH, layers=2 if kind == "dspark" else 1)
+    shared = Shared(random(VOCAB, HIDDEN, seed=1), random(VOCAB, HIDDEN, seed=2) * 0.2, torch.ones(HIDDEN), [])
+    made = trainee_of(HEADS[name], shared, recipe).eval()
+    for seed, parameter in enumerate(made.parameters()):
+        flat = parameter.ndim == 1
+        parameter.data = random(*parameter.shape, seed=seed) * (0.2 if flat else 0.15) + (1.0 if flat else 0.0)
+    return made
+
+
+def lesson(name: str, *, rows: int = 1) -> Lesson:
+    parts = len(HEADS[name].projection.layers)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCAB, (rows, LENGTH)))
+    places = torch.arange(1, LENGTH - DEPTH + 1).expand(rows, -1)
+    positions = torch.arange(LENGTH).expand(rows, -1)
+    return Lesson(tokens, positions, places, random(rows, LENGTH, parts * HIDDEN, seed=9))
+
+
+def files(name: str, made: Trainee) -> HeadFiles:
+    tensors = {**made.state_dict(), "embed_tokens.weight": made.shared.embedding, "lm_head.weight": made.shared.output}
+    spec = HeadSpec(HEADS[name], name, "test", HIDDEN, 4, VOCAB)
+    return HeadFiles(spec, tensors, None, "")
+
+
+def drafted(name: str, made: Trainee, given: Lesson, place: int) -> Tensor:
+    """[depth, vocabulary]: what the executor guesses below token `place` and the two after it."""
+    executor: Any = make_head_executor(files(name, made), torch.device("cpu"), torch.float32, 64, eager=True)
+    tokens = given.tokens[0].tolist()
+    features = made.features(given.states)[0].detach().numpy()
+    before = np.concatenate([np.full((1, features.shape[1]), np.nan, np.float32), features])[: place + 1]
+    slots = np.arange(place + 1, dtype=np.int32)
+    rows = [SequenceRows(0, tokens[: place + 1], slots, NO_NODES, [place], before)]
+    for depth in range(1, DEPTH):
+        path = np.arange(40, 40 + depth, dtype=np.int32)[None]
+        node = NodeRows(np.array([tokens[place + depth]]), np.array([depth]), path)
+        rows.append(SequenceRows(place + 1, [], slots, node, ()))
+    return torch.cat([executor.forward([row]).values for row in rows])
+
+
+@pytest.mark.parametrize("name", HEADS)
+@torch.no_grad()
+def test_guesses_are_those_of_the_executor(name: str) -> None:
+    made, given = trainee(name), lesson(name)
+    chains = made(given)
+    for place in (1, 6, LENGTH - DEPTH):
+        guessed = torch.stack([logits[0, place - 1] for logits in chains.logits])
+        torch.testing.assert_close(guessed, drafted(name, made, given, place), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@torch.no_grad()
+def test_a_guess_depends_on_nothing_after_it(name: str) -> None:
+    """Features from the last committed token on, and tokens after the guess before, are not known."""
+    made, given, place = trainee(name), lesson(name), 5
+    before = made(given)
+    for depth in range(DEPTH):
+        tokens, states = given.tokens.clone(), given.states.clone()
+        tokens[:, place + depth + 1 :] = 1
+        states[:, place:] = 7.0
+        after = made(Lesson(tokens, given.positions, given.places, states))
+        assert torch.equal(after.logits[depth][0, place - 1], before.logits[depth][0, place - 1])
+        states[:, place - 1] = 7.0  # the feature of the token before counts
+        after = made(Lesson(tokens, given.positions, given.places, states))
+        assert not torch.allclose(after.logits[depth][0, place - 1], before.logits[depth][0, place - 1])
+
+
+@torch.no_grad()
+def test_blocks_of_a_row_know_nothing_of_each_other() -> None:
+    made, given = trainee("dspark"), lesson("dspark")
+    together = made(given)
+    for place in (1, 4, LENGTH - DEPTH):
+        alone = made(Lesson(given.tokens, given.positions, torch.tensor([[place]]), given.states))
+        for depth in range(DEPTH):
+            torch.testing.assert_close(alone.logits[depth][0, 0], together.logits[depth][0, place - 1])
+            torch.testing.assert_close(alone.confidence[depth][0, 0], together.confidence[depth][0, place - 1])
+
+
+@torch.no_grad()
+def test_medusa_heads_guess_one_token_further_each() -> None:
+    made, given = trainee("medusa"), lesson("medusa")
+    tensors = made.state_dict()
+    for depth, logits in enumerate(made(given).logits):
+        x = given.states[:, : LENGTH - DEPTH]
+        own = f"heads.{depth}."
+        inner = x @ tensors[own + "blocks.0.weight"].T + tensors[own + "blocks.0.bias"]
+        x = x + inner * inner.sigmoid()
+        torch.testing.assert_close(logits, x @ tensors[own + "lm_head.weight"].T, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_can_learn_a_batch_by_heart(name: str) -> None:
+    kind = name.partition(".")[0]
+    recipe = head_recipe(kind, target="none", depth=DEPTH, layers=2 if kind == "dspark" else 1)
+    shared = Shared(random(VOCAB, HIDDEN, seed=1), random(VOCAB, HIDDEN, seed=2) * 0.2, torch.ones(HIDDEN), [])
+    made, given = trainee_of(HEADS[name], shared, recipe), lesson(name, rows=2)
+    optimizer = torch.optim.AdamW(made.parameters(), 3e-3)
+    rows = torch.arange(2)[:, None]
+    for _ in range(150):
+        logits = torch.stack(made(given).logits, 2)
+        wanted = torch.stack([given.tokens.roll(-1, 1)[rows, given.places + depth] for depth in range(DEPTH)], 2)
+        torch.nn.functional.cross_entropy(logits.flatten(0, 2), wanted.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert (logits.argmax(-1) == wanted).float().mean() > 0.95
