@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pilotfish.ray.config import Role, cluster_config
-from pilotfish.ray.listing import Listed, Listing, introduction, told
+from pilotfish.ray.listing import Listed, Listing, introduction, listens, told
 
 CONFIG = cluster_config({"roles": {"api": {}, "target": {"model": "/models/target"}}})
 
@@ -42,3 +42,9 @@ def test_servers_are_known_and_dialled_by_nobody(listing: Listing) -> None:
     assert listing.of("api") == [one]
     told("pilotfish-api", [])
     assert listing.of("api") == [] and listing.members("api") == ()
+
+
+@pytest.mark.usefixtures("listing")
+def test_a_process_that_follows_an_application_routes_nothing_to_it() -> None:
+    assert listens("pilotfish-api") and listens("pilotfish-target")
+    assert not listens("pilotfish-elsewhere")

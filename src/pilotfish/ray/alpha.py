@@ -23,9 +23,10 @@ class _Telling(RequestRouter):
     tells of goes to another one."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        super().update_replicas(replicas)
-        from pilotfish.ray.listing import Listed, told
+        from pilotfish.ray.listing import Listed, listens, told
 
+        if not listens(self.app_name):
+            super().update_replicas(replicas)  # asks each replica for its queue, which is cut off when a command ends
         ready = [one for one in replicas if one.replica_metadata]
         told(
             self.app_name,

@@ -51,6 +51,11 @@ Listener = Callable[[Sequence[Listed]], None]
 _listeners: dict[str, Listener] = {}
 
 
+def listens(application: str) -> bool:
+    """Whether this process follows the application, and so routes no request to it."""
+    return application in _listeners
+
+
 def told(application: str, replicas: Sequence[Listed]) -> None:
     if (listener := _listeners.get(application)) is not None:
         listener(replicas)
