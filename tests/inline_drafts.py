@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pilotfish.config import DraftConfig, EngineConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import DraftConfig
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.tree import Guesses

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support import assert_idle
 
-from pilotfish.config import EngineConfig, PrefillConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import PrefillConfig
 from pilotfish.engine import remote_prefills
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.launch import Supervisor

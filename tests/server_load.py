@@ -29,7 +29,7 @@ from pilotfish.bench.http import COMPLETIONS, Answer, Exchange, exchange
 from pilotfish.bench.programs import Program, memory_bytes, start_server
 from pilotfish.bench.report import MEBIBYTE, Row, percentile
 from pilotfish.bench.workload import Prompt
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.model.loader import load_config
 from pilotfish.model.metadata import load_tokenizer

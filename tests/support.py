@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedTokenizerFast
 
-from pilotfish.config import EngineConfig, KVDType
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import KVDType
 from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.executor import Sampling
 from pilotfish.core.living_tree import LivingTree

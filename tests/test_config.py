@@ -11,7 +11,8 @@ import pytest
 import torch
 from support import make_engine
 
-from pilotfish.config import PREFILL_ROWS, EngineConfig, parse_cores
+from pilotfish.config.engine import PREFILL_ROWS, EngineConfig
+from pilotfish.config.fields import parse_cores
 from pilotfish.errors import ParameterError
 
 MAY_USE = sorted(os.sched_getaffinity(0))

@@ -11,7 +11,10 @@ import msgspec
 import pytest
 
 from pilotfish.cli import main
-from pilotfish.config import DraftConfig, EngineConfig, ServerConfig, config_of, config_text
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
+from pilotfish.config.text import config_of, config_text
+from pilotfish.config.workers import DraftConfig
 from pilotfish.errors import ParameterError, UnknownOptionError
 from pilotfish.options import Option, check_options, option, options_of, pick, refuse_unknown, text, unset
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine import rank, ranks
 from pilotfish.engine.launch import Supervisor
 from pilotfish.engine.process import WorkerSpec

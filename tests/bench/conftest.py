@@ -14,7 +14,7 @@ from pilotfish.bench import app, report
 from pilotfish.bench.options import BENCHES, BenchOptions
 from pilotfish.bench.report import ProgressBar, Report
 from pilotfish.bench.workload import Prompt, load_prompts
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 
 #: Runs a bench: its function, its command and options.
 Measure = Callable[..., Report]

@@ -14,7 +14,8 @@ from pilotfish.bench.contestants import Run, compete, speed_of
 from pilotfish.bench.report import ProgressBar, Spread
 from pilotfish.bench.speculation import AUTO, WatchedBudget, auto_result, contestants, run_budget, steady_choices
 from pilotfish.bench.workload import Prompt, Workload
-from pilotfish.config import DType, EngineConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import DType
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.engine.engine import Engine

@@ -31,7 +31,7 @@ from pilotfish.bench.sharing import (
     write_keys,
 )
 from pilotfish.bench.workload import Prompt, Workload, parse_milliseconds
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.request import RequestStats
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.observe.records import StepRecord

@@ -20,7 +20,7 @@ from pilotfish.bench.offered_loads import (
     poisson_times,
     split_load,
 )
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.handover import WHOLE, HandOverReport
 from pilotfish.engine.engine import Engine
 

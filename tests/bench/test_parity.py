@@ -20,7 +20,7 @@ from pilotfish.bench.parity import (
     async_config,
     run_parity,
 )
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core import scheduler
 from pilotfish.core.drafter import DraftLimits, NoDrafter
 from pilotfish.core.request import Request

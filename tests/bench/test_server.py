@@ -57,7 +57,7 @@ from pilotfish.bench.programs import Program, children, cpu_seconds, memory_byte
 from pilotfish.bench.report import MEBIBYTE
 from pilotfish.bench.servers import run_servers
 from pilotfish.bench.workload import Prompt, jobs_at
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
 
 # -- the benches

@@ -29,7 +29,8 @@ from pilotfish.bench.forwards import (
 from pilotfish.bench.parity import RandomDrafter
 from pilotfish.bench.speed import BEST, LOOKUP, load_contestants, run_acceptance, run_speed
 from pilotfish.bench.workload import Prompt, jobs_at
-from pilotfish.config import EngineConfig, Quantization
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import Quantization
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, InputError
 

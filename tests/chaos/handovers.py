@@ -15,7 +15,7 @@ from inline_prefills import arena_of, assert_nothing_left, prefill_worker
 from support import VOCAB, make_engine
 from workers import endpoint_in, eventually
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core import handover_machine, prefill_pools
 from pilotfish.core.handover import HandOverReport
 from pilotfish.core.incoming import Incoming

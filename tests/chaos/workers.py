@@ -16,7 +16,8 @@ from typing import Any
 from support import SNIPPETS, VOCAB, make_engine
 
 from pilotfish.cli import main
-from pilotfish.config import DraftConfig, EngineConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import DraftConfig
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Load
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.sampling_params import SamplingParams

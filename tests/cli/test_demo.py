@@ -19,7 +19,7 @@ from pilotfish.cli.demo_pace import measured_scene, paced_scene, slower_scene, s
 from pilotfish.cli.demo_runs import PROMPTS, Scene, Timing, Work, seeds_within, time_modes
 from pilotfish.cli.demo_scenes import run_demo
 from pilotfish.cli.demo_tables import record_of, verdict
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.request import RequestStats
 from pilotfish.core.sampling_params import SamplingParams

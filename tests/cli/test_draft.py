@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from pilotfish.config import DraftConfig, EngineConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import DraftConfig
 from pilotfish.engine import draft_pool
 from pilotfish.engine.host_memory import GIB
 from pilotfish.engine.memory import plan_memory

@@ -20,7 +20,8 @@ import pytest
 from conftest import Run
 from support import write_model
 
-from pilotfish.config import EngineConfig, PrefillConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import PrefillConfig
 from pilotfish.core.prefill_messages import PREFILL_VERSION, Greeting, OrderFailed, PrefillOrder, TurnedAway
 from pilotfish.core.segments import KVIdentity, KVLayout
 from pilotfish.engine import prefill_pool

@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.cli.options import engine_config
 from pilotfish.cli.vllm_arguments import with_speculative_config
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import InputError
 
 

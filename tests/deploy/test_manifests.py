@@ -32,7 +32,7 @@ from manifests import (
     selected,
 )
 
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.engine.members import Members
 from pilotfish.observe.metric_families import DECLARATIONS
 from pilotfish.ray.config import ClusterConfig, cluster_config

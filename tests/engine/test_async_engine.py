@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from support import SNIPPETS, make_engine, run
 
-from pilotfish.config import EngineConfig, ServerConfig, config_of, config_text
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
+from pilotfish.config.text import config_of, config_text
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.fleet import GRACE

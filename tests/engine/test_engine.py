@@ -14,7 +14,7 @@ import pytest
 from sizes import sized
 from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model, write_tokenizer
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafter import DraftLimits, NoDrafter
 from pilotfish.core.noise import sample_seed
 from pilotfish.core.request import FinishReason

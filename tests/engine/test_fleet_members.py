@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.core.held_prefixes import Held
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import fleet as fleet_module

@@ -16,7 +16,7 @@ from inline_prefills import assert_nothing_left, inline_prefills, prefill_worker
 from sizes import sized
 from support import VOCAB, make_engine, run, write_model
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.handover import WHOLE, HandOverReport
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine

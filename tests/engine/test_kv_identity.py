@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import edit_config, edit_tensors, write_model
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.segments import KVIdentity
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import kv_shape

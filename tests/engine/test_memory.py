@@ -12,7 +12,7 @@ from support import DENSE, KINDS, VOCAB, make_engine, tiny_model
 from thread_ranks import thread_groups
 from transformers import AutoModelForCausalLM
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine import host_memory, memory
 from pilotfish.engine.host_memory import GIB, divided
 from pilotfish.engine.memory import MIN_SLOTS, plan_memory

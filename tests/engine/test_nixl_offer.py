@@ -9,7 +9,8 @@ import pytest
 from inline_prefills import inline_prefills
 from support import VOCAB, make_engine, run
 
-from pilotfish.config import EngineConfig, PrefillConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import PrefillConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import prefill_pool
 from pilotfish.errors import ParameterError

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.config import EngineConfig, PrefillConfig, config_of
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.text import config_of
+from pilotfish.config.workers import PrefillConfig
 from pilotfish.engine import host_memory
 from pilotfish.engine.own_targets import OwnTarget, own_targets
 from pilotfish.engine.placement import split_cores, split_for_prefill

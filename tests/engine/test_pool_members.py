@@ -16,7 +16,7 @@ from inline_drafts import draft_worker, patient_propose
 from inline_prefills import assert_nothing_left, prefill_worker
 from support import VOCAB, assert_idle, make_engine, run, write_model
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.handover import WHOLE
 from pilotfish.core.messages import Peer
 from pilotfish.core.pools import DraftPool

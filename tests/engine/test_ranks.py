@@ -17,7 +17,7 @@ from sizes import sized
 from support import KINDS, SETTINGS, SNIPPETS, assert_idle, make_engine, run
 from thread_ranks import thread_ranks
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import rank, ranks
 from pilotfish.engine.engine import Engine

@@ -14,7 +14,8 @@ import pytest
 from inline_targets import InlineTarget
 from support import SNIPPETS, assert_idle, make_engine
 
-from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.core.held_prefixes import routing_keys
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.async_engine import AsyncEngine

@@ -11,7 +11,7 @@ import pytest
 from support import CONTEXT, SNIPPETS, assert_idle, make_engine, native_model
 from torch import Tensor
 
-from pilotfish.config import KVDType
+from pilotfish.config.fields import KVDType
 from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.features import FINAL, Features
 from pilotfish.core.sampling_params import SamplingParams

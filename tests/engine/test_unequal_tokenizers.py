@@ -12,7 +12,7 @@ import pytest
 from inline_drafts import inline_drafts
 from support import SNIPPETS, VOCAB, assert_idle, edit_tensors, make_engine, run, write_model, write_tokenizer
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams

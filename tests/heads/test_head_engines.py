@@ -16,7 +16,8 @@ from loopback import Loopback
 from support import SNIPPETS, assert_idle, edit_tensors, make_engine, run
 from thread_ranks import thread_ranks
 
-from pilotfish.config import DraftConfig, EngineConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import DraftConfig
 from pilotfish.core.constraint import Constraint
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.draft.lm import LMDrafter

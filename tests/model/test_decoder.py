@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import VOCAB, native_model, random_tree, tiny_model
 
-from pilotfish.config import KVDType
+from pilotfish.config.fields import KVDType
 from pilotfish.core.executor import NodeRows, SequenceRows
 from pilotfish.model import native_modules
 from pilotfish.model.executor import TorchExecutor

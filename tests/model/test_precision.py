@@ -12,7 +12,9 @@ from support import KINDS, SNIPPETS, make_engine, native_model, run, write_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from pilotfish.config import DraftConfig, EngineConfig, config_of, config_text
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.text import config_of, config_text
+from pilotfish.config.workers import DraftConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.draft_pool import make_worker
 from pilotfish.engine.memory import check_models, precision_here

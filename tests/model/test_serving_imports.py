@@ -23,7 +23,7 @@ from pilotfish.model.serving_imports import import_for_serving
 import_for_serving()
 from pathlib import Path
 from pilotfish import SamplingParams
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.engine import Engine
 
 outputs, left = [], []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import ParameterError
 from pilotfish.plan.cost import DEVICES, MODELS, step_seconds
 from pilotfish.plan.pace import FLAT_ROWS, MAX_ROWS, Pace, Paces

@@ -16,7 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from support import CONTEXT
 
-from pilotfish.config import KVDType
+from pilotfish.config.fields import KVDType
 from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.messages import Peer
 from pilotfish.core.prefill_machine import PrefillLimits, PrefillMachine

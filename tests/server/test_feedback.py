@@ -14,7 +14,7 @@ import pytest
 from http_double import Answer, Client, Engine, application, exchange
 from live import LiveServer
 
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.logs import configure
 from pilotfish.observe import feedback
 from pilotfish.observe.metrics import MAX_TAGS, ServerMetrics

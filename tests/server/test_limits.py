@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.errors import ParameterError, UnknownOptionError
 from pilotfish.observe.requests import RequestFacts
 from pilotfish.server.auth import ANONYMOUS, Caller

@@ -12,7 +12,7 @@ import pytest
 from http_double import Client, Engine, application, saying, unready
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, TargetUnavailable
 from pilotfish.logs import configure
 from pilotfish.observe.metrics import ServerMetrics

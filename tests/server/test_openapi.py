@@ -9,7 +9,7 @@ import pytest
 from http_double import Client
 from openapi_document import openapi
 
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.errors import ParameterError
 from pilotfish.server.routes import VERSION
 

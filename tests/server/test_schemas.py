@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 from starlette.requests import Request
 
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.server.http_errors import HttpError
 from pilotfish.server.requests import RequestBody
 from pilotfish.server.schemas import read_body

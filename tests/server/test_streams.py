@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from http_double import Answer, Client, Engine, Submitted, Update, application, deltas, exchange, saying
 
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import ANONYMOUS, Caller

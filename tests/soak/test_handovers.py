@@ -30,7 +30,7 @@ from support import SNIPPETS
 from pilotfish.bench.http import COMPLETIONS, Answer
 from pilotfish.bench.programs import Program, start_server
 from pilotfish.bench.workload import Prompt
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.launch import Supervisor
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.model.metadata import load_tokenizer

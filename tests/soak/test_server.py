@@ -16,7 +16,8 @@ from support import SNIPPETS
 
 from pilotfish.bench.report import Row
 from pilotfish.bench.workload import Prompt, load_prompts
-from pilotfish.config import EngineConfig, Mode
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import Mode
 from pilotfish.pairs import resolve_pair
 
 SECONDS, STREAMS = float(os.environ.get("SOAK_SECONDS", "30")), int(os.environ.get("SOAK_STREAMS", "16"))

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from pilotfish.bench.report import ProgressBar, Row, Spread, distinct_ngrams, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job
-from pilotfish.config import drafter_kinds
+from pilotfish.config.fields import drafter_kinds
 from pilotfish.core.budget import Budget, FixedBudget
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.request import RequestStats

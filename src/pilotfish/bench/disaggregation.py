@@ -36,7 +36,8 @@ from pilotfish.bench.programs import Program, start_proxy
 from pilotfish.bench.proxy import HOST
 from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, percentile
 from pilotfish.bench.workload import parse_numbers
-from pilotfish.config import EngineConfig, config_text
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.text import config_text
 from pilotfish.core.handover import WHOLE, HandOverReport
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.model.metadata import load_tokenizer

@@ -20,7 +20,7 @@ from pilotfish.bench.report import MEBIBYTE, ProgressBar, Report, Row, Spread
 from pilotfish.bench.shapes import DEEP, write_served_model
 from pilotfish.bench.steps import DEVICE
 from pilotfish.bench.workload import parse_numbers
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.handover import WHOLE, HandOverReport
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine

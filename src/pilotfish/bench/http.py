@@ -25,7 +25,7 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import Program, cpu_seconds, memory_bytes, start_server
 from pilotfish.bench.report import MEBIBYTE, ProgressBar, Report, Row, Spread, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job, parse_numbers
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import on_cores
 from pilotfish.errors import EngineError

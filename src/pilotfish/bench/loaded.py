@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from pilotfish.bench.offered_loads import LoadedRun, OfferedLoad
-from pilotfish.config import EngineConfig, config_of
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.text import config_of
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.process import die_with_parent, name_process

@@ -24,7 +24,7 @@ from pilotfish.bench.programs import Program, children, cpu_seconds, machine_sec
 from pilotfish.bench.report import ProgressBar, Report, Row, percentile, ratios
 from pilotfish.bench.shapes import SHAPES, write_random_model
 from pilotfish.bench.steps import DEVICE, STEP_ROWS
-from pilotfish.config import available_cores
+from pilotfish.config.fields import available_cores
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.model.precision import library_dtype, precision_of
 from pilotfish.openmp import POLICY

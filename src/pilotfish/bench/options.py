@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, field
 
 from pilotfish.bench.workload import Job, Prompt, Workload, load_prompts
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling_params import MAX_TOKENS
 from pilotfish.errors import ParameterError
 from pilotfish.options import REQUIRED, Option, option, options_of, pick

@@ -17,7 +17,7 @@ from pilotfish.bench.contestants import OFF, Contestant, Run, contestant_of, dra
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import Job, Prompt, parse_numbers
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.drafter import DraftLimits, NoDrafter
 from pilotfish.core.request import Request

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotfish.bench.proxy import HOST
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.placement import split_cores
 from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from pilotfish.config import available_cores
+from pilotfish.config.fields import available_cores
 from pilotfish.errors import ParameterError
 from pilotfish.model.loader import DTYPES
 from pilotfish.model.precision import library_dtype

@@ -14,7 +14,7 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
 from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
 from pilotfish.bench.workload import TEMPERATURES, Job, Prompt, jobs_at, parse_numbers
-from pilotfish.config import KVDType
+from pilotfish.config.fields import KVDType
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.host_memory import GIB

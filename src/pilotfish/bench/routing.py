@@ -17,7 +17,8 @@ from pilotfish.bench.offered_loads import TokenRing, tokens_of
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, percentile
 from pilotfish.bench.talks import AGENTS, CONVERSATIONS, EVEN, HOT, Talk, talks
-from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.core.held_prefixes import Replica
 from pilotfish.core.routing import PowerOfTwo, ReplicaLoad, RoundRobin, Route, Router, RouteRequest, Routing
 from pilotfish.core.sampling_params import SamplingParams

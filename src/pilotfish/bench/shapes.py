@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from pilotfish.config import Quantization
+from pilotfish.config.fields import Quantization
 from pilotfish.model.loader import LoadedModel, load_model
 from pilotfish.pairs import resolve_pair
 

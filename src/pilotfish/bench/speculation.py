@@ -29,7 +29,7 @@ from pilotfish.bench.levels import levels_of, read_levels
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import Job, jobs_at, parse_numbers
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
 from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits
 from pilotfish.core.step import RequestCommit, Step

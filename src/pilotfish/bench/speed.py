@@ -20,7 +20,7 @@ from pilotfish.bench.contestants import Run, Timed, drafting, over, speed_of, ta
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, distinct_ngrams
 from pilotfish.bench.workload import TEMPERATURES, Job, jobs_at
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import precision_here
 from pilotfish.model.precision import library_dtype

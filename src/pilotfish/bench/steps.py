@@ -17,7 +17,8 @@ from pilotfish.bench.forwards import CONTEXT, WARM_UP, step_rows
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, matmul_probe, ratios, read_probe, timed
 from pilotfish.bench.shapes import SHAPES, TARGETS, VOCAB, multiplied_weights, random_model
-from pilotfish.config import DType, EngineConfig, available_cores
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import DType, available_cores
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import SequenceRows
 from pilotfish.core.request import Request

@@ -15,7 +15,8 @@ from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.sandbox import Sandbox
 from pilotfish.bench.tasks import Judge, Task, bundled_tasks, humaneval_tasks, validator
 from pilotfish.bench.workload import Job
-from pilotfish.config import EngineConfig, Mode
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import Mode
 from pilotfish.core.request import FinishReason
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine

@@ -20,7 +20,7 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import Program
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, cpu_name, ratios, timed
 from pilotfish.bench.segment_owner import OwnerOrder, OwnerTold
-from pilotfish.config import available_cores
+from pilotfish.config.fields import available_cores
 from pilotfish.core.prefill_messages import Fetch, SegmentBytes
 from pilotfish.core.segments import SegmentReference
 from pilotfish.engine.launch import wait_until

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import print_json
-from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.errors import InputError
 from pilotfish.printable import one_line
 

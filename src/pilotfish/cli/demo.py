@@ -12,7 +12,7 @@ from pilotfish import pairs
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import status
 from pilotfish.command import Given, taking
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError
 from pilotfish.options import pick

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from pilotfish.cli.demo_runs import Scene, Work, time_modes
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.model.pacer import Pacer
 
 #: Milliseconds of a forward of a 70B model on four H200, and of a level of a 1B model on one.

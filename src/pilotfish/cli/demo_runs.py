@@ -16,7 +16,8 @@ import msgspec
 from pilotfish.bench.contestants import OFF, PLAIN, Run, contestant_of, periods_of, take_turns
 from pilotfish.bench.workload import Job, load_prompts
 from pilotfish.cli.show import status
-from pilotfish.config import EngineConfig, available_cores, model_name
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import available_cores, model_name
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacer

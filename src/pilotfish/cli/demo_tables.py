@@ -15,7 +15,7 @@ from rich.text import Text
 from pilotfish.bench.contestants import OFF, Run, joined, rates
 from pilotfish.cli.demo_runs import Scene
 from pilotfish.cli.show import paced
-from pilotfish.config import Mode
+from pilotfish.config.fields import Mode
 from pilotfish.model.pacer import Pacer
 
 DEPTHS_SHOWN = 8

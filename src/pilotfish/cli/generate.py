@@ -15,7 +15,7 @@ import typer
 from pilotfish.cli.options import ENGINE, SAMPLING, JsonOption, engine_config
 from pilotfish.cli.show import JsonPrinter, Printer, TextPrinter, progress_bar, report, started, warn_of_overruns
 from pilotfish.command import Given, taking
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.constraint import Constraint
 from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.request import check_cache_salt

@@ -12,7 +12,7 @@ import typer
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import ParameterError
 from pilotfish.options import pick
 from pilotfish.printable import one_line

@@ -9,7 +9,7 @@ import typer
 
 from pilotfish import pairs
 from pilotfish.command import Given
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.options import Option, pick, unset

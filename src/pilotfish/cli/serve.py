@@ -17,7 +17,7 @@ from pilotfish.cli.options import ENGINE, ROWS, JsonOption, engine_config
 from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import with_speculative_config
 from pilotfish.command import Given, taking
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.logs import configure
 from pilotfish.options import pick

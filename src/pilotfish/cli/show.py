@@ -17,7 +17,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.process import name_process
 from pilotfish.printable import one_line, printable, printable_output
 from pilotfish.prompts import BadRow

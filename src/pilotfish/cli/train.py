@@ -15,7 +15,8 @@ import typer
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
-from pilotfish.config import EngineConfig, available_cores
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import available_cores
 from pilotfish.options import options_of, pick, unset
 from pilotfish.train.recipe import LlamaSize, PairRecipe
 from pilotfish.train.taught_recipe import DistilRecipe, HeadRecipe, head_recipe

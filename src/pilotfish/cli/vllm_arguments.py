@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from pilotfish.command import Given
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import InputError, ParameterError, UnknownOptionError
 from pilotfish.options import Option, options_of
 

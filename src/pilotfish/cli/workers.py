@@ -23,16 +23,9 @@ from pilotfish.cli.options import (
 )
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
-from pilotfish.config import (
-    OF_PREFILLS,
-    POOL_MODEL,
-    PREFILL_ROWS,
-    DraftConfig,
-    EngineConfig,
-    PrefillConfig,
-    TargetConfig,
-    config_of,
-)
+from pilotfish.config.engine import PREFILL_ROWS, EngineConfig
+from pilotfish.config.text import config_of
+from pilotfish.config.workers import OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig, TargetConfig
 from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.errors import InputError
 from pilotfish.logs import configure

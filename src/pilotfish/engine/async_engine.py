@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.config import EngineConfig, ServerConfig, model_name
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import model_name
+from pilotfish.config.server import ServerConfig
 from pilotfish.core.held_prefixes import routing_keys
 from pilotfish.core.noise import DRAWN_SEED_BITS
 from pilotfish.core.routing import Router, RouteRequest, Routing

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.calibration import StepCosts
 from pilotfish.core.drafter import Drafter, NoDrafter, drafters_of

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from pilotfish.config import DraftConfig, model_name
+from pilotfish.config.fields import model_name
+from pilotfish.config.workers import DraftConfig
 from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
 from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.executor import Executor

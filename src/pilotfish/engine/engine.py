@@ -16,7 +16,8 @@ import torch
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from pilotfish.config import DrafterKind, EngineConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import DrafterKind
 from pilotfish.core.budget import Budget
 from pilotfish.core.constraint import Constraint, GrammarState
 from pilotfish.core.drafter import CombinedDrafter, Drafter, NoDrafter

@@ -19,7 +19,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
-from pilotfish.config import EngineConfig, ServerConfig, config_text
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
+from pilotfish.config.text import config_text
 from pilotfish.core.held_prefixes import Held
 from pilotfish.core.messages import Peer
 from pilotfish.core.routing import Routing

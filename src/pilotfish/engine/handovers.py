@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.handover import HandOver
 from pilotfish.core.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
 from pilotfish.core.incoming import Incoming

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.executor import NO_NODES, Sampling, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError

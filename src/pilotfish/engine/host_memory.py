@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from pilotfish.config import EngineConfig, PrefillConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import PrefillConfig
 
 GIB = 1 << 30
 #: Of the memory that is available at start, where no limit is given.

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from pilotfish.config import EngineConfig, Quantization
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import Quantization
 from pilotfish.core.segments import KVIdentity
 from pilotfish.core.vocabulary import tokenizer_digest
 from pilotfish.model.checkpoint import weight_files

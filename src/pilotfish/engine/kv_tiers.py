@@ -8,7 +8,7 @@ import math
 
 import msgspec
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.engine.host_memory import GIB
 from pilotfish.engine.kv_identity import kv_facts, weights_digests

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.core.vocabulary import why_unequal
 from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.engine.host_memory import GIB, SHARE, free_memory, status_bytes

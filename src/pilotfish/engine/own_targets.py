@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.host_memory import divided
 from pilotfish.engine.placement import equal_parts
 from pilotfish.errors import ParameterError

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pilotfish.config import parse_cores
+from pilotfish.config.fields import parse_cores
 from pilotfish.errors import ParameterError
 
 logger = logging.getLogger(__name__)

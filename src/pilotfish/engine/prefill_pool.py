@@ -12,7 +12,8 @@ from functools import partial
 
 import torch
 
-from pilotfish.config import PrefillConfig, model_name
+from pilotfish.config.fields import model_name
+from pilotfish.config.workers import PrefillConfig
 from pilotfish.core.prefill_machine import PrefillLimits, PrefillMachine
 from pilotfish.core.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, RemoteMemory, Welcome
 from pilotfish.core.prefix_cache import PrefixCache

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.memory import device_of, load_configured
 from pilotfish.engine.process import run_worker
 from pilotfish.engine.ranks import LOADING, TAKING

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pilotfish.config import EngineConfig, config_text
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.text import config_text
 from pilotfish.engine.launch import POLL, Supervisor, WorkerState, wait_until
 from pilotfish.engine.placement import equal_parts
 from pilotfish.engine.process import WorkerSpec

@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.config import EngineConfig, config_text, model_name
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import model_name
+from pilotfish.config.text import config_text
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.feature_rows import coded, feature_type
 from pilotfish.core.feature_sending import FeaturePiece, frames_of, row_bytes

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from pilotfish.config import EngineConfig, config_text, least_sent, model_name
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import least_sent, model_name
+from pilotfish.config.text import config_text
 from pilotfish.core.handover_machine import HandOverMachine
 from pilotfish.core.messages import Peer
 from pilotfish.core.prefill_messages import PREFILL_VERSION, Greeting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pilotfish.config import EngineConfig
+from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import ParameterError
 from pilotfish.heads.detect import is_head
 

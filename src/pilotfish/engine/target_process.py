@@ -12,7 +12,8 @@ from importlib import metadata
 import msgspec
 from llguidance import LLMatcher
 
-from pilotfish.config import EngineConfig, model_name
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import model_name
 from pilotfish.core.constraint import Constraint
 from pilotfish.core.messages import Load
 from pilotfish.core.pools import DraftPool

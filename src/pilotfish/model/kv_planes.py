@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.config import KVDType
+from pilotfish.config.fields import KVDType
 from pilotfish.core.features import Features
 from pilotfish.core.slots import Slots
 from pilotfish.errors import ParameterError

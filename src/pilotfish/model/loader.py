@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pilotfish.config import KVDType, Quantization
+from pilotfish.config.fields import KVDType, Quantization
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model import attention, experts, graphs, native  # noqa: F401  # attention and experts register themselves
 from pilotfish.model.checkpoint import check_weights, meta_module, refuse_non_finite, without_decompositions

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from pilotfish.config import DType
+from pilotfish.config.fields import DType
 from pilotfish.errors import ParameterError
 from pilotfish.model.loader import DTYPES, runs_native
 from pilotfish.model.native import multiplies_bfloat16

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from pilotfish.config import Quantization
+from pilotfish.config.fields import Quantization
 from pilotfish.errors import ParameterError
 from pilotfish.model.metadata import quiet
 

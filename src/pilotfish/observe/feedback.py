@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pilotfish.config import Mode
+from pilotfish.config.fields import Mode
 
 if TYPE_CHECKING:
     from pilotfish.observe.metrics import ServerMetrics

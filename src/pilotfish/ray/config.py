@@ -19,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pilotfish.config import OF_PREFILLS, POOL_MODEL, DraftConfig, EngineConfig, PrefillConfig, ServerConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
+from pilotfish.config.workers import OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig
 from pilotfish.errors import InputError, ParameterError, UnknownOptionError
 from pilotfish.options import Option, check_options, option, options_of, refuse_unknown, text
 

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pilotfish.config import EngineConfig, ServerConfig
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine, Health
 from pilotfish.engine.process import LOG_FORMAT
 from pilotfish.errors import ParameterError

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, cast
 
 from starlette.requests import Request
 
-from pilotfish.config import Mode, ServerConfig
+from pilotfish.config.fields import Mode
+from pilotfish.config.server import ServerConfig
 from pilotfish.errors import ParameterError
 from pilotfish.observe.feedback import Feedback
 from pilotfish.observe.metrics import ServerMetrics

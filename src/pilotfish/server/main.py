@@ -20,7 +20,7 @@ from functools import partial
 import uvicorn
 import uvloop
 
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.engine.process import die_with_parent, heeded, name_process
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.server.application import PERIOD, Application, ServerSetup

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from pilotfish.config import MetricsLevel, ServerConfig
+from pilotfish.config.server import MetricsLevel, ServerConfig
 from pilotfish.core.sampling_params import SAMPLING_OPTIONS, SamplingParams
 from pilotfish.errors import PromptError
 from pilotfish.prompts import chat_prompt

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_t
 import msgspec
 from msgspec import Meta, Struct
 
-from pilotfish.config import MetricsLevel, Mode
+from pilotfish.config.fields import Mode
+from pilotfish.config.server import MetricsLevel
 from pilotfish.core.noise import SEED_LIMIT
 from pilotfish.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from pilotfish.observe.requests import OutputKind

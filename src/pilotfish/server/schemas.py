@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 
-from pilotfish.config import ServerConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request, short
 from pilotfish.server.requests import INSTEAD, UNSUPPORTED, RequestBody
 

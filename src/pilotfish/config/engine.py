@@ -1,117 +1,34 @@
-"""How engines, draft pools and servers are set up, declared once: command lines and their help are derived from here,
-and each worker process starts from the same JSON. Frozen; every field is checked when it is made."""
+"""An engine: a target, maybe drafts and prefill workers, and how they run."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any
 
-import msgspec
-
+from pilotfish.config.fields import (
+    TOKENS,
+    BudgetKind,
+    DrafterKind,
+    DType,
+    KVDType,
+    Mode,
+    Quantization,
+    available_cores,
+    drafter_kinds,
+    layer_ids,
+    least_sent,
+    limit,
+    parse_cores,
+)
 from pilotfish.core.feature_rows import FeatureType
-from pilotfish.core.sampling_params import MAX_SAMPLES, MAX_TOKENS
-from pilotfish.core.segments import SEGMENT_BYTES
 from pilotfish.errors import ParameterError
-from pilotfish.options import check_options, count, option, refuse_unknown, separated
-from pilotfish.parsers.formats import TOOL_FORMATS
-from pilotfish.parsers.reasoning import REASONING_FORMATS
+from pilotfish.options import check_options, option, refuse_unknown, separated
 from pilotfish.plan.pace import Paces
 
-Mode = Literal["off", "sync", "async"]
-BudgetKind = Literal["auto", "fixed"]
-DrafterKind = Literal["lm", "ngram", "suffix"]
-DType = Literal["auto", "float32", "bfloat16"]
-Quantization = Literal["none", "int8", "fp8"]
-KVDType = Literal["auto", "int8", "fp8"]
-MetricsLevel = Literal["none", "summary", "detailed"]
-GenerationDefaults = Literal["auto", "vllm"]
-Config = TypeVar("Config")
-#: Seconds of silence that a busy machine brings about by itself: a target is heard twice in each.
-MIN_TARGET_TIMEOUT = 2.0
-#: Characters of a draft's revision.
-MAX_REVISION = 128
 #: Rows of a prefill worker's forward: it reads all weights, and has no decoding neighbours.
 PREFILL_ROWS = 2048
-#: What a pool is told of its model.
-POOL_MODEL = (
-    *("dtype", "quantization", "kv_dtype", "device", "threads", "cores"),
-    *("kv_slots", "memory", "pace", "trace", "prefix_cache", "eager", "draft_layers"),
-)
-#: And a prefill pool besides.
-OF_PREFILLS = ("max_model_len", "max_rows", "features")
-
-#: Groups of options in the help of commands.
-speculation = partial(option, panel="Speculation")
-elsewhere = partial(option, panel="Drafts in processes of their own (--mode async)")
-ahead = partial(option, panel="Prefill in processes of its own")
-machine = partial(option, panel="Device and memory")
-limit = partial(option, panel="How much at a time")
-fleet = partial(option, panel="Several targets")
-timeout = partial(option, panel="How long", above=0, high=86400, unit="seconds")
-answer = partial(option, panel="What answers are by default")
-TOKENS: Any = {"parse": count, "metavar": "TOKENS"}  # as in 8192, 8k or 8K
-
-
-def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
-    """The drafters that `lm`, `lm+ngram`, … name, in DrafterKind's order; ParameterError otherwise."""
-    names = drafter.split("+") if isinstance(drafter, str) else []
-    kinds: tuple[DrafterKind, ...] = get_args(DrafterKind)
-    chosen = tuple(kind for kind in kinds if kind in names)
-    if not chosen or len(chosen) != len(names):
-        raise ParameterError("drafter", drafter, f"{', '.join(kinds)}, or several joined by +, each once")
-    return chosen
-
-
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
-    """Core numbers of "0,2-3"; ParameterError, naming `field`, for what is no such list, and for cores that the process
-    may not use."""
-    if text == "":
-        return frozenset()
-    may_use = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
-    chosen: set[int] = set()
-    for part in str(text).split(","):
-        ends = part.split("-")
-        if len(ends) > 2 or not all(end.isdecimal() and len(end) < 6 for end in ends):
-            raise ParameterError(field, text, "core numbers and ranges, as in 0,2-3")
-        chosen |= set(range(int(ends[0]), int(ends[-1]) + 1))
-    if not chosen or not chosen <= may_use:
-        raise ParameterError(field, text, f"cores of {', '.join(map(str, sorted(may_use)))}")
-    return frozenset(chosen)
-
-
-def layer_ids(field: str, text: str) -> tuple[int, ...]:
-    """Of "2,16,29"; ParameterError, naming `field`, for what is no such list."""
-    try:
-        return tuple(map(int, text.split(",")))
-    except ValueError as error:
-        raise ParameterError(field, text, "numbers of hidden states joined by a comma, as in 2,16,29") from error
-
-
-def least_sent(text: str) -> int | None:
-    """Tokens from which on a prompt is computed by a prefill worker; None: auto. ParameterError for what is neither."""
-    if text == "auto":
-        return None
-    try:
-        return count("prefill_threshold", text)
-    except ParameterError as error:
-        allowed = "auto, or a number of tokens, as in 2048 or 2K"
-        raise ParameterError("prefill_threshold", text, allowed) from error
-
-
-def model_name(directory: Path) -> str:
-    """Name of a model in messages and metrics: its directory's name after that of the directory around it."""
-    return "/".join(directory.resolve().parts[-2:])
-
-
 #: Fields of a worker that has neither tiers nor workers or pools of its own.
 ALONE: Any = {
     "kv_host_memory": 0.0,
@@ -127,6 +44,12 @@ ALONE: Any = {
 KV_DTYPE = ("--kv-dtype", "--kv-cache-dtype")
 KV_HOST = ("--kv-host-memory", "--kv-offloading-size")
 PREFIX_CACHE = ("--prefix-cache/--no-prefix-cache", "--enable-prefix-caching/--no-enable-prefix-caching")
+
+#: Groups of options in the help of commands.
+speculation = partial(option, panel="Speculation")
+elsewhere = partial(option, panel="Drafts in processes of their own (--mode async)")
+ahead = partial(option, panel="Prefill in processes of its own")
+machine = partial(option, panel="Device and memory")
 
 
 @refuse_unknown
@@ -319,155 +242,3 @@ class EngineConfig:
     @property
     def num_threads(self) -> int:
         return self.threads or len(self.core_set) or available_cores()
-
-
-@refuse_unknown
-@dataclass(frozen=True, kw_only=True)
-class DraftConfig:
-    """A draft pool: `model`, whose target is the draft, serves targets that come to `listen`. Without `key` and
-    `allow` only this host's processes may come, unless `insecure`. A draft that is a trained head is one of `target`,
-    whose tokenizer, embeddings and output layer it shares."""
-
-    model: EngineConfig
-    listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
-    target: Annotated[Path, option("The target of a draft that is a trained head.")] | None = None
-    name: Annotated[str, option("What ps and logs call it.")] = "draft"
-    revision: Annotated[str, option("Of the draft, for targets' metrics.", most=MAX_REVISION)] = ""
-    key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None
-    allow: Annotated[Path, option("The allowlist: who may come, and their weights.")] | None = None
-    insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False
-    leaves: Annotated[int, option("Nodes that a forward expands.", 1, 1024)] = EngineConfig.leaves
-    children: Annotated[int, option("Children that an expanded node gets.", 1, 64)] = 12
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@refuse_unknown
-@dataclass(frozen=True, kw_only=True)
-class PrefillConfig:
-    """A prefill pool: `model` computes KV of prompts for targets of the same model that come to `listen`; it waits in
-    `segment_memory` until they take it. Without `key` and `allow` only this host's processes may come, unless
-    `insecure`."""
-
-    model: EngineConfig
-    listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
-    name: Annotated[str, option("What ps and logs call it.")] = "prefill"
-    key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None
-    allow: Annotated[Path, option("The allowlist: who may come, and their weights.")] | None = None
-    insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False
-    segment_memory: Annotated[float, option("GiB for KV that is not taken yet.", 0.001, 1 << 10, unit="GiB")] = 0.25
-    segment_bytes: Annotated[
-        int, option("Of KV that is sent at a time, at most.", 1 << 12, 1 << 23, parse=count, metavar="BYTES")
-    ] = SEGMENT_BYTES
-    max_queued_tokens: Annotated[int, option("Of one target's prompts that wait.", 1, 1 << 31, **TOKENS)] = 1 << 17
-    lease: Annotated[float, option("Seconds that KV is kept for a silent target.", 1, 3600, unit="seconds")] = 10.0
-    nixl: Annotated[bool, option("Offer KV over NIXL too, which asks nobody for a key.")] = False
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if self.segment_memory * (1 << 30) < 2 * self.segment_bytes:
-            raise ParameterError("segment_memory", self.segment_memory, f"room for two of {self.segment_bytes} bytes")
-
-
-@refuse_unknown
-@dataclass(frozen=True, kw_only=True)
-class TargetConfig:
-    """A target: `engine` serves servers that come to `listen`. Without `key` and `allow` only this host's processes may
-    come, unless the engine is `insecure`."""
-
-    engine: EngineConfig
-    listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
-    name: Annotated[str, option("What ps and logs call it.")] = "target"
-    key: Annotated[Path, option("This target's key file, as `pilotfish keys new` makes it.")] | None = None
-    allow: Annotated[Path, option("The allowlist: which servers may come.")] | None = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@refuse_unknown
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig:
-    """How targets of one model are served over HTTP: `replicas` that the server starts, or those that listen at
-    `target_pool`. A request whose target ends goes on at another one, for which it waits `resume_timeout` at most.
-
-    The server answers to any of `served_model_name`; none: to the model's own name. A request's head, and then its
-    body, must be there after `read_timeout`; `metrics` is what an answer says of its speculation unless the request
-    asks for more."""
-
-    host: Annotated[str, option("Address to listen at.")] = "127.0.0.1"
-    port: Annotated[int, option("0: any that is free.", 0, 65535)] = 8000
-    served_model_name: Annotated[
-        tuple[str, ...], option("What clients call the model. One name or more.", metavar="NAME…")
-    ] = ()
-    replicas: (
-        Annotated[int, fleet("Targets to start here, which divide what there is; 1 if none are elsewhere.", 0, 64)]
-        | None
-    ) = None
-    target_pool: Annotated[
-        tuple[str, ...], fleet("Targets elsewhere instead: ipc://… or tcp://…, joined by ,", parse=separated(","))
-    ] = ()
-    target_key: Annotated[Path, fleet("This server's key file, for targets with keys.")] | None = None
-    target_pool_key: Annotated[
-        tuple[str, ...], fleet("The targets' public keys, joined by a space.", parse=separated(None))
-    ] = ()
-    resume_timeout: Annotated[float, timeout("Seconds that a request waits for another target.")] = 30.0
-    max_body_bytes: Annotated[int, limit("Of a request.", 1024, 1 << 30)] = 4 << 20
-    max_prompts: Annotated[int, limit("Of a request.", 1, 1 << 12)] = 64
-    max_n: Annotated[int, limit("Outputs of a prompt.", 1, MAX_SAMPLES)] = 16
-    max_queued_requests: Annotated[int, limit("Sequences that may wait beyond those that run.", 0, 1 << 20)] = 256
-    max_queued_tokens: Annotated[int, limit("Tokens of them; 0: four times the KV pool.", 0, 1 << 40)] = 0
-    read_timeout: Annotated[float, timeout("Seconds that a client has to send a request.")] = 30.0
-    request_timeout: Annotated[float, timeout("Seconds that a request may take.")] = 600.0
-    write_timeout: Annotated[float, timeout("Seconds that a reader may take nothing.")] = 30.0
-    drain_timeout: Annotated[float, timeout("Seconds that requests have to end after SIGTERM.")] = 30.0
-    target_timeout: Annotated[
-        float, timeout("Seconds of silence after which a target is killed.", MIN_TARGET_TIMEOUT, above=None)
-    ] = 30.0
-    chat_template: (
-        Annotated[str, answer("A Jinja template, or its text; in place of the model's own.", metavar="FILE")] | None
-    ) = None
-    tool_call_parser: Annotated[
-        str, answer("How calls of tools are written: auto, none, or of docs/tool-calls.md.", metavar="FORMAT")
-    ] = "auto"
-    reasoning_parser: Annotated[
-        str, answer("How reasoning is marked: auto, none, or of docs/tool-calls.md.", metavar="FORMAT")
-    ] = "auto"
-    generation_config: Annotated[
-        GenerationDefaults,
-        answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them."),
-    ] = "auto"
-    default_max_tokens: Annotated[int, answer("0: what the context leaves.", 0, MAX_TOKENS)] = 0
-    metrics: Annotated[
-        MetricsLevel, answer("none, summary or detailed.", names=("--per-request-spec-decode-metrics",))
-    ] = "none"
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if not self.host:
-            raise ParameterError("host", self.host, "a host name or address")
-        _check_format("tool_call_parser", self.tool_call_parser, TOOL_FORMATS)
-        _check_format("reasoning_parser", self.reasoning_parser, REASONING_FORMATS)
-        if len(set(self.target_pool)) < len(self.target_pool):
-            raise ParameterError("target_pool", ",".join(self.target_pool), "each target once")
-        if not all(self.served_model_name):
-            raise ParameterError("served_model_name", self.served_model_name, "names of at least one character")
-
-
-def _check_format(field: str, name: str, known: Collection[str]) -> None:
-    if name not in ("auto", "none", *known):
-        raise ParameterError(field, name, f"auto, none, {' or '.join(known)}")
-
-
-def config_text(config: object) -> str:
-    """A configuration as JSON, for a process that is to run the same."""
-    return msgspec.json.encode(config, enc_hook=str).decode()
-
-
-def config_of(text: str, kind: type[Config]) -> Config:
-    """The configuration of `kind` that `config_text` wrote; ParameterError for what is none."""
-    try:
-        return msgspec.json.decode(text, type=kind, dec_hook=lambda _, path: Path(path))
-    except msgspec.DecodeError as error:
-        raise ParameterError("config", text, f"an engine's configuration ({error})") from error

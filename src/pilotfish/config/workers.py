@@ -1,0 +1,88 @@
+"""Draft pools, prefill pools and targets that listen in processes of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import TOKENS
+from pilotfish.core.segments import SEGMENT_BYTES
+from pilotfish.errors import ParameterError
+from pilotfish.options import check_options, count, option, refuse_unknown
+
+#: Characters of a draft's revision.
+MAX_REVISION = 128
+#: What a pool is told of its model.
+POOL_MODEL = (
+    *("dtype", "quantization", "kv_dtype", "device", "threads", "cores"),
+    *("kv_slots", "memory", "pace", "trace", "prefix_cache", "eager", "draft_layers"),
+)
+#: And a prefill pool besides.
+OF_PREFILLS = ("max_model_len", "max_rows", "features")
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig:
+    """A draft pool: `model`, whose target is the draft, serves targets that come to `listen`. Without `key` and
+    `allow` only this host's processes may come, unless `insecure`. A draft that is a trained head is one of `target`,
+    whose tokenizer, embeddings and output layer it shares."""
+
+    model: EngineConfig
+    listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
+    target: Annotated[Path, option("The target of a draft that is a trained head.")] | None = None
+    name: Annotated[str, option("What ps and logs call it.")] = "draft"
+    revision: Annotated[str, option("Of the draft, for targets' metrics.", most=MAX_REVISION)] = ""
+    key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None
+    allow: Annotated[Path, option("The allowlist: who may come, and their weights.")] | None = None
+    insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False
+    leaves: Annotated[int, option("Nodes that a forward expands.", 1, 1024)] = EngineConfig.leaves
+    children: Annotated[int, option("Children that an expanded node gets.", 1, 64)] = 12
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class PrefillConfig:
+    """A prefill pool: `model` computes KV of prompts for targets of the same model that come to `listen`; it waits in
+    `segment_memory` until they take it. Without `key` and `allow` only this host's processes may come, unless
+    `insecure`."""
+
+    model: EngineConfig
+    listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
+    name: Annotated[str, option("What ps and logs call it.")] = "prefill"
+    key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None
+    allow: Annotated[Path, option("The allowlist: who may come, and their weights.")] | None = None
+    insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False
+    segment_memory: Annotated[float, option("GiB for KV that is not taken yet.", 0.001, 1 << 10, unit="GiB")] = 0.25
+    segment_bytes: Annotated[
+        int, option("Of KV that is sent at a time, at most.", 1 << 12, 1 << 23, parse=count, metavar="BYTES")
+    ] = SEGMENT_BYTES
+    max_queued_tokens: Annotated[int, option("Of one target's prompts that wait.", 1, 1 << 31, **TOKENS)] = 1 << 17
+    lease: Annotated[float, option("Seconds that KV is kept for a silent target.", 1, 3600, unit="seconds")] = 10.0
+    nixl: Annotated[bool, option("Offer KV over NIXL too, which asks nobody for a key.")] = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.segment_memory * (1 << 30) < 2 * self.segment_bytes:
+            raise ParameterError("segment_memory", self.segment_memory, f"room for two of {self.segment_bytes} bytes")
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """A target: `engine` serves servers that come to `listen`. Without `key` and `allow` only this host's processes may
+    come, unless the engine is `insecure`."""
+
+    engine: EngineConfig
+    listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
+    name: Annotated[str, option("What ps and logs call it.")] = "target"
+    key: Annotated[Path, option("This target's key file, as `pilotfish keys new` makes it.")] | None = None
+    allow: Annotated[Path, option("The allowlist: which servers may come.")] | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
