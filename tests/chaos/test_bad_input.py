@@ -1,4 +1,5 @@
-"""Drafts elsewhere that cannot be had: one line and exit code 2, or, where they are optional, a target without one."""
+"""Drafts elsewhere that cannot be had: one line and exit code 2 or, where they are optional or refuse the target, one line
+and a target without one."""
 
 from __future__ import annotations
 
@@ -107,32 +108,41 @@ def test_a_pool_that_says_nothing(refused: Refused, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "reason", [f"protocol version {PROTOCOL_VERSION}; this draft speaks 9", "its tokenizer is not"]
 )
-def test_a_pool_that_refuses(reason: str, refused: Refused, tmp_path: Path) -> None:
+def test_a_pool_that_refuses(reason: str, generate: Generate, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     where = endpoint_in(tmp_path)
     with answering(where, encode(Refuse(0, 0, reason))):
-        assert refused("--draft-pool", where) == f"draft_pool: {where} refused: {reason}"
+        assert generate("--draft-pool", where) == (0, "")
+    assert caplog.messages == [f"draft_pool: {where} refused: {reason}; the target serves without it"]
 
 
-def test_a_refusal_gives_no_commands_to_the_terminal(refused: Refused, tmp_path: Path) -> None:
+def test_a_refusal_gives_no_commands_to_the_terminal(
+    generate: Generate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     where = endpoint_in(tmp_path)
     reason = "no\x1b[2J\x1b]0;owned\x07\r\npilotfish: all is well\x9b\u202e"
     frame = msgspec.msgpack.encode({"type": "refuse", "session": 0, "generation": 0, "reason": reason})
     with answering(where, frame):
-        line = refused("--draft-pool", where)
+        assert generate("--draft-pool", where) == (0, "")
+    (line,) = caplog.messages
     assert line.isprintable()
-    assert line.endswith(r"refused: no\x1b[2J\x1b]0;owned\x07\r\npilotfish: all is well\x9b\u202e")
+    assert r"refused: no\x1b[2J\x1b]0;owned\x07\r\npilotfish: all is well\x9b\u202e; the target serves" in line
 
 
 def test_a_pool_with_another_tokenizer(
-    generate: Generate, pool: Start, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generate: Generate,
+    pool: Start,
+    draft: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote_drafts, "ANSWER", LIMIT)
     foreign = shutil.copytree(draft, tmp_path / "foreign")
     write_tokenizer(foreign, vocab_size=400)
     pool(foreign)
-    code, err = generate("--draft-pool", endpoint_in(tmp_path))
-    (line,) = (line for line in err.splitlines() if not line.startswith("pilotfish draft: "))  # which the pool writes
-    assert code == 2 and "refused: its tokenizer" in line and "foreign" in line
+    code, _ = generate("--draft-pool", endpoint_in(tmp_path))
+    (line,) = caplog.messages
+    assert code == 0 and "refused: its tokenizer" in line and "foreign" in line
 
 
 def test_a_draft_with_another_tokenizer(refused: Refused, draft: Path, tmp_path: Path) -> None:
@@ -180,12 +190,7 @@ def test_an_optional_draft(generate: Generate, tmp_path: Path, caplog: pytest.Lo
     """Warnings, which Python writes to stderr as they are where nobody has set up logging."""
     where = endpoint_in(tmp_path)
     assert generate("--draft-pool", where, "--draft-optional") == (0, "")
-    with answering(where, encode(Refuse(0, 0, "no"))):
-        assert generate("--draft-pool", where, "--draft-optional") == (0, "")
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        f"draft_pool: nobody answers at {where}; the target serves without it",
-        f"draft_pool: {where} refused: no; the target serves without it",
-    ]
+    assert caplog.messages == [f"draft_pool: nobody answers at {where}; the target serves without it"]
 
 
 # -- a pool's options

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from pilotfish.core.messages import Load
-from pilotfish.core.pools import FIRST_GREETING, GREETING, MAX_FAULTS, PAUSE, SILENCE, DraftPool
+from pilotfish.core.pools import BACK, FIRST_GREETING, GREETING, MAX_FAULTS, PAUSE, SILENCE, DraftPool
 
 
 def load(sessions: int = 0, own: int = 0) -> Load:
@@ -42,15 +42,30 @@ def test_silence_loses_it_and_an_answer_brings_it_back(pool: DraftPool) -> None:
     assert pool.ready
 
 
-def test_a_refusal_is_told_once_and_can_be_taken_back(pool: DraftPool) -> None:
-    pool.heard_load(load(), 0.0)
-    pool.refused("another tokenizer", 1.0)
-    pool.refused("another tokenizer", 2.0)
-    assert not pool.ready and pool.refusal == "another tokenizer" and len(pool.notices) == 1
+@pytest.mark.parametrize("serving", [False, True])
+def test_a_refusal_is_told_once_and_can_be_taken_back(serving: bool, pool: DraftPool) -> None:
+    if serving:
+        pool.heard_load(load(), 0.0)
+    for second in range(1, 3):
+        pool.refused("another tokenizer", second)
+    assert not pool.ready and pool.refusal == "another tokenizer"
     pool.heard_load(load(), 2.0 + GREETING / 2)  # one that changes its mind all the time is no use
     assert not pool.ready
     pool.heard_load(load(), 2.0 + GREETING)
     assert pool.ready and pool.refusal is None
+    pool.heard_load(load(), 2.0 + GREETING + BACK)
+    for _ in range(2):
+        pool.tick(2.0 + GREETING + BACK)
+    assert [n.text for n in pool.notices] == [
+        "draft_pool: tcp://pool refused: another tokenizer; the target serves without it",
+        "tcp://pool serves this target now; it refused before",
+    ]
+
+
+def test_a_pool_that_refuses_for_ever_new_reasons_gives_few_lines(pool: DraftPool) -> None:
+    for second in range(200):
+        pool.refused(f"reason {second}", second)
+    assert len(pool.notices) == 4 and pool.drops.counts["refusals"] == 200
 
 
 def test_faults_have_it_left_alone(pool: DraftPool) -> None:

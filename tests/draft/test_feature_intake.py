@@ -182,6 +182,17 @@ def test_tenants_together_keep_about_as_many_as_there_are_slots(machine: HeadMac
     assert machine.counts.features == 4
 
 
+def test_tenants_without_sessions_are_forgotten(machine: HeadMachine) -> None:
+    """Without keys each target that connects is one."""
+    for number in range(20):
+        target = b"target %d" % number
+        machine.receive(target, replace(HELLO, features=OFFER), number)
+        machine.receive(target, make_open(prompt(8), max_length=30), number)
+        machine.receive(target, frame(0, 2), number)
+        machine.receive(target, Close(1, 1), number)
+    assert machine.counts.features == 20 and len(machine._intake._counted) == len(machine._intake._left) == 1
+
+
 def compute(machine: HeadMachine) -> None:
     """All that can be computed."""
     while level := machine.next_level(0.0):

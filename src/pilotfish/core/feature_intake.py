@@ -13,6 +13,8 @@ from pilotfish.errors import WireError
 
 #: Seconds between two counts of what a tenant has that is at its limit.
 COUNTING = 0.05
+#: What a target of this program would offer the right features with.
+_RIGHT = "it must be started with --features and this draft's head"
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,13 @@ class FeatureNeed:
     width: int
 
     def mismatch(self, offer: FeatureOffer | None) -> str | None:
-        """Why a target's offer is of no use."""
+        """Why a target's offer is of no use, and what would be."""
         known_by = " or ".join(digest[:12] for digest in self.digests)
         need = f"this draft needs features of {self.width} numbers, projection {known_by}"
         if offer is None:
-            return f"{need}; the target offers none"
+            return f"{need}; the target offers none: {_RIGHT}"
         if offer.digest not in self.digests or offer.width != self.width:
-            return f"{need}; the target offers {offer.width} numbers, projection {offer.digest[:12]}"
+            return f"{need}; the target offers {offer.width} numbers, projection {offer.digest[:12]}: {_RIGHT}"
         if offer.dtype not in FEATURE_TYPES:
             return f"{need} as one of {', '.join(FEATURE_TYPES)}; the target sends {offer.dtype[:24]}"
         return None
@@ -42,7 +44,9 @@ class FeatureIntake:
     def __init__(self, need: FeatureNeed, table: SessionTable) -> None:
         self.need = need
         self._table = table
-        self._left = Counter[str]()  # rows that a tenant may have beside those that it had when they were counted
+        #: Of tenants that had sessions at the last count of any: rows that one may have beside those that it had when
+        #: its own were counted, and when that was.
+        self._left = Counter[str]()
         self._counted: dict[str, float] = {}
 
     def take(self, session: DraftSession | None, message: FeatureRows, now: float) -> str | None:
@@ -70,11 +74,19 @@ class FeatureIntake:
     def _has_room(self, tenant: str, count: int, now: float) -> bool:
         """Sessions are only looked at when the tenant has had as many rows as it may have since they were last."""
         if self._left[tenant] < count and now - self._counted.get(tenant, -COUNTING) >= COUNTING:
-            logs = (session.features for session in self._table if session.tenant == tenant)
-            share = self._table.pool.capacity // len({session.tenant for session in self._table})
-            self._left[tenant] = share - sum(len(log) for log in logs if log is not None)
-            self._counted[tenant] = now
+            self._count(tenant, now)
         if self._left[tenant] < count:
             return False
         self._left[tenant] -= count
         return True
+
+    def _count(self, tenant: str, now: float) -> None:
+        """Tenants without a session are forgotten: without keys each target that ever came would be one."""
+        present = {session.tenant for session in self._table}
+        for gone in self._counted.keys() - present:
+            del self._left[gone], self._counted[gone]
+        logs = (session.features for session in self._table if session.tenant == tenant)
+        self._left[tenant] = self._table.pool.capacity // len(present) - sum(
+            len(log) for log in logs if log is not None
+        )
+        self._counted[tenant] = now

@@ -121,7 +121,8 @@ class DraftPool:
     _given_up: int = 0  # times, one after the other
     _unreported_losses: int = 0  # since it was last reported as back
     _faults: int = 0
-    _reported_refusal: str = ""
+    _reported_refusal: str = ""  # since it last served
+    _refusal_reported: float = -FIRST_PAUSE  # when
     _left_alone_until: float = 0.0
 
     def __post_init__(self) -> None:
@@ -182,12 +183,12 @@ class DraftPool:
         self.ready, self.silent, self.refusal = True, False, None
 
     def refused(self, reason: str, now: float) -> None:
-        """It does not serve this target, and is asked again in a while. Only a pool that has served gives a notice:
-        before that, the command that waits for it reports the refusal."""
+        """It does not serve this target, and is asked again in a while. The first time gives a notice, and another
+        reason does so later, if not soon: who is refused is told no more often than that."""
         self.drops.counts["refusals"] += 1
-        if self.load is not None and reason != self._reported_refusal:
-            self._warn(f"{self.name} refused: {reason}")
-            self._reported_refusal = reason
+        if reason != self._reported_refusal and now - self._refusal_reported >= FIRST_PAUSE:
+            self._warn(f"draft_pool: {self.name} refused: {reason}; the target serves without it")
+            self._reported_refusal, self._refusal_reported = reason, now
         self.refusal, self.ready, self.silent, self._last_heard = reason, False, False, now
         self._left_alone_until = max(self._left_alone_until, now + GREETING)
 
@@ -210,6 +211,9 @@ class DraftPool:
             times = "once" if self._unreported_losses == 1 else f"{self._unreported_losses} times"
             self._warn(f"{self.name} is back; it was silent or gone {times}")
             self._unreported_losses = 0
+        if self.ready and self._reported_refusal and now - self._answers_since >= BACK:
+            self._warn(f"{self.name} serves this target now; it refused before")
+            self._reported_refusal = ""
 
     def disconnected(self, reason: str) -> None:
         """It is greeted until it answers again."""

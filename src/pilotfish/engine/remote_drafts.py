@@ -95,9 +95,9 @@ class RemoteDrafts:
         source: FeatureSource | None = None,
         offer: FeatureOffer | None = None,
     ) -> RemoteDrafter:
-        """The drafter of a target with this tokenizer, and maybe with features, once every pool serves or, where drafts
-        are optional, it is clear that one does not. ModelError for a pool that cannot be used, EngineError for a worker
-        that does not start."""
+        """The drafter of a target with this tokenizer, and maybe with features, once every pool serves or refuses the
+        target or, where drafts are optional, it is clear that one does not. ModelError for a pool that cannot be reached
+        and for workers that cannot use what they were given, EngineError for a worker that does not start."""
         config = self._config
         keys = load_target_keys(config.draft_key, config.draft_pool_key, len(self.endpoints))
         own = None if config.draft_key is None else load_key_pair("draft_key", config.draft_key)
@@ -128,7 +128,7 @@ class RemoteDrafts:
         self._members.set(members)
 
     def wait(self, *, optional: bool) -> None:
-        """Until every pool serves or, where that is `optional`, it is clear that one does not."""
+        """Until every pool serves or refuses or, where that is `optional`, it is clear that one does neither."""
         deadline = time.monotonic() + self._patience
         for pool in self.pools:
             self._wait_for(pool, deadline - time.monotonic(), optional)
@@ -147,13 +147,18 @@ class RemoteDrafts:
 
     def _wait_for(self, pool: DraftPool, timeout: float, optional: bool) -> None:
         try:
-            wait_until(lambda: pool.ready, lambda: self._in_vain(pool), timeout, pool.name)
+            wait_until(lambda: pool.ready or self._refuses(pool), lambda: self._in_vain(pool), timeout, pool.name)
         except EngineError:
             late = f"draft_pool: {pool.name}: not ready within {self._patience:g} s"
             reason = self._in_vain(pool) or self._channel.problem(pool.peer) or late
             if not optional:
                 raise (EngineError if self._crashing() else ModelError)(reason) from None
             logger.warning("%s; the target serves without it", reason)
+
+    def _refuses(self, pool: DraftPool) -> bool:
+        """Whether a pool that somebody else runs has said that it does not serve this target, as its notice tells: the
+        target does without it until it serves."""
+        return pool.refusal is not None and self._supervisor is None
 
     def _in_vain(self, pool: DraftPool) -> str | None:
         """Why waiting for it would help nothing."""
