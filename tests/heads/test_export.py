@@ -76,6 +76,17 @@ def test_the_targets_own_tensors_are_left_out(target: TargetFacts, tmp_path: Pat
     assert torch.equal(read_head(tmp_path / "own", target).tensors["embed_tokens.weight"], own["embed_tokens.weight"])
 
 
+def test_of_eagle3_they_are_left_out_if_it_is_to_be_lean(target: TargetFacts, tmp_path: Path) -> None:
+    files = written("eagle3, full vocabulary", tmp_path / "before", target)
+    shared = {"embed_tokens.weight": target.embedding(), "lm_head.weight": target.lm_head()}
+    files = dataclasses.replace(files, tensors=files.tensors | shared)
+    for name, lean in (("whole", False), ("lean", True)):
+        export_head(files, tmp_path / name, target, lean=lean)
+        assert (shared.keys() <= load_file(tmp_path / name / "model.safetensors").keys()) == (not lean)
+        read = read_head(tmp_path / name, target).tensors
+        assert all(torch.equal(read[key], tensor) for key, tensor in files.tensors.items())
+
+
 def refusal(files: HeadFiles, directory: Path, target: TargetFacts) -> str:
     with pytest.raises(ModelError) as caught:
         export_head(files, directory, target)

@@ -47,6 +47,18 @@ def test_plain_name_is_the_bundled_pair(bundled: Path) -> None:
     assert pair.draft == bundled / "pairs/pycode/draft"
 
 
+def test_a_pair_has_several_drafts(bundled: Path) -> None:
+    folder = bundled / "pairs/pycode"
+    (folder / "eagle3").mkdir()
+    (folder / "eagle3/config.json").write_text("{}")
+    pair = resolve_pair("pycode", "eagle3")
+    assert (pair.target, pair.draft) == (folder / "target", folder / "eagle3")
+    assert resolve_pair("pycode@3m", "eagle3").draft == folder / "eagle3"
+    for name in ("target", "dspark", "../pycode/draft", ""):
+        with pytest.raises(ParameterError, match="draft, eagle3 of the pair; another one needs --target"):
+            resolve_pair("pycode", name)
+
+
 def test_inflated_target_computes_the_same(bundled: Path) -> None:
     pair = resolve_pair("pycode@3m")
     torch.testing.assert_close(_logits(pair.target), _logits(resolve_pair("pycode").target), atol=1e-12, rtol=0)

@@ -136,7 +136,7 @@ def test_the_head_that_is_written_is_the_one_that_was_trained(
     trained = torch.load(finished[0] / "run" / "eagle3" / "checkpoint.pt", weights_only=True)["model"]
     assert all(torch.equal(files.tensors[name], trained[name].bfloat16()) for name in trained)
     assert files.spec.projection.layers == (1, 2, 3)
-    write_head(files, 3, tmp_path, target)
+    write_head(files, recipe(target, target, "eagle3", depth=3), tmp_path)
     assert weights(tmp_path) == weights(finished[0] / "out" / "head")
 
 

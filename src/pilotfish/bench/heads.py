@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from pilotfish.bench.contestants import Contestant
 from pilotfish.bench.options import BenchOptions
@@ -87,7 +86,7 @@ class Ground:
 def run_heads(options: BenchOptions, progress: ProgressBar) -> Report:
     """The cost of each draft's level is measured first; then each has as many levels as take `draft_ms` together, one
     at least. N-grams cost nothing."""
-    prompts, drafts = options.rows(), [Path(one) for one in options.drafts.split(",")]
+    prompts, drafts = options.rows(), options.compared_drafts()
     timed = len(prompts[:TIMED])
     progress.total = len(drafts) * (timed + PLAYED * len(TEMPERATURES) * len(prompts)) + len(TEMPERATURES) * len(
         prompts

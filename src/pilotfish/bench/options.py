@@ -32,7 +32,7 @@ class BenchOptions:
     out: Annotated[Path, option("Write the JSON to this file as well.")] | None = None
     pair: Annotated[str, option("pycode, or pycode@<N>m.  [default: pycode]")] | None = None
     target: Annotated[Path, option("A target's directory, with --draft, instead of a pair.")] | None = None
-    draft: Annotated[Path, option("A draft's directory, with --target.")] | None = None
+    draft: Annotated[Path, option("A draft's directory with --target, or a draft of the pair.")] | None = None
     prompts: Annotated[Path, option("JSON Lines of id and turns, or id and prompt.")] = Path()
     limit: Annotated[int, option("Only the first rows of the file.", 1, MANY)] | None = None
     max_tokens: Annotated[int, option("New tokens of each sequence.", 1, MAX_TOKENS)] = 96
@@ -92,20 +92,27 @@ class BenchOptions:
     urls: Annotated[str, option("Servers that run already, separated by commas.")] = ""
     prefill_rows: Annotated[int, option("Of a prefill worker's forwards, at most.", 1, 1 << 16)] = 2048
     replicas: Annotated[int, option("Targets.", 2, 64)] = 4
-    drafts: Annotated[str, option("Directories of LMs or heads, separated by commas.")] = ""
+    drafts: Annotated[str, option("LMs and heads, separated by commas: directories, or names of the pair's.")] = (
+        "draft,eagle3,dspark"
+    )
     draft_ms: Annotated[float, option("Milliseconds that a step may draft.", 0.001, MANY)] = 4.0
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:
-        """A named pair, or the two directories of one."""
-        if self.target is None and self.draft is None:
-            return resolve_pair(self.pair or "pycode")
+        """A named pair, maybe with one of its drafts by name, or the two directories of one."""
+        if self.target is None:
+            return resolve_pair(self.pair or "pycode", *([] if self.draft is None else [str(self.draft)]))
         if self.pair is not None:
             raise ParameterError("pair", self.pair, "either a pair or --target and --draft")
-        if self.target is None or self.draft is None:
-            missing = "target" if self.target is None else "draft"
-            raise ParameterError(missing, None, "--target and --draft together")
+        if self.draft is None:
+            raise ParameterError("draft", None, "--target and --draft together")
         return PairDirs(self.target, self.draft)
+
+    def compared_drafts(self) -> list[Path]:
+        """Directories of `drafts`."""
+        named = [name for name in self.drafts.split(",") if not Path(name).is_dir()]
+        directories = {name: resolve_pair(self.pair or "pycode", name).draft for name in named}
+        return [directories.get(name, Path(name)) for name in self.drafts.split(",")]
 
     def engine_config(self, **changes: Any) -> EngineConfig:
         """A sync engine with an LM drafter and without a prefix cache, which would answer for the contestants that come

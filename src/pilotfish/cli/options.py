@@ -47,14 +47,13 @@ def engine_config(given: Given, **others: Any) -> EngineConfig:
 
 
 def model_directories(pair: str | None, target: Path | None, draft: Path | None) -> Given:
-    """Target and draft that --pair, or --target and --draft, name; the bundled pair when nothing is given."""
+    """Target and draft that --target and --draft name, or --pair, of which --draft names one draft; the bundled pair
+    when nothing is given."""
     if target is not None:
         if pair is not None:
             raise InputError("pair: it cannot be combined with --target; give one of them")
         return {"target": model_directory("target", target), "draft": draft and model_directory("draft", draft)}
-    if draft is not None:
-        raise InputError("draft: it needs --target; a pair brings its own draft")
-    return vars(pairs.resolve_pair(pair or DEFAULT_PAIR))
+    return vars(pairs.resolve_pair(pair or DEFAULT_PAIR, *([] if draft is None else [str(draft)])))
 
 
 def model_directory(field: str, path: Path) -> Path:

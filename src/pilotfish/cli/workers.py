@@ -27,7 +27,6 @@ from pilotfish.config.engine import PREFILL_ROWS, EngineConfig
 from pilotfish.config.text import config_of
 from pilotfish.config.workers import OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig, TargetConfig
 from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
-from pilotfish.errors import InputError
 from pilotfish.logs import configure
 from pilotfish.options import pick
 
@@ -38,7 +37,10 @@ logger = logging.getLogger(__name__)
 def draft(
     pool: Given,
     engine: Given,
-    draft: Annotated[Path | None, typer.Option(help="The draft's directory in Hugging Face format.")] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(help="The draft's directory; with --pair one of its drafts, by name."),
+    ] = None,
     pair: Annotated[str | None, typer.Option(help="The bundled pair whose draft to run: pycode, the default.")] = None,
     log_format: Annotated[
         str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
@@ -50,7 +52,7 @@ def draft(
 
     With --json one line on stdout says where it listens, once it serves."""
     if config is None:
-        prepared = DraftConfig(model=EngineConfig(target=_directory(draft, pair), **engine), **pool)
+        prepared = _configuration(draft, pair, pool, engine)
     else:
         parent = config_of(config, EngineConfig)
         own = {"model": parent.of_draft, "leaves": parent.leaves}
@@ -65,12 +67,15 @@ def draft(
     run_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
 
 
-def _directory(draft: Path | None, pair: str | None) -> Path:
-    if draft is not None and pair is not None:
-        raise InputError("draft: it cannot be combined with --pair; give one of them")
-    if draft is not None:
-        return model_directory("draft", draft)
-    return pairs.resolve_pair(pair or DEFAULT_PAIR).draft
+def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Given) -> DraftConfig:
+    """Of a draft's directory, or of a pair's draft by name; then a head's target is the pair's."""
+    if draft is not None and pair is None:
+        return DraftConfig(model=EngineConfig(target=model_directory("draft", draft), **engine), **pool)
+    from pilotfish.heads.detect import is_head
+
+    models = pairs.resolve_pair(pair or DEFAULT_PAIR, *([] if draft is None else [str(draft)]))
+    target = {"target": models.target} if is_head(models.draft) else {}
+    return DraftConfig(model=EngineConfig(target=models.draft, **engine), **{**target, **pool})
 
 
 @taking(pick(PrefillConfig), pick(EngineConfig, *POOL_MODEL, *OF_PREFILLS, max_rows=PREFILL_ROWS))

@@ -43,15 +43,22 @@ _NAMES = {"eagle3": _RECURRENT, "dflash": _BLOCK, "dspark": _BLOCK, "mtp": _MTP}
 
 
 def export_head(
-    files: HeadFiles, directory: Path, target: TargetFacts, *, verifier: str | None = None, tokens: int = 0
+    files: HeadFiles,
+    directory: Path,
+    target: TargetFacts,
+    *,
+    verifier: str | None = None,
+    tokens: int = 0,
+    lean: bool = False,
 ) -> None:
     """Into `directory`, which is made. `verifier` is what others know the target by, `tokens` how many they guess;
-    0: as many as such heads commonly do. What is bit for bit the target's own is left out where readers take it from
-    the target. ModelError for a head that has no place in this layout."""
+    0: as many as such heads commonly do. What is bit for bit the target's own is left out where all readers take it
+    from the target; of EAGLE-3's only if `lean`, as the library's own loader leaves memory there as it is.
+    ModelError for a head that has no place in this layout."""
     for reason in _obstacles(files, target):
         raise ModelError(f"head: it cannot be written in speculators' layout: {reason}")
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = dict(_tensors(files, target))
+    tensors = dict(_tensors(files, target, lean))
     config = _config(files, target, verifier, tokens)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -102,9 +109,9 @@ def _recurrent_obstacles(head: RecurrentHead, spec: HeadSpec, vocab: int) -> Ite
         yield "modules there have the target's vocabulary"
 
 
-def _tensors(files: HeadFiles, target: TargetFacts) -> Iterator[tuple[str, Tensor]]:
+def _tensors(files: HeadFiles, target: TargetFacts, lean: bool) -> Iterator[tuple[str, Tensor]]:
     names = _NAMES[files.spec.kind]
-    shared = _shared(files, target)
+    shared = _shared(files, target) if lean or files.spec.kind != "eagle3" else set()
     for ours, tensor in files.tensors.items():
         if ours in shared:
             continue
@@ -118,10 +125,7 @@ def _tensors(files: HeadFiles, target: TargetFacts) -> Iterator[tuple[str, Tenso
 
 
 def _shared(files: HeadFiles, target: TargetFacts) -> set[str]:
-    """Tensors that are the target's, and that readers of such a head take from there: none of EAGLE-3's, of whose
-    embedding the library's loader leaves memory as it is."""
-    if files.spec.kind == "eagle3":
-        return set()
+    """Tensors that are the target's."""
     candidates = {"embed_tokens.weight": target.embedding}
     if files.d2t is None:
         candidates["lm_head.weight"] = target.lm_head

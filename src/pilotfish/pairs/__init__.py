@@ -1,4 +1,5 @@
-"""The bundled pair by name: `pycode`, and `pycode@<N>m`, which computes the same at a larger model's cost."""
+"""The bundled pair by name: `pycode`, and `pycode@<N>m`, which computes the same at a larger model's cost. Its target
+has several drafts: a language model, `draft`, and trained heads."""
 
 import re
 from dataclasses import dataclass
@@ -16,15 +17,19 @@ class PairDirs:
     draft: Path
 
 
-def resolve_pair(name: str) -> PairDirs:
-    """The directories of a named pair; an inflated target is written to the cache on first use."""
+def resolve_pair(name: str, draft: str = "draft") -> PairDirs:
+    """The directories of a named pair with one of its drafts; an inflated target is written to the cache on first
+    use."""
     match = re.fullmatch(r"(pycode)(?:@([1-9][0-9]{0,5})m)?", name)
     if match is None:
         raise ParameterError("pair", name, ALLOWED)
     folder = BUNDLED / match[1]
-    target, draft = folder / "target", folder / "draft"
+    drafts = {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
+    target = drafts.pop("target")
+    if draft not in drafts:
+        raise ParameterError("draft", draft, f"{', '.join(drafts)} of the pair; another one needs --target")
     if match[2] is not None:
         from pilotfish.pairs.inflate import inflated  # it needs torch
 
         target = inflated(target, int(match[2]))
-    return PairDirs(target, draft)
+    return PairDirs(target, drafts[draft])

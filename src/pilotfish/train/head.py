@@ -48,7 +48,7 @@ def train_head(recipe: HeadRecipe, out: Path, run: Path, progress: Progress, dev
     draw_run(run / recipe.kind / "log.jsonl", run / "curves.svg", recipe.kind)
     result = evaluate_head(trainee, teacher, lessons, recipe.depth, progress)
     files = trained_files(trainee, head, recipe, target, draft_ids)
-    write_head(files, recipe.depth, out / "head", recipe.target)
+    write_head(files, recipe, out / "head")
     return result
 
 

@@ -84,6 +84,7 @@ class HeadRecipe(TaughtRecipe):
     ] = ()
     draft_vocab: Annotated[int, option("Its tokens, the most frequent ones; 0: all.", 16, LARGEST, or_zero=True)] = 0
     anchors: Annotated[int, option("Blocks in a training row, of dspark.", 1, 4096)] = 64
+    lean: Annotated[bool, option("Write no embedding and output layer that are the target's.")] = False
     markov_rank: Annotated[int, option("Of dspark's correction by the token before.", 1, 4096)] = 128
 
     def __post_init__(self) -> None:

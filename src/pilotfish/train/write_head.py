@@ -33,14 +33,14 @@ def trained_files(
     return HeadFiles(spec, stored, None if draft_ids is None else draft_ids.cpu(), digest="")
 
 
-def write_head(files: HeadFiles, depth: int, directory: Path, target: Path) -> None:
-    """`depth`: how many tokens it is good for. What is there is replaced."""
+def write_head(files: HeadFiles, recipe: HeadRecipe, directory: Path) -> None:
+    """What is there is replaced."""
     shutil.rmtree(directory, ignore_errors=True)
     head = files.spec.head
     if isinstance(head, ParallelHead):
         _write_medusa(files, head, directory)
     else:
-        export_head(files, directory, TargetFacts.read(target), tokens=depth)
+        export_head(files, directory, TargetFacts.read(recipe.target), tokens=recipe.depth, lean=recipe.lean)
     (directory / "model.safetensors").chmod(0o644)  # safetensors writes files for their owner alone
 
 
