@@ -1,5 +1,5 @@
-"""Drafts elsewhere that cannot be had: one line and exit code 2 or, where they are optional or refuse the target, one line
-and a target without one."""
+"""Drafts elsewhere that cannot be had: one line and exit code 2 or, where they are optional or refuse the target, one
+line and a target without one."""
 
 from __future__ import annotations
 

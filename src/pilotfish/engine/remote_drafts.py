@@ -96,8 +96,8 @@ class RemoteDrafts:
         offer: FeatureOffer | None = None,
     ) -> RemoteDrafter:
         """The drafter of a target with this tokenizer, and maybe with features, once every pool serves or refuses the
-        target or, where drafts are optional, it is clear that one does not. ModelError for a pool that cannot be reached
-        and for workers that cannot use what they were given, EngineError for a worker that does not start."""
+        target or, where drafts are optional, it is clear that one does not. ModelError for a pool that cannot be
+        reached and for workers that cannot use what they were given, EngineError for a worker that does not start."""
         config = self._config
         keys = load_target_keys(config.draft_key, config.draft_pool_key, len(self.endpoints))
         own = None if config.draft_key is None else load_key_pair("draft_key", config.draft_key)
