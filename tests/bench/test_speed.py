@@ -137,7 +137,7 @@ def test_scores_are_those_of_the_text_at_once(config: EngineConfig) -> None:
 def test_agreement_is_with_plain_weights(config: EngineConfig) -> None:
     """Shown on weights that differ more than int8 does: the draft in place of the quantized target."""
     engine, texts = Engine(config), [list(range(1, 60)), [7, 8, 9]]
-    target, draft = engine.executor, engine.draft_executor
+    target, draft = engine.executor, engine.drafters.draft_executor
     plain, other = compare_models({"none": target, "int8": draft}, texts, 1)
     likeliest = [score(executor, texts)[1].tolist() for executor in (target, draft)]
     assert len(likeliest[0]) == 60

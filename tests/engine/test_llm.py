@@ -140,7 +140,7 @@ def test_unknown_options_are_refused(llama: Path) -> None:
 
 
 def test_an_interrupt_while_drafting_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, left = llm.engine.draft_executor, iter(range(4))
+    executor, left = llm.engine.drafters.draft_executor, iter(range(4))
     assert executor is not None
     run = executor.run
 

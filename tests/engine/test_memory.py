@@ -85,7 +85,7 @@ def test_int8_weights_are_planned_as_they_are_kept(tiny_models: dict[str, Path],
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_slots_of_int8_are_planned_as_they_are_kept(llama: Path, draft: Path, dtype: str) -> None:
     engine = make_engine(llama, draft=draft, mode="sync", dtype=dtype, kv_dtype="int8", kv_slots=500)
-    pools = (engine.executor.kv, engine.draft_executor.kv)
+    pools = (engine.executor.kv, engine.drafters.draft_executor.kv)
     kept = sum(plane.nbytes for pool in pools for layer in pool for plane in layer)
     assert engine.memory.slot * 501 == kept == 501 * 2 * 2 * 2 * 2 * (32 + 4)  # models, layers, planes, heads
     assert f"500 KV slots of {engine.memory.slot} bytes" in engine.memory.describe()

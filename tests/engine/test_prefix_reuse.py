@@ -197,13 +197,13 @@ def test_a_draft_in_this_process_computes_what_is_new(
     llama: Path, draft: Path, plain: Engine, cached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", prefix_cache=cached)
-    rows, execute = [], engine.draft_executor.execute
+    rows, execute = [], engine.drafters.draft_executor.execute
 
     def counted(sequences: list[SequenceRows], sampling: Sampling) -> Outcome:
         rows.append(sum(len(one.tokens) for one in sequences))
         return execute(sequences, sampling)
 
-    monkeypatch.setattr(engine.draft_executor, "execute", counted)
+    monkeypatch.setattr(engine.drafters.draft_executor, "execute", counted)
     prompts = turns(engine, plain)
     assert [count for count in rows if count > 20] == (prompts[:1] if cached else prompts)
 

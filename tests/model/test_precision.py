@@ -156,7 +156,7 @@ def test_without_kernels_all_is_multiplied_in_float32(quantization: str, llama: 
     with Products() as products:
         engine = make_engine(llama, draft=draft, mode="sync", **asked)
         run(engine, SNIPPETS[:1], [SamplingParams(temperature=0.8, max_tokens=4, seed=0)])
-    assert engine.model.dtype == engine.draft_executor.model.dtype == torch.float32
+    assert engine.model.dtype == engine.drafters.draft_executor.model.dtype == torch.float32
     assert products.dtypes and torch.bfloat16 not in products.dtypes
     assert all(plane.dtype == torch.float32 for layer in engine.executor.kv for plane in layer)
 
@@ -166,7 +166,7 @@ def test_without_kernels_all_is_multiplied_in_float32(quantization: str, llama: 
 def test_a_draft_that_the_kernels_do_not_run_has_its_own_precision(llama: Path, tmp_path: Path) -> None:
     narrow = write_model(tmp_path, "llama", head_dim=16)
     engine = make_engine(llama, draft=narrow, mode="sync", dtype="auto")
-    assert engine.model.dtype == torch.bfloat16 and engine.draft_executor.model.dtype == torch.float32
+    assert engine.model.dtype == torch.bfloat16 and engine.drafters.draft_executor.model.dtype == torch.float32
     assert precision_here(engine.config, narrow).name == "float32"
     params = [SamplingParams(temperature=0.8, max_tokens=8, seed=0)]
     assert run(engine, SNIPPETS[:1], params) == run(make_engine(llama, dtype="auto"), SNIPPETS[:1], params)

@@ -214,7 +214,7 @@ def drafting(engine: Engine, drafter: str, nodes: int = 0) -> Contestant:
     """`off`, or what EngineConfig.drafter may name; trees of so many nodes, or as configured, are verified in full.
     `engine` is of mode sync."""
     config, kinds = engine.config, () if drafter == OFF else drafter_kinds(drafter)
-    return Contestant(partial(engine.make_drafter, kinds), partial(FixedBudget, nodes or config.nodes, config.levels))
+    return Contestant(partial(engine.drafters.make, kinds), partial(FixedBudget, nodes or config.nodes, config.levels))
 
 
 def always(one: Result) -> Callable[[], Result]:

@@ -83,7 +83,7 @@ def run_profile(options: BenchOptions, progress: ProgressBar) -> Report:
         contestant.run(engine, jobs[:1], 1)  # to warm up
         run = contestant.run(engine, jobs, 1, partial(progress, f"{drafter}, T={temperature:g}"))
         steps.append({"drafter": drafter, "temperature": temperature, **step_parts(run)})
-    target, draft = engine.executor, engine.draft_executor
+    target, draft = engine.executor, engine.drafters.draft_executor
     forward_ms = {rows: interleaved_ms({"": target}, rows, options.repeats)[""] for rows in PROFILE_ROWS}
     draft_ms = interleaved_ms({"": draft}, engine.config.width, options.repeats)[""]
     return Report({"steps": steps, "forward_ms": forward_ms, "draft_forward_ms": draft_ms})
@@ -113,7 +113,7 @@ def run_quantization(options: BenchOptions, progress: ProgressBar) -> Report:
     engines = {name: Engine(options.engine_config(quantization=name)) for name in QUANTIZATIONS}
     texts = [engines["none"].check_prompt(prompt.text) for prompt in prompts]
     targets = {name: engine.executor for name, engine in engines.items()}
-    drafts = {name: engine.draft_executor for name, engine in engines.items()}
+    drafts = {name: engine.drafters.draft_executor for name, engine in engines.items()}
     models = [
         {"model": model, **row}
         for model, executors in (("target", targets), ("draft", drafts))

@@ -43,7 +43,7 @@ class Ground:
 
     def level_ms(self) -> float:
         """Of a level of one sequence, as wide as is configured."""
-        drafter = self.engine.make_lm_drafter()
+        drafter = self.engine.drafters.make_lm()
         jobs = jobs_at(self.prompts[:TIMED], 0.0, self.options.max_tokens)
         contestant = Contestant(
             lambda: drafter, partial(FixedBudget, self.engine.config.nodes, self.engine.config.levels)
@@ -53,15 +53,13 @@ class Ground:
 
     def at_equal_cost(self, levels: int) -> list[Row]:
         """The draft alone and with n-grams."""
-        mixed = f"{self.name}+ngram"
+        make_lm, mixed = self.engine.drafters.make_lm, f"{self.name}+ngram"
         return [
             row
             for temperature in TEMPERATURES
             for row in (
-                self.play(self.engine.make_lm_drafter, self.name, levels, temperature),
-                self.play(
-                    lambda: CombinedDrafter([self.engine.make_lm_drafter(), NgramDrafter()]), mixed, levels, temperature
-                ),
+                self.play(make_lm, self.name, levels, temperature),
+                self.play(lambda: CombinedDrafter([make_lm(), NgramDrafter()]), mixed, levels, temperature),
             )
         ]
 
@@ -80,7 +78,7 @@ class Ground:
         return rows
 
     def _narrow(self, children: int) -> LMDrafter:
-        return self.engine.make_lm_drafter(1, children)
+        return self.engine.drafters.make_lm(1, children)
 
 
 def run_heads(options: BenchOptions, progress: ProgressBar) -> Report:

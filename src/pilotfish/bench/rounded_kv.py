@@ -36,7 +36,7 @@ def run_kv(options: BenchOptions, progress: ProgressBar) -> Report:
         {"model": model, **row}
         for model, executors in (
             ("target", {name: engine.executor for name, engine in engines.items()}),
-            ("draft", {name: engine.draft_executor for name, engine in engines.items()}),
+            ("draft", {name: engine.drafters.draft_executor for name, engine in engines.items()}),
         )
         for row in compare_logits(executors, texts)
     ]

@@ -90,7 +90,7 @@ def _contestants(engine: Engine, settings: Sequence[tuple[int, int, int]]) -> di
     """Off and sync take their turns in the async engine."""
 
     def drafter(width: int) -> Drafter:
-        lm = engine.make_lm_drafter(width)
+        lm = engine.drafters.make_lm(width)
         return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in engine.config.drafters else lm
 
     grid = {
@@ -207,10 +207,10 @@ def contestants(engine: Engine, auto: WatchedBudget, fixed: Sequence[int]) -> di
     """The contestants `off`, `fixed <nodes>` and `auto`."""
     levels = engine.config.levels
     trees = {
-        f"fixed {nodes}": Contestant(engine.make_lm_drafter, partial(FixedBudget, nodes, min(nodes, levels)))
+        f"fixed {nodes}": Contestant(engine.drafters.make_lm, partial(FixedBudget, nodes, min(nodes, levels)))
         for nodes in sorted(set(fixed))
     }
-    return {OFF: PLAIN, **trees, AUTO: Contestant(always(engine.make_lm_drafter()), auto.begin_run)}
+    return {OFF: PLAIN, **trees, AUTO: Contestant(always(engine.drafters.make_lm()), auto.begin_run)}
 
 
 def auto_result(rounds: Mapping[str, Sequence[Run]]) -> Row:

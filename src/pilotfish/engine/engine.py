@@ -4,56 +4,43 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from llguidance import LLMatcher
-from numpy.typing import NDArray
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.config.fields import DrafterKind
 from pilotfish.core.budget import Budget
-from pilotfish.core.constraint import Constraint, GrammarState
-from pilotfish.core.drafter import CombinedDrafter, Drafter, NoDrafter
-from pilotfish.core.executor import Executor
-from pilotfish.core.logit_rules import check_token_ids
-from pilotfish.core.messages import FeatureOffer
-from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
+from pilotfish.core.drafter import Drafter
 from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.request import FinishReason, Request, check_cache_salt
-from pilotfish.core.sampling_params import SamplingParams, plain
+from pilotfish.core.request import FinishReason
+from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.step import RequestCommit
-from pilotfish.core.vocabulary import added_tokens
-from pilotfish.draft.lm import LMDrafter
-from pilotfish.draft.ngram import NgramDrafter
-from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.costs import make_budget
+from pilotfish.engine.drafters import Drafters
 from pilotfish.engine.handovers import HandOvers
-from pilotfish.engine.heads import choose_layers, read_head_of_features, sharing
+from pilotfish.engine.heads import choose_layers, read_head_of_features
 from pilotfish.engine.host_memory import divided
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.members import MembersFile
-from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here, refuse_unequal_tokenizers
+from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.pool_members import FollowedMembers
 from pilotfish.engine.ranks import Ranks, cores_here
-from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
+from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.engine.remote_prefills import RemotePrefills
-from pilotfish.engine.sample import Sample, TextStream, check_resumed
+from pilotfish.engine.sample import Sample
+from pilotfish.engine.sample_maker import Prompt, SampleMaker
 from pilotfish.engine.tapping import with_features
-from pilotfish.errors import EngineError, ParameterError, PromptError, RankLost
+from pilotfish.errors import EngineError, ParameterError, RankLost
 from pilotfish.grammar.compile import Grammars
-from pilotfish.grammar.state import MatcherState
 from pilotfish.grammar.threads import GrammarThreads
-from pilotfish.heads.executor import make_head_executor
 from pilotfish.heads.spec import HeadFiles
 from pilotfish.heads.tap import feature_tap
 from pilotfish.kv.tiers import KVTiers
@@ -68,14 +55,11 @@ from pilotfish.model.pacer import Pacer
 from pilotfish.model.shards import Shard
 from pilotfish.observe.records import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
-from pilotfish.options import is_text
 from pilotfish.plan.pace import Pace
 from pilotfish.target.worker import GuardedDrafter, TargetWorker
 from pilotfish.wire.serving import Delta, PartialOutput
 
 logger = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int] | NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -89,8 +73,7 @@ class Addition:
 class Engine:
     """A target in this process, maybe with drafts. `submit`, then `step` while it is `busy`."""
 
-    draft_executor: TorchExecutor  # of a draft model in this process, if there is one
-    _head: HeadFiles | None = None  # until its executor is made
+    _head: HeadFiles | None = None  # until it is the drafters'
     tiers: KVTiers | None = None
     ranks: Ranks | None = None
     grammars: GrammarThreads | None = None
@@ -141,7 +124,9 @@ class Engine:
             warn_of_spinning()
         vocab_size, eos_ids = self.model.config.vocab_size, sorted(self.model.generation.eos_ids)
         self.grammars = GrammarThreads(Grammars(self.tokenizer, vocab_size, eos_ids))
-        self.drafter = drafter or self.make_drafter(() if config.mode == "off" else config.drafters)
+        self._maker = SampleMaker(self.tokenizer, self.model, self.grammars.grammars)
+        self.drafters = self._make_drafters(self.grammars)
+        self.drafter = drafter or self.drafters.make(() if config.mode == "off" else config.drafters)
         pool = SlotPool(self.memory.slots, common_window(self.model.config))
         budget = make_budget(config, self.executor, self.drafter)
         tiers = self.tiers = make_tiers(config, self.executor)
@@ -174,6 +159,11 @@ class Engine:
         files = choose_layers(heads, model, self.tokenizer)
         self._head = files if self.config.mode == "sync" else None
         return feature_tap(files, model.device, model.dtype, eager=self.config.eager)
+
+    def _make_drafters(self, grammars: GrammarThreads) -> Drafters:
+        config, head, self._head = self.config, self._head, None
+        pacer = partial(self._pacer, "draft", config.paces.draft)
+        return Drafters(config, self.executor, self.tokenizer, grammars, self.remote, head, pacer)
 
     def _connect_prefills(self) -> HandOvers | None:
         """ParameterError where every layer has a window: there requests give back what would be handed over."""
@@ -234,75 +224,6 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def make_drafter(self, kinds: Sequence[DrafterKind]) -> Drafter:
-        """A new drafter of these kinds, together."""
-        if not kinds:
-            return NoDrafter()
-        config = self.config
-        makers: dict[DrafterKind, Callable[[], Drafter]] = {
-            "lm": self.make_lm_drafter if config.mode == "sync" else self._make_remote_drafter,
-            "ngram": lambda: NgramDrafter(config.ngram_max, config.ngram_min),
-            "suffix": lambda: SuffixDrafter(ResponseCache(config.max_cached_tokens)),
-        }
-        drafters = [makers[kind]() for kind in kinds]
-        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
-
-    def make_lm_drafter(self, width: int = 0, children: int = 4) -> LMDrafter:
-        """A new one over the draft in this process. Its levels have `width` rows, 0: as configured, of which each gets
-        `children`. All of one engine write into the same slots: while one has sessions, or a prefix cache, it is the
-        only one in use."""
-        return self._lm_drafter(width or self.config.width, children)
-
-    @cached_property
-    def _lm_drafter(self) -> Callable[[int, int], LMDrafter]:
-        """Over the draft, which is loaded into this process at the first call."""
-        assert self.grammars is not None  # since the target was loaded
-        load = self._load_head if self._drafts_with_head else self._load_draft
-        executor, unshared = load()
-        return partial(
-            LMDrafter,
-            executor,
-            unshared=unshared,
-            pacer=self._pacer("draft", self.config.paces.draft),
-            prefix_cache=self.config.prefix_cache,
-            grammars=self.grammars.pending,
-            masks=self.grammars.masks,
-            source=self.executor if self._drafts_with_head else None,
-        )
-
-    @property
-    def _drafts_with_head(self) -> bool:
-        return self.config.draft is not None and self.config.draft == self.config.features
-
-    def _load_draft(self) -> tuple[Executor, frozenset[int]]:
-        """And its tokens that the target lacks."""
-        config = self.config
-        assert config.draft is not None  # EngineConfig checks it
-        refuse_unequal_tokenizers(config.target, config.draft)
-        unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self.tokenizer).keys()
-        loaded, vocab_size = load_configured(config, config.draft), self.model.config.vocab_size
-        self.draft_executor = TorchExecutor(loaded, self.memory.slots, vocab_size=vocab_size)
-        return self.draft_executor, frozenset(unshared)
-
-    def _load_head(self) -> tuple[Executor, frozenset[int]]:
-        """It speaks the target's tokens."""
-        assert self._head is not None  # since the target was loaded
-        model, slots, files = self.model, self.memory.slots, sharing(self._head, self.model)
-        self._head = None
-        how: Any = {"eager": self.config.eager, "vocab_size": model.config.vocab_size}
-        return make_head_executor(files, model.device, model.dtype, slots, **how), frozenset()
-
-    def _make_remote_drafter(self) -> RemoteDrafter:
-        config = self.config
-        if config.draft is not None and config.starts_drafts and not self._drafts_with_head:
-            refuse_unequal_tokenizers(config.target, config.draft)
-        assert self.remote is not None  # as in every mode async
-        vocab_size, tap = self.model.config.vocab_size, self.executor.tap
-        if tap is None:
-            return self.remote.connect(self.tokenizer, vocab_size)
-        offer = FeatureOffer(tap.digest, tap.width, config.feature_dtype)
-        return self.remote.connect(self.tokenizer, vocab_size, self.executor, offer)
-
     def _pacer(self, role: str, pace: Pace | None) -> Pacer | None:
         if pace is None:
             return None
@@ -349,57 +270,16 @@ class Engine:
         nodes of a sample's tree; 0 turns speculation off. `compiled` is the grammar of the parameters' constraint, if
         that was compiled already. `resumed` are the only samples to queue, which go on exactly where another engine
         over the same model left them: they stand as after a preemption."""
-        check_cache_salt(cache_salt)
-        tokens = self.check_prompt(prompt)
-        eos_ids = frozenset[int]() if params.ignore_eos else self.model.generation.eos_ids
-        stop_ids = eos_ids.union(params.stop_token_ids)
-        bad_sequences = self._sequences_of(params.bad_words)
-        check_token_ids(params, stop_ids, bad_sequences, self.model.config.vocab_size)
-        outputs = [PartialOutput(index) for index in range(params.n)] if resumed is None else resumed
-        if resumed is not None:
-            check_resumed(resumed, params, self.model.config.vocab_size)
-        seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
-        room = self.model.config.context - len(tokens)
-        samples, first = [], self._next_id
-        for output in outputs:
-            index = output.index
-            own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
-            own_seed, text = sample_seed(seed, index), TextStream(self.tokenizer, params, stop_ids, tokens)
-            grammar = None if params.structured_outputs is None else self._grammar(params.structured_outputs, compiled)
-            limits = (bad_sequences, cache_salt, max_nodes, text, first, grammar)
-            request = Request(first + index, tokens, own, own_seed, stop_ids, room, *limits)
-            samples.append(Sample(index, request, text))
-            samples[-1].resume(output)
-        for sample in samples:  # none, if one of them cannot go on
+        samples = self._maker.make(self._next_id, prompt, params, cache_salt, max_nodes, compiled, resumed)
+        for sample in samples:
             self.worker.scheduler.add(sample.request)
             self._samples[sample.request.id] = sample
         self._next_id += params.n
         return samples
 
-    def _grammar(self, constraint: Constraint, compiled: LLMatcher | None) -> GrammarState:
-        assert self.grammars is not None  # since the target was loaded
-        matcher = compiled or self.grammars.grammars.compile(constraint)
-        return MatcherState(matcher, constraint.after, constraint.opening)
-
-    def _sequences_of(self, words: Sequence[str]) -> list[list[int]]:
-        """Token ids of each word at a text's beginning and after a space."""
-        texts = (text for word in words for text in (word, f" {word}"))
-        return [ids for text in texts if (ids := self.tokenizer.encode(text, add_special_tokens=False))]
-
     def check_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt that can be served; PromptError or ParameterError otherwise."""
-        if isinstance(prompt, str) and not is_text(prompt):
-            raise PromptError("prompt: it holds half a surrogate pair; text that UTF-8 can write is needed")
-        tokens: list[Any] = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [plain(t) for t in prompt]
-        if not tokens:
-            raise PromptError("prompt: it is empty; at least one token is needed")
-        context, vocab_size = self.model.config.context, self.model.config.vocab_size
-        if len(tokens) >= context:
-            raise PromptError(f"prompt: {len(tokens)} tokens; the model's context allows {context - 1} and one to come")
-        for token in tokens:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-                raise ParameterError("prompt", token, f"token ids 0 to {vocab_size - 1}")
-        return tokens
+        return self._maker.check_prompt(prompt)
 
     def abort(self, sample: Sample) -> None:
         """End a sample between two steps; what it held is free when this returns."""

@@ -12,8 +12,9 @@ import numpy as np
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine, Prompt
+from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
+from pilotfish.engine.sample_maker import Prompt
 from pilotfish.errors import EngineError, InputError, ParameterError
 
 

@@ -1,0 +1,94 @@
+"""Samples of a prompt and its parameters, as a scheduler takes them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from pilotfish.core.constraint import Constraint, GrammarState
+from pilotfish.core.logit_rules import check_token_ids
+from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
+from pilotfish.core.request import Request, check_cache_salt
+from pilotfish.core.sampling_params import SamplingParams, plain
+from pilotfish.engine.sample import Sample, TextStream, check_resumed
+from pilotfish.errors import ParameterError, PromptError
+from pilotfish.grammar.compile import Grammars
+from pilotfish.grammar.state import MatcherState
+from pilotfish.model.loader import LoadedModel
+from pilotfish.options import is_text
+from pilotfish.wire.serving import PartialOutput
+
+Prompt = str | Sequence[int] | NDArray[np.integer]
+
+
+class SampleMaker:
+    """Of one model."""
+
+    def __init__(self, tokenizer: Any, model: LoadedModel, grammars: Grammars) -> None:
+        self._tokenizer = tokenizer
+        self._model = model
+        self._grammars = grammars
+
+    def make(
+        self,
+        first: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        cache_salt: str | None,
+        max_nodes: int | None,
+        compiled: LLMatcher | None,
+        resumed: Sequence[PartialOutput] | None,
+    ) -> list[Sample]:
+        """What `Engine.submit` queues; the requests' ids count from `first`."""
+        check_cache_salt(cache_salt)
+        tokens = self.check_prompt(prompt)
+        eos_ids = frozenset[int]() if params.ignore_eos else self._model.generation.eos_ids
+        stop_ids = eos_ids.union(params.stop_token_ids)
+        bad_sequences = self._sequences_of(params.bad_words)
+        check_token_ids(params, stop_ids, bad_sequences, self._model.config.vocab_size)
+        outputs = [PartialOutput(index) for index in range(params.n)] if resumed is None else resumed
+        if resumed is not None:
+            check_resumed(resumed, params, self._model.config.vocab_size)
+        seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
+        room = self._model.config.context - len(tokens)
+        samples = []
+        for output in outputs:
+            index = output.index
+            own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
+            own_seed, text = sample_seed(seed, index), TextStream(self._tokenizer, params, stop_ids, tokens)
+            grammar = None if params.structured_outputs is None else self._grammar(params.structured_outputs, compiled)
+            limits = (bad_sequences, cache_salt, max_nodes, text, first, grammar)
+            request = Request(first + index, tokens, own, own_seed, stop_ids, room, *limits)
+            samples.append(Sample(index, request, text))
+            samples[-1].resume(output)
+        return samples
+
+    def check_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt that can be served; PromptError or ParameterError otherwise."""
+        if isinstance(prompt, str) and not is_text(prompt):
+            raise PromptError("prompt: it holds half a surrogate pair; text that UTF-8 can write is needed")
+        tokens: list[Any] = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [plain(t) for t in prompt]
+        if not tokens:
+            raise PromptError("prompt: it is empty; at least one token is needed")
+        context, vocab_size = self._model.config.context, self._model.config.vocab_size
+        if len(tokens) >= context:
+            raise PromptError(f"prompt: {len(tokens)} tokens; the model's context allows {context - 1} and one to come")
+        for token in tokens:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+                raise ParameterError("prompt", token, f"token ids 0 to {vocab_size - 1}")
+        return tokens
+
+    def _sequences_of(self, words: Sequence[str]) -> list[list[int]]:
+        """Token ids of each word at a text's beginning and after a space."""
+        texts = (text for word in words for text in (word, f" {word}"))
+        return [ids for text in texts if (ids := self._tokenizer.encode(text, add_special_tokens=False))]
+
+    def _grammar(self, constraint: Constraint, compiled: LLMatcher | None) -> GrammarState:
+        matcher = compiled or self._grammars.compile(constraint)
+        return MatcherState(matcher, constraint.after, constraint.opening)
