@@ -1,13 +1,14 @@
 """Drafts of one target against each other, LMs and trained heads: what is accepted of them for the same time of
-drafting, and whether a tree is ever worth less than a chain of as many nodes."""
+drafting, whether a tree is ever worth less than a chain of as many nodes, and the speed beside a slow target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from pilotfish.bench.contestants import Contestant
+from pilotfish.bench.contestants import OFF, PLAIN, Contestant, compete, contestant_of, speed_of
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY, acceptance
@@ -81,15 +82,27 @@ class Ground:
         return self.engine.drafters.make_lm(1, children)
 
 
+def paced(options: BenchOptions, draft: Path, prompts: Sequence[Prompt], progress: ProgressBar) -> list[Row]:
+    """Speeds of one stream, beside a target whose steps take `target_ms` and with levels as slow as they are here. The
+    budget spends what pays."""
+    rows = list[Row]()
+    with Engine(options.engine_config(draft=draft, pace=f"target={options.target_ms:g}ms")) as engine:
+        contestants = {OFF: PLAIN, draft.name: contestant_of(engine)}
+        for temperature in TEMPERATURES:
+            jobs = jobs_at(prompts, temperature, options.max_tokens)
+            rounds = compete(engine, contestants, [[job] for job in (jobs[0], *jobs)], 1, progress)
+            rows.append({"draft": draft.name, "temperature": temperature, **speed_of(draft.name, rounds)})
+    return rows
+
+
 def run_heads(options: BenchOptions, progress: ProgressBar) -> Report:
     """The cost of each draft's level is measured first; then each has as many levels as take `draft_ms` together, one
     at least. N-grams cost nothing."""
     prompts, drafts = options.rows(), options.compared_drafts()
-    timed = len(prompts[:TIMED])
-    progress.total = len(drafts) * (timed + PLAYED * len(TEMPERATURES) * len(prompts)) + len(TEMPERATURES) * len(
-        prompts
-    )
-    costs, rows, shapes = dict[str, float](), list[Row](), list[Row]()
+    at_temperatures = PLAYED * len(prompts) + 2 * (len(prompts) + 1)
+    per_draft = len(prompts[:TIMED]) + len(TEMPERATURES) * at_temperatures
+    progress.total = len(drafts) * per_draft + len(TEMPERATURES) * len(prompts)
+    costs, rows, shapes, speeds = dict[str, float](), list[Row](), list[Row](), list[Row]()
     for place, draft in enumerate(drafts):
         with Engine(options.engine_config(draft=draft)) as engine:
             ground = Ground(engine, draft.name, prompts, options, progress)
@@ -98,4 +111,5 @@ def run_heads(options: BenchOptions, progress: ProgressBar) -> Report:
             shapes += ground.shapes()
             if not place:
                 rows += [ground.play(NgramDrafter, "ngram", 1, temperature) for temperature in TEMPERATURES]
-    return Report({"level_ms": costs, "equal_cost": rows, "shapes": shapes})
+        speeds += paced(options, draft, prompts, progress)
+    return Report({"level_ms": costs, "equal_cost": rows, "shapes": shapes, "paced": speeds})

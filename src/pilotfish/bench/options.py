@@ -95,6 +95,7 @@ class BenchOptions:
     drafts: Annotated[str, option("LMs and heads, separated by commas: directories, or names of the pair's.")] = (
         "draft,eagle3,dspark"
     )
+    target_ms: Annotated[float, option("Milliseconds of a step of the paced target.", 0.001, MANY)] = 20.0
     draft_ms: Annotated[float, option("Milliseconds that a step may draft.", 0.001, MANY)] = 4.0
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
