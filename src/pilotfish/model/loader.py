@@ -190,7 +190,8 @@ def footprint(
 
 def _weight_bytes(module: Any, *, packed: bool, quantized: bool) -> int:
     """Of all weights. Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an
-    output a float32 scale. Packed ones are padded to whole panels, which counts for small experts only."""
+    output a float32 scale. Packed ones are padded to whole panels of outputs and tiles of inputs, which counts for
+    small experts only."""
     size, hidden = module.dtype.itemsize, module.config.hidden_size
     weights = [*module.parameters()]
     if (packed or quantized) and module.config.tie_word_embeddings:
@@ -198,5 +199,6 @@ def _weight_bytes(module: Any, *, packed: bool, quantized: bool) -> int:
     linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear) and quantized]
     saved = sum((size - 1) * m.weight.numel() - 4 * m.out_features for m in linears)
     downs = [m.down_proj for m in module.modules() if type(m).__name__.endswith("Experts") and packed]
-    padding = sum(2 * len(down) * hidden * (-(down[0].numel() // hidden) % native.PANEL) for down in downs)
+    multiples = 2 * [native.PANEL] + [native.input_multiple(module.dtype)]  # of gate, up and down
+    padding = sum(len(down) * hidden * (-(down[0].numel() // hidden) % of) for down in downs for of in multiples)
     return int(size * (sum(p.numel() for p in weights) + padding) - saved)

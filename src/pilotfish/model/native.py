@@ -154,12 +154,22 @@ def build_digest() -> str:
     return hashlib.sha256("\0".join((*sources, *flags, torch.__version__)).encode()).hexdigest()[:16]
 
 
+def step_inputs(dtype: torch.dtype) -> int:
+    """Inputs of a step of `linear`."""
+    return 2 if dtype == torch.bfloat16 else 1
+
+
+def input_multiple(dtype: torch.dtype) -> int:
+    """What packed weights for such inputs are padded to: whole steps, and on AMX whole tiles of them."""
+    step = step_inputs(dtype)
+    return 16 * step if step == 2 and instruction_set() == "amx" else step
+
+
 def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step], the layout that `linear` reads (see kernels/linear.h): a
     step is 1 input in float32 and 2 in bfloat16, and zeros fill whole tiles of AMX. `dtype` is the inputs', where it is
     not the weight's."""
     outputs, depth = weight.shape
-    step = 2 if (dtype or weight.dtype) == torch.bfloat16 else 1
-    whole = 16 * step if step == 2 and instruction_set() == "amx" else step
+    step, whole = step_inputs(dtype or weight.dtype), input_multiple(dtype or weight.dtype)
     padded = torch.nn.functional.pad(weight, (0, -depth % whole, 0, -outputs % PANEL))
     return padded.view(-1, PANEL, padded.shape[1] // step, step).transpose(1, 2).contiguous()
