@@ -194,8 +194,33 @@ def eagle3_config(
     raise ValueError(dialect)
 
 
-BLOCK_DIALECTS = ("z-lab", "speculators", "deepspec")
 MASK, BLOCK = 500, 6
+PEAGLE_DIALECTS = ("speculators", "vllm")
+
+
+def write_peagle(
+    directory: Path,
+    dialect: str = "speculators",
+    *,
+    target: TargetFacts,
+    layers: tuple[int, ...] = (2, 4, 5),
+    tokens: int = 4,
+    **about: Any,
+) -> Path:
+    """`tokens` of a forward; `about` is EAGLE-3's."""
+    if dialect == "speculators":
+        wrapper = wrapper_fields("peagle", {}, tokens=tokens)
+        own = {name: wrapper[name] for name in ("speculators_model_type", "speculators_config")}
+        own |= {"architectures": ["PEagleSpeculator"], "norm_before_residual": False, "mask_token_id": MASK}
+    else:
+        own = {"eagle_aux_hidden_state_layer_ids": list(layers), "ptd_token_id": MASK, "num_depths": tokens}
+    base = "speculators" if dialect == "speculators" else "safeailab"
+    head = write_eagle3(directory, base, target=target, layers=layers, **{**own, **about})
+    change_tensors(head, {"mask_hidden": 5 * Drawing(9)(1, 1, len(layers) * target.hidden)})
+    return head
+
+
+BLOCK_DIALECTS = ("z-lab", "speculators", "deepspec")
 
 
 def write_block(

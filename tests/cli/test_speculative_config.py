@@ -33,6 +33,12 @@ def test_a_draft_model_is_what_a_model_means(llama: Path, draft: Path) -> None:
     assert (config.mode, config.drafters, config.draft, config.nodes) == ("sync", ("lm",), draft, 3)
 
 
+def test_a_head_says_itself_whether_it_guesses_in_parallel(llama: Path, draft: Path) -> None:
+    config = configured(llama, method="eagle3", model=str(draft), parallel_drafting=True)
+    assert (config.drafters, config.draft) == (("lm",), draft)
+    assert configured(llama, method="draft_model", model=str(draft), parallel_drafting=False).draft == draft
+
+
 def test_a_mode_that_was_given_stays(llama: Path, draft: Path) -> None:
     assert given(llama, json.dumps({"model": str(draft)}), mode="async").mode == "async"
 
@@ -56,6 +62,7 @@ def test_adaptive_verification_is_the_budget(llama: Path) -> None:
         ('{"method": "ngram", "rejection_sample_method": "block"}', "speculative_config.rejection_sample_method"),
         ('{"method": "ngram", "max_model_len": 100}', "speculative_config.max_model_len: 100"),
         ('{"method": "ngram", "prompt_lookup_min": 5}', "ngram_max: 4"),
+        ('{"model": ".", "parallel_drafting": true}', "speculative_config.parallel_drafting: True"),
         ('{"method": "draft_model"}', "speculative_config.model: None"),
         ('{"num_speculative_tokens": 4}', "speculative_config.method: None"),
         ('{"method": "ngram", "pace": 3}', "speculative_config.pace: there is no such option"),

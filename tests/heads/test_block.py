@@ -55,7 +55,7 @@ def test_batches_are_alone(kind: str) -> None:
 def test_states_are_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes below a root whose state was given up are what they would have been; others cost no block."""
     files = block_head("dspark")
-    monkeypatch.setattr("pilotfish.heads.block_executor.ROOTS", 2)
+    monkeypatch.setattr("pilotfish.heads.roots.ROOTS", 2)
     executor = executor_of(files)
     assert isinstance(executor, BlockExecutor)
     sequences = [Sequenced.random(5 + i, range(40 * i, 40 * i + 40), seed=i) for i in range(3)]

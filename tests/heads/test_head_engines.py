@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_files import write_block, write_eagle1, write_eagle3, write_medusa, write_mtp, write_target
+from head_files import write_block, write_eagle1, write_eagle3, write_medusa, write_mtp, write_peagle, write_target
 from inline_drafts import inline_drafts
 from inline_prefills import assert_nothing_left, inline_prefills
 from loopback import Loopback
@@ -53,6 +53,10 @@ def reduced_eagle3(directory: Path, target: TargetFacts) -> Path:
     )
 
 
+def peagle(directory: Path, target: TargetFacts) -> Path:
+    return write_peagle(directory, target=target, layers=(0, 1), draft_vocab=400, depth=2)
+
+
 def dspark(directory: Path, target: TargetFacts) -> Path:
     return write_block(directory, target=target, layers=(0, 2), draft_vocab=400)
 
@@ -76,6 +80,7 @@ def medusa(directory: Path, target: TargetFacts) -> Path:
 HEADS: dict[str, Writer] = {
     "eagle3": eagle3,
     "reduced eagle3": reduced_eagle3,
+    "peagle": peagle,
     "dspark": dspark,
     "dflash": dflash,
     "mtp": mtp,

@@ -139,6 +139,7 @@ KEYS: dict[str, tuple[Option, Callable[[Any], Given]]] = {
     "num_speculative_tokens": (_ENGINE["nodes"], lambda count: {"nodes": count, "levels": min(count, 64)}),
     "prompt_lookup_min": (_ENGINE["ngram_min"], lambda count: {"ngram_min": count}),
     "prompt_lookup_max": (_ENGINE["ngram_max"], lambda count: {"ngram_max": count}),
+    "parallel_drafting": (Option("", bool), lambda _: {}),  # a head's files say how it guesses
     "enable_adaptive_verification": (Option("", bool), lambda on: {"budget": "auto" if on else "fixed"}),
 }
 
@@ -151,6 +152,8 @@ def with_speculative_config(engine: Given, text: str | None) -> Given:
     given = _object(text)
     given.setdefault("method", "draft_model" if "model" in given else None)
     options = {"mode": "sync", **engine}
+    if given.get("parallel_drafting") is True and given["method"] != "eagle3":
+        raise ParameterError(f"{FIELD}.parallel_drafting", True, "false, or method eagle3 with a head of P-EAGLE")
     for name, value in given.items():
         options |= _meaning(name, value)
     if _METHODS[given["method"]] == "lm" and "draft" not in options and "target" in options:

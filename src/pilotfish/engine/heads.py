@@ -17,12 +17,12 @@ from pilotfish.core.executor import NO_NODES, Sampling, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError
 from pilotfish.heads.block import BLOCKS
-from pilotfish.heads.block_executor import ROOTS
 from pilotfish.heads.executor import make_head_executor
 from pilotfish.heads.files import read_head, read_spec
 from pilotfish.heads.parallel_executor import ROOTS as FEATURES_KEPT
+from pilotfish.heads.roots import ROOTS
 from pilotfish.heads.shapes import projection_shapes, tensor_shapes
-from pilotfish.heads.spec import BlockHead, HeadFiles, HeadSpec, ParallelHead
+from pilotfish.heads.spec import BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
 from pilotfish.heads.tap import feature_tap
 from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.model.executor import TorchExecutor
@@ -88,7 +88,7 @@ class ConfiguredHead:
             decoder = head.decoder
             keys = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim
             slot, wide = size * (keys + decoder.hidden) + _TOKEN, 8 * decoder.hidden + 3 * decoder.ffn
-            kept = _of_blocks(head, keys) if isinstance(head, BlockHead) else 0
+            kept = _of_roots(head, keys) if isinstance(head, BlockHead | MaskedHead) else 0
         return Footprint(parameters, size * (parameters + kept), slot, size * (wide + vocab) + 8 * vocab, 0)
 
     def tapped(self, target: Footprint, dtype: torch.dtype) -> Footprint:
@@ -126,10 +126,12 @@ def sharing(files: HeadFiles, target: LoadedModel) -> HeadFiles:
     return replace(files, tensors={**files.tensors, name: theirs.detach()}) if equal else files
 
 
-def _of_blocks(head: BlockHead, keys: int) -> int:
-    """Numbers that a block drafter's executor keeps beside KV and the head itself: KV of blocks, one product for keys
-    and values of all layers, states of roots."""
-    return BLOCKS * head.block * keys + keys * head.decoder.hidden + ROOTS * head.block * head.decoder.hidden
+def _of_roots(head: BlockHead | MaskedHead, keys: int) -> int:
+    """Numbers that an executor of heads with several levels in a forward keeps beside KV of tokens and the head itself:
+    KV of those levels and states of roots; for block drafters one product for keys and values of all layers."""
+    hidden, levels = head.decoder.hidden, head.block if isinstance(head, BlockHead) else head.depth
+    product = keys * hidden if isinstance(head, BlockHead) else 0
+    return BLOCKS * levels * keys + product + ROOTS * levels * hidden
 
 
 # -- the probe

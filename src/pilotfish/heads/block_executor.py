@@ -15,12 +15,9 @@ from pilotfish.core.features import Features
 from pilotfish.heads.block import BlockDecoder, SlotHead
 from pilotfish.heads.head_executor import DraftVocab, HeadExecutor, HeadLogits, filled
 from pilotfish.heads.parts import Parts, runs_packed
-from pilotfish.heads.roots import KeptRow, RootStates, kept_rows
+from pilotfish.heads.roots import KeptRow, RootSlots, kept_rows
 from pilotfish.heads.spec import BlockHead, HeadFiles
 from pilotfish.model.batch import EXACT
-
-#: Roots whose states are kept; those of others are computed again.
-ROOTS = 256
 
 
 class BlockExecutor(HeadExecutor):
@@ -43,12 +40,10 @@ class BlockExecutor(HeadExecutor):
         super().__init__(files, num_slots, head.decoder.context, vocab, EXACT)
         parts = Parts(files.tensors, device, dtype, packed=runs_packed(device, head.decoder.head_dim, eager=eager))
         self.decoder = BlockDecoder(head, parts, num_slots, eager=eager)
-        self.slot_head = SlotHead(head, parts, vocab.words)
-        self.block = head.block
-        self.deepest = head.block if head.anchored else head.block - 1
-        self.first_slot = 0 if head.anchored else 1  # the one that tells what follows the anchor
+        first = 0 if head.anchored else 1
+        self.deepest = head.block - first
+        self._slots = RootSlots(self._compute, SlotHead(head, parts, vocab.words), head.block, first)
         self._tokens = np.zeros(num_slots, np.int64)  # by slot, the committed one there
-        self._states = RootStates(ROOTS)  # [block, hidden] each
         self._device = device
 
     def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
@@ -56,14 +51,14 @@ class BlockExecutor(HeadExecutor):
         if committed:
             self._add_context(committed)
         kept = [row for s in rows for row in kept_rows(s)]
-        return self._below(kept) if kept else HeadLogits(torch.zeros(0, self.vocab.size))
+        return self._slots.below(kept, self.padded) if kept else HeadLogits(torch.zeros(0, self.vocab.size))
 
     def _add_context(self, rows: Sequence[SequenceRows]) -> None:
         slots = np.concatenate([s.prefix_slots[s.start :] for s in rows]).astype(np.int64)
         positions = np.concatenate([np.arange(s.start, len(s.prefix_slots)) for s in rows])
         features = np.concatenate([self._features(s) for s in rows])
         self._tokens[slots] = np.concatenate([s.tokens for s in rows])
-        self._states.forget(slots.tolist())
+        self._slots.forget(slots.tolist())
         self.decoder.add_context(*(torch.from_numpy(x).to(self._device) for x in (features, positions, slots)))
 
     def _features(self, rows: SequenceRows) -> Features:
@@ -71,28 +66,6 @@ class BlockExecutor(HeadExecutor):
             return np.zeros((len(rows.tokens), self.feature_width), np.float32)
         return filled(rows.features)[0]
 
-    def _below(self, kept: Sequence[KeptRow]) -> HeadLogits:
-        """Rows of one root and depth share their product with the output layer; those of the last depth have none."""
-        states = self._states_of(kept)  # [roots, block, hidden]
-        slots = np.array([row.depth for row in kept]) + self.first_slot
-        beyond = slots >= self.block
-        places = np.unique([row.root for row in kept], return_inverse=True)[1] * self.block + np.where(beyond, 0, slots)
-        distinct, which = np.unique(places, return_inverse=True)
-        tokens = np.array([row.token for row in kept], np.int64)
-        wanted, *of_rows = (torch.from_numpy(x).to(self._device) for x in (distinct, which, tokens))
-        logits: HeadLogits = self.slot_head(states.flatten(0, 1).index_select(0, wanted), *of_rows)
-        if beyond.any():  # nobody draws from NaN
-            logits.values[torch.from_numpy(beyond).to(self._device)] = torch.nan
-        return logits
-
-    def _states_of(self, kept: Sequence[KeptRow]) -> Tensor:
-        """Of the distinct roots, by slot."""
-        roots = {row.root: row for row in kept}
-        states = {root: self._states.get(root) for root in sorted(roots)}
-        missing = [root for root, state in states.items() if state is None]
-        if missing:
-            computed = self.decoder(self._tokens[missing], [roots[root].prefix for root in missing])
-            for root, state in zip(missing, computed.unbind(), strict=True):
-                states[root] = state
-                self._states.put(root, state.clone())  # without the others of the forward
-        return torch.stack(cast(list[Tensor], list(states.values())))
+    def _compute(self, roots: Sequence[KeptRow]) -> Tensor:
+        """[roots, block, hidden]"""
+        return cast(Tensor, self.decoder(self._tokens[[row.root for row in roots]], [row.prefix for row in roots]))

@@ -6,9 +6,10 @@ import torch
 
 from pilotfish.heads.block_executor import BlockExecutor
 from pilotfish.heads.head_executor import HeadExecutor
+from pilotfish.heads.masked_executor import MaskedExecutor
 from pilotfish.heads.parallel_executor import ParallelExecutor
 from pilotfish.heads.recurrent_executor import RecurrentExecutor
-from pilotfish.heads.spec import BlockHead, HeadFiles, ParallelHead, RecurrentHead
+from pilotfish.heads.spec import BlockHead, HeadFiles, MaskedHead, ParallelHead, RecurrentHead
 
 
 def make_head_executor(
@@ -22,6 +23,8 @@ def make_head_executor(
 ) -> HeadExecutor:
     """Tokens from `vocab_size` on are never given."""
     match files.spec.head:
+        case MaskedHead():
+            return MaskedExecutor(files, device, dtype, num_slots, eager=eager, vocab_size=vocab_size)
         case RecurrentHead():
             return RecurrentExecutor(files, device, dtype, num_slots, eager=eager, vocab_size=vocab_size)
         case BlockHead():

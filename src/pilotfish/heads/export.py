@@ -67,7 +67,7 @@ def export_head(
 def _obstacles(files: HeadFiles, target: TargetFacts) -> Iterator[str]:
     spec, head = files.spec, files.spec.head
     if isinstance(head, ParallelHead) or spec.kind not in _CLASSES:
-        yield f"a head of {spec.kind} has no place there; {', '.join(_CLASSES)} have"
+        yield f"a head of {spec.kind} is none of {', '.join(_CLASSES)}"
         return
     decoder, projection = head.decoder, spec.projection
     if files.d2t is not None and spec.draft_vocab == target.vocab:

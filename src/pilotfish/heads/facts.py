@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.heads.files import read_head
-from pilotfish.heads.spec import FINAL, BlockHead, HeadFiles, HeadSpec, ParallelHead
+from pilotfish.heads.spec import FINAL, BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
 from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.heads.weights import tensor_files
 
@@ -54,7 +54,8 @@ def _guesses(spec: HeadSpec) -> str:
     if isinstance(head, BlockHead):
         markov = ", each after the one before" if head.markov_rank else ""
         return f"{head.block - (not head.anchored)} tokens at once{markov}, by {head.decoder.layers} layers"
-    return f"a token after the other, by {head.decoder.layers} layer{'s' if head.decoder.layers > 1 else ''}"
+    how = f"{head.depth} tokens at once" if isinstance(head, MaskedHead) else "a token after the other"
+    return f"{how}, by {head.decoder.layers} layer{'s' if head.decoder.layers > 1 else ''}"
 
 
 def _states(layers: tuple[int, ...], count: int) -> str:

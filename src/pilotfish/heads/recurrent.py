@@ -1,22 +1,26 @@
-"""The module of EAGLE's and MTP's heads: a state and the embedding of the token after it give the next state."""
+"""The module of EAGLE's and MTP's heads: a state and the embedding of the token after it give the next state. And that
+module over KV of its rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from pilotfish.heads.parts import Angles, HeadLayer, Parts, RotatedRows, normed
-from pilotfish.heads.spec import RecurrentHead
+from pilotfish.heads.head_executor import DraftVocab
+from pilotfish.heads.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed, runs_packed
+from pilotfish.heads.spec import HeadFiles, RecurrentHead
 from pilotfish.model.attention import AttentionMetadata
-from pilotfish.model.kv_planes import KVPool
+from pilotfish.model.batch import EXACT, Batch, library_buckets
+from pilotfish.model.kv_planes import KVPool, empty_kv
 
 
 @dataclass(frozen=True)
 class RecurrentStep:
     states: Tensor  # [rows, hidden], for the rows below
-    logits: Tensor  # [kept rows, draft vocab]
+    outputs: Tensor  # [kept rows, hidden], after the last norm: what `lm_head` gets
 
 
 class RecurrentModule(torch.nn.Module):
@@ -54,7 +58,7 @@ class RecurrentModule(torch.nn.Module):
         kept = residual.index_select(0, keep)
         if not self.recycles_normed:
             kept = normed(self.norm, kept)
-        return RecurrentStep(residual, self.lm_head(kept))
+        return RecurrentStep(residual, kept)
 
 
 class WideEntry(torch.nn.Module):
@@ -87,3 +91,34 @@ class JoinedEntry(torch.nn.Module):
         """The residual [rows, hidden]."""
         both = normed(self.embed_norm, embedded), normed(self.state_norm, states)
         return self.product(torch.cat(both[::-1] if self.hidden_first else both, dim=-1)), None
+
+
+class RecurrentRows:
+    """A module, and KV of its rows."""
+
+    def __init__(
+        self,
+        files: HeadFiles,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_slots: int,
+        *,
+        eager: bool,
+        vocab_size: int | None,
+    ) -> None:
+        """Tokens from `vocab_size` on are never given."""
+        head = cast(RecurrentHead, files.spec.head)
+        self.packed = runs_packed(device, head.decoder.head_dim, eager=eager)
+        self.vocab = DraftVocab.of(files, len(files.tensors["embed_tokens.weight"]), vocab_size, device)
+        self.buckets = EXACT if self.packed else library_buckets(device, dtype)
+        parts = Parts(files.tensors, device, dtype, packed=self.packed)
+        self.module = RecurrentModule(head, parts, self.vocab.words, eager=eager).eval()
+        self.kv = empty_kv(kv_shape(head.decoder), dtype, num_slots, device)
+        self._device = device
+
+    def __call__(self, batch: Batch, states: Tensor) -> RecurrentStep:
+        """states [rows, hidden], of the token before each; written to. Kept rows are padded as the batch's are."""
+        self.module.angles.reach(int(batch.metadata.row_positions.max()) + 1)
+        batch = batch.map(lambda tensor: tensor.to(self._device))
+        step: RecurrentStep = self.module(batch.input_ids, states, batch.keep, batch.metadata, self.kv)
+        return step

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from pilotfish.core.executor import SequenceRows
 from pilotfish.core.features import Features
-from pilotfish.heads.head_executor import DraftVocab, HeadExecutor, HeadLogits, filled
-from pilotfish.heads.parts import Parts, kv_shape, runs_packed
-from pilotfish.heads.recurrent import RecurrentModule
+from pilotfish.heads.head_executor import HeadExecutor, HeadLogits, filled
+from pilotfish.heads.recurrent import RecurrentRows
 from pilotfish.heads.spec import HeadFiles, RecurrentHead
-from pilotfish.model.batch import EXACT, Batch, library_buckets
-from pilotfish.model.kv_planes import empty_kv, zeros
+from pilotfish.model.batch import Batch
+from pilotfish.model.kv_planes import zeros
 
 
 class RecurrentExecutor(HeadExecutor):
@@ -35,15 +34,10 @@ class RecurrentExecutor(HeadExecutor):
         vocab_size: int | None = None,
     ) -> None:
         """Tokens from `vocab_size` on are never given."""
-        head = cast(RecurrentHead, files.spec.head)
-        decoder = head.decoder
-        packed = runs_packed(device, decoder.head_dim, eager=eager)
-        vocab = DraftVocab.of(files, len(files.tensors["embed_tokens.weight"]), vocab_size, device)
-        buckets = EXACT if packed else library_buckets(device, dtype)
-        super().__init__(files, num_slots, decoder.context, vocab, buckets)
-        parts = Parts(files.tensors, device, dtype, packed=packed)
-        self.module = RecurrentModule(head, parts, vocab.words, eager=eager).eval()
-        self.kv = empty_kv(kv_shape(decoder), dtype, num_slots, device)
+        decoder = cast(RecurrentHead, files.spec.head).decoder
+        self.rows = RecurrentRows(files, device, dtype, num_slots, eager=eager, vocab_size=vocab_size)
+        super().__init__(files, num_slots, decoder.context, self.rows.vocab, self.rows.buckets)
+        self.kv = self.rows.kv
         self.states = zeros((num_slots + 1, decoder.hidden), dtype, device)
         self._device = device
 
@@ -60,12 +54,9 @@ class RecurrentExecutor(HeadExecutor):
 
     def _step(self, batch: Batch, entering: StatesBefore) -> Tensor:
         """Logits, float32 [kept rows, draft vocab]."""
-        self.module.angles.reach(int(batch.metadata.row_positions.max()) + 1)
-        batch = batch.map(lambda tensor: tensor.to(self._device))
-        states = self._states_before(entering)
-        step = self.module(batch.input_ids, states, batch.keep, batch.metadata, self.kv)
-        self.states.index_copy_(0, batch.metadata.row_slots.long(), step.states)
-        return cast(Tensor, step.logits[: batch.num_kept].float())
+        step = self.rows(batch, self._states_before(entering))
+        self.states.index_copy_(0, batch.metadata.row_slots.long().to(self._device), step.states)
+        return cast(Tensor, self.rows.module.lm_head(step.outputs)[: batch.num_kept].float())
 
     def _states_before(self, entering: StatesBefore) -> Tensor:
         """[rows, hidden]"""

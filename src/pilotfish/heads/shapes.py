@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pilotfish.heads.spec import BlockHead, Decoder, HeadSpec, ParallelHead, Projection, RecurrentHead
+from pilotfish.heads.spec import BlockHead, Decoder, HeadSpec, MaskedHead, ParallelHead, Projection, RecurrentHead
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -22,6 +22,8 @@ def tensor_shapes(spec: HeadSpec, vocab: int) -> Shapes:
     if isinstance(head, BlockHead):
         return shapes | _block_shapes(head, vocab, spec.draft_vocab)
     shapes["hidden_norm.weight"] = (hidden,)
+    if isinstance(head, MaskedHead):
+        shapes["mask_hidden"] = (1, 1, len(head.projection.layers) * spec.target_hidden)
     if head.entry == "joined":
         shapes |= {"input_proj.weight": (hidden, 2 * hidden), "input_proj.bias": (hidden,)}
         shapes["embed_norm.weight"] = (hidden,)

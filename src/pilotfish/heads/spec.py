@@ -1,10 +1,11 @@
 """What a trained head is, whoever published it: one record for each family, and the names that its tensors have here.
 
-Three families. All get, with each committed token, a *feature*: what the target's projection makes of its hidden states
+Four families. All get, with each committed token, a *feature*: what the target's projection makes of its hidden states
 at the token before.
 
     recurrent   EAGLE-1, EAGLE-2, EAGLE-3, MTP: a row is (feature of t, token t + 1) and gives logits of t + 2. Its own
                 state takes the place of the feature in the rows below it.
+    masked      P-EAGLE: EAGLE-3's rows, and below a root, in the same forward, rows of a mask: each gives a level.
     block       DFlash, DSpark: features are context; one forward over [anchor, mask, …] gives every slot of a block.
     parallel    Medusa: several heads over one feature, one for each depth.
 
@@ -95,6 +96,16 @@ class RecurrentHead:
     zero_first_embedding: bool = False  # that of position 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class MaskedHead(RecurrentHead):
+    """P-EAGLE. Rows of known tokens are a recurrent head's. Those of tokens to come have the embedding of `mask_token`
+    and, in place of a feature, the projection of `mask_hidden` [1, 1, parts * target_hidden]. They see what is above
+    them, the masks too, and no state is recycled."""
+
+    depth: int  # tokens that one forward gives below a root, at least 2: the root's own row gives the first
+    mask_token: int
+
+
 @dataclass(frozen=True)
 class BlockHead:
     """Slots of a block see each other and all context; K and V of context are projected from features, without a norm
@@ -135,7 +146,7 @@ class HeadSpec:
     """A head as `heads/files.py` reads it."""
 
     head: Head
-    kind: str  # eagle1, eagle3, mtp, dflash, dspark, medusa: what its publishers call it
+    kind: str  # eagle1, eagle3, peagle, mtp, dflash, dspark, medusa: what its publishers call it
     dialect: str  # whose layout its files have
     target_hidden: int
     target_layers: int

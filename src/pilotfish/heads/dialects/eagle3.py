@@ -8,6 +8,9 @@ of the first two without speculators' wrapper: then the other reading is kept as
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from pilotfish.heads.dialects.layout import (
     HeadLayout,
     HeadSource,
@@ -20,25 +23,22 @@ from pilotfish.heads.dialects.layout import (
     read_vocabulary,
 )
 from pilotfish.heads.fields import HeadFields
-from pilotfish.heads.spec import FINAL, HeadSpec, Projection, RecurrentHead
+from pilotfish.heads.spec import FINAL, Decoder, HeadSpec, Projection, RecurrentHead
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _LAYERS = Renaming({"layers.0.hidden_norm.": "hidden_norm."})
 _MIDLAYER = Renaming({"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "layers.0."})
+#: Makes the record of a head whose projection and layers are read.
+MakeHead = Callable[[Projection, Decoder], RecurrentHead]
 
 
 def speculators(source: HeadSource) -> HeadLayout:
     fields, inner = source.fields, open_wrapper(source, "eagle3")
-    layers = hidden_ids(fields, _IDS, source.target, outputs=False) if fields.has(_IDS) else default_ids(source)
-    return _layout(
-        source,
-        inner,
-        _LAYERS,
-        "speculators",
-        layers,
+    head = _recurrent(
         residual_normed=fields.flag("norm_before_residual", True),  # as vLLM takes it; the trainer writes it
         recycles_normed=fields.flag("norm_output", False),
     )
+    return wide_layout(source, inner, _LAYERS.of(source), "speculators", input_ids(source), head)
 
 
 def safeailab(source: HeadSource) -> HeadLayout:
@@ -47,14 +47,14 @@ def safeailab(source: HeadSource) -> HeadLayout:
     if not fields.flag("norm_output", True):
         raise fields.refused("norm_output", "true: in this layout it is the norm before lm_head")
     layers, others = _ids_by_guess(source, fields.within("eagle_config"))
-    residual = fields.flag("norm_before_residual", False)
-    return _layout(source, fields, _MIDLAYER, "safeailab", layers, others, residual_normed=residual)
+    head = _recurrent(residual_normed=fields.flag("norm_before_residual", False))
+    return wide_layout(source, fields, _MIDLAYER.of(source), "safeailab", layers, head, others)
 
 
 def deepspec(source: HeadSource) -> HeadLayout:
     layers = hidden_ids(source.fields, "target_layer_ids", source.target, outputs=True, normed=True)
     check_target(source, source.target.hidden, source.fields)
-    return _layout(source, source.fields, _LAYERS, "deepspec", layers)
+    return wide_layout(source, source.fields, _LAYERS.of(source), "deepspec", layers, _recurrent())
 
 
 def modelopt(source: HeadSource) -> HeadLayout:
@@ -64,15 +64,19 @@ def modelopt(source: HeadSource) -> HeadLayout:
     inner.only("use_last_layernorm", True, "the state is normed before lm_head in every head that is known")
     inner.only("use_mtp_layernorm", False, "EAGLE-3 has its own norms")
     inner.only("next_layer_regular", True, "layers after the first are plain")
-    inner.only("parallel_draft_step", 1, "heads that guess several tokens at once are not supported")
-    inner.only("parallel_draft_heads_num_layers", None, "heads that guess several tokens at once are not supported")
+    inner.only("parallel_draft_step", 1, "heads of Medusa on top of EAGLE's are not supported")
+    inner.only("parallel_draft_heads_num_layers", None, "heads of Medusa on top of EAGLE's are not supported")
     several = inner.flag("use_aux_hidden_state", True)
     layers, others = _ids_by_guess(source, inner) if several else ((FINAL,), ())
     residual = fields.flag("norm_before_residual", False)
-    recycled = fields.flag("norm_output", False)
-    return _layout(
-        source, fields, _LAYERS, "modelopt", layers, others, residual_normed=residual, recycles_normed=recycled
-    )
+    head = _recurrent(residual_normed=residual, recycles_normed=fields.flag("norm_output", False))
+    return wide_layout(source, fields, _LAYERS.of(source), "modelopt", layers, head, others)
+
+
+def input_ids(source: HeadSource) -> tuple[int, ...]:
+    """Of layouts that count what a layer gets."""
+    fields = source.fields
+    return hidden_ids(fields, _IDS, source.target, outputs=False) if fields.has(_IDS) else default_ids(source)
 
 
 def _ids_by_guess(source: HeadSource, inner: HeadFields) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -94,29 +98,26 @@ def _ids_by_guess(source: HeadSource, inner: HeadFields) -> tuple[tuple[int, ...
     return (outputs, inputs) if holder is inner else (inputs, outputs)
 
 
-def _layout(
+def _recurrent(*, residual_normed: bool = False, recycles_normed: bool = False) -> MakeHead:
+    return partial(RecurrentHead, entry="wide", residual_normed=residual_normed, recycles_normed=recycles_normed)
+
+
+def wide_layout(
     source: HeadSource,
     decoder_fields: HeadFields,
-    renaming: Renaming,
+    names: dict[str, str],
     dialect: str,
     layers: tuple[int, ...],
+    make_head: MakeHead,
     other_layers: tuple[int, ...] = (),
-    *,
-    residual_normed: bool = False,
-    recycles_normed: bool = False,
+    kind: str = "eagle3",
 ) -> HeadLayout:
-    names = renaming.of(source)
-    if "mask_hidden" in names:
-        raise source.refused(
-            "has a tensor mask_hidden: P-EAGLE, which guesses several tokens at once, is not supported"
-        )
-    decoder = read_decoder(decoder_fields, names)
+    """Of a head whose first layer's attention sees embedding and state side by side."""
+    decoder, target = read_decoder(decoder_fields, names), source.target
     check_target(source, source.fields.count("target_hidden_size", decoder.hidden))
-    projection = _projection(source, layers, decoder.hidden, decoder.eps)
-    head = RecurrentHead(projection, decoder, "wide", residual_normed=residual_normed, recycles_normed=recycles_normed)
-    target = source.target
+    head = make_head(_projection(source, layers, decoder.hidden, decoder.eps), decoder)
     draft_vocab = read_vocabulary(source, decoder_fields)
-    spec = HeadSpec(head, "eagle3", dialect, target.hidden, target.layers, draft_vocab, other_layers)
+    spec = HeadSpec(head, kind, dialect, target.hidden, target.layers, draft_vocab, other_layers)
     return HeadLayout(spec, names)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from pilotfish.heads.dialects import block, eagle1, eagle3, medusa, mtp
+from pilotfish.heads.dialects import block, eagle1, eagle3, medusa, mtp, peagle
 from pilotfish.heads.dialects.layout import Dialect, HeadSource
 
 
 def find_dialect(source: HeadSource) -> Dialect:
     names = source.headers
+    if peagle.is_peagle(source):
+        return peagle.speculators if source.fields.has("speculators_model_type") else peagle.vllm
     for beginning, dialect in _BEGINNINGS.items():
         if any(name.startswith(beginning) for name in names):
             return dialect
