@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from msgspec import structs
 
 from pilotfish.core.messages import Load
 from pilotfish.core.pools import BACK, FIRST_GREETING, GREETING, MAX_FAULTS, PAUSE, SILENCE, DraftPool
@@ -66,6 +67,19 @@ def test_a_pool_that_refuses_for_ever_new_reasons_gives_few_lines(pool: DraftPoo
     for second in range(200):
         pool.refused(f"reason {second}", second)
     assert len(pool.notices) == 4 and pool.drops.counts["refusals"] == 200
+
+
+def test_a_pool_that_expects_another_targets_features_gives_one_line() -> None:
+    pools = {digest: DraftPool("tcp://pool", b"0", target_digest=digest) for digest in ("", "a" * 64, "b" * 64)}
+    for pool in pools.values():
+        for told in ("", "a" * 64, "c" * 64):
+            pool.heard_load(structs.replace(load(), target_digest=told), 0.0)
+        assert pool.ready
+    assert [len(pool.notices) for pool in pools.values()] == [0, 0, 1]
+    (notice,) = pools["b" * 64].notices
+    assert notice.text.startswith(
+        "tcp://pool: it expects features of a target with other embeddings (aaaaaaaaaaaa, not b"
+    )
 
 
 def test_faults_have_it_left_alone(pool: DraftPool) -> None:

@@ -111,10 +111,12 @@ def _table(role: str, facts: ModelFacts) -> object:
 
 def _head_table(facts: HeadFacts) -> object:
     either = f", or {facts.other_hidden_states}: a probe tells" if facts.other_hidden_states else ""
+    reach = f"; up to position {facts.context}" if facts.context else ""
     rows = {
         "directory": facts.directory,
+        "trained on": facts.trained_on,
         "kind": f"{facts.kind}, in the layout of {facts.dialect}",
-        "guesses": facts.guesses,
+        "guesses": facts.guesses + reach,
         "hidden states": facts.hidden_states + either,
         "feature": f"{facts.feature_width} numbers a token, digest {facts.digest[:16]}",
         "vocabulary": facts.vocab_size,

@@ -163,6 +163,7 @@ class DraftMachine:
             self._intake is not None,
             target.last_features,
             dict(target.feature_drops),
+            "" if self._intake is None else self._intake.need.target,
         )
 
     def _send(self, peer: Peer, message: ToTarget) -> None:

@@ -23,6 +23,7 @@ class FeatureNeed:
 
     digests: tuple[str, ...]  # of the projection that makes them; several where it was published in several ways
     width: int
+    target: str = ""  # digest of the embedding of the target that makes them; "": not known
 
     def mismatch(self, offer: FeatureOffer | None) -> str | None:
         """Why a target's offer is of no use, and what would be."""

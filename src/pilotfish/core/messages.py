@@ -291,6 +291,7 @@ class Load(Readable, tag="load", frozen=True):
     own_features: Count = 0  # the number of that target's last FeatureRows that came; 0: none did
     #: FeatureRows of that target that could not be used, by reason.
     own_feature_drops: Annotated[dict[Text, Count], Meta(max_length=16)] = {}
+    target_digest: Text = ""  # of the embedding of the target whose features it was given to expect
 
 
 ToDraft: TypeAlias = Hello | Open | FeatureRows | Commit | Close

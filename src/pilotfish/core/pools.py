@@ -112,6 +112,7 @@ class DraftPool:
     sessions: set[int] = field(default_factory=set)  # numbers of this target's sessions
     told: ToldPrefixes = field(default_factory=ToldPrefixes)  # since it last began to answer
     features: FeatureLine = field(default_factory=FeatureLine)
+    target_digest: str = ""  # of this target's embedding, where a draft may ask for its features
     losses: int = 0  # times that it fell silent or was lost
     notices: list[Notice] = field(default_factory=list)  # for the log
     drops: Drops = field(init=False)
@@ -124,6 +125,7 @@ class DraftPool:
     _reported_refusal: str = ""  # since it last served
     _refusal_reported: float = -FIRST_PAUSE  # when
     _left_alone_until: float = 0.0
+    _compared: str = ""  # the first digest that it told of
 
     def __post_init__(self) -> None:
         self.drops = Drops(self.name, self.notices)
@@ -167,8 +169,22 @@ class DraftPool:
     def heard_load(self, load: Load, now: float) -> None:
         self.load, self._faults, self._last_heard = load, 0, now
         self.features.came(load.own_features)
+        self._compare(load.target_digest)
         if now >= self._left_alone_until:
             self._answers(now)
+
+    def _compare(self, digest: str) -> None:
+        """The first digest of another target gives a notice. Its features are no errors, and may be good enough."""
+        if self._compared or not (digest and self.target_digest):
+            return
+        self._compared = digest
+        if digest != self.target_digest:
+            other = (
+                f"it expects features of a target with other embeddings ({digest[:12]}, not {self.target_digest[:12]})"
+            )
+            self._warn(
+                f"{self.name}: {other}: its guesses may seldom be right; its --target should be this target's model"
+            )
 
     def heard_of_session(self, now: float) -> None:
         """Any message about a session ends its silence."""

@@ -22,9 +22,10 @@ from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.draft.worker import DraftWorker, Grower
+from pilotfish.engine.head_notes import note_head
 from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
-from pilotfish.engine.process import Signals, run_worker
+from pilotfish.engine.process import Signals, run_worker, supervised
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
@@ -115,10 +116,12 @@ def _load_head(config: DraftConfig) -> LoadedDraft:
     precision, fields = precision_here(model, target), load_config(target)
     logger.info("%s", precision)
     memory, files = plan_memory(model, head=head), head.either()
+    if not supervised():  # its parent has said it
+        note_head(head, files[0], fields.context)
     eager, vocab_size = model.eager, min(len(tokenizer), fields.vocab_size)
     executor = make_head_executor(
         files[0], device_of(model), precision.dtype, memory.slots, eager=eager, vocab_size=vocab_size
     )
     eos_ids = read_generation_config(target, fields.eos_token_id, fields.vocab_size).eos_ids
-    need = FeatureNeed(tuple(one.digest for one in files), executor.feature_width)
+    need = FeatureNeed(tuple(one.digest for one in files), executor.feature_width, head.target.digest())
     return LoadedDraft(executor, tokenizer, eos_ids, need)

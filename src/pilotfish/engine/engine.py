@@ -25,7 +25,8 @@ from pilotfish.core.step import RequestCommit
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.drafters import Drafters
 from pilotfish.engine.handovers import HandOvers
-from pilotfish.engine.heads import choose_layers, read_head_of_features
+from pilotfish.engine.head_notes import note_head
+from pilotfish.engine.heads import ConfiguredHead, choose_layers, read_head_of_features
 from pilotfish.engine.host_memory import divided
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
@@ -120,6 +121,8 @@ class Engine:
         logger.info(self.memory.describe())
         self.executor = self._load_target(heads)
         self.model = self.executor.model
+        if config.features is not None:
+            note_head(ConfiguredHead.of(config, config.features, config.target), heads[0], self.model.config.context)
         if not self.model.native:
             warn_of_spinning()
         vocab_size, eos_ids = self.model.config.vocab_size, sorted(self.model.generation.eos_ids)

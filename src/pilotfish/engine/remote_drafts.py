@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from pilotfish.engine.placement import split_cores
 from pilotfish.engine.pool_members import PoolMembers
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.errors import EngineError, ModelError, WireError
+from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.wire.channel import ChannelThread, Received, decode_to_target, framed
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
 from pilotfish.wire.endpoints import check_spelling
@@ -108,7 +110,8 @@ class RemoteDrafts:
         options = RemoteOptions(config.wanted, salt_key=salt_key(own))
         drafter = self.drafter = RemoteDrafter(hello, (), thread.post, options, channel.problem, source=source)
         self._channel = channel
-        self._members = PoolMembers(channel, thread, own, _draft_pool, drafter)
+        known_by = "" if offer is None else TargetFacts.read(config.target).digest()
+        self._members = PoolMembers(channel, thread, own, partial(_draft_pool, known_by), drafter)
         self._open.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._open.callback(thread.close)
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -172,8 +175,8 @@ class RemoteDrafts:
         return self._supervisor is not None and all(state.status != "failed" for state in self.workers())
 
 
-def _draft_pool(member: Member, peer: Peer) -> DraftPool:
-    return DraftPool(member.label, peer)
+def _draft_pool(target_digest: str, member: Member, peer: Peer) -> DraftPool:
+    return DraftPool(member.label, peer, target_digest=target_digest)
 
 
 def worker_command(config: EngineConfig, endpoint: str, name: str) -> list[str]:

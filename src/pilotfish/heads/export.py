@@ -140,7 +140,7 @@ def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens:
     spec, head = files.spec, files.spec.head
     assert not isinstance(head, ParallelHead)
     greedy = {"proposal_type": "greedy", "speculative_tokens": tokens or _tokens(head)}
-    about = {"name_or_path": verifier, "architectures": [target.architecture]}
+    about = {"name_or_path": verifier or files.trained_on.name or None, "architectures": [target.architecture]}
     fields: dict[str, Any] = {
         "architectures": [_CLASSES[spec.kind]],
         "speculators_model_type": spec.kind,
@@ -154,7 +154,8 @@ def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens:
         "dtype": str(files.tensors["layers.0.mlp.up_proj.weight"].dtype)[6:],
         "tie_word_embeddings": False,
     }
-    return fields | (_block_fields(head, spec) if isinstance(head, BlockHead) else _recurrent_fields(head, spec))
+    own = _block_fields(head, spec) if isinstance(head, BlockHead) else _recurrent_fields(head, spec)
+    return fields | own | files.trained_on.fields()
 
 
 def _tokens(head: RecurrentHead | BlockHead) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.heads.files import read_head
-from pilotfish.heads.spec import FINAL, BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
+from pilotfish.heads.spec import FINAL, POSITIONS, BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
 from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.heads.weights import tensor_files
 
@@ -14,12 +14,14 @@ from pilotfish.heads.weights import tensor_files
 @dataclass(frozen=True)
 class HeadFacts:
     directory: str
+    trained_on: str  # what it says, and whether that is so of the target
     kind: str
     dialect: str
     guesses: str  # how
     hidden_states: str  # of the target, that it takes
     other_hidden_states: str  # those of the other reading of its configuration; "" where there is one
     feature_width: int
+    context: int  # positions up to which it guesses; 0: any
     vocab_size: int  # tokens that it can guess
     parameters: int
     files: int
@@ -33,12 +35,14 @@ def head_facts(directory: Path, target: TargetFacts, layers: tuple[int, ...] | N
     spec = files.spec
     return HeadFacts(
         directory=str(directory),
+        trained_on=files.trained_on.told(target),
         kind=spec.kind,
         dialect=spec.dialect,
         guesses=_guesses(spec),
         hidden_states=_states(spec.projection.layers, spec.target_layers),
         other_hidden_states=_states(spec.other_layers, spec.target_layers),
         feature_width=spec.projection.width,
+        context=spec.context if spec.context < POSITIONS else 0,
         vocab_size=spec.draft_vocab,
         parameters=_parameters(files),
         files=len(paths),

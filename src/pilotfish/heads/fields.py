@@ -78,6 +78,13 @@ class HeadFields:
             raise self.refused(name, f"one of {', '.join(allowed)}")
         return str(value)
 
+    def text(self, name: str) -> str:
+        """ "" where it is absent."""
+        value = self.take(name, "")
+        if not isinstance(value, str):
+            raise self.refused(name, "a text")
+        return value
+
     def only(self, name: str, value: Any, why: str) -> None:
         """Refused unless absent or `value`."""
         if self.take(name, value) != value:

@@ -19,6 +19,7 @@ from pilotfish.heads.fields import HeadFields
 from pilotfish.heads.shapes import SHARED, optional_tensors, projection_shapes, tensor_shapes
 from pilotfish.heads.spec import FINAL, HeadFiles, HeadSpec, ParallelHead
 from pilotfish.heads.target_facts import TargetFacts
+from pilotfish.heads.trained_on import TrainedOn
 from pilotfish.heads.vocabulary import MAPPINGS, target_ids
 from pilotfish.heads.weights import read_tensor_headers, read_tensors, tensor_files
 from pilotfish.model.metadata import read_object
@@ -46,7 +47,8 @@ def read_head(directory: Path, target: TargetFacts, layers: tuple[int, ...] | No
     d2t = target_ids(source, layout, tensors)
     own = {name: tensor for name, tensor in tensors.items() if name not in MAPPINGS}
     own |= _shared(layout.spec, own, d2t, target)
-    return HeadFiles(layout.spec, own, d2t, projection_digest(layout.spec, own))
+    trained_on = TrainedOn.read(source.fields)
+    return HeadFiles(layout.spec, own, d2t, projection_digest(layout.spec, own), trained_on)
 
 
 def _read_layout(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None) -> tuple[HeadSource, HeadLayout]:
@@ -59,6 +61,7 @@ def _read_layout(directory: Path, target: TargetFacts, layers: tuple[int, ...] |
         raise ModelError(f"head: {directory} has no tensors: no model.safetensors, nor any other file that is known")
     source = HeadSource(fields, read_tensor_headers(files), target, layers)
     layout = find_dialect(source)(source)
+    TrainedOn.read(fields)  # so that its fields are checked, and none of them is one that nobody read
     if not layout.of_target:
         fields.refuse_unread(layout.spec.kind)
     if layers is not None:

@@ -19,8 +19,6 @@ from pilotfish.model.batch import EXACT
 
 #: Roots whose features are kept. Nodes below others get no children.
 ROOTS = 4096
-#: Positions that a head without any knows.
-POSITIONS = 1 << 20
 
 
 class ParallelExecutor(HeadExecutor):
@@ -40,7 +38,7 @@ class ParallelExecutor(HeadExecutor):
         head = cast(ParallelHead, files.spec.head)
         known = files.spec.draft_vocab if files.d2t is None else int(files.d2t.max()) + 1
         vocab = DraftVocab.of(files, known if vocab_size is None else vocab_size, None, device)
-        super().__init__(files, num_slots, POSITIONS, vocab, EXACT)
+        super().__init__(files, num_slots, files.spec.context, vocab, EXACT)
         self.deepest = head.heads
         parts = Parts(files.tensors, device, dtype, packed=runs_packed(device, 0, eager=eager))
         self.heads = [DepthLogits(head, parts, i, vocab.words) for i in range(head.heads)]

@@ -23,6 +23,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from pilotfish.core.features import FINAL as FINAL
+from pilotfish.heads.trained_on import NOTHING_SAID, TrainedOn
+
+#: Of a head whose own number of them is not said, or that has no use for them.
+POSITIONS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Decoder:
     window: int = 0  # 0: all positions
     #: transformers' `rope_parameters`, maybe with `partial_rotary_factor`.
     rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
-    context: int = 1 << 20  # positions that its rope knows
+    context: int = POSITIONS  # positions that its rope knows
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,11 @@ class HeadSpec:
         return self.head.projection
 
     @property
+    def context(self) -> int:
+        """Positions up to which it can guess."""
+        return POSITIONS if isinstance(self.head, ParallelHead) else self.head.decoder.context
+
+    @property
     def shift_unsure(self) -> bool:
         return bool(self.other_layers)
 
@@ -171,3 +180,4 @@ class HeadFiles:
     tensors: Mapping[str, Tensor]  # by canonical names, the projection's too
     d2t: Tensor | None  # int64 [draft vocab], the target's id of each draft id; None: they are the same
     digest: str
+    trained_on: TrainedOn = NOTHING_SAID

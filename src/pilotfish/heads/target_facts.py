@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotfish.errors import ModelError
 from pilotfish.heads.fields import HeadFields
-from pilotfish.heads.weights import read_tensor_headers, read_tensors, tensor_files
+from pilotfish.heads.weights import read_rows, read_tensor_headers, read_tensors, tensor_files
 from pilotfish.model.metadata import read_object
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: Rows of an embedding that its digest is of.
+SAMPLED = 256
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 _HEADS = ("lm_head.weight", *_EMBEDDINGS)  # a tied head is the embedding, and mostly in no file
 
@@ -44,6 +47,20 @@ class TargetFacts:
 
     def lm_head(self) -> Tensor:
         return self._tensor(_HEADS)
+
+    def digest(self) -> str:
+        """Tells targets of equal sizes apart: SHA-256, in hex, of up to `SAMPLED` rows of the embedding, spread evenly,
+        as bfloat16. So a copy in another type, or with quantized layers, has the same. "" where there is no embedding
+        by a name that is known."""
+        import torch
+
+        headers = read_tensor_headers(tensor_files(self.directory))
+        name = next((name for name in _EMBEDDINGS if name in headers), None)
+        if name is None or not headers[name].shape:
+            return ""
+        count = headers[name].shape[0]
+        rows = read_rows(headers[name], name, sorted({i * count // SAMPLED for i in range(SAMPLED)}))
+        return hashlib.sha256(rows.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()).hexdigest()
 
     def _tensor(self, names: tuple[str, ...]) -> Tensor:
         """The first of `names` in the target's files."""

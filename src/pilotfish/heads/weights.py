@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,3 +92,14 @@ def read_tensors(headers: Mapping[str, TensorHeader], names: Iterable[str]) -> d
         with safe_open(file, framework="pt") as opened:
             tensors |= {name: opened.get_tensor(name) for name in own}
     return tensors
+
+
+def read_rows(header: TensorHeader, name: str, rows: Sequence[int]) -> Tensor:
+    """[len(rows), …] of tensor `name`, whose other rows are not read."""
+    import torch
+
+    if header.file.name in PICKLED:
+        return _unpickled(header.file)[name][list(rows)]
+    with safe_open(header.file, framework="pt") as opened:
+        part = opened.get_slice(name)
+        return torch.cat([part[row : row + 1] for row in rows])

@@ -13,6 +13,7 @@ from torch import Tensor
 from pilotfish.heads.export import export_head
 from pilotfish.heads.spec import Head, HeadFiles, HeadSpec, ParallelHead
 from pilotfish.heads.target_facts import TargetFacts
+from pilotfish.heads.trained_on import TrainedOn
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.taught_recipe import HeadRecipe
 from pilotfish.train.taught_target import TaughtTarget
@@ -30,7 +31,8 @@ def trained_files(
         tensors |= {"embed_tokens.weight": shared.embedding, "lm_head.weight": shared.output}
     spec = HeadSpec(head, recipe.kind, "pilotfish", shared.embedding.shape[1], target.layers, len(shared.output))
     stored = {name: tensor.detach().to("cpu", STORED).contiguous() for name, tensor in tensors.items()}
-    return HeadFiles(spec, stored, None if draft_ids is None else draft_ids.cpu(), digest="")
+    trained_on = TrainedOn(digest=TargetFacts.read(recipe.target).digest())
+    return HeadFiles(spec, stored, None if draft_ids is None else draft_ids.cpu(), "", trained_on)
 
 
 def write_head(files: HeadFiles, recipe: HeadRecipe, directory: Path) -> None:
@@ -60,6 +62,7 @@ def _write_medusa(files: HeadFiles, head: ParallelHead, directory: Path) -> None
         "num_hidden_layers": head.blocks,
         "medusa_fc_bias": head.bias,
         "truncated_vocab_size": files.spec.draft_vocab,
+        **files.trained_on.fields(),
     }
     if files.d2t is not None:
         tensors["token_map"] = files.d2t

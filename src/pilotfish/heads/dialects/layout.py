@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from pilotfish.errors import ModelError
 from pilotfish.heads.fields import HeadFields
-from pilotfish.heads.spec import FINAL, Decoder, HeadSpec
+from pilotfish.heads.spec import FINAL, POSITIONS, Decoder, HeadSpec
 from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.heads.weights import TensorHeader
 from pilotfish.model.features import ACTIVATIONS
@@ -113,7 +113,7 @@ def read_decoder(
         norm_offset=norm_offset,
         window=window,
         rope=read_rope(fields, window),
-        context=fields.count("max_position_embeddings", 1 << 20),
+        context=fields.count("max_position_embeddings", POSITIONS),
     )
 
 
