@@ -183,6 +183,7 @@ def test_the_last_output_is_the_final_state_where_transformers_made_it(target: T
         ("speculators", {"speculators_model_type": "dflash2"}, "speculators_model_type: 'dflash2' is not allowed"),
         ("speculators", {"mask_token_id": 512}, "has a mask_token_id of 512; its target's vocabulary is 512"),
         ("speculators", {"mask_token_id": None}, "mask_token_id: None is not allowed"),
+        ("speculators", {"mask_token_id": float("nan")}, "mask_token_id: nan is not allowed"),
         ("speculators", {"block_size": 1}, "block_size: 1 is not allowed; expected an integer of at least 2"),
         ("speculators", {"aux_hidden_state_layer_ids": None}, "names no layers of its target"),
         (

@@ -229,6 +229,20 @@ def refusal(head: Path, target: TargetFacts) -> str:
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 is not allowed; expected a divisor of 4"),
         ({"mlp_bias": True}, "mlp_bias: True is not allowed"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type: 'longrope' is not allowed"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: None is not allowed; expected a number above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor: 0 is not allowed"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor: '2' is not allowed"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "rope_scaling.low_freq_factor: None is not allowed"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 1}},
+            "rope_scaling.beta_fast: 1 is not allowed; expected a number above beta_slow, 1",
+        ),
+        ({"rope_scaling": {"type": ["yarn"]}}, "rope_scaling.rope_type: "),
+        ({"rope_theta": 1}, "rope_theta: 1 is not allowed; expected a number above 1"),
+        ({"partial_rotary_factor": 1 << 70}, "partial_rotary_factor: 1180591620717411303424 is not allowed"),
+        ({"partial_rotary_factor": 0.01}, "partial_rotary_factor: 0.01 is not allowed"),
+        ({"layer_types": [[1]]}, "layer_types: [[1]] is not allowed"),
+        ({"use_sliding_window": True, "max_window_layers": "x"}, "max_window_layers: 'x' is not allowed"),
         ({"layer_types": ["sliding_attention"]}, "sliding_window: None is not allowed"),
         ({"layer_types": ["linear_attention"]}, "layer_types: ['linear_attention'] is not allowed"),
         ({IDS: [1, 2, 9]}, f"{IDS}: [1, 2, 9] is not allowed; expected layers 0 to 8"),
@@ -280,10 +294,21 @@ def test_tensors_that_are_refused(changes: dict[str, Any], told: str, target: Ta
     assert told in refusal(head, target)
 
 
-def test_layers_that_the_target_has_not_are_refused(target: TargetFacts, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ((1, 2, 9), "9 is not allowed; expected 0 to 8"),
+        ((1, 2, 2), "'1,2,2' is not allowed; expected each hidden state once"),
+        ((1, 2), "'1,2' is not allowed; expected 3 of them"),
+        ((1, 2, 3, 4), "'1,2,3,4' is not allowed; expected 3 of them"),
+    ],
+)
+def test_layers_that_do_not_fit_are_refused(
+    layers: tuple[int, ...], told: str, target: TargetFacts, tmp_path: Path
+) -> None:
     head = write_eagle3(tmp_path, target=target)
-    with pytest.raises(ParameterError, match=r"layers: 9 is not allowed; expected 0 to 8"):
-        read_head(head, target, layers=(1, 2, 9))
+    with pytest.raises(ParameterError, match=f"^draft_layers: {told}"):
+        read_head(head, target, layers)
 
 
 def test_a_default_needs_layers(tmp_path: Path) -> None:

@@ -255,7 +255,8 @@ def test_what_cannot_work_is_refused(llama: Path, draft: Path, tmp_path: Path) -
     other = eagle3(tmp_path / "other", facts)
     assert refusal(llama, head, features=other).startswith("features: ")
     assert refusal(llama, draft, features=draft).startswith("features: ")
-    assert refusal(llama, head, draft_layers=(0, 1, 7)).startswith("layers: 7 is not allowed")
+    assert refusal(llama, draft, draft_layers=(0, 1)).startswith("draft_layers: '0,1' is not allowed; expected nothing")
+    assert refusal(llama, head, draft_layers=(0, 1, 7)).startswith("draft_layers: 7 is not allowed")
 
 
 def test_a_pool_is_told_its_heads_target_and_nothing_else(llama: Path, tmp_path: Path) -> None:

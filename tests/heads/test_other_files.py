@@ -183,3 +183,21 @@ def test_a_pickle_runs_no_code(target: TargetFacts, tmp_path: Path) -> None:
     (head / "medusa_lm_head.pt").write_bytes(pickle.dumps(Spy(spied)))
     assert "cannot be read" in refusal(head, target)
     assert not spied.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "told"),
+    [
+        (7, torch.zeros(2), "holds something else than tensors by name"),
+        (b"7", torch.zeros(2), "holds something else than tensors by name"),
+        ("x", 7, "holds x, which is no dense tensor with values"),
+        ("x", torch.zeros(2, 2).to_sparse(), "holds x, which is no dense tensor with values"),
+        ("x", torch.zeros(2, device="meta"), "holds x, which is no dense tensor with values"),
+    ],
+)
+def test_a_pickle_of_something_else(
+    name: object, tensor: object, told: str, target: TargetFacts, tmp_path: Path
+) -> None:
+    head = write_medusa(tmp_path, target=target)
+    torch.save({name: tensor}, head / "medusa_lm_head.pt")
+    assert told in refusal(head, target)

@@ -11,11 +11,17 @@ from pilotfish.heads.detect import is_head
 
 def with_features(config: EngineConfig) -> EngineConfig:
     """Names a draft that is a trained head as the one that its target makes features for, where it grows trees in this
-    process or in workers that it starts. ParameterError for `features` that are no head, or another one."""
+    process or in workers that it starts. ParameterError for `features` that are no head, or another one, and for
+    `draft_layers` of a draft that is none."""
     if config.features is not None and not is_head(config.features):
         raise ParameterError("features", str(config.features), "the directory of a trained head")
     grown_here = config.mode == "sync" or config.starts_drafts
-    if config.draft is None or "lm" not in config.drafters or not grown_here or not is_head(config.draft):
+    if config.draft is None or "lm" not in config.drafters or not grown_here:
+        return config
+    if not is_head(config.draft):
+        if config.draft_layers and config.features is None:
+            given = ",".join(map(str, config.draft_layers))
+            raise ParameterError("draft_layers", given, f"nothing: {config.draft} is no trained head")
         return config
     if config.features not in (None, config.draft):
         raise ParameterError(

@@ -60,21 +60,36 @@ def _read_layout(directory: Path, target: TargetFacts, layers: tuple[int, ...] |
     if not files:
         raise ModelError(f"head: {directory} has no tensors: no model.safetensors, nor any other file that is known")
     source = HeadSource(fields, read_tensor_headers(files), target, layers)
+    if layers is not None:
+        _check_told(layers, target)
     layout = find_dialect(source)(source)
     TrainedOn.read(fields)  # so that its fields are checked, and none of them is one that nobody read
     if not layout.of_target:
         fields.refuse_unread(layout.spec.kind)
     if layers is not None:
+        _check_count(layout, source, layers)
         layout = dataclasses.replace(layout, spec=with_layers(layout.spec, layers))
-    _check_layers(layout.spec, target)
     _check_tensors(source, layout)
     return source, layout
 
 
-def _check_layers(spec: HeadSpec, target: TargetFacts) -> None:
-    for layer in spec.projection.layers:
+def _check_told(layers: tuple[int, ...], target: TargetFacts) -> None:
+    """ParameterError for hidden states that the target has not, or that are named twice."""
+    for layer in layers:
         if layer != FINAL and not 0 <= layer <= target.layers:
-            raise ParameterError("layers", layer, f"0 to {target.layers}, or {FINAL}: after the final norm")
+            allowed = f"0 to {target.layers}, or {FINAL}: after the final norm"
+            raise ParameterError("draft_layers", layer, allowed)
+    if len(set(layers)) < len(layers):
+        raise ParameterError("draft_layers", ",".join(map(str, layers)), "each hidden state once")
+
+
+def _check_count(layout: HeadLayout, source: HeadSource, layers: tuple[int, ...]) -> None:
+    """ParameterError for more or fewer hidden states than the head's tensors take."""
+    columns = source.shape(layout.names.get("fc.weight", ""))[-1:] or (source.target.hidden,)
+    count = columns[0] // source.target.hidden
+    if len(layers) != count and columns[0] % source.target.hidden == 0:
+        allowed = f"{count} of them, as {source.fields.path.parent} takes"
+        raise ParameterError("draft_layers", ",".join(map(str, layers)), allowed)
 
 
 def _check_tensors(source: HeadSource, layout: HeadLayout) -> None:

@@ -75,8 +75,12 @@ def _unpickled(file: Path) -> Mapping[str, Tensor]:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # pickle's, zip's and torch's errors have no common base
         raise ModelError(f"head: tensors in {file} cannot be read: {one_line(error)}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(x, torch.Tensor) for x in tensors.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(x, str) for x in tensors):
         raise ModelError(f"head: {file} holds something else than tensors by name")
+    for name, x in tensors.items():
+        dense = isinstance(x, torch.Tensor) and not x.is_nested and x.layout == torch.strided
+        if not dense or x.device.type != "cpu":
+            raise ModelError(f"head: {file} holds {name}, which is no dense tensor with values")
     return tensors
 
 

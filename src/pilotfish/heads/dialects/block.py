@@ -122,7 +122,7 @@ class _Parts:
         """The field's one value, wherever it is."""
         found = [holder for holder in self._holders if holder.has(name)]
         values = [holder.take(name) for holder in found]
-        if any(value != values[0] for value in values):
+        if any(value != values[0] for value in values[1:]):
             raise found[1].refused(name, f"{values[0]!r}, as outside of this object")
         return values[0] if values else default
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pilotfish.errors import ModelError
+from pilotfish.heads.dialects.rope import read_rope
 from pilotfish.heads.fields import HeadFields
 from pilotfish.heads.spec import FINAL, POSITIONS, Decoder, HeadSpec
 from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.heads.weights import TensorHeader
 from pilotfish.model.features import ACTIVATIONS
 
-#: Kinds of rotary embeddings whose angles are those of the position alone.
-_ROPES = ("default", "linear", "llama3", "yarn")
+_ATTENTIONS = ("full_attention", "sliding_attention")
 #: Layers of a head, at most.
 _DEEPEST = 256
 #: Buffers in the files of some trainers, which say nothing that the configuration does not.
@@ -99,12 +99,13 @@ def read_decoder(
         raise fields.refused("num_key_value_heads", f"a divisor of {heads}, its num_attention_heads")
     if window is None:
         window = read_window(fields, layers)
+    head_dim = fields.count("head_dim", max(hidden // heads, 1))
     return Decoder(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=fields.count("head_dim", max(hidden // heads, 1)),
+        head_dim=head_dim,
         ffn=fields.count("intermediate_size"),
         eps=fields.number("rms_norm_eps", 1e-6),
         activation=fields.choice("hidden_act", ACTIVATIONS, "silu"),
@@ -112,7 +113,7 @@ def read_decoder(
         qk_norm="layers.0.self_attn.q_norm.weight" in names,
         norm_offset=norm_offset,
         window=window,
-        rope=read_rope(fields, window),
+        rope=read_rope(fields, window, head_dim),
         context=fields.count("max_position_embeddings", POSITIONS),
     )
 
@@ -126,37 +127,15 @@ def read_window(fields: HeadFields, layers: int) -> int:
     window, used = fields.take("sliding_window"), fields.flag("use_sliding_window", False)
     kinds = fields.take("layer_types")
     if kinds is None:
-        first = fields.take("max_window_layers", 0) if used else layers
+        first = fields.count("max_window_layers", 0, least=0) if used else layers
         kinds = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
-    elif not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {"full_attention", "sliding_attention"}:
+    elif not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _ATTENTIONS for kind in kinds):
         raise fields.refused("layer_types", f"full_attention or sliding_attention, for {layers} layers")
     if len(set(kinds)) > 1:
         raise fields.refused("layer_types", "one kind for all layers")
     if kinds[0] == "full_attention":
         return 0
     return fields.count("sliding_window", window)
-
-
-def read_rope(fields: HeadFields, window: int) -> dict[str, Any]:
-    """transformers' `rope_parameters`, in its newer place, else in the older fields; a base of 10000 unless the head
-    says another: never the target's."""
-    newer = fields.within("rope_parameters")
-    for kind in ("sliding_attention", "full_attention"):  # transformers may keep them by kind of layer
-        if newer.has(kind):
-            other = newer.within(kind)
-            newer = other if (kind == "sliding_attention") == bool(window) else newer
-    older = fields.within("rope_scaling")
-    scaling = newer if newer.has("rope_theta") or newer.has("rope_type") else older
-    rope = {name: value for name, value in scaling.values().items() if not isinstance(value, dict | list)}
-    kind = rope.pop("type", None) or rope.get("rope_type") or "default"
-    if kind not in _ROPES:
-        raise scaling.refused("rope_type", f"one of {', '.join(_ROPES)}")
-    theta = fields.number("rope_theta", 10000.0)
-    rope |= {"rope_type": kind, "rope_theta": scaling.number("rope_theta", theta)}
-    partial = fields.number("partial_rotary_factor", rope.pop("partial_rotary_factor", 1.0))
-    for name in ("mrope_section", "mrope_interleaved"):  # of images' positions; those of text are all the same
-        rope.pop(name, None)
-    return rope if partial == 1.0 else {**rope, "partial_rotary_factor": partial}
 
 
 def read_vocabulary(source: HeadSource, fields: HeadFields) -> int:
