@@ -16,13 +16,12 @@ from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
 from pilotfish.engine.heads import sharing
-from pilotfish.engine.memory import load_configured, refuse_unequal_tokenizers
+from pilotfish.engine.memory import load_configured, load_draft_tokenizer
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.heads.executor import make_head_executor
 from pilotfish.heads.spec import HeadFiles
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
 
 
@@ -94,8 +93,8 @@ class Drafters:
         """And its tokens that the target lacks."""
         config = self._config
         assert config.draft is not None  # EngineConfig checks it
-        refuse_unequal_tokenizers(config.target, config.draft)
-        unshared = added_tokens(load_tokenizer(config.draft)).keys() - added_tokens(self._tokenizer).keys()
+        tokenizer = load_draft_tokenizer(config.draft, config.target, self._tokenizer)
+        unshared = added_tokens(tokenizer).keys() - added_tokens(self._tokenizer).keys()
         loaded, vocab_size = load_configured(config, config.draft), self._target.vocab_size
         self.draft_executor = TorchExecutor(loaded, self._target.num_slots, vocab_size=vocab_size)
         return self.draft_executor, frozenset(unshared)
@@ -112,7 +111,7 @@ class Drafters:
     def _make_remote(self) -> RemoteDrafter:
         config = self._config
         if config.draft is not None and config.starts_drafts and not self._drafts_with_head:
-            refuse_unequal_tokenizers(config.target, config.draft)
+            load_draft_tokenizer(config.draft, config.target, self._tokenizer)
         assert self._remote is not None  # as in every mode async
         vocab_size, tap = self._target.vocab_size, self._target.tap
         if tap is None:

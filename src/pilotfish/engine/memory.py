@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -315,16 +316,19 @@ def check_models(config: EngineConfig) -> CheckReport:
     if report.would_run:
         with report.noting_problems():
             if config.draft is not None and report.head is None:
-                refuse_unequal_tokenizers(config.target, config.draft)
+                load_draft_tokenizer(config.draft, config.target, load_tokenizer(config.target))
             report.memory = plan_memory(config)
     return report
 
 
-def refuse_unequal_tokenizers(target: Path, draft: Path) -> None:
-    """ModelError, which says what differs, if token ids of one stand for other texts in the other."""
-    reason = why_unequal(load_tokenizer(target), load_tokenizer(draft))
+def load_draft_tokenizer(draft: Path, target: Path, own: Any) -> Any:
+    """The draft's tokenizer; ModelError, which says what differs, if its token ids stand for other texts in the
+    target's `own`."""
+    tokenizer = load_tokenizer(draft)
+    reason = why_unequal(own, tokenizer)
     if reason is not None:
         raise ModelError(f"draft: {draft} and target {target} have unequal tokenizers: {reason}")
+    return tokenizer
 
 
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:

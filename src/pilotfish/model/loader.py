@@ -3,7 +3,9 @@ that would take."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -94,13 +96,19 @@ def load_config(directory: Path, max_model_len: int = 0) -> Any:
     refuse_nonsense(fields, path)
     eos_ids(path, fields.get("eos_token_id"), vocab_size=None)  # one line, where transformers' error has three
     try:
-        with quiet():
-            config = AutoConfig.from_pretrained(directory)
+        config = deepcopy(_parsed(directory, path.read_bytes()))
     except Exception as error:  # errors in files and fields have no common base
         raise ModelError(f"model: {path} cannot be read: {one_line(error)}") from error
     refuse_unsupported(config, directory)
     _complete(config, directory, max_model_len)
     return config
+
+
+@lru_cache(maxsize=16)
+def _parsed(directory: Path, text: bytes) -> Any:  # noqa: ARG001  # what the directory's config.json holds
+    """transformers' configuration of a directory: a start asks for it a dozen times, and transformers is slow."""
+    with quiet():
+        return AutoConfig.from_pretrained(directory)
 
 
 def _complete(config: Any, directory: Path, max_model_len: int) -> None:
