@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def foreign_to_loops(module: str, source: str) -> set[str]:
     return own - OF_LOOPS[unit(module)] | {name for name in names if name.split(".")[0] in ("torch", "transformers")}
 
 
+@cache
 def modules() -> dict[str, Path]:
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):

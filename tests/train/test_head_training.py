@@ -29,6 +29,8 @@ from pilotfish.train.trainer import Trainer
 from pilotfish.train.write_head import write_head
 
 SIZE = LlamaSize(layers=4, hidden=64, heads=2, kv_heads=1, ffn=64)
+#: More than the target writes at a time.
+TWICE = {"sampled_tokens": 16 * 128}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,7 +62,7 @@ def recipe(target: Path, sources: Path, kind: str, **given: Any) -> HeadRecipe:
         "sequence_length": 128,
         "batch_rows": 2,
         "tokens": 128 * 2 * 20,
-        "sampled_tokens": 16 * 128,
+        "sampled_tokens": 8 * 128,
         "learning_rate": 0.01,
     }
     return head_recipe(kind, target=target, sources=(sources,), held_out=("beta",), **{**small, "depth": 3, **given})
@@ -78,7 +80,7 @@ def run(recipe: HeadRecipe, folder: Path) -> HeadEvaluation:
 @pytest.fixture(scope="module")
 def finished(target: Path, sources: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HeadEvaluation]:
     folder = tmp_path_factory.mktemp("finished")
-    return folder, run(recipe(target, sources, "eagle3"), folder)
+    return folder, run(recipe(target, sources, "eagle3", **TWICE), folder)
 
 
 def test_a_run_leaves_its_log_and_its_curves(finished: tuple[Path, HeadEvaluation]) -> None:
@@ -120,7 +122,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(
         return advance(self, *args)
 
     monkeypatch.setattr(Trainer, "_advance", interrupted)
-    every_five = recipe(target, sources, "eagle3", checkpoint_every=5)
+    every_five = recipe(target, sources, "eagle3", **TWICE, checkpoint_every=5)
     with pytest.raises(KeyboardInterrupt):
         run(every_five, tmp_path)
     monkeypatch.undo()
