@@ -17,7 +17,7 @@ from pilotfish.engine.sample import Sample
 from pilotfish.pairs import resolve_pair
 
 PAIR = resolve_pair("pycode")
-ENTRIES = list(entries())[::4]
+ENTRIES = list(entries())[::7]
 TEMPERATURES = (0.0, 1.0)
 
 

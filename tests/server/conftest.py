@@ -18,6 +18,8 @@ from transformers import AutoTokenizer
 
 from pilotfish.pairs import resolve_pair
 
+#: Modes of the servers that are asked each question.
+ASKED = sized(("off", "async"), MODES)
 TEMPLATE = (
     "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}"
     "<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
@@ -68,18 +70,18 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def bundled() -> Iterator[dict[str, LiveServer]]:
-    """Live servers of the bundled pair, by their mode."""
+    """Live servers of the bundled pair, by their mode: of those that are asked."""
     pair = resolve_pair("pycode")
     options = {"served_model_name": "pycode", "kv_slots": 16384, "budget": "fixed"}
     drafts: dict[str, dict[str, Any]] = {"off": {}, "sync": {"draft": pair.draft}, "async": {"draft": pair.draft}}
     with ExitStack() as stack:
-        servers = {mode: LiveServer(pair.target, mode=mode, **options, **drafts[mode]) for mode in MODES}
+        servers = {mode: LiveServer(pair.target, mode=mode, **options, **drafts[mode]) for mode in ASKED}
         for server in servers.values():
             stack.callback(server.kill)
         yield {mode: stack.enter_context(server) for mode, server in servers.items()}
 
 
-@pytest.fixture(params=sized(("off", "async"), MODES))
+@pytest.fixture(params=ASKED)
 def mode(request: pytest.FixtureRequest) -> str:
     """Of the server that is asked."""
     return str(request.param)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import jsonschema_rs
@@ -19,6 +20,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 MODEL = "pycode"
+THREADS = 8
 ASK = {"role": "user", "content": "def mean(values):"}
 
 
@@ -198,8 +200,19 @@ class Servers:
         self.clients = {
             mode: OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) for mode, url in urls.items()
         }
-        self.whole = cache(self._whole)
-        self.streamed = cache(self._streamed)
+        self._wholes = cache(partial(self._together, self._whole))
+        self._streams = cache(partial(self._together, self._streamed))
+
+    def whole(self, mode: str, case: Case) -> list[Output]:
+        return self._wholes(mode)[case].result()
+
+    def streamed(self, mode: str, case: Case) -> list[Output]:
+        return self._streams(mode)[case].result()
+
+    def _together(self, ask: Callable[[str, Case], list[Output]], mode: str) -> dict[Case, Future[list[Output]]]:
+        """All cases, a few at a time: a forward of several rows costs hardly more than one of one."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            return {case: pool.submit(ask, mode, case) for case in CASES}
 
     def _create(self, mode: str, case: Case, **more: Any) -> Any:
         client, asked = (
