@@ -13,6 +13,7 @@ from head_files import write_block, write_eagle1, write_eagle3, write_medusa, wr
 from inline_drafts import inline_drafts
 from inline_prefills import assert_nothing_left, inline_prefills
 from loopback import Loopback
+from sizes import sized
 from support import SNIPPETS, assert_idle, edit_tensors, make_engine, run
 from thread_ranks import thread_ranks
 
@@ -89,6 +90,12 @@ HEADS: dict[str, Writer] = {
 }
 
 
+#: One that each executor runs. Where its slots come from and go to, and its features, is no matter of a layout.
+OF_EACH_EXECUTOR = pytest.mark.parametrize(
+    "head", sized(("eagle3", "peagle", "dspark", "medusa"), tuple(HEADS)), indirect=True, scope="module"
+)
+
+
 @pytest.fixture(scope="module", params=HEADS)
 def head(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return HEADS[request.param](tmp_path_factory.mktemp("head"), TargetFacts.read(llama))
@@ -122,6 +129,7 @@ def test_the_output_is_the_targets(drafting: Engine, expected: list[list[int]]) 
     assert accepted(drafting, PROMPTS[0], PARAMS[0]) > 0
 
 
+@OF_EACH_EXECUTOR
 def test_a_draft_worker_changes_nothing_either(
     llama: Path, head: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +142,7 @@ def test_a_draft_worker_changes_nothing_either(
         assert accepted(engine, PROMPTS[0], PARAMS[0]) > 0
 
 
+@OF_EACH_EXECUTOR
 def test_requests_give_way_to_each_other(llama: Path, head: Path, expected: list[list[int]]) -> None:
     """What was preempted is computed again, and so is what the head had of it."""
     with make_engine(llama, draft=head, mode="sync", drafter="lm", kv_slots=120) as engine:

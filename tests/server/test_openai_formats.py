@@ -71,7 +71,7 @@ def streamed(client: OpenAI, fields: dict[str, Any]) -> Any:
         return stream.until_done().get_final_completion().choices[0]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sized(range(2), range(4)))
 def test_required_calls(client: OpenAI, seed: int) -> None:
     fields = asked(seed, tool_choice="required", parallel_tool_calls=False)
     choice = client.chat.completions.create(**fields).choices[0]
@@ -79,7 +79,7 @@ def test_required_calls(client: OpenAI, seed: int) -> None:
     assert len(calls(choice.message)) == 1 and calls(streamed(client, fields).message) == calls(choice.message)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sized(range(2), range(3)))
 def test_several_calls(client: OpenAI, seed: int) -> None:
     """As many as the model likes; the last one is cut where they are too long."""
     choice = client.chat.completions.create(**asked(seed, tool_choice="required")).choices[0]
@@ -98,7 +98,7 @@ def test_a_named_call(client: OpenAI, name: str) -> None:
         assert calls(streamed(client, fields).message) == calls(choice.message)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sized(range(2), range(4)))
 def test_an_answer_of_a_format_or_calls(client: OpenAI, seed: int) -> None:
     choice = client.chat.completions.create(**asked(seed, response_format=FORMAT, parallel_tool_calls=False)).choices[0]
     if choice.finish_reason == "tool_calls":
