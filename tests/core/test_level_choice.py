@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.level_choice import FairShare
+from pilotfish.core.level_choice import MAX_TENANTS, FairShare
 
 WEIGHTS = {"a": 3.0, "b": 1.0, "c": 1.0}
 
@@ -46,6 +46,24 @@ def test_a_tenant_that_was_away_gets_no_more_than_its_share() -> None:
         share.split({"a": 32}, WEIGHTS, 32)
     rows = share.split({"a": 32, "b": 32}, WEIGHTS, 32)
     assert abs(rows["b"] - 8) <= 1
+
+
+def test_prompts_that_were_read_alone_are_no_debt() -> None:
+    """Nobody else wanted those rows; those of the last level alone count against the one who comes."""
+    share = FairShare()
+    for _ in range(100):
+        share.split({"b": 1}, WEIGHTS, 32)
+        share.charge("b", 64, WEIGHTS["b"])
+    levels = [share.split({"b": 32, "c": 32}, WEIGHTS, 32)["b"] for _ in range(4)]
+    assert levels[0] == 0 and levels[-1] == 16
+
+
+def test_few_tenants_are_remembered() -> None:
+    share = FairShare()
+    for number in range(2 * MAX_TENANTS):
+        share.split({}, {}, 32)
+        share.charge(f"tenant {number}", 100, 1.0)
+    assert len(share._clocks) <= MAX_TENANTS
 
 
 WANTED = st.dictionaries(st.sampled_from("abc"), st.integers(0, 40))

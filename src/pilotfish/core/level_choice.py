@@ -15,6 +15,8 @@ from pilotfish.errors import ParameterError
 
 #: Rows of prompts that a level takes beside leaves, and without any.
 CHUNK, WHOLE_CHUNK = 64, 256
+#: Tenants that are remembered as ahead of others; without keys each target that ever connects is one.
+MAX_TENANTS = 512
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,11 @@ class FairShare:
 
     def split(self, wanted: Mapping[str, int], weights: Mapping[str, float], rows: int) -> dict[str, int]:
         """Rows of each tenant in `wanted`."""
+        clocks = {tenant: self._clocks.get(tenant, self._now) for tenant, count in wanted.items() if count > 0}
         if sum(wanted.values()) <= rows or len(wanted) == 1:  # nobody gets what another wants
+            self._advance(min(clocks.values(), default=self._now))
             return {tenant: min(count, rows) for tenant, count in wanted.items()}
         shares = dict.fromkeys(wanted, 0)
-        clocks = {tenant: self._clocks.get(tenant, self._now) for tenant, count in wanted.items() if count > 0}
         turns = [(clock, tenant) for tenant, clock in clocks.items()]
         heapq.heapify(turns)
         for _ in range(min(rows, sum(wanted.values()))):
@@ -56,13 +59,21 @@ class FairShare:
             clocks[tenant] = clock + 1 / weights[tenant]
             if shares[tenant] < wanted[tenant]:
                 heapq.heappush(turns, (clocks[tenant], tenant))
-        self._clocks = {tenant: clock for tenant, clock in (self._clocks | clocks).items() if clock > self._now}
+        self._clocks |= clocks
+        self._advance(self._now)
         return shares
 
     def charge(self, tenant: str, rows: int, weight: float) -> None:
         """`tenant` got rows beside those that were split."""
         if rows > 0:
             self._clocks[tenant] = self._clocks.get(tenant, self._now) + rows / weight
+        if len(self._clocks) > MAX_TENANTS:
+            self._advance(min(self._clocks.values()))
+
+    def _advance(self, now: float) -> None:
+        """Whoever is not ahead of it is forgotten."""
+        self._now = now
+        self._clocks = {tenant: clock for tenant, clock in self._clocks.items() if clock > now}
 
 
 def _can_grow(session: DraftSession) -> bool:
