@@ -380,6 +380,34 @@ def test_a_head_reads_what_features_came_for() -> None:
     device.check()
 
 
+@pytest.mark.parametrize("wanted", [0, 8, 30])
+def test_what_a_head_guessed_stays_until_it_is_guessed_again(wanted: int) -> None:
+    """In its slots; where it is most of what is wanted of a tree, that begins anew. Accepted tokens are read again."""
+    table = make_table()
+    device, choice, session = Device(table), LevelChoice(table, SHAPE), make_session(1, [0, 1, 0, 1, 1], width=1)
+    session.wanted = 30
+    table.open(session)
+    tell(session)
+    for _ in range(3):
+        device.run(choice.next_level(0.0))
+    guessed, slots = len(session.tree), set(session.tree.slots)
+    session.wanted = wanted
+    table.commit(session, [0])
+    left, kept = len(session.tree), set(session.tree.slots)
+    assert (session.num_missing, len(session.slots)) == (1, 5) and kept < slots
+    assert (left > 0) == (wanted == 30) and 2 * left <= wanted and left < guessed
+    tell(session)
+    device.check()
+    if wanted:
+        device.run(choice.next_level(0.0))
+        assert session.num_missing == 0 and len(session.tree) == max(left, CHILDREN)
+        again = session.tree.leaves(CHILDREN)
+        assert session.tree.lacking(again) == (0 if left else CHILDREN)
+        device.run(choice.next_level(0.0))
+        assert set(session.tree.slots) > kept and all(session.tree.leaves(9).count(leaf) == 0 for leaf in again)
+        device.check()
+
+
 def test_a_first_token_alone_gives_a_head_nothing_to_guess_from() -> None:
     table = make_table()
     device, session = Device(table), make_session(1, [1], width=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,7 @@ DEEP, WHOLE = 1000, 1 << 20
 class Plain:
     """A node that knows its parent and its children."""
 
-    number: int
+    number: int  # its newest
     token: int
     chance: float  # log, given the parent
     parent: Plain | None = None
@@ -48,13 +49,15 @@ class PlainTree:
         self.root = Plain(0, -1, 0.0)
         self.next_id, self.next_slot = 1, 0
 
-    def expand(self, node: Plain, children: list[tuple[int, float]]) -> None:
-        if node is not self.root:
+    def expand(self, node: Plain, children: dict[int, float]) -> None:
+        """For the first time, or again: then children that it has get their new chance, and a new number."""
+        if node is not self.root and node.slot is None:
             node.slot, self.next_slot = self.next_slot, self.next_slot + 1
-        for token, chance in children:
-            if node.score + chance > Lookahead.FLOOR:
-                node.children.append(Plain(self.next_id, token, chance, node))
-                self.next_id += 1
+        for token, chance in children.items():
+            child = next((child for child in node.children if child.token == token), None)
+            if child is None:
+                node.children.append(child := Plain(0, token, chance, node))
+            child.number, child.chance, self.next_id = self.next_id, chance, self.next_id + 1
 
     def commit(self, tokens: list[int]) -> tuple[bool, list[int], set[int]]:
         """Whether all were there; slots of the path; slots of the dead."""
@@ -88,34 +91,40 @@ CHILDREN = st.dictionaries(st.integers(0, 5), CHANCES, max_size=4)
 
 def grow(tree: Lookahead, plain: PlainTree, leaves: list[int], children: list[dict[int, float]]) -> NewNodes:
     """Expand nodes of both, or the root, as a level does: what is too unlikely is left out before."""
-    nodes = {node.number: node for node in (plain.root, *plain.root.below())}
-    kept = []
-    for leaf, below in zip(leaves, children, strict=True):
-        node = plain.root if leaf == tree.root else nodes[tree._ids[leaf]]
-        kept.append({token: chance for token, chance in below.items() if node.score + chance > Lookahead.FLOOR})
-        plain.expand(node, list(below.items()))
+    numbers = {node.number: node for node in plain.root.below()}
+    nodes = [plain.root if leaf == tree.root else numbers[tree._ids[leaf]] for leaf in leaves]
     grown = [leaf for leaf in leaves if leaf != tree.root]
-    tree.expand(grown, [nodes[tree._ids[leaf]].slot or 0 for leaf in grown])
+    new = [node for node in nodes if node is not plain.root and node.slot is None]
+    assert tree.lacking(grown) == len(new)
+    kept = []
+    for node, below in zip(nodes, children, strict=True):
+        kept.append({token: chance for token, chance in below.items() if node.score + chance > Lookahead.FLOOR})
+        plain.expand(node, kept[-1])
+    tree.expand(grown, [node.slot or 0 for node in new])
     tokens, chances = ([x for below in kept for x in part(below)] for part in (dict.keys, dict.values))
     return tree.add(leaves, [len(below) for below in kept], tokens, chances, DEEP)
 
 
 @given(st.data())
 def test_a_life_equals_that_of_plain_nodes(data: st.DataObject) -> None:
-    """Random growth and commits: the same nodes, slots freed once each, none twice, none lost."""
-    tree, plain, grown = Lookahead(), PlainTree(), False
+    """Random growth and commits, after some of which what is left is expanded again: the same nodes, slots freed once
+    each, none twice, none lost."""
+    tree, plain, grown, names = Lookahead(), PlainTree(), False, defaultdict[Plain, set[int]](set)
     for _ in range(data.draw(st.integers(1, 12))):
-        leaves = tree.leaves(data.draw(st.integers(1, 5))) if grown else [tree.root]
+        again = not grown or data.draw(st.integers(0, 3)) == 0
+        leaves = [tree.root] if again else tree.leaves(data.draw(st.integers(1, 5)))
         before = {entry[0] for entry in described(tree)}
         added = grow(tree, plain, leaves, [data.draw(CHILDREN) for _ in leaves])
         grown = True
         assert described(tree) == plain.described() and len(tree) == len(plain.described())
         assert added.ids == [entry[0] for entry in described(tree) if entry[0] not in before]
         numbers = {node.number: node for node in plain.root.below()}
+        for number, node in numbers.items():
+            names[node].add(number)
         told = zip(added.ids, added.parents, added.tokens, added.chances, strict=True)
         for number, parent, token, chance in told:
             node = numbers[number]
-            assert (node.parent.number if node.parent is not plain.root else 0) == parent  # type: ignore[union-attr]
+            assert parent in ({0} if node.parent is plain.root else names[node.parent])  # type: ignore[index]
             assert (node.token, node.chance) == (token, chance)
         scores = {node.number: node.score for node in plain.root.below()}
         assert {tree._ids[node]: tree.score(node) for node in tree.likeliest(WHOLE)} == pytest.approx(scores)

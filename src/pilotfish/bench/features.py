@@ -49,6 +49,8 @@ from pilotfish.wire.channel import Channel, Received, decode_to_draft
 
 #: Virtual seconds of a target's step and of a head's level: of a model of 70 billion weights, and of one layer of it.
 STEP, LEVEL = 0.0104, 0.001
+#: Of a level of a head on a slow device, or of one that other targets keep busy.
+SLOW_LEVEL = 0.0026
 #: There and back of a line to the next host, and of a slow one.
 NEAR, FAR = 0.0002, 0.020
 #: Share of frames that a bad line loses.
@@ -62,7 +64,7 @@ UnderWay: TypeAlias = "deque[tuple[float, Received]]"
 
 @dataclass(frozen=True)
 class LineKind:
-    """What is between target and head."""
+    """What is between target and head, and how slow the head is."""
 
     name: str
     dtype: FeatureType = "float32"
@@ -70,6 +72,7 @@ class LineKind:
     lost: float = 0.0  # share of frames
     of_features: bool = False  # only of those
     resent: bool = False  # what is lost comes a round trip later, and what follows it waits: TCP
+    level: float = LEVEL  # seconds
 
 
 def line_kinds() -> list[LineKind]:
@@ -79,6 +82,7 @@ def line_kinds() -> list[LineKind]:
         *(LineKind(f"next host, {dtype}", dtype, NEAR) for dtype in FEATURE_TYPES),
         LineKind("next host, 1 % of features lost", "bfloat16", NEAR, LOST, of_features=True),
         LineKind("next host, 1 % of all lost", "bfloat16", NEAR, LOST),
+        LineKind("next host, slow levels", "bfloat16", NEAR, level=SLOW_LEVEL),
         LineKind("20 ms", "bfloat16", FAR),
         LineKind("20 ms, 1 % of features lost", "bfloat16", FAR, LOST, of_features=True),
         LineKind("20 ms, 1 % of all resent", "bfloat16", FAR, LOST, resent=True),
@@ -150,14 +154,14 @@ def _due(queue: UnderWay, now: float) -> list[Received]:
 
 @dataclass
 class VirtualGrower(Grower):
-    """Its levels take LEVEL."""
+    """Its levels take their virtual time."""
 
     line: VirtualLine | None = None
 
     def grow(self, level: Sequence[LevelPart]) -> list[NewNodes]:
         added = super().grow(level)
         assert self.line is not None
-        self.line.draft_now += LEVEL
+        self.line.draft_now += self.line.kind.level
         return added
 
 
@@ -257,7 +261,7 @@ def run_features(options: BenchOptions, progress: ProgressBar) -> Report:
             found = [ground.play(kind, temperature) for kind in kinds]
             local = found[0]["tokens_per_verify_step"]
             rows += [row | {"over_local": row["tokens_per_verify_step"] / local} for row in found]
-    return Report({"lines": rows, "step_ms": 1000 * STEP, "level_ms": 1000 * LEVEL})
+    return Report({"lines": rows, "step_ms": 1000 * STEP, "level_ms": 1000 * LEVEL, "slow_level_ms": 1000 * SLOW_LEVEL})
 
 
 def _executor_of(engine: Engine) -> HeadExecutor:

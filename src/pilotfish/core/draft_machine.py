@@ -314,8 +314,8 @@ class DraftMachine:
         elif session.evicted and session.features is not None:
             self._ask_again(peer, message, "its KV went to another, and its features are gone")
         else:
-            rerooted = self.table.commit(session, message.tokens)
             session.wanted, session.touched = min(message.wanted, MAX_NODES), now
+            rerooted = self.table.commit(session, message.tokens)
             if session.evicted:
                 self._found(peer, self.table.wake(session))
             self.counts.used += rerooted.accepted

@@ -56,7 +56,7 @@ class DraftSession:
     """A sequence as the draft knows it.
 
     tokens   [ prompt ....... output ...... ]
-    slots    [ ===================== ]        those with KV here; while any is missing the tree is empty
+    slots    [ ===================== ]        those with KV here; while any is missing the tree does not grow
 
     A trained head's rows need the target's features, so some of the missing tokens may have to wait for those.
     """
@@ -182,6 +182,11 @@ class LevelPart:
     def rows(self) -> int:
         return self.pending or len(self.leaves)
 
+    @property
+    def new_rows(self) -> int:
+        """Of them, those that lack a slot."""
+        return self.pending or self.session.tree.lacking(self.leaves)
+
 
 def add_children(
     level: Sequence[LevelPart],
@@ -260,13 +265,16 @@ class SessionTable:
 
     def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
         """Add the target's tokens and re-root: the accepted nodes' slots join the session's, those of dead nodes are
-        free. Nothing is copied. A trained head's tree is dropped: it grew from guessed features, and grows again from
-        the target's own."""
+        free. Nothing is copied. A trained head's rows of accepted nodes were of guessed features: they are computed
+        again, from the target's own, and then the nodes below, likeliest first. What was guessed there stays until
+        then, unless it takes up most of what the tree may have: a tree that is soon grown is better grown anew."""
         self.calibrations.of(session.tenant).observe(session.greedy, session.tree.outcomes(tokens))
         caught_up = session.num_missing == 0
         rerooted = session.tree.commit(tokens)
         if session.features is not None:
-            self.pool.release([*rerooted.path_slots, *session.tree.drop()])
+            self.pool.release(rerooted.path_slots)
+            if 2 * len(session.tree) > session.wanted:
+                self.pool.release(session.tree.drop())
         elif caught_up and rerooted.path_slots:
             session.slots = np.concatenate((session.slots, np.array(rerooted.path_slots, np.int32)))
         self.pool.release(rerooted.freed)
@@ -326,9 +334,9 @@ class SessionTable:
 
     def allocate(self, level: Sequence[LevelPart]) -> None:
         """Slots for the rows of a level."""
-        slots, used = self._take(sum(part.rows for part in level)), 0
+        slots, used = self._take(sum(part.new_rows for part in level)), 0
         for part in level:
-            own, used = slots[used : used + part.rows], used + part.rows
+            own, used = slots[used : used + part.new_rows], used + part.new_rows
             if part.pending:
                 part.session.slots = np.concatenate((part.session.slots, own))
             else:

@@ -23,8 +23,8 @@ class LivingTree:
     """A tree of guesses below the last committed token, its root, which is a node too."""
 
     def __init__(self) -> None:
-        # of each node: its parent, its token, its depth below the first root, the sum of the scores down to it
-        self._parents, self._tokens, self._depths, self._scores = [ROOT], [0], [0], [0.0]
+        # of each node: its parent, its token, its depth below the first root, its own score, the sum down to it
+        self._parents, self._tokens, self._depths, self._own, self._scores = [ROOT], [0], [0], [0.0], [0.0]
         self._children: dict[int, dict[int, int]] = {}  # of a node: by token
         self._left = 1  # nodes after the last clean-up
         self.root = 0
@@ -79,6 +79,12 @@ class LivingTree:
             number[node] = best.add(parent, self._tokens[node], self._scores[node] - score, origin)
         return best
 
+    def _rescore(self, first: int) -> None:
+        """Nodes from `first` on, some of which have another score of their own; each comes after its parent."""
+        for node in range(first, len(self._tokens)):
+            if self._parents[node] != ROOT:
+                self._scores[node] = self._scores[self._parents[node]] + self._own[node]
+
     def _below_root(self) -> list[int]:
         """Each after its parent."""
         found = [self.root]
@@ -91,7 +97,7 @@ class LivingTree:
         place = {node: index for index, node in enumerate(kept)}
         self._parents = [place.get(self._parents[node], ROOT) for node in kept]
         self._tokens, self._depths = ([x[node] for node in kept] for x in (self._tokens, self._depths))
-        self._scores = [self._scores[node] for node in kept]
+        self._own, self._scores = ([x[node] for node in kept] for x in (self._own, self._scores))
         self._children = {
             place[node]: {token: place[child] for token, child in below.items() if child in place}
             for node, below in self._children.items()

@@ -12,7 +12,7 @@ Both sides hold one of each sequence: the draft the one it grows, here; the targ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,7 +49,10 @@ class NewNodes:
 
 
 class Lookahead(LivingTree):
-    """The draft's tree of one sequence. Its root is expanded before anything else; a node once."""
+    """The draft's tree of one sequence. Its root is expanded before anything else, a node once.
+
+    After a commit a trained head expands the root again, from the target's own features, then its nodes, likeliest
+    first: each in the slot that it has, while what is below stays."""
 
     #: Log-chance below which a node is not kept: one path in ten thousand.
     FLOOR = -9.2
@@ -90,13 +93,19 @@ class Lookahead(LivingTree):
         """The `count` likeliest nodes to expand next."""
         return [node for _, node in self._open[:count]]
 
+    def lacking(self, leaves: Sequence[int]) -> int:
+        """How many of these nodes have no KV yet: the others are expanded again."""
+        return sum(self._slots[leaf] == NO_SLOT for leaf in leaves)
+
     def expand(self, leaves: Sequence[int], slots: Sequence[int]) -> None:
-        """These nodes have KV in these slots now."""
-        for leaf, slot in zip(leaves, slots, strict=True):
+        """These nodes have KV now; those that had none have it in these slots, in order."""
+        new = [leaf for leaf in leaves if self._slots[leaf] == NO_SLOT]
+        for leaf, slot in zip(new, slots, strict=True):
             self._slots[leaf] = slot
             self._paths[leaf] = [*self.path(self._parents[leaf]), slot]
             self._children[leaf] = {}
-        self._open = [entry for entry in self._open if self._slots[entry[1]] == NO_SLOT]
+        expanded = set(leaves)
+        self._open = [entry for entry in self._open if entry[1] not in expanded]
 
     def path(self, node: int) -> list[int]:
         """Slots from below the root down to a node with KV, or to the root."""
@@ -106,26 +115,54 @@ class Lookahead(LivingTree):
         self, parents: Sequence[int], counts: Sequence[int], tokens: list[int], chances: list[float], max_depth: int
     ) -> NewNodes:
         """Children of the root and of nodes with KV: `counts` of each parent, in order. Their log-chances given the
-        parent are at most 0. Those as deep as `max_depth` are never expanded."""
-        first, last, names = len(self._tokens), 0, list[int]()
+        parent are at most 0. Those as deep as `max_depth` are never expanded. A child that is there already gets its
+        new chance and another id, keeps what is below it, and is to be expanded again."""
+        first, last, nodes, names = len(self._tokens), 0, list[int](), list[int]()
         for parent, count in zip(parents, counts, strict=True):
-            place, score = first + last, self._scores[parent]
             own = slice(last, last := last + count)
-            self._parents += [parent] * count
-            self._depths += [self._depths[parent] + 1] * count
-            self._scores += [score + chance for chance in chances[own]]
-            self._children[parent] = dict(zip(tokens[own], range(place, place + count), strict=True))
+            hang = self._hang_again if self._children.get(parent) else self._hang
+            nodes += hang(parent, tokens[own], chances[own])
             names += [0 if parent == self.root else self._ids[parent]] * count
-        added = range(first, first + last)
+        new = len(self._tokens) - first
+        if new < last:
+            self._reopen({node for node in nodes if node < first})
         ids = list(range(self._next_id, self._next_id + last))
-        self._tokens += tokens
-        self._ids += ids
-        self._slots += [NO_SLOT] * last
+        self._next_id, self._size = self._next_id + last, self._size + new
+        self._ids += [0] * new
+        for node, number in zip(nodes, ids, strict=True):
+            self._ids[node] = number
         deepest = self._depths[self.root] + max_depth
-        self._open += [(-self._scores[node], node) for node in added if self._depths[node] < deepest]
+        self._open += [(-self._scores[node], node) for node in nodes if self._depths[node] < deepest]
         self._open.sort()  # two runs: merged in about as many steps as there are nodes
-        self._next_id, self._size = self._next_id + last, self._size + last
         return NewNodes(ids, names, tokens, chances)
+
+    def _hang(self, parent: int, tokens: Sequence[int], chances: Sequence[float]) -> Sequence[int]:
+        """Children of `parent`, which has none with these tokens."""
+        place, count, score = len(self._tokens), len(tokens), self._scores[parent]
+        added = range(place, place + count)
+        self._parents += [parent] * count
+        self._tokens += tokens
+        self._depths += [self._depths[parent] + 1] * count
+        self._own += chances
+        self._scores += [score + chance for chance in chances]
+        self._slots += [NO_SLOT] * count
+        self._children.setdefault(parent, {}).update(zip(tokens, added, strict=True))
+        return added
+
+    def _hang_again(self, parent: int, tokens: Sequence[int], chances: Sequence[float]) -> Sequence[int]:
+        """Children of `parent`, which has some: those with these tokens get these chances."""
+        below, given = self._children[parent], dict(zip(tokens, chances, strict=True))
+        for token in below.keys() & given.keys():
+            self._own[below[token]] = given[token]
+        new = [token for token in tokens if token not in below]
+        self._hang(parent, new, [given[token] for token in new])
+        return [below[token] for token in tokens]
+
+    def _reopen(self, again: Collection[int]) -> None:
+        """These nodes have other chances than before, and so do paths below them."""
+        self._rescore(min(again))
+        self._open = [(-self._scores[node], node) for _, node in self._open if node not in again]
+        self._open.sort()
 
     def outcomes(self, tokens: Sequence[int]) -> list[ChildOutcome]:
         """What `tokens`, which are about to be committed, say of the children that were guessed on their way."""

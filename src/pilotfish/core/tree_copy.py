@@ -27,8 +27,8 @@ class TreeCopy(LivingTree):
         pushed below base_len 4:   0 ─── 17 ─┬─ 20        committed since: the token of 17
                                              └─ 21        kept: 20 and 21, below the root
 
-    A node that is pushed again has the score of the push that knew of more tokens: a draft that begins anew after each
-    commit, as trained heads do, knows better than when the node was a guess below others.
+    A node that is pushed again has the score of the push that knew of more tokens: a draft that guesses again after
+    each commit, as trained heads do, knows better than when the node was a guess below others.
     """
 
     def __init__(self, length: int, vocab_size: int, max_nodes: int) -> None:
@@ -42,8 +42,7 @@ class TreeCopy(LivingTree):
         self._vocab_size = vocab_size
         self._max_nodes = max_nodes
         self._last_id = 0
-        # of each node: its own score, and how many tokens the push knew of that it is from
-        self._own, self._told = [0.0], [length]
+        self._told = [length]  # of each node: how many tokens the push knew of that its own score is from
         self._by_id: dict[int, int] = {}  # a repeated node's id is one more of the first's
         self._committed = [0]  # from the last token that the last push knew of to the root
         self._lives = {0: True, ROOT: False}  # whether nodes from before the last commit are below the root
@@ -97,12 +96,6 @@ class TreeCopy(LivingTree):
             else:
                 self._by_id[node] = siblings[token] = self._new(above, token, score, push.base_len)
         self._rescore(changed)
-
-    def _rescore(self, first: int) -> None:
-        """Nodes from `first` on, some of which have another score of their own; each comes after its parent."""
-        for node in range(first, len(self._tokens)):
-            if self._parents[node] != ROOT:
-                self._scores[node] = self._scores[self._parents[node]] + self._own[node]
 
     def _is_below_root(self, node: int) -> bool:
         """Whether it is the root, or hangs below it. What is found on the way is remembered until the next commit."""
@@ -168,7 +161,7 @@ class TreeCopy(LivingTree):
         """Forget all but the committed tokens and what is below the root."""
         kept = sorted({*self._committed, *self._below_root()})
         place = self._renumber(kept)
-        self._own, self._told = [self._own[node] for node in kept], [self._told[node] for node in kept]
+        self._told = [self._told[node] for node in kept]
         self._by_id = {number: place[node] for number, node in self._by_id.items() if node in place and number}
         self._committed = [place[node] for node in self._committed]
         self._lives, self._newer = {self.root: True, ROOT: False}, len(place)

@@ -21,7 +21,8 @@ from pilotfish.model.kv_planes import zeros
 
 
 class RecurrentExecutor(HeadExecutor):
-    """Beside KV a slot keeps the state of its row. A node is in a later forward than its parent."""
+    """Beside KV a slot keeps the state of its row. A node comes in a later forward than its parent; where that one is
+    computed again in the same forward, its state of before counts."""
 
     def __init__(
         self,
@@ -104,6 +105,4 @@ def _parents(rows: SequenceRows) -> NDArray[np.int32]:
     """Slots of the nodes' parents. [nodes]"""
     nodes = rows.nodes
     above = nodes.paths[np.arange(len(nodes)), np.maximum(nodes.depths - 2, 0)]
-    parents = np.where(nodes.depths > 1, above, rows.prefix_slots[-1])
-    assert set(parents.tolist()).isdisjoint(nodes.slots.tolist()), "a node's row comes after its parent's forward"
-    return parents
+    return np.where(nodes.depths > 1, above, rows.prefix_slots[-1])
