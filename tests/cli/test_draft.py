@@ -16,6 +16,7 @@ from pilotfish.engine import draft_pool
 from pilotfish.engine.host_memory import GIB
 from pilotfish.engine.memory import plan_memory
 from pilotfish.engine.remote_drafts import worker_command
+from pilotfish.pairs import resolve_pair
 
 LISTEN = "ipc:///tmp/draft-3"
 
@@ -92,6 +93,17 @@ def test_options_of_the_command_are_those_of_the_pool(
             children=3,
         )
     ]
+
+
+def test_a_draft_of_a_pair_by_name(pilotfish: Run, pools: list[DraftConfig]) -> None:
+    assert pilotfish("draft", "--pair", "pycode", "--draft", "eagle3", "--listen", LISTEN).code == 0
+    assert pilotfish("draft", "--pair", "pycode", "--listen", LISTEN).code == 0
+    head, pair = resolve_pair("pycode", "eagle3"), resolve_pair("pycode")
+    assert [(pool.model.target, pool.target) for pool in pools] == [(head.draft, head.target), (pair.draft, None)]
+    refused = pilotfish("draft", "--pair", "pycode", "--draft", "medusa", "--listen", LISTEN)
+    assert refused.code == 2 and refused.stderr == (
+        "pilotfish: draft: 'medusa' is not allowed; expected draft, dspark, eagle3; others need --target\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,36 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pilotfish.heads.files import read_head
+from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.pairs import resolve_pair
 
 MEBIBYTE = 2**20
 PAIR = resolve_pair("pycode")
+HEADS = {name: resolve_pair("pycode", name).draft for name in ("eagle3", "dspark")}
 BOTH = pytest.mark.parametrize("directory", [PAIR.target, PAIR.draft], ids=["target", "draft"])
 PROMPT = 'def mean(values):\n    """Return the arithmetic mean of a list of numbers."""\n'
+CODE = """import json
+
+
+class Settings:
+    def __init__(self, path):
+        self.path = path
+        self.values = {}
+
+    def read(self):
+        with open(self.path) as file:
+            self.values = json.load(file)
+        return self.values
+
+    def get(self, name, default=None):
+        if name not in self.values:
+            return default
+        return self.values[name]
+"""
 
 
 def _bytes(directory: Path) -> int:
@@ -21,9 +43,10 @@ def _bytes(directory: Path) -> int:
 
 
 def test_sizes() -> None:
-    files = [path for directory in (PAIR.target, PAIR.draft) for path in directory.glob("*.safetensors")]
+    directories = (PAIR.target, PAIR.draft, *HEADS.values())
+    files = [path for directory in directories for path in directory.glob("*.safetensors")]
     assert files and all(path.stat().st_size < 16 * MEBIBYTE for path in files)
-    assert _bytes(PAIR.target) + _bytes(PAIR.draft) <= 48 * MEBIBYTE
+    assert sum(map(_bytes, directories)) <= 48_000_000
 
 
 @BOTH
@@ -44,7 +67,7 @@ def test_draft_is_small_and_shares_the_vocabulary() -> None:
 
 
 def test_both_know_python_and_the_draft_agrees_with_the_target() -> None:
-    ids = AutoTokenizer.from_pretrained(PAIR.target)(PROMPT, return_tensors="pt").input_ids
+    ids = AutoTokenizer.from_pretrained(PAIR.target)(CODE, return_tensors="pt").input_ids
     likeliest = []
     for directory in (PAIR.target, PAIR.draft):
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -53,3 +76,13 @@ def test_both_know_python_and_the_draft_agrees_with_the_target() -> None:
         assert output.loss < math.log(model.config.vocab_size) / 2
         likeliest.append(output.logits.argmax(-1))
     assert (likeliest[0] == likeliest[1]).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_are_of_the_target_and_have_its_embedding_from_it(name: str) -> None:
+    target = TargetFacts.read(PAIR.target)
+    files = read_head(HEADS[name], target)
+    assert files.spec.kind == name and files.spec.draft_vocab == target.vocab
+    stored = {key for path in HEADS[name].glob("*.safetensors") for key in load_file(path)}
+    assert stored.isdisjoint({"embed_tokens.weight", "lm_head.weight"})
+    assert torch.equal(files.tensors["embed_tokens.weight"], target.embedding())

@@ -55,7 +55,7 @@ def test_a_pair_has_several_drafts(bundled: Path) -> None:
     assert (pair.target, pair.draft) == (folder / "target", folder / "eagle3")
     assert resolve_pair("pycode@3m", "eagle3").draft == folder / "eagle3"
     for name in ("target", "dspark", "../pycode/draft", ""):
-        with pytest.raises(ParameterError, match="draft, eagle3 of the pair; another one needs --target"):
+        with pytest.raises(ParameterError, match="draft, eagle3; others need --target"):
             resolve_pair("pycode", name)
 
 

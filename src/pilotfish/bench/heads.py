@@ -21,6 +21,8 @@ from pilotfish.engine.engine import Engine
 
 #: Prompts whose levels are timed, one at a time.
 TIMED = 4
+#: Prompts generated beside a slow target.
+PACED = 12
 #: Drafters of each draft: alone and with n-grams for as long as is asked, then as a chain and as a tree of all nodes.
 PLAYED = 4
 
@@ -99,7 +101,7 @@ def run_heads(options: BenchOptions, progress: ProgressBar) -> Report:
     """The cost of each draft's level is measured first; then each has as many levels as take `draft_ms` together, one
     at least. N-grams cost nothing."""
     prompts, drafts = options.rows(), options.compared_drafts()
-    at_temperatures = PLAYED * len(prompts) + 2 * (len(prompts) + 1)
+    at_temperatures = PLAYED * len(prompts) + 2 * (len(prompts[:PACED]) + 1)
     per_draft = len(prompts[:TIMED]) + len(TEMPERATURES) * at_temperatures
     progress.total = len(drafts) * per_draft + len(TEMPERATURES) * len(prompts)
     costs, rows, shapes, speeds = dict[str, float](), list[Row](), list[Row](), list[Row]()
@@ -111,5 +113,5 @@ def run_heads(options: BenchOptions, progress: ProgressBar) -> Report:
             shapes += ground.shapes()
             if not place:
                 rows += [ground.play(NgramDrafter, "ngram", 1, temperature) for temperature in TEMPERATURES]
-        speeds += paced(options, draft, prompts, progress)
+        speeds += paced(options, draft, prompts[:PACED], progress)
     return Report({"level_ms": costs, "equal_cost": rows, "shapes": shapes, "paced": speeds})

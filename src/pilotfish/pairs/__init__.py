@@ -27,7 +27,7 @@ def resolve_pair(name: str, draft: str = "draft") -> PairDirs:
     drafts = {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
     target = drafts.pop("target")
     if draft not in drafts:
-        raise ParameterError("draft", draft, f"{', '.join(drafts)} of the pair; another one needs --target")
+        raise ParameterError("draft", draft, f"{', '.join(drafts)}; others need --target")
     if match[2] is not None:
         from pilotfish.pairs.inflate import inflated  # it needs torch
 

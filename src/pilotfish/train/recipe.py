@@ -60,8 +60,8 @@ class LlamaSize:
             raise ParameterError(field, self, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
 
 
-TARGET = LlamaSize(layers=4, hidden=256, heads=4, kv_heads=2, ffn=768)
-DRAFT = LlamaSize(layers=2, hidden=256, heads=4, kv_heads=2, ffn=768)
+TARGET = LlamaSize(layers=6, hidden=384, heads=6, kv_heads=2, ffn=1024)
+DRAFT = LlamaSize(layers=2, hidden=384, heads=6, kv_heads=2, ffn=1024)
 size = partial(option, parse=LlamaSize.parse, metavar=SIZE_FIELDS)
 rate = partial(option, above=0, high=1)
 
@@ -72,7 +72,7 @@ class PairRecipe:
     the running Python's standard library and the packages are taken."""
 
     sources: Annotated[tuple[Path, ...], option("A file or directory of .py files.", names=("--source",))] = ()
-    packages: Annotated[tuple[str, ...], option("An installed package.", names=("--package",))] = ()
+    packages: Annotated[tuple[str, ...], option("An installed package.", names=("--package",))] = PACKAGES
     held_out: Annotated[tuple[str, ...], option("A package never trained on.")] = HELD_OUT
     seed: Annotated[int, option("Of models, order and samples.", 0, LARGEST)] = 0
     vocab_size: Annotated[int, option("Tokens of the byte-level BPE.", BYTES_AND_END, 65536)] = 4096
@@ -81,8 +81,8 @@ class PairRecipe:
     draft: Annotated[LlamaSize, size("Of the draft.", names=("--draft-shape",))] = DRAFT
     sequence_length: Annotated[int, option("Tokens of a training row.", 2, LARGEST)] = 512
     batch_rows: Annotated[int, option("Rows of an optimizer step.", 2, 65536)] = 8
-    target_tokens: Annotated[int, option("Tokens the target trains on.", 1, 10**12)] = 3_891_200
-    draft_tokens: Annotated[int, option("Tokens the draft is distilled on.", 1, 10**12)] = 5_120_000
+    target_tokens: Annotated[int, option("Tokens the target trains on.", 1, 10**12)] = 12_288_000
+    draft_tokens: Annotated[int, option("Tokens the draft is distilled on.", 1, 10**12)] = 1_228_800
     sampled_tokens: Annotated[int, option("Tokens the target writes for the draft.", 0, LARGEST)] = 262_144
     learning_rate: Annotated[float, rate("The target's peak rate.")] = 4e-3
     draft_learning_rate: Annotated[float, rate("The draft's peak rate.")] = 2e-3
