@@ -55,8 +55,8 @@ class Drafted:
         return SequenceRows(start, self.tokens[start:end], slots, NO_NODES, kept, before)
 
     def level(self, paths: Sequence[tuple[int, ...]]) -> SequenceRows:
-        """Nodes, whose parents have had their rows."""
-        self.node_slots |= {path: next(self.free) for path in paths}
+        """Nodes, whose parents have had their rows; where they had their own, too, again in the same slots."""
+        self.node_slots |= {path: next(self.free) for path in paths if path not in self.node_slots}
         depths = np.array([len(path) for path in paths])
         slots = np.zeros((len(paths), max(depths)), np.int32)
         for row, path in enumerate(paths):

@@ -158,14 +158,15 @@ def test_no_features_at_all_are_unknown_ones(eager: bool) -> None:
     close(found, Formulas(random_head("eagle3")).drafted(zeros, sequence.tokens, ()))
 
 
-# -- what is not run
-
-
-def test_a_node_and_its_parent_have_no_forward_in_common() -> None:
-    executor, sequence = executor_of(random_head("eagle3"), eager=True), Drafted.random(4, free_slots())
+def test_nodes_are_computed_again_beside_their_parents(eager: bool) -> None:
+    """In one forward, each from the state that its parent's row left before."""
+    executor, sequence = executor_of(random_head("eagle3"), eager=eager), Drafted.random(4, free_slots())
     logits(executor, sequence.chunk())
-    with pytest.raises(AssertionError, match="after its parent's forward"):
-        logits(executor, sequence.level([(3,), (3, 4)]))
+    apart = torch.cat([logits(executor, sequence.level([path])) for path in ((3,), (3, 4), (3, 4, 5))]).double()
+    close(logits(executor, sequence.level([(3,), (3, 4), (3, 4, 5)])), apart)
+
+
+# -- what is not run
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
