@@ -132,6 +132,16 @@ def test_a_row_has_the_same_bits_in_any_company(eager: bool, heads: dict[str, He
         torch.testing.assert_close(logits(together, *rows), expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_chunk_may_have_no_root(eager: bool, heads: dict[str, HeadFiles]) -> None:
+    files = heads["speculators"]
+    pieces, whole = (executor_of(files, eager=eager) for _ in range(2))
+    sequence = Drafted.random(12, free_slots())
+    everything = structs.replace(Drafted.random(12, free_slots()).chunk(), kept=[11])
+    part = structs.replace(sequence.chunk(8), kept=[])
+    assert len(pieces.forward([part]).values) == 0
+    torch.testing.assert_close(logits(pieces, sequence.chunk()), logits(whole, everything), rtol=1e-4, atol=1e-4)
+
+
 def test_several_roots_of_a_chunk(heads: dict[str, HeadFiles]) -> None:
     files = heads["windowed"]
     executor, sequence = executor_of(files, eager=False), Drafted.random(9, free_slots())

@@ -80,7 +80,7 @@ class MaskedExecutor(HeadExecutor):
         forwards[0] = [*committed, *forwards[0]]
         outputs = torch.cat([self._outputs(rows) for rows in forwards])
         kept = sum(len(s.kept) for s in committed)
-        return outputs[:kept], outputs[kept:].view(len(roots), self.deepest - 1, -1)
+        return outputs[:kept], outputs[kept:].view(len(roots), self.deepest - 1, outputs.shape[1])
 
     def _chains(self, roots: Sequence[KeptRow]) -> list[SequenceRows]:
         """Each row of a chain is a node below the one above it."""
