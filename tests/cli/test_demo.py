@@ -263,7 +263,7 @@ def test_a_pace_that_was_not_held_is_stretched_by_what_it_lacked(
 
 
 def test_a_workers_levels_are_read_off_a_real_timeline(config: EngineConfig) -> None:
-    paced = replace(config, pace="target=2ms,draft=1us")
+    paced = replace(config, pace="target=20ms,draft=1us")
     target, draft = time_modes(paced, WORK, 1, seconds=1.0, quiet=True).pacing
     assert (target.role, draft.role) == ("async target", "async draft 0")
     assert target.forwards >= len(PROMPTS) and draft.forwards == draft.overruns == len(draft.taken) > 0
