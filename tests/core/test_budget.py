@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate
 
 import numpy as np
 import pytest
 
 from pilotfish.core.budget import AdaptiveBudget, Budget, Effort, FixedBudget, StepLoad
 from pilotfish.core.calibration import StepCosts
+from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.step import Chunk, RequestCommit, Step
-from pilotfish.core.tree import OTHER, Forest, Guesses
+from pilotfish.core.tree import ROOT, Forest, Guesses
 
-NODES, LEVELS = 8, 8
+NODES, LEVELS, WIDTH = 8, 8, 4
 PARAMS = SamplingParams()
 
 
 @dataclass
 class Device:
-    """A target, a draft that is right with `chance` at each node (and says so, to the power of `bias`)."""
+    """A target, and a draft whose first child of a node is right with the first of `chances` (and says so, to the power
+    of `bias`), its second with the second: with one of them it grows chains. A level expands `WIDTH` nodes."""
 
     forward: Callable[[int], float]  # seconds by rows
     level: float  # seconds of a draft forward
-    chance: float
+    chances: tuple[float, ...]
     bias: float = 1.0
+    blocks: bool = False  # whether a forward gives all levels
     now: float = 0.0
     tokens: int = 0
     drafted: int = 0
@@ -40,36 +44,60 @@ class Device:
         """One step as the target worker takes it."""
         load = StepLoad(sequences, sequences)
         limits = budget.limits(load, self.now)
-        depth = 0
-        while depth < min(limits.levels, limits.nodes):  # as the LM drafter goes on while it pays
-            if depth * sequences >= limits.total:
-                break
-            if depth and sequences * self.chance ** (self.bias * depth) < limits.price * self.level:
-                break
-            depth += 1
-        draft_seconds = depth * self.level
-        grown = Forest.of([self._chain(depth)] * sequences)
-        nodes = budget.nodes(load, grown, draft_seconds, depth)
+        tree, levels = self._grow(limits, sequences)
+        draft_seconds = levels * self.level
+        grown = Forest.of([tree] * sequences)
+        nodes = budget.nodes(load, grown, draft_seconds, levels)
         step = _step(grown.take(grown.nodes.best(nodes)))
-        spans = pairwise(step.forest.starts.tolist())
-        commits = [self._commit(chunk.request, *span) for chunk, span in zip(step.chunks, spans, strict=True)]
+        forest = step.forest
+        nodes_of = zip(*map(np.ndarray.tolist, (forest.owners, forest.nodes.parents, forest.nodes.tokens)), strict=True)
+        numbers = {node: number for number, node in enumerate(nodes_of)}
+        commits = [self._commit(chunk.request, tree, numbers) for tree, chunk in enumerate(step.chunks)]
         seconds = self.forward(step.num_rows)
         budget.observe(step, commits, seconds * float(self.rng.uniform(0.95, 1.05)))
         self.now += draft_seconds + seconds
         self.tokens += sum(len(commit.tokens) for commit in commits)
-        self.drafted += depth > 0
+        self.drafted += levels > 0
         self.steps += 1
         if isinstance(budget, AdaptiveBudget) and (not self.choices or self.choices[-1][1] != budget.choice):
             self.choices.append((self.now, budget.choice))
 
-    def _chain(self, depth: int) -> Guesses:
-        return Guesses.chain([1] * depth, [math.log(self.chance) * self.bias * (d + 1) for d in range(depth)], OTHER)
+    def _grow(self, limits: DraftLimits, sequences: int) -> tuple[Guesses, int]:
+        """As a draft in the target's process does, while it pays: the tree that all sequences get, and its forwards."""
+        tree, levels, expected, gained = Guesses(), 0, 0.0, math.inf
+        nodes = min(limits.nodes, -(-limits.total // sequences))
+        while levels < limits.levels:
+            leaves = self._leaves(tree, nodes)
+            promised = sequences * min(gained, sum(math.exp(_score(tree, leaf)) for leaf in leaves))
+            if not leaves or (levels and not self.blocks and promised < limits.price * self.level):
+                break
+            self._expand(tree, leaves)
+            levels += 1
+            before, expected = expected, sum(map(math.exp, sorted(tree.scores)[-nodes:]))
+            gained = expected - before
+        return tree.best(nodes), min(levels, 1) if self.blocks else levels
 
-    def _commit(self, request: Request, first: int, end: int) -> RequestCommit:
-        path = list[int]()
-        while first + len(path) < end and self.rng.random() < self.chance:
-            path.append(first + len(path))
+    def _leaves(self, tree: Guesses, nodes: int) -> list[int]:
+        """The best to expand, of those whose children could be among so many nodes."""
+        floor = sorted(tree.scores, reverse=True)[nodes - 1] if len(tree) >= nodes else -math.inf
+        leaves = [node for node in range(ROOT, len(tree)) if node not in tree.parents and _score(tree, node) > floor]
+        return sorted(leaves, key=lambda leaf: -_score(tree, leaf))[:WIDTH]
+
+    def _expand(self, tree: Guesses, leaves: list[int]) -> None:
+        for leaf in leaves:
+            for child, chance in enumerate(self.chances):
+                tree.add(leaf, child, _score(tree, leaf) + self.bias * math.log(chance))
+
+    def _commit(self, request: Request, tree: int, numbers: dict[tuple[int, int, int], int]) -> RequestCommit:
+        """`numbers` of nodes by tree, parent and token."""
+        path, last, right = list[int](), ROOT, list(accumulate(self.chances))
+        while (node := numbers.get((tree, last, bisect(right, self.rng.random())))) is not None:
+            path.append(last := node)
         return RequestCommit(request, [1] * len(path) + [2], path)
+
+
+def _score(tree: Guesses, node: int) -> float:
+    return 0.0 if node == ROOT else tree.scores[node]
 
 
 def _step(forest: Forest) -> Step:
@@ -93,26 +121,29 @@ def speed(budget: Budget, device: Device, sequences: int, steps: int = 900) -> f
     return (device.tokens - tokens) / (device.now - now)
 
 
-def adaptive(device: Device, error: float = 1.0) -> AdaptiveBudget:
+def adaptive(device: Device, error: float = 1.0, nodes: int = NODES) -> AdaptiveBudget:
     """Knows the device's costs up to a factor."""
     costs = StepCosts({rows: device.forward(rows) * error for rows in (1, 2, 4, 8, 12, 16, 32, 64, 128, 256)})
-    return AdaptiveBudget(NODES, LEVELS, costs, device.level)
+    return AdaptiveBudget(nodes, LEVELS, costs, device.level)
 
 
-#: Seconds by rows: weights dominate up to 8 rows; every row costs; a target hardly larger than its draft.
+#: Seconds by rows: weights dominate up to 8 rows; every row costs; no row costs; a target hardly larger than its
+#: draft.
 FLAT: Callable[[int], float] = lambda rows: 0.023 + 0.0018 * max(rows - 8, 0)  # noqa: E731
 BOUND: Callable[[int], float] = lambda rows: 0.002 + 0.004 * rows  # noqa: E731
+PACED: Callable[[int], float] = lambda _: 0.02  # noqa: E731
 SMALL: Callable[[int], float] = lambda rows: 0.0009 + 0.00004 * rows  # noqa: E731
 
 
-def best_fixed(device: Device, sequences: int) -> float:
-    """Tokens a second of the best chain length."""
+def best_fixed(device: Device, sequences: int, most: int = NODES) -> float:
+    """Tokens a second of the best number of nodes and levels."""
 
-    def at(nodes: int) -> float:
-        tokens = sequences * sum(device.chance**depth for depth in range(nodes + 1))
-        return tokens / (device.forward(sequences * (1 + nodes)) + nodes * device.level)
+    def at(nodes: int, levels: int) -> float:
+        tree, taken = device._grow(DraftLimits(nodes, nodes * sequences, levels, 0.0), sequences)
+        tokens = sequences * (1 + sum(math.exp(score / device.bias) for score in tree.scores))
+        return tokens / (device.forward(sequences * (1 + len(tree))) + taken * device.level)
 
-    return max(at(nodes) for nodes in range(NODES + 1))
+    return max(at(nodes, levels) for nodes in range(most + 1) for levels in range(min(nodes, LEVELS) + 1))
 
 
 @pytest.mark.parametrize("sequences", [1, 4, 32])
@@ -121,7 +152,7 @@ def best_fixed(device: Device, sequences: int) -> float:
 def test_it_is_near_the_best_fixed_choice(
     forward: Callable[[int], float], level: float, chance: float, sequences: int
 ) -> None:
-    device = Device(forward, level, chance)
+    device = Device(forward, level, (chance,))
     budget = adaptive(device)
     got = speed(budget, device, sequences)
     assert got > 0.95 * best_fixed(device, sequences), device.choices
@@ -131,31 +162,57 @@ def test_it_is_near_the_best_fixed_choice(
 @pytest.mark.parametrize("bias", [0.4, 2.5])
 @pytest.mark.parametrize(("forward", "level"), [(FLAT, 0.0006), (BOUND, 0.0005), (SMALL, 0.0008)])
 def test_a_draft_may_believe_too_much_or_too_little(forward: Callable[[int], float], level: float, bias: float) -> None:
-    device = Device(forward, level, 0.7, bias)
+    device = Device(forward, level, (0.7,), bias)
     assert speed(adaptive(device), device, 4) > 0.95 * best_fixed(device, 4), device.choices
+
+
+@pytest.mark.parametrize("sequences", [1, 4])
+@pytest.mark.parametrize("chances", [(0.6, 0.15, 0.05), (0.45, 0.15, 0.08, 0.05)])
+@pytest.mark.parametrize(("level", "blocks"), [(0.0012, False), (0.004, True)])
+@pytest.mark.parametrize("forward", [FLAT, PACED])
+def test_a_level_may_give_many_nodes(
+    forward: Callable[[int], float], level: float, blocks: bool, chances: tuple[float, ...], sequences: int
+) -> None:
+    """Trees of few levels, and a forward for all of them: nodes cost rows, levels the draft's time."""
+    device = Device(forward, level, chances, blocks=blocks)
+    budget = adaptive(device, nodes=16)
+    got = speed(budget, device, sequences, 600)
+    assert got > 0.93 * best_fixed(device, sequences, 16), device.choices
+
+
+def test_full_trees_are_tried_again_where_small_ones_were_best() -> None:
+    device = Device(FLAT, 0.0012, (0.1, 0.05))
+    budget = adaptive(device, nodes=16)
+    for _ in range(300):
+        device.step(budget, 1)
+    assert budget.choice.bucket < 4
+    device.chances = (0.6, 0.3)
+    for _ in range(1500):
+        device.step(budget, 1)
+    assert budget.choice.bucket >= 6
 
 
 def test_wrong_beliefs_about_costs_are_corrected() -> None:
     for error in (0.3, 3.0):
-        device = Device(SMALL, 0.0008, 0.8)
+        device = Device(SMALL, 0.0008, (0.8,))
         budget = adaptive(device, error)
         assert speed(budget, device, 4, 6000) > 0.95 * best_fixed(device, 4), device.choices
 
 
 def test_a_draft_that_becomes_good_comes_back() -> None:
-    device = Device(FLAT, 0.004, 0.05)
+    device = Device(FLAT, 0.004, (0.05,))
     budget = adaptive(device)
     for _ in range(300):
         device.step(budget, 2)
     assert budget.choice.effort is not Effort.DRAFT
-    device.chance = 0.9
+    device.chances = (0.9,)
     for _ in range(1500):
         device.step(budget, 2)
     assert budget.choice.effort is Effort.DRAFT
 
 
 def test_probes_are_rare_while_nothing_pays() -> None:
-    device = Device(BOUND, 0.004, 0.05)
+    device = Device(BOUND, 0.004, (0.05,))
     budget = adaptive(device)
     for _ in range(2000):
         device.step(budget, 8)
@@ -164,7 +221,7 @@ def test_probes_are_rare_while_nothing_pays() -> None:
 
 def test_choices_do_not_oscillate_between_equals() -> None:
     """A draft that costs just what it gives."""
-    device = Device(lambda rows: 0.001 * rows, 0.0, 0.5)
+    device = Device(lambda rows: 0.001 * rows, 0.0, (0.5,))
     budget = adaptive(device)
     for _ in range(5000):
         device.step(budget, 4)
@@ -172,7 +229,7 @@ def test_choices_do_not_oscillate_between_equals() -> None:
 
 
 def test_nothing_samples_nothing_is_decided() -> None:
-    budget = adaptive(Device(FLAT, 0.001, 0.5))
+    budget = adaptive(Device(FLAT, 0.001, (0.5,)))
     before = budget.choice
     assert budget.limits(StepLoad(0, 256), 0.0).nodes == 0
     assert budget.nodes(StepLoad(0, 256), Forest.of([]), 0.0, 0) == 0
@@ -187,7 +244,7 @@ def test_a_fixed_budget_takes_all_of_it() -> None:
 
 def test_prompts_sway_no_choice() -> None:
     """A step with a long prompt costs so much that guesses beside it look free: they are not in the steps after it."""
-    device = Device(SMALL, 0.0008, 0.8)
+    device = Device(SMALL, 0.0008, (0.8,))
     budget = adaptive(device)
     for _ in range(300):
         device.step(budget, 4)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.calibration import Calibration, GainCurve, SecondsBySize, StepCosts
+from pilotfish.core.calibration import Calibration, GainCurve, LevelCurve, SecondsBySize, StepCosts
 from pilotfish.core.tree import ROOT, Guesses, TokenTree
 
 
@@ -77,8 +77,39 @@ def test_a_tree_without_nodes_teaches_nothing() -> None:
 def test_gains_are_cumulated_means_by_rank() -> None:
     curve = GainCurve(4, 0.9, 0.5)
     for _ in range(500):
-        curve.observe(np.array([0.2, 0.6, 0.6, 0.2, 0.0]), np.array([2, 2, 1]))
+        curve.observe(np.array([0.2, 0.6, 0.6, 0.2, 0.0]), np.array([2, 2, 1]), 4)
     np.testing.assert_allclose(curve.gain(np.array([0.0, 0.5, 1.0, 2.0, 4.0])), [0, 0.2, 0.4, 0.533, 0.533], atol=0.01)
+
+
+def test_a_cut_tree_teaches_nothing_of_what_was_cut() -> None:
+    curve, ranks = GainCurve(4, 0.8, 0.5), np.arange(5.0)
+    before = curve.gain(ranks)
+    for _ in range(500):
+        curve.observe(np.array([0.6, 0.2, 0.2, 0.2]), np.array([2, 2]), 1)
+    np.testing.assert_allclose(np.diff(curve.gain(ranks)), [0.4, *np.diff(before)[1:]], atol=0.01)
+
+
+def test_levels_are_those_of_the_deepest_of_the_best() -> None:
+    curve = LevelCurve(6, 4)
+    np.testing.assert_array_equal(curve.levels(np.array([0.0, 1.0, 2.5, 6.0, 9.0])), [1, 1, 2.5, 4, 4])
+    for _ in range(500):
+        curve.observe(np.array([1, 1, 2, 1, 3]), 1, 3, 6)  # five nodes were worth it, six were asked for
+    np.testing.assert_allclose(curve.levels(np.arange(1.0, 7)), [1, 1, 2, 2, 3, 3], atol=0.01)
+
+
+def test_levels_of_many_trees_are_those_of_the_deepest() -> None:
+    curve = LevelCurve(3, 4)
+    for _ in range(500):
+        curve.observe(np.array([1, 1, 2, 3, 1, 1]), 2, 3, 2)
+    np.testing.assert_allclose(curve.levels(np.arange(1.0, 4)), [1, 3, 3], atol=0.01)
+
+
+def test_a_block_is_one_level() -> None:
+    curve = LevelCurve(4, 8)
+    for _ in range(500):
+        curve.observe(np.array([1, 2, 3, 4]), 1, 1, 4)
+    np.testing.assert_allclose(curve.levels(np.arange(1.0, 5)), [1, 1, 1, 1], atol=0.01)
+    curve.observe(np.zeros(0, np.int64), 1, 1, 4)  # no guesses, nothing learned
 
 
 def test_seconds_by_size_use_the_nearest_size() -> None:

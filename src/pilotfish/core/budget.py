@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pilotfish.core.calibration import Calibration, GainCurve, SecondsBySize, StepCosts
+from pilotfish.core.calibration import Calibration, GainCurve, LevelCurve, SecondsBySize, StepCosts
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.step import RequestCommit, Step
 from pilotfish.core.tree import Floats, Forest
@@ -82,8 +82,9 @@ class AdaptiveBudget:
     `MARGIN`, and in steady load at most once in `DWELL` seconds. Inside the bucket every step takes as many nodes as
     its own trees are worth.
 
-    An effort that is not chosen is tried for `PROBE_STEPS` steps now and then, first after `FIRST_PROBE` seconds, then
-    at twice the distance each time up to `LAST_PROBE`, so that it comes back when the text becomes predictable.
+    Other efforts, and full trees of the chosen one, are tried for `PROBE_STEPS` steps now and then, first after
+    `FIRST_PROBE` seconds, then at twice the distance each time up to `LAST_PROBE`, so that they come back when the text
+    becomes predictable.
     """
 
     MARGIN, DWELL = 0.03, 1.0
@@ -97,6 +98,7 @@ class AdaptiveBudget:
         self._costs = costs
         self._calibration = Calibration()
         self._gains = {Effort.FREE: GainCurve(nodes, 0.02, 0.5), Effort.DRAFT: GainCurve(nodes, 0.8, 0.7)}
+        self._levels_taken = LevelCurve(nodes, levels)
         self._level_seconds = {Effort.FREE: SecondsBySize(0.0), Effort.DRAFT: SecondsBySize(level_seconds)}
         self.choice = Choice(Effort.DRAFT, nodes)
         self.changes = 0
@@ -105,6 +107,7 @@ class AdaptiveBudget:
         self._reviewed_at = 0.0
         self._probes = Probes(self.FIRST_STEPS, self.PROBE_STEPS, self.FIRST_PROBE, self.LAST_PROBE)
         self._effort = Effort.NONE  # of this step
+        self._probing = False  # in this step
         self._resumed = False  # whether this step's draft had to catch up
         self._total = 0  # nodes that this step may verify
         self._price = 0.0  # tokens a second that its time is worth
@@ -120,8 +123,9 @@ class AdaptiveBudget:
             self._review(alone, now, may_change=probed is None)
         before, self._effort = self._effort, probed or self.choice.effort
         self._resumed = before is not Effort.DRAFT
-        if probed in self._gains and before is not probed:
-            self._gains[probed].forget()
+        if probed in self._gains and not self._probing:
+            self._forget(probed, 0 if before is not probed else self._asked(self.choice.bucket, load))
+        self._probing = probed is not None
         self._total = self._nodes * load.sequences if probed else self.choice.bucket
         levels = self._levels if self._effort is Effort.DRAFT else 0
         return DraftLimits(min(self._nodes, self._total), self._total, levels, self._price)
@@ -142,8 +146,7 @@ class AdaptiveBudget:
         expected = {Choice(Effort.NONE, 0): load.sequences / float(forward[0])}
         for effort, curve in self._gains.items():
             tokens = load.sequences * (1 + curve.gain(buckets / load.sequences))
-            # a level brings each tree a node, as in a chain
-            levels = np.clip(buckets / load.sequences, 1.0, self._levels) if effort is Effort.DRAFT else 1.0
+            levels = self._levels_taken.levels(buckets / load.sequences) if effort is Effort.DRAFT else 1.0
             values = tokens / (forward + self._level_seconds[effort].at(load.sequences) * levels)
             expected |= {Choice(effort, b): v for b, v in zip(buckets.tolist()[1:], values.tolist()[1:], strict=True)}
         return expected
@@ -166,10 +169,24 @@ class AdaptiveBudget:
         if not offered.num_trees or self._effort is Effort.NONE:
             return 0
         chances = self._calibration.chances(offered.nodes.scores)
-        self._gains[self._effort].observe(chances, offered.sizes)
+        asked = self._asked(self._total, load)
+        self._gains[self._effort].observe(chances, offered.sizes, asked)
+        if self._effort is Effort.DRAFT:
+            likeliest_first = offered.nodes.depths[np.argsort(-chances, kind="stable")]
+            self._levels_taken.observe(likeliest_first, offered.num_trees, levels, asked)
         if not self._resumed:  # or the time has the draft's catching up in it
             self._level_seconds[self._effort].observe(load.sequences, draft_seconds / max(levels, 1))
         return self._worthwhile(load, np.sort(chances)[::-1][: self._total])
+
+    def _asked(self, total: int, load: StepLoad) -> int:
+        """Nodes of a tree at least, of `total` over all trees."""
+        return min(self._nodes, -(-total // load.sequences))
+
+    def _forget(self, effort: Effort, first: int) -> None:
+        """Believe less of what was seen of ranks from `first` on."""
+        self._gains[effort].forget(first)
+        if effort is Effort.DRAFT:
+            self._levels_taken.forget(first)
 
     def _worthwhile(self, load: StepLoad, ranked: Floats) -> int:
         """How many of the best nodes give more than their rows' time would give otherwise."""
@@ -187,8 +204,8 @@ class AdaptiveBudget:
 
 
 class Probes:
-    """When to try an effort that is not chosen: guesses, for what they bring, and none, for what a plain step
-    costs. Each is tried at the very start."""
+    """When to try an effort beside what is chosen: guesses, for what full trees bring, and none, for what a plain
+    step costs. Each is tried at the very start."""
 
     def __init__(self, first_steps: int, steps: int, first: float, last: float) -> None:
         """`first_steps` of the draft at the start, then `steps` at a time: `first` seconds after a change of choice and
@@ -210,7 +227,8 @@ class Probes:
         if self._due is None:
             self._due = now + self._first
         if not self._coming and now >= self._due:
-            others = [effort for effort in (Effort.DRAFT, Effort.NONE, Effort.FREE) if effort is not chosen]
+            # a plain step is all there is to no effort: while that is chosen, it is known
+            others = [effort for effort in Effort if effort is not Effort.NONE or chosen is not Effort.NONE]
             self._turn += 1
             self._coming = [others[self._turn % len(others)]] * self._steps
             self._distance = min(2 * self._distance, self._last)

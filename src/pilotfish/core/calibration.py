@@ -100,35 +100,87 @@ class Calibration:
         return np.clip(depths, 0, self.BINS - 1).astype(np.int64)
 
 
-class GainCurve:
-    """Tokens that a sequence gains a step from its k best nodes: the mean of their calibrated chances by rank."""
+class MeansByRank:
+    """Running means of what the nodes of a tree bring or cost, by rank: the best node's, the second's, …
+
+    A tree says nothing of ranks that it was not to have: they keep what was seen of them last."""
 
     RATE = 0.02
 
+    def __init__(self, believed: Floats) -> None:
+        self.values = believed.copy()  # [ranks]
+        self._counts = np.zeros(len(believed), np.int64)  # [ranks], trees seen
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def observe(self, seen: Floats, trees: int) -> None:
+        """`seen` [first ranks] is the mean over so many trees."""
+        asked = len(seen)
+        self._counts[:asked] += trees
+        share = 1 - (1 - np.maximum(self.RATE, 1 / (self._counts[:asked] + 3))) ** trees
+        self.values[:asked] += share * (seen - self.values[:asked])
+
+    def forget(self, first: int) -> None:
+        """Believe less of what was seen of ranks from `first` on: it is some time ago."""
+        self._counts[first:] = np.minimum(self._counts[first:], 2)
+
+
+class GainCurve:
+    """Tokens that a sequence gains a step from its k best nodes: the mean of their calibrated chances by rank."""
+
     def __init__(self, nodes: int, first: float, falls: float) -> None:
         """Believed at first: chances first, first * falls, … of the best node, the second, …"""
-        self._by_rank = first * falls ** np.arange(nodes)
-        self._count = 0
+        self._by_rank = MeansByRank(np.asarray(first * falls ** np.arange(nodes), np.float64))
 
-    def observe(self, chances: Floats, sizes: Ints) -> None:
-        """Chances of the nodes of a step's trees, one tree after the other, `sizes` nodes each."""
-        table = np.zeros((len(sizes), max(len(self._by_rank), int(sizes.max()))))
+    def observe(self, chances: Floats, sizes: Ints, asked: int) -> None:
+        """Chances of the nodes of a step's trees, one tree after the other, `sizes` nodes each. A tree could have
+        `asked` nodes at least: it has fewer if no more were worth their time."""
+        table = np.zeros((len(sizes), max(asked, int(sizes.max()))))
         places = np.arange(len(chances)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         table[np.repeat(np.arange(len(sizes)), sizes), places] = chances
         table.sort(axis=1)
-        ranked = table[:, ::-1][:, : len(self._by_rank)].mean(axis=0)
-        self._count += len(sizes)
-        share = 1 - (1 - max(self.RATE, 1 / (self._count + 3))) ** len(sizes)
-        self._by_rank += share * (ranked - self._by_rank)
+        self._by_rank.observe(table[:, ::-1][:, : min(asked, len(self._by_rank))].mean(axis=0), len(sizes))
 
-    def forget(self) -> None:
-        """Believe less of what was seen: it is some time ago."""
-        self._count = min(self._count, 2)
+    def forget(self, first: int) -> None:
+        """Believe less of what was seen of ranks from `first` on."""
+        self._by_rank.forget(first)
 
     def gain(self, nodes: Floats) -> Floats:
         """Expected tokens from the best `nodes` (fractions of a node too) of one sequence."""
-        total = np.concatenate(([0.0], np.cumsum(self._by_rank)))
+        total = np.concatenate(([0.0], np.cumsum(self._by_rank.values)))
         return np.asarray(np.interp(nodes, np.arange(len(total)), total))
+
+
+class LevelCurve:
+    """Levels of drafting that the k best nodes of each sequence take.
+
+    levels │         ·──·   A chain takes a level for each node, a tree of several nodes a level fewer, a drafter of
+           │   ·──·         whole blocks one for all of them. The deepest of the k best nodes says which part of the
+           │·─              levels they took.
+           └──────────── k
+    """
+
+    def __init__(self, nodes: int, levels: int) -> None:
+        """Believed at first: chains, of at most so many levels."""
+        self._by_rank = MeansByRank(np.minimum(np.arange(1.0, nodes + 1), levels))
+
+    def observe(self, depths: Ints, trees: int, levels: int, asked: int) -> None:
+        """`levels` gave nodes of `depths`, here from the likeliest on, to so many trees of at least `asked` nodes."""
+        if not len(depths):
+            return
+        deepest = np.maximum.accumulate(depths)
+        last = np.minimum(np.arange(1, min(asked, len(self._by_rank)) + 1) * trees, len(depths)) - 1
+        self._by_rank.observe(levels * deepest[last] / deepest[-1], trees)
+
+    def forget(self, first: int) -> None:
+        """Believe less of what was seen of ranks from `first` on."""
+        self._by_rank.forget(first)
+
+    def levels(self, nodes: Floats) -> Floats:
+        """Expected levels for the best `nodes` of each sequence: one at least."""
+        known = np.maximum(self._by_rank.values, 1.0)
+        return np.asarray(np.interp(nodes, np.arange(1, len(known) + 1), known))
 
 
 class SecondsBySize:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from math import exp, inf
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, S
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import Executor
 from pilotfish.core.features import FeatureSource
-from pilotfish.core.lookahead import Lookahead
 from pilotfish.core.messages import Open
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
@@ -162,24 +162,22 @@ class LMDrafter:
 
     def _grow(self, sessions: Sequence[DraftSession], limits: DraftLimits) -> None:
         """Levels, until the next one promises less than its time is worth. Roots are always expanded."""
+        expected, gained = 0.0, inf
         for _ in range(limits.levels):
-            level = self._level(sessions, limits)
+            best = BestNodes.of(sessions, limits)
+            level = [part for part in map(self._part, sessions, best.floors) if part.rows]
             pending = any(part.pending for part in level)
+            if not pending:
+                gained, expected = best.expected - expected, best.expected
             price = limits.price * self._level_seconds.at(len(sessions))
-            if not level or (not pending and _expected_tokens(level) < price):
+            # a level rarely brings more than the one before it
+            if not level or (not pending and min(gained, _expected_tokens(level)) < price):
                 return
             began = self._clock()
             self._grower.grow(level)
             self.levels += 1
             if not pending:
                 self._level_seconds.observe(len(sessions), self._clock() - began)
-
-    def _level(self, sessions: Sequence[DraftSession], limits: DraftLimits) -> list[LevelPart]:
-        scores = [likeliest_scores(session.tree, limits.total) for session in sessions]
-        floor = _nth_largest(sorted(chain.from_iterable(scores), reverse=True), limits.total)
-        floors = [max(floor, _nth_largest(own, limits.nodes)) for own in scores]
-        parts = [self._part(session, floor) for session, floor in zip(sessions, floors, strict=True)]
-        return [part for part in parts if part.rows]
 
     def _part(self, session: DraftSession, floor: float) -> LevelPart:
         """Pending tokens, or the best nodes to expand next: good enough (above `floor`) that a child (no likelier)
@@ -199,8 +197,20 @@ def _expected_tokens(level: Sequence[LevelPart]) -> float:
     return sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
 
 
-def likeliest_scores(tree: Lookahead, count: int) -> list[float]:
-    return [tree.score(node) for node in tree.likeliest(count)]
+@dataclass(frozen=True)
+class BestNodes:
+    """The nodes that would be proposed and verified if growth ended here."""
+
+    expected: float  # tokens that they bring, by their scores
+    floors: list[float]  # [sessions]: a node that is no better has no child among them
+
+    @classmethod
+    def of(cls, sessions: Sequence[DraftSession], limits: DraftLimits) -> BestNodes:
+        trees = [session.tree for session in sessions]
+        scores = [[tree.score(node) for node in tree.likeliest(limits.nodes)] for tree in trees]
+        best = sorted(chain.from_iterable(scores), reverse=True)[: limits.total]
+        floor = _nth_largest(best, limits.total)
+        return cls(sum(map(exp, best)), [max(floor, _nth_largest(own, limits.nodes)) for own in scores])
 
 
 def _nth_largest(falling: Sequence[float], n: int) -> float:
