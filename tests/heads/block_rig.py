@@ -14,6 +14,7 @@ from torch import Tensor
 from pilotfish.core.executor import NO_NODES, Executor, NodeRows, SequenceRows
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.heads.executor import make_head_executor
+from pilotfish.heads.head_executor import HeadSetup
 from pilotfish.heads.spec import HeadFiles
 
 CPU = torch.device("cpu")
@@ -21,7 +22,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def executor_of(files: HeadFiles, *, eager: bool = False, num_slots: int = 400, vocab: int = VOCAB) -> Executor:
-    return make_head_executor(files, CPU, torch.float32, num_slots, eager=eager, vocab_size=vocab)
+    return make_head_executor(files, HeadSetup(CPU, torch.float32, num_slots, eager, vocab))
 
 
 @dataclass

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.heads.executor import make_head_executor
-from pilotfish.heads.head_executor import HeadExecutor
+from pilotfish.heads.head_executor import HeadExecutor, HeadSetup
 from pilotfish.heads.spec import HeadFiles
 
 SLOTS = 600
 
 
 def executor_of(files: HeadFiles, *, eager: bool, vocab_size: int | None = None) -> HeadExecutor:
-    return make_head_executor(files, torch.device("cpu"), torch.float32, SLOTS, eager=eager, vocab_size=vocab_size)
+    return make_head_executor(files, HeadSetup(torch.device("cpu"), torch.float32, SLOTS, eager, vocab_size))
 
 
 def free_slots(seed: int = 0) -> Iterator[int]:

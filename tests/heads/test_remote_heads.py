@@ -34,6 +34,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.heads.executor import make_head_executor
 from pilotfish.heads.files import read_head
+from pilotfish.heads.head_executor import HeadSetup
 from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.wire.channel import Received, decode_to_draft
 
@@ -151,9 +152,9 @@ def remote(
         table = SessionTable(pool, PrefixCache(pool))
         need = FeatureNeed((files.digest,), width)
         machine = DraftMachine(DraftIdentity("head", "digest", {}), table, shape, 1000, features=need)
-        executor = make_head_executor(
-            files, torch.device("cpu"), torch.float32, slots, eager=False, vocab_size=engine.model.config.vocab_size
-        )
+        vocab_size = engine.model.config.vocab_size
+        setup = HeadSetup(torch.device("cpu"), torch.float32, slots, eager=False, vocab_size=vocab_size)
+        executor = make_head_executor(files, setup)
         grower = Grower(executor, table, shape.children)
         drafter.worker = DraftWorker(machine, grower, line, lambda: drafter.now)
         engine.use(drafter, engine.worker.budget)

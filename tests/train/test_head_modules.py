@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.heads.executor import make_head_executor
+from pilotfish.heads.head_executor import HeadSetup
 from pilotfish.heads.spec import FINAL, BlockHead, Decoder, Head, HeadFiles, HeadSpec, ParallelHead, Projection
 from pilotfish.heads.spec import RecurrentHead as Recurrent
 from pilotfish.train.head_shapes import trainee_of
@@ -72,7 +73,7 @@ def files(name: str, made: Trainee) -> HeadFiles:
 
 def drafted(name: str, made: Trainee, given: Lesson, place: int) -> Tensor:
     """[depth, vocabulary]: what the executor guesses below token `place` and the two after it."""
-    executor: Any = make_head_executor(files(name, made), torch.device("cpu"), torch.float32, 64, eager=True)
+    executor: Any = make_head_executor(files(name, made), HeadSetup(torch.device("cpu"), torch.float32, 64, eager=True))
     tokens = given.tokens[0].tolist()
     features = made.features(given.states)[0].detach().numpy()
     before = np.concatenate([np.full((1, features.shape[1]), np.nan, np.float32), features])[: place + 1]

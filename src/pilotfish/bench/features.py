@@ -44,7 +44,7 @@ from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.heads.executor import make_head_executor
-from pilotfish.heads.head_executor import HeadExecutor
+from pilotfish.heads.head_executor import HeadExecutor, HeadSetup
 from pilotfish.wire.channel import Channel, Received, decode_to_draft
 
 #: Virtual seconds of a target's step and of a head's level: of a model of 70 billion weights, and of one layer of it.
@@ -268,6 +268,6 @@ def _executor_of(engine: Engine) -> HeadExecutor:
     config = engine.config
     assert config.features is not None  # as in every engine whose draft is a head
     files = ConfiguredHead.of(config, config.features, config.target).read()
-    vocab_size = engine.model.config.vocab_size
-    make = partial(make_head_executor, eager=config.eager, vocab_size=vocab_size)
-    return make(files, engine.model.device, engine.model.dtype, engine.memory.slots)
+    model = engine.model
+    setup = HeadSetup(model.device, model.dtype, engine.memory.slots, config.eager, model.config.vocab_size)
+    return make_head_executor(files, setup)

@@ -31,6 +31,7 @@ from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.heads.detect import is_head
 from pilotfish.heads.executor import make_head_executor
+from pilotfish.heads.head_executor import HeadSetup
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loader import load_config
 from pilotfish.model.metadata import load_tokenizer, read_generation_config
@@ -118,10 +119,9 @@ def _load_head(config: DraftConfig) -> LoadedDraft:
     memory, files = plan_memory(model, head=head), head.either()
     if not supervised():  # its parent has said it
         note_head(head, files[0], fields.context)
-    eager, vocab_size = model.eager, min(len(tokenizer), fields.vocab_size)
-    executor = make_head_executor(
-        files[0], device_of(model), precision.dtype, memory.slots, eager=eager, vocab_size=vocab_size
-    )
+    vocab_size = min(len(tokenizer), fields.vocab_size)
+    setup = HeadSetup(device_of(model), precision.dtype, memory.slots, model.eager, vocab_size)
+    executor = make_head_executor(files[0], setup)
     eos_ids = read_generation_config(target, fields.eos_token_id, fields.vocab_size).eos_ids
     need = FeatureNeed(tuple(one.digest for one in files), executor.feature_width, head.target.digest())
     return LoadedDraft(executor, tokenizer, eos_ids, need)

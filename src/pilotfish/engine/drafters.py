@@ -20,6 +20,7 @@ from pilotfish.engine.memory import load_configured, load_draft_tokenizer
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.heads.executor import make_head_executor
+from pilotfish.heads.head_executor import HeadSetup
 from pilotfish.heads.spec import HeadFiles
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.pacer import Pacer
@@ -105,8 +106,8 @@ class Drafters:
         model, slots = self._target.model, self._target.num_slots
         files = sharing(self._head, model)
         self._head = None
-        how: Any = {"eager": self._config.eager, "vocab_size": self._target.vocab_size}
-        return make_head_executor(files, model.device, model.dtype, slots, **how), frozenset()
+        setup = HeadSetup(model.device, model.dtype, slots, self._config.eager, self._target.vocab_size)
+        return make_head_executor(files, setup), frozenset()
 
     def _make_remote(self) -> RemoteDrafter:
         config = self._config

@@ -19,6 +19,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.heads.block import BLOCKS
 from pilotfish.heads.executor import make_head_executor
 from pilotfish.heads.files import read_head, read_spec
+from pilotfish.heads.head_executor import HeadSetup
 from pilotfish.heads.parallel_executor import ROOTS as FEATURES_KEPT
 from pilotfish.heads.roots import ROOTS
 from pilotfish.heads.shapes import projection_shapes, tensor_shapes
@@ -162,7 +163,7 @@ def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
     target = TorchExecutor(model, count, tap=tap)
     slots = np.arange(count, dtype=np.int32)
     first = target.execute([SequenceRows(0, tokens, slots, NO_NODES, range(1, count))], _greedy(1, count)).tokens
-    head = make_head_executor(files, model.device, model.dtype, count, eager=not model.native)
+    head = make_head_executor(files, HeadSetup(model.device, model.dtype, count, eager=not model.native))
     features = np.concatenate((np.full((1, tap.width), np.nan, np.float32), target.features(slots[:-1])))
     rows = SequenceRows(0, tokens, slots, NO_NODES, range(1, count), features)
     guessed = head.execute([rows], _greedy(1, count, children=1)).tokens

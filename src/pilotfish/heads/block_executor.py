@@ -13,7 +13,7 @@ from torch import Tensor
 from pilotfish.core.executor import SequenceRows
 from pilotfish.core.features import Features
 from pilotfish.heads.block import BlockDecoder, SlotHead
-from pilotfish.heads.head_executor import DraftVocab, HeadExecutor, HeadLogits, filled
+from pilotfish.heads.head_executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
 from pilotfish.heads.parts import Parts, runs_packed
 from pilotfish.heads.roots import KeptRow, RootSlots, kept_rows
 from pilotfish.heads.spec import BlockHead, HeadFiles
@@ -24,27 +24,17 @@ class BlockExecutor(HeadExecutor):
     """A committed token's row writes K and V of the position before it. A root's block is computed when its children,
     or those of a node below it, are wanted for the first time."""
 
-    def __init__(
-        self,
-        files: HeadFiles,
-        device: torch.device,
-        dtype: torch.dtype,
-        num_slots: int,
-        *,
-        eager: bool,
-        vocab_size: int | None = None,
-    ) -> None:
-        """Tokens from `vocab_size` on are never given."""
+    def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         head = cast(BlockHead, files.spec.head)
-        vocab = DraftVocab.of(files, len(files.tensors["embed_tokens.weight"]), vocab_size, device)
-        super().__init__(files, num_slots, head.decoder.context, vocab, EXACT)
-        parts = Parts(files.tensors, device, dtype, packed=runs_packed(device, head.decoder.head_dim, eager=eager))
-        self.decoder = BlockDecoder(head, parts, num_slots, eager=eager)
+        vocab = DraftVocab.of(files, len(files.tensors["embed_tokens.weight"]), setup)
+        super().__init__(files, setup, head.decoder.context, vocab, EXACT)
+        packed = runs_packed(setup.device, head.decoder.head_dim, eager=setup.eager)
+        parts = Parts(files.tensors, setup.device, setup.dtype, packed=packed)
+        self.decoder = BlockDecoder(head, parts, setup.num_slots, eager=setup.eager)
         first = 0 if head.anchored else 1
         self.deepest = head.block - first
         self._slots = RootSlots(self._compute, SlotHead(head, parts, vocab.words), head.block, first)
-        self._tokens = np.zeros(num_slots, np.int64)  # by slot, the committed one there
-        self._device = device
+        self._tokens = np.zeros(setup.num_slots, np.int64)  # by slot, the committed one there
 
     def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
         committed = [s for s in rows if len(s.tokens)]

@@ -21,6 +21,17 @@ from pilotfish.model.sampling import draw, non_finite_rows
 
 
 @dataclass(frozen=True)
+class HeadSetup:
+    """Where and how a head runs."""
+
+    device: torch.device
+    dtype: torch.dtype  # of weights, states and KV
+    num_slots: int
+    eager: bool  # in plain torch
+    vocab_size: int | None = None  # tokens from there on are never given
+
+
+@dataclass(frozen=True)
 class DraftVocab:
     """Which tokens a head can give."""
 
@@ -30,15 +41,15 @@ class DraftVocab:
     ids: Tensor | None  # int64 [size], the target's ids of them; None: the first ones
 
     @classmethod
-    def of(cls, files: HeadFiles, target_size: int, given: int | None, device: torch.device) -> DraftVocab:
-        """`target_size`: tokens that it reads; of them, those from `given` on are never given."""
-        most = target_size if given is None else min(target_size, given)
+    def of(cls, files: HeadFiles, target_size: int, setup: HeadSetup) -> DraftVocab:
+        """`target_size`: tokens that it reads."""
+        most = target_size if setup.vocab_size is None else min(target_size, setup.vocab_size)
         if files.d2t is None:
             size = min(files.spec.draft_vocab, most)
             return cls(target_size, size, slice(0, size), None)
         words = files.d2t.argsort()
         words = words[files.d2t[words] < most]
-        return cls(target_size, len(words), words, files.d2t[words].to(device))
+        return cls(target_size, len(words), words, files.d2t[words].to(setup.device))
 
 
 @dataclass(frozen=True)
@@ -58,10 +69,11 @@ class HeadExecutor(ABC):
 
     deepest = ANY_DEPTH
 
-    def __init__(self, files: HeadFiles, num_slots: int, context: int, vocab: DraftVocab, buckets: Buckets) -> None:
+    def __init__(self, files: HeadFiles, setup: HeadSetup, context: int, vocab: DraftVocab, buckets: Buckets) -> None:
         self.feature_width = files.spec.projection.width
-        self.num_slots, self.context = num_slots, context
+        self.num_slots, self.context = setup.num_slots, context
         self.vocab, self.buckets = vocab, buckets
+        self._device = setup.device
 
     @property
     def vocab_size(self) -> int:

@@ -9,6 +9,7 @@ KV         in slots of tokens           in slots of the forward's chains: nobody
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.heads.block import BLOCKS
-from pilotfish.heads.head_executor import HeadExecutor, HeadLogits
+from pilotfish.heads.head_executor import HeadExecutor, HeadLogits, HeadSetup
 from pilotfish.heads.parts import Parts
 from pilotfish.heads.recurrent import RecurrentRows
 from pilotfish.heads.roots import KeptRow, RootSlots, kept_rows
@@ -31,28 +32,17 @@ class MaskedExecutor(HeadExecutor):
     """Nodes have no rows: those of one depth have the same children. A committed token without a feature has the
     mask's state in its place."""
 
-    def __init__(
-        self,
-        files: HeadFiles,
-        device: torch.device,
-        dtype: torch.dtype,
-        num_slots: int,
-        *,
-        eager: bool,
-        vocab_size: int | None = None,
-    ) -> None:
-        """Tokens from `vocab_size` on are never given."""
+    def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         head = cast(MaskedHead, files.spec.head)
         chains = BLOCKS * (head.depth - 1)
-        self.rows = RecurrentRows(files, device, dtype, num_slots + chains, eager=eager, vocab_size=vocab_size)
-        super().__init__(files, num_slots, head.decoder.context, self.rows.vocab, self.rows.buckets)
+        self.rows = RecurrentRows(files, replace(setup, num_slots=setup.num_slots + chains))
+        super().__init__(files, setup, head.decoder.context, self.rows.vocab, self.rows.buckets)
         self.deepest = head.depth
         self._slots = RootSlots(self._chains_below, self._logits, head.depth, 0)
-        self._mask_token, self._own = head.mask_token, num_slots + np.arange(chains, dtype=np.int32)
-        parts = Parts(files.tensors, device, dtype, packed=self.rows.packed)
+        self._mask_token, self._own = head.mask_token, setup.num_slots + np.arange(chains, dtype=np.int32)
+        parts = Parts(files.tensors, setup.device, setup.dtype, packed=self.rows.packed)
         project = Project.of(head.projection, parts, files.spec.target_hidden)
         self._mask = project(parts.tensor("mask_hidden").flatten(0, 1))  # [1, hidden]
-        self._device = device
 
     def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
         committed = [structs.replace(s, nodes=NO_NODES) for s in rows if len(s.tokens)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pilotfish.core.executor import SequenceRows
-from pilotfish.heads.head_executor import DraftVocab, HeadExecutor, HeadLogits, filled
+from pilotfish.heads.head_executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
 from pilotfish.heads.parallel import DepthLogits
 from pilotfish.heads.parts import Parts, runs_packed
 from pilotfish.heads.roots import KeptRow, RootStates, kept_rows
@@ -24,26 +24,16 @@ ROOTS = 4096
 class ParallelExecutor(HeadExecutor):
     """The head of index d gives the children of nodes at depth d."""
 
-    def __init__(
-        self,
-        files: HeadFiles,
-        device: torch.device,
-        dtype: torch.dtype,
-        num_slots: int,
-        *,
-        eager: bool,
-        vocab_size: int | None = None,
-    ) -> None:
-        """Tokens from `vocab_size` on are never given."""
+    def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         head = cast(ParallelHead, files.spec.head)
         known = files.spec.draft_vocab if files.d2t is None else int(files.d2t.max()) + 1
-        vocab = DraftVocab.of(files, known if vocab_size is None else vocab_size, None, device)
-        super().__init__(files, num_slots, files.spec.context, vocab, EXACT)
+        vocab = DraftVocab.of(files, known if setup.vocab_size is None else setup.vocab_size, setup)
+        super().__init__(files, setup, files.spec.context, vocab, EXACT)
         self.deepest = head.heads
-        parts = Parts(files.tensors, device, dtype, packed=runs_packed(device, 0, eager=eager))
+        parts = Parts(files.tensors, setup.device, setup.dtype, packed=runs_packed(setup.device, 0, eager=setup.eager))
         self.heads = [DepthLogits(head, parts, i, vocab.words) for i in range(head.heads)]
         self._features = RootStates(ROOTS)  # [hidden] each, of the token before the root
-        self._device, self._dtype = device, dtype
+        self._dtype = setup.dtype
 
     def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
         for s in rows:

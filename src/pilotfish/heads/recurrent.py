@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from pilotfish.heads.head_executor import DraftVocab
+from pilotfish.heads.head_executor import DraftVocab, HeadSetup
 from pilotfish.heads.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed, runs_packed
 from pilotfish.heads.spec import HeadFiles, RecurrentHead
 from pilotfish.model.attention import AttentionMetadata
@@ -96,25 +96,15 @@ class JoinedEntry(torch.nn.Module):
 class RecurrentRows:
     """A module, and KV of its rows."""
 
-    def __init__(
-        self,
-        files: HeadFiles,
-        device: torch.device,
-        dtype: torch.dtype,
-        num_slots: int,
-        *,
-        eager: bool,
-        vocab_size: int | None,
-    ) -> None:
-        """Tokens from `vocab_size` on are never given."""
+    def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         head = cast(RecurrentHead, files.spec.head)
-        self.packed = runs_packed(device, head.decoder.head_dim, eager=eager)
-        self.vocab = DraftVocab.of(files, len(files.tensors["embed_tokens.weight"]), vocab_size, device)
-        self.buckets = EXACT if self.packed else library_buckets(device, dtype)
-        parts = Parts(files.tensors, device, dtype, packed=self.packed)
-        self.module = RecurrentModule(head, parts, self.vocab.words, eager=eager).eval()
-        self.kv = empty_kv(kv_shape(head.decoder), dtype, num_slots, device)
-        self._device = device
+        self.packed = runs_packed(setup.device, head.decoder.head_dim, eager=setup.eager)
+        self.vocab = DraftVocab.of(files, len(files.tensors["embed_tokens.weight"]), setup)
+        self.buckets = EXACT if self.packed else library_buckets(setup.device, setup.dtype)
+        parts = Parts(files.tensors, setup.device, setup.dtype, packed=self.packed)
+        self.module = RecurrentModule(head, parts, self.vocab.words, eager=setup.eager).eval()
+        self.kv = empty_kv(kv_shape(head.decoder), setup.dtype, setup.num_slots, setup.device)
+        self._device = setup.device
 
     def __call__(self, batch: Batch, states: Tensor) -> RecurrentStep:
         """states [rows, hidden], of the token before each; written to. Kept rows are padded as the batch's are."""

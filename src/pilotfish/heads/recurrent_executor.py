@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pilotfish.core.executor import SequenceRows
 from pilotfish.core.features import Features
-from pilotfish.heads.head_executor import HeadExecutor, HeadLogits, filled
+from pilotfish.heads.head_executor import HeadExecutor, HeadLogits, HeadSetup, filled
 from pilotfish.heads.recurrent import RecurrentRows
 from pilotfish.heads.spec import HeadFiles, RecurrentHead
 from pilotfish.model.batch import Batch
@@ -24,23 +24,12 @@ class RecurrentExecutor(HeadExecutor):
     """Beside KV a slot keeps the state of its row. A node comes in a later forward than its parent; where that one is
     computed again in the same forward, its state of before counts."""
 
-    def __init__(
-        self,
-        files: HeadFiles,
-        device: torch.device,
-        dtype: torch.dtype,
-        num_slots: int,
-        *,
-        eager: bool,
-        vocab_size: int | None = None,
-    ) -> None:
-        """Tokens from `vocab_size` on are never given."""
+    def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         decoder = cast(RecurrentHead, files.spec.head).decoder
-        self.rows = RecurrentRows(files, device, dtype, num_slots, eager=eager, vocab_size=vocab_size)
-        super().__init__(files, num_slots, decoder.context, self.rows.vocab, self.rows.buckets)
+        self.rows = RecurrentRows(files, setup)
+        super().__init__(files, setup, decoder.context, self.rows.vocab, self.rows.buckets)
         self.kv = self.rows.kv
-        self.states = zeros((num_slots + 1, decoder.hidden), dtype, device)
-        self._device = device
+        self.states = zeros((setup.num_slots + 1, decoder.hidden), setup.dtype, setup.device)
 
     def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
         batches = Batch.build(rows, self.buckets, self.num_slots)
