@@ -436,10 +436,14 @@ def test_a_forward_that_fails_frees_what_it_held(llama: Path, draft: Path, monke
     assert_idle(engine)
 
 
-def test_a_draft_of_a_shorter_context_rests_where_it_ends(llama: Path, tmp_path: Path) -> None:
-    """It goes on for others, and nothing fails."""
+def test_a_draft_of_a_shorter_context_rests_where_it_ends(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on for others, and nothing fails. The log says so at start."""
     short = write_model(tmp_path / "short", "llama", max_position_embeddings=64)
-    engine = make_engine(llama, draft=short, **SYNC)
+    with caplog.at_level("INFO", "pilotfish.engine.draft_notes"):
+        engine = make_engine(llama, draft=short, **SYNC)
+    assert f"draft: {short} guesses up to position 64 of the target's {CONTEXT};" in caplog.text
     long, brief = (engine.submit(SNIPPETS[i], params(length))[0] for i, length in ((0, 90), (1, 10)))
     while engine.busy:
         engine.step()

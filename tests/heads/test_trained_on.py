@@ -12,7 +12,7 @@ import torch
 from head_files import change_config, write_eagle3, write_head, write_medusa, write_mtp, write_target
 from safetensors.torch import load_file
 
-from pilotfish.engine.head_notes import note_head
+from pilotfish.engine.draft_notes import note_head
 from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.errors import ModelError
 from pilotfish.heads.export import export_head

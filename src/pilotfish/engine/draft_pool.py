@@ -22,7 +22,7 @@ from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.draft.worker import DraftWorker, Grower
-from pilotfish.engine.head_notes import note_head
+from pilotfish.engine.draft_notes import note_head
 from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.process import Signals, run_worker, supervised

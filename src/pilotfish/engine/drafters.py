@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from pilotfish.config.engine import EngineConfig
@@ -15,6 +16,7 @@ from pilotfish.core.vocabulary import added_tokens
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
+from pilotfish.engine.draft_notes import note_model
 from pilotfish.engine.heads import sharing
 from pilotfish.engine.memory import load_configured, load_draft_tokenizer
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
@@ -94,11 +96,16 @@ class Drafters:
         """And its tokens that the target lacks."""
         config = self._config
         assert config.draft is not None  # EngineConfig checks it
-        tokenizer = load_draft_tokenizer(config.draft, config.target, self._tokenizer)
+        tokenizer = self._read_draft(config.draft)
         unshared = added_tokens(tokenizer).keys() - added_tokens(self._tokenizer).keys()
         loaded, vocab_size = load_configured(config, config.draft), self._target.vocab_size
         self.draft_executor = TorchExecutor(loaded, self._target.num_slots, vocab_size=vocab_size)
         return self.draft_executor, frozenset(unshared)
+
+    def _read_draft(self, draft: Path) -> Any:
+        """Its tokenizer, which is the target's."""
+        note_model(draft, self._target.context)
+        return load_draft_tokenizer(draft, self._config.target, self._tokenizer)
 
     def _load_head(self) -> tuple[Executor, frozenset[int]]:
         """It speaks the target's tokens."""
@@ -112,7 +119,7 @@ class Drafters:
     def _make_remote(self) -> RemoteDrafter:
         config = self._config
         if config.draft is not None and config.starts_drafts and not self._drafts_with_head:
-            load_draft_tokenizer(config.draft, config.target, self._tokenizer)
+            self._read_draft(config.draft)
         assert self._remote is not None  # as in every mode async
         vocab_size, tap = self._target.vocab_size, self._target.tap
         if tap is None:

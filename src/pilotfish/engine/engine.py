@@ -23,9 +23,9 @@ from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.step import RequestCommit
 from pilotfish.engine.costs import make_budget
+from pilotfish.engine.draft_notes import note_head
 from pilotfish.engine.drafters import Drafters
 from pilotfish.engine.handovers import HandOvers
-from pilotfish.engine.head_notes import note_head
 from pilotfish.engine.heads import ConfiguredHead, choose_layers, read_head_of_features
 from pilotfish.engine.host_memory import divided
 from pilotfish.engine.kv_identity import kv_identity
