@@ -54,7 +54,7 @@ def test_requests_sent_at_once_are_answered_in_order(server: LiveServer) -> None
 
 
 def test_a_slow_reader_gets_all_and_keeps_nobody_waiting(server: LiveServer) -> None:
-    slow = completion(1, max_tokens=1000, stream=True)
+    slow = completion(1, max_tokens=sized(500, 1000), stream=True)
     expected, other = ask(server, slow).text, ask(server, completion(2)).text
     with dial(server, receive_buffer=2048) as client:
         client.sendall(message(slow))

@@ -19,7 +19,7 @@ from workers import eventually
 
 from pilotfish.core.sampling_params import SamplingParams
 
-BODIES = [completion(i, max_tokens=200, stream=True) for i in range(6)]
+BODIES = [completion(i, max_tokens=120, stream=True) for i in range(6)]
 ENDLESS = completion(max_tokens=1900, n=2, stream=True)
 SLOW = {"max_requests": 4, "pace": "target=4ms"}
 

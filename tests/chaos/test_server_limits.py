@@ -12,7 +12,7 @@ from workers import eventually
 
 KEYS = {name: f"the-secret-of-{name}-is-long" for name in ("plain", "salted", "narrow", "slow")}
 LIMITS = {"salted": 'cache_salt = "its own"', "narrow": "max_concurrency = 1", "slow": "requests_per_minute = 1"}
-LONG = [completion(i, max_tokens=240) for i in range(5)]
+LONG = [completion(i, max_tokens=120) for i in range(5)]
 
 
 def of(name: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from sizes import sized
 from workers import eventually
 
 SHORT = [completion(i) for i in range(4)]
-LONG = [completion(i, max_tokens=300) for i in range(8)]
+LONG = [completion(i, max_tokens=sized(160, 300)) for i in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_killed_target_is_told_of_and_started_again(server: LiveServer) -> Non
 
 def test_streams_outlive_a_target_that_stands_still_for_a_while(server: LiveServer) -> None:
     """`make soak` stops one for longer than ZeroMQ's patience with a connection between hosts."""
-    bodies = [completion(i, max_tokens=200) for i in range(sized(8, 16))]
+    bodies = [completion(i, max_tokens=sized(120, 200)) for i in range(sized(8, 16))]
     expected = texts(server, bodies)
     clients = [Client(server, {**body, "stream": True}) for body in bodies]
     assert clients[0].begun.wait(LIMIT)
