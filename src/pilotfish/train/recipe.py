@@ -81,8 +81,8 @@ class PairRecipe:
     draft: Annotated[LlamaSize, size("Of the draft.", names=("--draft-shape",))] = DRAFT
     sequence_length: Annotated[int, option("Tokens of a training row.", 2, LARGEST)] = 512
     batch_rows: Annotated[int, option("Rows of an optimizer step.", 2, 65536)] = 8
-    target_tokens: Annotated[int, option("Tokens the target trains on.", 1, 10**12)] = 12_288_000
-    draft_tokens: Annotated[int, option("Tokens the draft is distilled on.", 1, 10**12)] = 1_228_800
+    target_tokens: Annotated[int, option("Tokens the target trains on.", 1, 10**12)] = 24_576_000
+    draft_tokens: Annotated[int, option("Tokens the draft is distilled on.", 1, 10**12)] = 2_048_000
     sampled_tokens: Annotated[int, option("Tokens the target writes for the draft.", 0, LARGEST)] = 262_144
     learning_rate: Annotated[float, rate("The target's peak rate.")] = 4e-3
     draft_learning_rate: Annotated[float, rate("The draft's peak rate.")] = 2e-3
