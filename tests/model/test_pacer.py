@@ -89,7 +89,7 @@ def test_more_than_one_overrun_in_a_hundred_is_too_many(forwards: int, overruns:
 def test_what_people_read() -> None:
     assert str(Pacer("target", Pace.parse("10.4ms"), 123, 0)) == "target 10.4ms, overruns 0 of 123"
     named = Pacer("draft", Pace.parse("llama-3.2-1b@h200"), 9, 2)
-    assert str(named) == "draft llama-3.2-1b@h200 (1.06 ms a row), overruns 2 of 9"
+    assert str(named) == "draft llama-3.2-1b@h200 (1.04 ms a row), overruns 2 of 9"
 
 
 # -- in an executor

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import DEVICES, MODELS, step_seconds
+from pilotfish.plan.cost import ForwardLoad
 from pilotfish.plan.pace import FLAT_ROWS, MAX_ROWS, Pace, Paces
+from pilotfish.plan.placement import place
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10.4ms", 0.0104), ("2600us", 0.0026), ("1.5s", 1.5), ("3ms", 0.003)])
@@ -36,14 +37,24 @@ def test_a_table_of_one_row() -> None:
 @given(st.integers(1, MAX_ROWS))
 def test_a_named_device_has_the_cost_of_the_model(rows: int) -> None:
     pace = Pace.parse("Llama-3.1-70B@H200x4")
-    expected = step_seconds(MODELS["llama-3.1-70b"], DEVICES["h200"], 4, rows)
+    expected = place("llama-3.1-70b@h200x4").seconds(ForwardLoad(rows=rows, context=512))
     assert pace.seconds(rows) == pytest.approx(expected, rel=1e-9)
+
+
+def test_experts_bend_a_pace() -> None:
+    """Rows read ever fewer experts that none before them has read."""
+    pace, placed = Pace.parse("deepseek-v3@b200x8"), place("deepseek-v3@b200x8")
+    first, later = (pace.seconds(rows + 8) - pace.seconds(rows) for rows in (1, 1000))
+    assert first > 10 * later
+    for rows in (3, 48, 700):
+        assert pace.seconds(rows) == pytest.approx(placed.seconds(ForwardLoad(rows=rows, context=512)), rel=0.05)
 
 
 @pytest.mark.parametrize(("text", "count"), [("mi300x", 1), ("mi300xx2", 2), ("MI300Xx16", 16), ("tpu-v6ex2", 2)])
 def test_devices_are_counted(text: str, count: int) -> None:
-    model, device = MODELS["llama-3.1-8b"], DEVICES["tpu-v6e" if "tpu" in text else "mi300x"]
-    assert Pace.parse(f"llama-3.1-8b@{text}").seconds(1) == step_seconds(model, device, count, 1)
+    placed = place(f"llama-3.1-8b@{text}")
+    assert (placed.count, placed.device.link) == (count, "ICI 2D torus" if "tpu" in text else "Infinity Fabric")
+    assert Pace.parse(f"llama-3.1-8b@{text}").seconds(1) == placed.seconds(ForwardLoad(rows=1, context=512))
 
 
 def test_any_roles_may_be_paced() -> None:
@@ -104,9 +115,11 @@ def test_bad_text_is_refused_in_one_line(text: object) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("target=llama-4@h100", "'llama-4' .* models llama-3.2-1b, .*, qwen3-32b$"),
-        ("draft=qwen3-0.6b@4090x2", "'4090' .* devices, .* a100, .*, xeon-6980p$"),
-        ("target=llama-3.1-70b@h100", "'llama-3.1-70b@h100' .* x2 or more$"),
+        ("target=llama-4@h100", "'llama-4' .* models of docs/planning.md; nearest: llama-3.*$"),
+        ("draft=qwen3-0.6b@h1000x2", "'h1000' .* devices, .* docs/planning.md; nearest: h100, .*$"),
+        ("target=llama-3.1-70b@h100", "'llama-3.1-70b@h100' .* x2 or more: 61.1 GB of the weights do not fit$"),
+        ("target=llama-3.1-8b@rubin", "'llama-3.1-8b@rubin' .* peak for bf16 is known; of this one: fp4$"),
+        ("target=llama-3.1-8b@wse-3", "peak for bf16 is known; of this one: none$"),
     ],
 )
 def test_what_is_allowed_is_told(text: str, told: str) -> None:

@@ -20,7 +20,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.plan.fleet import simulate
 from pilotfish.plan.fleet_figures import FleetFigures, Quantiles
 from pilotfish.plan.fleet_plan import BUNDLED_PAIR, FleetPlan, draft_of, prefill_of, target_of
-from pilotfish.plan.pace import PlacedModel
+from pilotfish.plan.placement import place
 from pilotfish.plan.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
 
 ROUTINGS: dict[str, Callable[[], Routing]] = {"round-robin": RoundRobin, "power-of-two": PowerOfTwo, "prefix": Router}
@@ -84,7 +84,7 @@ def traffic_of(options: BenchOptions) -> Callable[[int], Iterable[SimulatedReque
 
 def plan_of(options: BenchOptions) -> Callable[[int], FleetPlan]:
     """For so many targets."""
-    placed, draft = PlacedModel.parse(options.target_device), PlacedModel.parse(options.draft_device)
+    placed, draft = place(options.target_device), place(options.draft_device)
     target = target_of(
         placed,
         max_rows=options.engine["max_rows"],

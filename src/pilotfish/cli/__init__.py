@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pilotfish import bench
-from pilotfish.cli import chat, cluster, demo, generate, keys, kv, models, serve, train, workers
+from pilotfish.cli import chat, cluster, demo, generate, keys, kv, models, plan, serve, train, workers
 from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
 from pilotfish.printable import OneLineFormatter, one_line
@@ -37,6 +37,7 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(keys.app, name="keys")
 app.add_typer(kv.app, name="kv")
 app.add_typer(models.app, name="models")
+app.add_typer(plan.app, name="plan")
 app.add_typer(train.app, name="train")
 
 

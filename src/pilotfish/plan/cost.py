@@ -1,99 +1,100 @@
-"""The time of a forward on a device: a roofline of weights, products and KV, and a fixed cost a layer.
+"""The time of a forward on devices: a roofline of weights, products and KV, and what the engine adds a layer.
 
-    seconds =   weight bytes / (bandwidth * 0.85)  +  2 * weights * rows / (peak * 0.6)
-              + KV bytes / (bandwidth * 0.6)  +  layers * (layer + 2 all-reduces)
+    seconds = (weight bytes / bandwidth + 2 · weights · rows / peak) / devices + KV bytes / bandwidth / devices with KV
+              + layers · (layer + 2 all-reduces)
 
-with bandwidth and peak of all devices together, among which tensor parallelism splits weights and KV. Reading weights
-and multiplying are added, not overlapped: against published speed-ups by batch size (EAGLE-3 on one H100, batch 4 to
-64) the sum is off by 8 % in the mean, the larger of the two by 25 %. The efficiencies are assumed, the fixed costs
-fitted to one published rate each.
-
-`catalog.toml` has accelerators by their vendors' figures, and public dense models by their published configurations.
+each bandwidth and peak times the share of it that is reached. Reading weights and multiplying are added, not
+overlapped: published speed-ups by batch size ask for the sum (docs/planning.md).
 """
 
 from __future__ import annotations
 
 import math
-import tomllib
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Literal
 
-#: Shares of the peak that are reached: streaming weights, reading KV, multiplying.
-WEIGHTS_SHARE, KV_SHARE, PRODUCTS_SHARE = 0.85, 0.6, 0.6
-BFLOAT16 = 2.0  # bytes
-#: Seconds of a serving system beside the roofline: launches, attention, sampling and the host's part, all laid on
-#: layers; one of a layer's two all-reduces, where several devices share it. Fitted to TensorRT-LLM's Llama-3.1 70B on
-#: one and 405B on four H200 in FP8, batch 1: 51.14 and 33.46 tokens/s (NVIDIA, 2024).
-LAYER, ALL_REDUCE = 28e-6, 6e-6
+from msgspec import Struct
 
+from pilotfish.plan.devices import Device
+from pilotfish.plan.engines import PILOTFISH, SHARES, EngineConstants
+from pilotfish.plan.shapes import ModelShape
 
-@dataclass(frozen=True)
-class Device:
-    memory: float  # bytes
-    bandwidth: float  # bytes a second
-    bf16: float  # operations a second of its matrix units, without sparsity
-    fp8: float | None = None  # likewise; None: no units for it
+Weights = Literal["bf16", "fp8", "int4"]
+KV = Literal["bf16", "fp8"]
+#: Bytes of a number. int4: 32 bits of scale and zero for each 128 weights, as AWQ's groups have.
+BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "int4": 4.25 / 8}
 
 
-@dataclass(frozen=True)
-class DenseModel:
-    """A pre-norm decoder with grouped-query attention and gated MLPs. Norms and biases are not counted."""
+class ForwardLoad(Struct, frozen=True, kw_only=True):
+    """What one forward computes."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    tied: bool = False  # input and output embeddings are one matrix
+    rows: int  # of all sequences
+    sequences: int = 1
+    context: float = 0.0  # tokens before a sequence's rows
+    branches: int = 1  # rows of a sequence that each read its KV for themselves; 1: a cascaded kernel, or a chain
+
+
+class PlacedModel(Struct, frozen=True, kw_only=True):
+    """A model on devices that share its layers (tensor parallelism)."""
+
+    model: ModelShape
+    device: Device
+    count: int = 1
+    engine: EngineConstants = PILOTFISH
+    weights: Weights = "bf16"  # of the layers; the output embedding has 16 bits in any case
+    kv: KV = "bf16"
+
+    def seconds(self, load: ForwardLoad) -> float:
+        """Of one forward."""
+        kv = load.sequences * load.branches * self.context_seconds(load.context)
+        return self._streaming(load.rows) + self._products(load.rows) + kv + self._fixed(load.rows)
+
+    def context_seconds(self, context: float) -> float:
+        """To read the KV of a sequence of so many tokens once. Devices beyond the number of KV heads read copies."""
+        split = min(self.count, self.model.kv_heads)
+        return self.model.kv_read(context) * BYTES[self.kv] / (self.device.bandwidth * SHARES.kv.value) / split
+
+    def _streaming(self, rows: int) -> float:
+        stored = self.model.read(rows) * BYTES[self.weights] + self.model.head * BYTES["bf16"]
+        return stored / (self.count * self.device.bandwidth * SHARES.weights.value)
+
+    def _products(self, rows: int) -> float:
+        peak = peak_of(self.device, self.weights)
+        return 2 * self.model.multiplied * rows / (self.count * (peak or math.inf) * SHARES.products.value)
+
+    def _fixed(self, rows: int) -> float:
+        shared = 2 * self.all_reduce(rows) if self.count > 1 else 0.0
+        return self.model.layers * (self.engine.layer.value + shared)
+
+    def all_reduce(self, rows: int) -> float:
+        """Seconds of one, of `rows` hidden states: a ring passes 2 (n - 1) / n of their bytes."""
+        passed = 2 * (self.count - 1) / self.count * rows * self.model.hidden * BYTES["bf16"]
+        bandwidth = (self.device.link_bandwidth or math.inf) * SHARES.link.value
+        return self.engine.all_reduce.value + passed / bandwidth
 
     @property
-    def body(self) -> int:
-        """Number of weights in all layers."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.ffn)
+    def weight_bytes(self) -> float:
+        """Of all devices together."""
+        embeddings = self.model.head * (1 if self.model.tied else 2)
+        return (self.model.parameters - embeddings) * BYTES[self.weights] + embeddings * BYTES["bf16"]
 
     @property
-    def head(self) -> int:
-        """Number of weights in the output embedding."""
-        return self.vocab * self.hidden
+    def kv_bytes(self) -> float:
+        """Of a token, on all devices together."""
+        copies = max(1.0, self.count / self.model.kv_heads)
+        return copies * self.model.kv_values * BYTES[self.kv]
 
     @property
-    def parameters(self) -> int:
-        return self.body + self.head * (1 if self.tied else 2)
+    def missing(self) -> float:
+        """Bytes by which the weights exceed the devices' memory; 0 where they fit."""
+        return max(0.0, self.weight_bytes - self.count * self.device.memory)
 
     @property
-    def kv_values(self) -> int:
-        """Numbers that the KV cache keeps for a token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+    def devices_needed(self) -> int:
+        """That hold the weights."""
+        return math.ceil(self.weight_bytes / self.device.memory)
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
-DEVICES = {name: Device(**figures) for name, figures in _TABLES["devices"].items()}
-MODELS = {name: DenseModel(**sizes) for name, sizes in _TABLES["models"].items()}
-
-
-def step_seconds(
-    model: DenseModel,
-    device: Device,
-    count: int,
-    rows: int,
-    context: int = 512,
-    *,
-    weight_bytes: float = BFLOAT16,
-    layer: float = LAYER,
-) -> float:
-    """Seconds of one forward of `rows` rows on `count` devices; its sequences have `context` tokens together. A weight
-    of the layers takes `weight_bytes`, 1 in FP8; output embedding and KV are bfloat16."""
-    peak = device.fp8 if weight_bytes <= 1 and device.fp8 else device.bf16
-    stored = model.body * weight_bytes + model.head * BFLOAT16  # that are read: no input embedding of its own
-    weights = stored / (device.bandwidth * WEIGHTS_SHARE)
-    products = 2 * (model.body + model.head) * rows / (peak * PRODUCTS_SHARE)
-    kv = context * model.kv_values * BFLOAT16 / (device.bandwidth * KV_SHARE)
-    return (weights + products + kv) / count + model.layers * (layer + (2 * ALL_REDUCE if count > 1 else 0.0))
-
-
-def devices_needed(model: DenseModel, device: Device) -> int:
-    """Number of devices that hold the bfloat16 weights."""
-    return math.ceil(model.parameters * BFLOAT16 / device.memory)
+def peak_of(device: Device, weights: Weights) -> float | None:
+    """Operations a second on such weights: FP8 is widened where there are no units for it, int4 everywhere. None: not
+    known."""
+    return (device.fp8 or device.bf16) if weights == "fp8" else device.bf16

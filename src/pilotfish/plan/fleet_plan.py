@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pilotfish.core.budget import BUCKETS
-from pilotfish.plan.cost import BFLOAT16, KV_SHARE, step_seconds
-from pilotfish.plan.pace import PlacedModel
+from pilotfish.plan.cost import ForwardLoad, PlacedModel
+from pilotfish.plan.engines import PILOTFISH
 from pilotfish.plan.simulated_pools import Acceptance, DraftPlan, PrefillPlan
 from pilotfish.plan.simulated_server import ServerPlan
 from pilotfish.plan.simulated_target import NO_GUESSES, Guessing, TargetPlan
@@ -20,9 +20,8 @@ CONTEXT, CHUNK = 4096, 2048
 #: Bytes a second between prefill workers and targets, 400 Gbit/s, and the share of a transfer that is not hidden behind
 #: forwards (docs/benchmarks.md, What of a transfer is hidden).
 LINK, EXPOSED = 50e9, 0.1
-#: Seconds between two forwards of a target with many sequences, and between two levels of a draft (docs/benchmarks.md,
-#: Async, at 32 sequences).
-HOST, LEVEL_HOST = 1.9e-3, 0.35e-3
+#: Seconds between two forwards of a target with many sequences, and between two levels of a draft.
+HOST, LEVEL_HOST = PILOTFISH.round.value, PILOTFISH.level.value
 #: What sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md, Async: at
 #: 32, 8 and 1 at a time), and an assumed spread.
 BUNDLED_PAIR = Acceptance(gains=((1, 0.54), (4, 1.76), (16, 2.48)), spread=0.3)
@@ -54,15 +53,14 @@ class FleetPlan:
 
 def target_of(placed: PlacedModel, *, max_rows: int, max_requests: int, acceptance: Acceptance | None) -> TargetPlan:
     """Guesses are as many as pay where sequences have `CONTEXT` tokens; without `acceptance` there are none."""
-    model, device, count = placed.model, placed.device, placed.count
-    seconds = [step_seconds(model, device, count, rows, 0) for rows in range(max_rows + 1)]
-    context_seconds = model.kv_values * BFLOAT16 / (device.bandwidth * KV_SHARE) / count
-    return paced_target(seconds, context_seconds, _slots(placed), max_requests, acceptance, CONTEXT * context_seconds)
+    seconds = [placed.seconds(ForwardLoad(rows=rows)) for rows in range(max_rows + 1)]
+    sequence_seconds = placed.context_seconds(CONTEXT)
+    return paced_target(seconds, sequence_seconds / CONTEXT, _slots(placed), max_requests, acceptance, sequence_seconds)
 
 
 def _slots(placed: PlacedModel) -> int:
-    free = placed.count * placed.device.memory * KV_MEMORY - placed.model.parameters * BFLOAT16
-    return int(free / (placed.model.kv_values * BFLOAT16))
+    free = placed.count * placed.device.memory * KV_MEMORY - placed.weight_bytes
+    return int(free / placed.kv_bytes)
 
 
 def paced_target(
@@ -92,12 +90,15 @@ def _guessing(sequences: int, costs: np.ndarray, acceptance: Acceptance) -> Gues
 
 def draft_of(placed: PlacedModel, leaves: int) -> DraftPlan:
     """A draft whose levels expand so many leaves, and which reads prompts in chunks."""
-    model, device, count = placed.model, placed.device, placed.count
-    level = step_seconds(model, device, count, leaves, 0) + LEVEL_HOST
-    return DraftPlan(leaves / level, _slots(placed), step_seconds(model, device, count, CHUNK, 0) / CHUNK)
+    level = placed.seconds(ForwardLoad(rows=leaves)) + LEVEL_HOST
+    return DraftPlan(leaves / level, _slots(placed), _reading_seconds(placed))
 
 
 def prefill_of(placed: PlacedModel) -> PrefillPlan:
     """A worker that is like a target."""
-    seconds = step_seconds(placed.model, placed.device, placed.count, CHUNK, 0) / CHUNK
-    return PrefillPlan(seconds, EXPOSED * placed.model.kv_values * BFLOAT16 / LINK)
+    return PrefillPlan(_reading_seconds(placed), EXPOSED * placed.kv_bytes / LINK)
+
+
+def _reading_seconds(placed: PlacedModel) -> float:
+    """Of a prompt's token."""
+    return placed.seconds(ForwardLoad(rows=CHUNK)) / CHUNK

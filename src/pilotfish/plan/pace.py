@@ -6,23 +6,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import DEVICES, MODELS, DenseModel, Device, devices_needed, step_seconds
+from pilotfish.plan.cost import ForwardLoad
+from pilotfish.plan.placement import place
 
 #: A time without rows holds for forwards of up to this many: those are bound by weights, not products.
 FLAT_ROWS = 64
 MAX_ROWS = 1 << 16
+#: Tokens whose KV each forward of a named device reads.
+CONTEXT = 512
 
 _FORMS = (
     "target=PACE, draft=PACE, prefill=PACE or several, a PACE as in 10.4ms, 1:10.4ms/256:20ms or llama-3.1-70b@h200x4"
 )
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _TIME = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(us|ms|s)")
-_DEVICES = re.compile(r"(.*?)(?:x([1-9][0-9]{0,3}))?", re.DOTALL)  # matches whatever there is
 
 
 @dataclass(frozen=True)
@@ -87,33 +88,9 @@ def _seconds(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-@dataclass(frozen=True)
-class PlacedModel:
-    model: DenseModel
-    device: Device
-    count: int  # of devices
-
-    @classmethod
-    def parse(cls, text: str) -> PlacedModel:
-        """`llama-3.1-70b@h200x4`; ParameterError naming `pace`."""
-        model_name, _, devices = text.partition("@")
-        model = _named(MODELS, "models", model_name)
-        match = _DEVICES.fullmatch(devices)
-        assert match is not None
-        device = _named(DEVICES, "devices, maybe with x and their number,", match[1])
-        count = int(match[2] or 1)
-        if count < (needed := devices_needed(model, device)):
-            raise ParameterError("pace", text, f"devices that hold the model's weights: x{needed} or more")
-        return cls(model, device, count)
-
-
 def _device_knots(text: str) -> dict[int, float]:
-    """Two knots, because the cost model is linear in rows."""
-    placed = PlacedModel.parse(text)
-    return {rows: step_seconds(placed.model, placed.device, placed.count, rows) for rows in (1, MAX_ROWS)}
-
-
-def _named(table: Mapping[str, Any], what: str, name: str) -> Any:
-    if name.lower() not in table:
-        raise ParameterError("pace", name, f"one of the {what} {', '.join(table)}")
-    return table[name.lower()]
+    """By the cost model, at powers of two: of a mixture of experts rows read ever fewer experts that none before them
+    has read. One sequence of `CONTEXT` tokens."""
+    placed = place(text)
+    counts = [1 << power for power in range(MAX_ROWS.bit_length())]
+    return {rows: placed.seconds(ForwardLoad(rows=rows, context=CONTEXT)) for rows in counts}

@@ -1,0 +1,141 @@
+"""Predictions of published runs, each from what its source says of it: a forward, or rounds of speculation."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from pilotfish.plan.cost import KV, ForwardLoad, PlacedModel, Weights
+from pilotfish.plan.engines import ENGINES
+from pilotfish.plan.placement import place
+from pilotfish.plan.rounds import (
+    chain_speedup,
+    levels_hidden,
+    outcome_cache_round,
+    rerooted_round,
+    speculate_seconds,
+    sync_round,
+)
+from pilotfish.plan.tables import look_up
+
+
+class Placement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model on devices, in an engine."""
+
+    on: str  # model@devicexcount
+    engine: str
+    weights: Weights = "bf16"
+    kv: KV = "bf16"
+
+    @property
+    def placed(self) -> PlacedModel:
+        engine = look_up(ENGINES, "engine", "engines", self.engine)
+        return place(self.on, engine, self.weights, self.kv, field="on")
+
+    def seconds(self, sequences: int, rows: int, context: float) -> float:
+        """Of a forward over `rows` rows of each of `sequences` sequences of `context` tokens, each of whose KV is read
+        once."""
+        return self.placed.seconds(ForwardLoad(rows=sequences * rows, sequences=sequences, context=context))
+
+    @property
+    def round_seconds(self) -> float:
+        return self.placed.engine.round.value
+
+    @property
+    def level_seconds(self) -> float:
+        return self.placed.engine.level.value
+
+
+class Inputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="of"):
+    """What a source says of a run. `rows` and `tokens` are of each sequence."""
+
+    def predict(self, unit: str) -> float:
+        """In `unit`: "ms", "tok/s" of all sequences, or "x", the speed over plain decoding."""
+        raise NotImplementedError
+
+
+class ForwardInputs(Inputs, frozen=True, kw_only=True, tag="forward"):
+    """One forward. In tokens/s: one of plain decoding."""
+
+    target: Placement
+    sequences: int = 1
+    rows: int = 1
+    context: float
+
+    def predict(self, unit: str) -> float:
+        seconds = self.target.seconds(self.sequences, self.rows, self.context)
+        return 1e3 * seconds if unit == "ms" else self.sequences / seconds
+
+
+class SyncInputs(Inputs, frozen=True, kw_only=True, tag="sync"):
+    """Rounds in which the target waits for chains of a draft."""
+
+    target: Placement
+    draft: Placement
+    guesses: int
+    forwards: int  # of the draft in a round
+    tokens: float  # committed in a round
+    sequences: int = 1
+    context: float
+
+    def predict(self, unit: str) -> float:
+        verify = self.target.seconds(self.sequences, self.guesses + 1, self.context)
+        draft = self.draft.seconds(self.sequences, 1, self.context) + self.draft.level_seconds
+        seconds = sync_round(verify, draft, self.forwards, self.target.round_seconds)
+        plain = self.target.seconds(self.sequences, 1, self.context)
+        return self.tokens * (plain if unit == "x" else self.sequences) / seconds
+
+
+class ChainInputs(Inputs, frozen=True, kw_only=True, tag="chain"):
+    """A speed-up by Leviathan's theorem."""
+
+    acceptance: float
+    guesses: int
+    cost: float  # of a draft's forward over the target's
+
+    def predict(self, unit: str) -> float:  # noqa: ARG002  # always x
+        return chain_speedup(self.acceptance, self.guesses, self.cost)
+
+
+class OutcomeCacheInputs(Inputs, frozen=True, kw_only=True, tag="outcome_cache"):
+    """Rounds of SSD. In ms: what the draft is busy in one. Where one sequence misses, it drafts for all anew."""
+
+    target: Placement
+    draft: Placement
+    guesses: int
+    fan_out: int  # outcomes prepared after each number of accepted guesses
+    hit: float  # chance of a sequence
+    sequences: int
+    context: float
+    tokens: float = 0.0  # committed in a round; 0 where seconds are asked for
+
+    def predict(self, unit: str) -> float:
+        verify = self.target.seconds(self.sequences, self.guesses + 1, self.context)
+        answer = self.draft.seconds(self.sequences, self.guesses + 1, self.context)
+        level = self.draft.seconds(self.sequences, (self.guesses + 1) * self.fan_out, self.context)
+        speculate = speculate_seconds(answer, level, self.guesses, self.draft.level_seconds)
+        backup, hit = self.guesses * self.draft.seconds(self.sequences, 1, self.context), self.hit**self.sequences
+        if unit == "ms":
+            return 1e3 * outcome_cache_round(0.0, speculate, backup, hit, 0.0)
+        seconds = outcome_cache_round(verify, speculate, backup, hit, self.target.round_seconds)
+        return self.sequences * self.tokens / seconds
+
+
+class RerootedInputs(Inputs, frozen=True, kw_only=True, tag="rerooted"):
+    """Rounds of SwiftSpec, as deep as the target has time for."""
+
+    target: Placement
+    draft: Placement
+    rows: int  # that the target verifies
+    width: int  # leaves that a level of the draft expands
+    survives: float  # chance that the committed token is in the tree
+    tokens: float
+    context: float
+
+    def predict(self, unit: str) -> float:  # noqa: ARG002  # always tok/s
+        verify = self.target.seconds(1, self.rows, self.context)
+        level = self.draft.seconds(1, self.width, self.context) + self.draft.level_seconds
+        depth = levels_hidden(verify, level)
+        return self.tokens / rerooted_round(verify, level, depth, self.survives, self.target.round_seconds)
+
+
+AnyInputs = ForwardInputs | SyncInputs | ChainInputs | OutcomeCacheInputs | RerootedInputs
