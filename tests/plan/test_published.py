@@ -1,15 +1,65 @@
-"""The predictions that are committed are those of the model."""
+"""The committed predictions are the model's, and how far they are from what was published."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from pilotfish.plan.published import predictions
+import pytest
+
+from pilotfish.plan.published import PUBLISHED, predictions, summaries
 
 #: Made by `pilotfish plan predictions`.
 COMMITTED = Path(__file__).with_name("predictions.json")
+PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
+#: The mean absolute error that is allowed.
+MOST = {"plain": 0.15, "sync": 0.15, "async": 0.20}
+BY_KIND = {
+    kind: [n for n, row in PUBLISHED.items() if row.kind == kind] for kind in ("calibrates", "predicted", "lacks")
+}
 
 
 def test_the_predictions_are_those_of_the_model() -> None:
     assert json.loads(COMMITTED.read_text()) == predictions()
+
+
+@pytest.mark.parametrize("mode", MOST)
+def test_predicted_rows_are_close_in_the_mean(mode: str) -> None:
+    summary = summaries()[mode]
+    assert summary.rows >= 3 and summary.mean <= MOST[mode]
+
+
+@pytest.mark.parametrize("unit", ["tok/s", "ms"])
+def test_asynchronous_rates_and_times_are_close_each_on_their_own(unit: str) -> None:
+    rows = [PUBLISHED[name] for name in BY_KIND["predicted"]]
+    errors = [abs(row.error or 0.0) for row in rows if row.mode == "async" and row.unit == unit]
+    assert len(errors) >= 6 and sum(errors) / len(errors) <= MOST["async"]
+
+
+@pytest.mark.parametrize("name", BY_KIND["calibrates"])
+def test_a_calibrating_row_is_exact(name: str) -> None:
+    """But for the rate of the run whose draft's time is what calibrates."""
+    error = PUBLISHED[name].error
+    assert error is not None and abs(error) < (0.03 if name == "ssd-70b-1b-async-1" else 1e-4)
+
+
+@pytest.mark.parametrize("name", BY_KIND["lacks"])
+def test_a_row_without_inputs_says_what_it_lacks(name: str) -> None:
+    row = PUBLISHED[name]
+    assert row.lacks and not row.calibrates and row.predicted is None and row.error is None
+
+
+@pytest.mark.parametrize("name", BY_KIND["predicted"])
+def test_a_predicted_row_has_a_figure(name: str) -> None:
+    row = PUBLISHED[name]
+    assert row.published is not None and row.error is not None and not row.lacks
+
+
+def test_the_page_has_every_prediction_and_its_error() -> None:
+    page = PAGE.read_text()
+    for row in PUBLISHED.values():
+        if row.predicted is not None:
+            error = f"{row.error:+.1%}" if row.kind == "predicted" else "calibrates"
+            assert f"| {row.mode} | {row.what} | {row.published:g} {row.unit} | {row.predicted:.4g} | {error} |" in page
+    for mode, of in summaries().items():
+        assert f"| {mode} | {of.rows} | {of.mean:.1%} | {of.most:.1%} |" in page
