@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.plan.published import PUBLISHED, predictions, summaries
+from pilotfish.plan.published import PUBLISHED, RUNS, predictions, summaries
 
 #: Made by `pilotfish plan predictions`.
 COMMITTED = Path(__file__).with_name("predictions.json")
@@ -21,6 +21,11 @@ BY_KIND = {
 
 def test_the_predictions_are_those_of_the_model() -> None:
     assert json.loads(COMMITTED.read_text()) == predictions()
+
+
+def test_every_run_has_a_figure() -> None:
+    assert RUNS.keys() <= PUBLISHED.keys()
+    assert all(set(row.unverified) <= {"inputs", "published"} for row in PUBLISHED.values())
 
 
 @pytest.mark.parametrize("mode", MOST)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from json import dumps
+from typing import TYPE_CHECKING
 
 import typer
 
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import print_json
-from pilotfish.plan.published import DIGITS, GROUPS, PUBLISHED, PublishedRow, predictions, summaries
+
+if TYPE_CHECKING:
+    from pilotfish.plan.published import PublishedRow
 
 app = typer.Typer(help="The cost model of named devices (docs/planning.md).", no_args_is_help=True)
 
@@ -19,6 +22,8 @@ COLUMNS = ("row", "unit", "published", "predicted", "error", "kind", "what it la
 @app.command("predictions")
 def show_predictions() -> None:
     """Print the model's prediction of every published row that has all inputs, without what was published, as JSON."""
+    from pilotfish.plan.published import predictions
+
     sys.stdout.write(dumps(predictions(), indent=1) + "\n")
 
 
@@ -30,6 +35,8 @@ def published(json: JsonOption = False) -> None:
 
 def _record() -> dict[str, object]:
     from msgspec import to_builtins
+
+    from pilotfish.plan.published import GROUPS, PUBLISHED, summaries
 
     groups = {
         name: {"about": group.about, "sources": group.sources, "rows": list(group.rows)}
@@ -45,6 +52,8 @@ def _record() -> dict[str, object]:
 def _print() -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from pilotfish.plan.published import PUBLISHED, summaries
 
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for name, row in PUBLISHED.items():
@@ -63,4 +72,4 @@ def _cells(row: PublishedRow) -> tuple[str, ...]:
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.{DIGITS - 1}g}"
+    return "" if value is None else f"{value:.5g}"

@@ -59,7 +59,8 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
 
     def _products(self, rows: int) -> float:
         peak = peak_of(self.device, self.weights)
-        return 2 * self.model.multiplied * rows / (self.count * (peak or math.inf) * SHARES.products.value)
+        assert peak is not None  # placement.place refuses such a device
+        return 2 * self.model.multiplied * rows / (self.count * peak * SHARES.products.value)
 
     def _fixed(self, rows: int) -> float:
         shared = 2 * self.all_reduce(rows) if self.count > 1 else 0.0

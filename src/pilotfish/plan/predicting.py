@@ -18,7 +18,7 @@ from pilotfish.plan.rounds import (
 from pilotfish.plan.tables import look_up
 
 
-class Placement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model on devices, in an engine."""
 
     on: str  # model@devicexcount
@@ -56,7 +56,7 @@ class Inputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_
 class ForwardInputs(Inputs, frozen=True, kw_only=True, tag="forward"):
     """One forward. In tokens/s: one of plain decoding."""
 
-    target: Placement
+    target: RunModel
     sequences: int = 1
     rows: int = 1
     context: float
@@ -69,8 +69,8 @@ class ForwardInputs(Inputs, frozen=True, kw_only=True, tag="forward"):
 class SyncInputs(Inputs, frozen=True, kw_only=True, tag="sync"):
     """Rounds in which the target waits for chains of a draft."""
 
-    target: Placement
-    draft: Placement
+    target: RunModel
+    draft: RunModel
     guesses: int
     forwards: int  # of the draft in a round
     tokens: float  # committed in a round
@@ -99,8 +99,8 @@ class ChainInputs(Inputs, frozen=True, kw_only=True, tag="chain"):
 class OutcomeCacheInputs(Inputs, frozen=True, kw_only=True, tag="outcome_cache"):
     """Rounds of SSD. In ms: what the draft is busy in one. Where one sequence misses, it drafts for all anew."""
 
-    target: Placement
-    draft: Placement
+    target: RunModel
+    draft: RunModel
     guesses: int
     fan_out: int  # outcomes prepared after each number of accepted guesses
     hit: float  # chance of a sequence
@@ -123,8 +123,8 @@ class OutcomeCacheInputs(Inputs, frozen=True, kw_only=True, tag="outcome_cache")
 class RerootedInputs(Inputs, frozen=True, kw_only=True, tag="rerooted"):
     """Rounds of SwiftSpec, as deep as the target has time for."""
 
-    target: Placement
-    draft: Placement
+    target: RunModel
+    draft: RunModel
     rows: int  # that the target verifies
     width: int  # leaves that a level of the draft expands
     survives: float  # chance that the committed token is in the tree

@@ -68,10 +68,8 @@ class ErrorSummary(Struct, frozen=True):
 
 
 GROUPS = read_table("published", dict[str, PublishedGroup])
-_RUNS = read_table("runs", dict[str, AnyInputs])  # type: ignore[arg-type]
-PUBLISHED = {
-    name: replace(row, inputs=_RUNS.get(name)) for group in GROUPS.values() for name, row in group.rows.items()
-}
+RUNS = read_table("runs", dict[str, AnyInputs])
+PUBLISHED = {name: replace(row, inputs=RUNS.get(name)) for group in GROUPS.values() for name, row in group.rows.items()}
 
 
 def predictions() -> dict[str, float]:
