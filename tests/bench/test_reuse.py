@@ -8,6 +8,7 @@ import pytest
 from conftest import Measure
 from inline_drafts import inline_drafts
 from scipy.stats import mannwhitneyu
+from sizes import sized
 from support import make_engine
 
 from pilotfish.bench import reuse
@@ -71,7 +72,7 @@ def test_texts_have_the_tokens_asked_for(llama: Path) -> None:
     assert text.startswith("heading\ndef add(a, b):\n\nimport os\n") and abs(len(tokenizer.encode(text)) - 30) <= 1
 
 
-@pytest.mark.parametrize("mode", ["off", "async"])
+@pytest.mark.parametrize("mode", sized(["off"], ["off", "async"]))
 def test_reuse(measure: Measure, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVTiers, "computed", lambda *_: None)  # all is loaded, however long it takes
     monkeypatch.setattr(reuse, "SLOWNESS", 0.001)
