@@ -154,7 +154,7 @@ def test_every_prompt_with_every_setting(llama: Path, draft: Path) -> None:
 
 def test_int8_kv(llama: Path, draft: Path) -> None:
     plain = generate(make_engine(llama, kv_dtype="int8"), MIXED, together=False)
-    with drafting(llama, draft, kv_dtype="int8") as d:
+    with drafting(llama, draft, kv_dtype="int8", pace="target=4ms") as d:  # time for a level in each step
         assert generate(d.engine, MIXED, together=True) == plain
     d.settle(0.0)
     assert d.drafter.machine.counts.hits > 0
