@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pilotfish.bench import app
-from pilotfish.bench.eviction import BLOCK_TOKENS, TracedRequest, distinct_blocks, hit_rate, read_trace, tenants
+from pilotfish.bench.eviction import distinct_blocks, hit_rate, tenants
 from pilotfish.bench.workload import parse_shares
-from pilotfish.errors import InputError, ParameterError
+from pilotfish.errors import ParameterError
+from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
 
 #: Three conversations in turn, each of two turns; the last block of a prompt is not full.
 CONVERSATIONS = [TracedRequest(2 * BLOCK_TOKENS - 12, [10 * i, 10 * i + 1]) for i in range(3)]
@@ -50,7 +51,7 @@ def test_a_trace_is_replayed(tmp_path: Path, name: str) -> None:
         json.dumps({"timestamp": 0, "input_length": one.input_length, "hash_ids": one.hash_ids}) + "\n" for one in TURNS
     )
     path.write_bytes(gzip.compress(lines.encode()) if path.suffix == ".gz" else lines.encode())
-    assert read_trace(path) == TURNS
+    assert read_trace(path, TracedRequest) == TURNS
     command = ["eviction", f"--trace={path}", "--capacities=128,1000", "--shares=0,0.5", "--json"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.exception
@@ -58,23 +59,6 @@ def test_a_trace_is_replayed(tmp_path: Path, name: str) -> None:
     first = report["hit_rates"][0]
     assert first["workload"] == "trace" and first["LRU"] == first["0.5 proven"] == hit_rate(TURNS, 128, 0)
     assert len(report["hit_rates"]) == 4 and report["unlimited"]["trace"] == first["LRU"]
-
-
-@pytest.mark.parametrize("line", ["", "[]", '{"input_length": 1}', '{"input_length": 0, "hash_ids": [1]}', "{"])
-def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"input_length": 1, "hash_ids": [1]}\n' + line + "\n")
-    with pytest.raises(InputError, match=r"trace\.jsonl:2 is not allowed") as raised:
-        read_trace(path)
-    assert "\n" not in str(raised.value)
-
-
-def test_traces_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    (tmp_path / "plain.gz").write_text("{}")
-    for name, why in (("none", "cannot be read"), ("empty.jsonl", "no rows"), ("plain.gz", "cannot be read")):
-        with pytest.raises(InputError, match=why):
-            read_trace(tmp_path / name)
 
 
 def test_bad_capacities_and_shares() -> None:

@@ -14,8 +14,9 @@ from pilotfish.plan.engines import ENGINES, SHARES, Constant
 from pilotfish.plan.published import GROUPS, PUBLISHED
 from pilotfish.plan.shapes import MODELS
 from pilotfish.plan.tables import Sourced, look_up
+from pilotfish.plan.tiers import TIERS
 
-TABLES = {"devices": DEVICES, "links": LINKS, "models": MODELS, "published": GROUPS}
+TABLES = {"devices": DEVICES, "links": LINKS, "tiers": TIERS, "models": MODELS, "published": GROUPS}
 ENTRIES = [(table, name) for table, entries in TABLES.items() for name in entries]
 
 
@@ -39,6 +40,7 @@ def test_figures_of_devices_are_of_their_units(name: str) -> None:
     assert all(1e13 < peak < 1e17 for peak in peaks) and peaks == sorted(peaks)
     assert device.link_bandwidth is None or 1e10 < device.link_bandwidth < 1e13
     assert device.price is None or 0 < device.price[0] <= device.price[1]
+    assert device.power is None or 50 < device.power < 1e5
 
 
 def test_an_unknown_field_of_a_table_is_refused() -> None:

@@ -3,40 +3,23 @@ several sizes. No model runs: a slot holds a block of tokens, and requests come 
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import numpy as np
-from msgspec import Meta, Struct
 
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import parse_numbers, parse_shares
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.slots import SlotPool
-from pilotfish.errors import InputError, ParameterError
+from pilotfish.errors import ParameterError
+from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
 
-#: Tokens of a block that a trace has the hash of.
-BLOCK_TOKENS = 512
 LRU = "LRU"
 #: Of the tenants' requests: their number; tenants, of which the i-th sends 1/i as many as the first; blocks that begin
 #: each, and at most of what follows those; every n-th is a document that nobody sends again, of so many blocks.
 REQUESTS, TENANTS, SYSTEM_BLOCKS, OTHER_BLOCKS, DOCUMENT_EVERY, DOCUMENT_BLOCKS = 10_000, 200, 8, 16, 20, 128
-
-Count = Annotated[int, Meta(ge=1)]
-
-
-class TracedRequest(Struct, frozen=True):
-    """A request of a trace, as its line says. Equal hashes are blocks that begin with equal prefixes."""
-
-    input_length: Count
-    hash_ids: Annotated[list[int], Meta(min_length=1)]
-    salt: str | None = None
-    timestamp: Annotated[float, Meta(ge=0)] = 0.0  # milliseconds
-    output_length: Annotated[int, Meta(ge=0)] = 0
 
 
 def run_eviction(options: BenchOptions, progress: ProgressBar) -> Report:
@@ -44,7 +27,7 @@ def run_eviction(options: BenchOptions, progress: ProgressBar) -> Report:
     capacities, shares = parse_numbers("capacities", options.capacities), parse_shares("shares", options.shares)
     workloads = {"tenants": tenants()}
     if options.trace:
-        workloads = {"trace": read_trace(Path(options.trace)), **workloads}
+        workloads = {"trace": read_trace(Path(options.trace), TracedRequest), **workloads}
     longest = max(len(one.hash_ids) for arrivals in workloads.values() for one in arrivals)
     if min(capacities) < longest:
         raise ParameterError("capacities", options.capacities, f"at least {longest}, the blocks of the longest request")
@@ -59,27 +42,6 @@ def run_eviction(options: BenchOptions, progress: ProgressBar) -> Report:
             rows.append(row)
     unlimited = {name: hit_rate(arrivals, distinct_blocks(arrivals), 0) for name, arrivals in workloads.items()}
     return Report({"hit_rates": rows, "unlimited": unlimited})
-
-
-def read_trace(path: Path) -> list[TracedRequest]:
-    """Requests of a file of JSON Lines, compressed where its name ends with .gz. InputError names the first line that
-    is none."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            lines = file.read().splitlines()
-    except OSError as error:
-        raise InputError(f"trace: {path} cannot be read: {error.strerror or error}") from error
-    if not lines:
-        raise InputError(f"trace: {path} has no rows; one JSON object a line is needed")
-    return [_arrival(line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
-
-
-def _arrival(line: bytes, place: str) -> TracedRequest:
-    try:
-        return msgspec.json.decode(line, type=TracedRequest)
-    except msgspec.DecodeError as error:
-        allowed = "an object with input_length, in tokens, and hash_ids, a number for each block"
-        raise InputError(f"trace: {place} is not allowed ({error}); expected {allowed}") from error
 
 
 def tenants(requests: int = REQUESTS) -> list[TracedRequest]:

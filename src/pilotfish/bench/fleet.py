@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from pilotfish.bench.eviction import BLOCK_TOKENS, read_trace
 from pilotfish.bench.fleet_limits import ServerLoad, limits_of, on_paper, row_of_load, server_load
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, cpu_name
@@ -21,6 +20,7 @@ from pilotfish.plan.fleet import simulate
 from pilotfish.plan.fleet_figures import FleetFigures, Quantiles
 from pilotfish.plan.fleet_plan import BUNDLED_PAIR, FleetPlan, draft_of, prefill_of, target_of
 from pilotfish.plan.placement import place
+from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
 from pilotfish.plan.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
 
 ROUTINGS: dict[str, Callable[[], Routing]] = {"round-robin": RoundRobin, "power-of-two": PowerOfTwo, "prefix": Router}
@@ -76,7 +76,7 @@ def traffic_of(options: BenchOptions) -> Callable[[int], Iterable[SimulatedReque
         )
     trace = [
         RecordedRequest(one.timestamp / 1000, one.input_length, one.output_length, tuple(one.hash_ids))
-        for one in read_trace(Path(options.trace))
+        for one in read_trace(Path(options.trace), TracedRequest)
     ]
     own = len(trace) / max(trace[-1].at, 1e-3)
     return lambda targets: RecordedTraffic(trace, rate * targets / own, seconds, BLOCK_TOKENS)

@@ -16,6 +16,7 @@ class Device(Sourced, frozen=True, kw_only=True):
     fp4: float | None = None
     link: str  # to other devices of a node
     link_bandwidth: float | None = None  # bytes a second one way
+    power: float | None = None  # watts, the most that its maker designs for
     price: tuple[float, float] | None = None  # USD an hour, lowest and highest offer
 
 

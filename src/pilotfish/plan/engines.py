@@ -21,6 +21,7 @@ class EngineConstants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     layer: Constant  # of a layer in any forward: launches, attention, sampling and the host's part, all laid on layers
     all_reduce: Constant  # one of a layer's two, where several devices share it, beside the bytes' own time
+    step: Constant  # of the host between two steps without guesses, where `layer` does not hold it
     round: Constant  # of a round of speculation, beside its forwards
     level: Constant  # of the host for each forward of a draft
 

@@ -13,15 +13,13 @@ from pilotfish.plan.simulated_pools import Acceptance, DraftPlan, PrefillPlan
 from pilotfish.plan.simulated_server import ServerPlan
 from pilotfish.plan.simulated_target import NO_GUESSES, Guessing, TargetPlan
 
-#: Of a device's memory, what KV can have beside the weights.
-KV_MEMORY = 0.9
 #: Tokens of a sequence for which a target's guesses are chosen; rows of a forward in which a draft reads prompts.
 CONTEXT, CHUNK = 4096, 2048
 #: Bytes a second between prefill workers and targets, 400 Gbit/s, and the share of a transfer that is not hidden behind
 #: forwards (docs/benchmarks.md, What of a transfer is hidden).
 LINK, EXPOSED = 50e9, 0.1
 #: Seconds between two forwards of a target with many sequences, and between two levels of a draft.
-HOST, LEVEL_HOST = PILOTFISH.round.value, PILOTFISH.level.value
+HOST, LEVEL_HOST = PILOTFISH.step.value, PILOTFISH.level.value
 #: What sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md, Async: at
 #: 32, 8 and 1 at a time), and an assumed spread.
 BUNDLED_PAIR = Acceptance(gains=((1, 0.54), (4, 1.76), (16, 2.48)), spread=0.3)
@@ -59,8 +57,7 @@ def target_of(placed: PlacedModel, *, max_rows: int, max_requests: int, acceptan
 
 
 def _slots(placed: PlacedModel) -> int:
-    free = placed.count * placed.device.memory * KV_MEMORY - placed.weight_bytes
-    return int(free / placed.kv_bytes)
+    return int(placed.kv_room / placed.kv_bytes)
 
 
 def paced_target(

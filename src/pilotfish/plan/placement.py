@@ -27,12 +27,18 @@ def place(
     weights do not fit, or the device has no known peak for them."""
     name, _, devices = text.partition("@")
     model = look_up(MODELS, field, "models", name)
-    match = _DEVICES.fullmatch(devices)
-    assert match is not None
-    device = look_up(DEVICES, field, "devices, maybe with x and their number,", match[1])
-    placed = PlacedModel(model=model, device=device, count=int(match[2] or 1), engine=engine, weights=weights, kv=kv)
+    kind, count = parse_devices(devices)
+    device = look_up(DEVICES, field, "devices, maybe with x and their number,", kind)
+    placed = PlacedModel(model=model, device=device, count=count, engine=engine, weights=weights, kv=kv)
     _check(placed, text, field)
     return placed
+
+
+def parse_devices(text: str) -> tuple[str, int]:
+    """The kind and the number of `h200x4`; 1 where it says none."""
+    match = _DEVICES.fullmatch(text)
+    assert match is not None
+    return match[1], int(match[2] or 1)
 
 
 def _check(placed: PlacedModel, text: str, field: str) -> None:

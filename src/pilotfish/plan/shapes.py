@@ -76,6 +76,20 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
         return self._shared + routed + self.head
 
     @property
+    def attention(self) -> int:
+        """Weights of all layers' attention."""
+        each = self.latent.weights(self.hidden, self.heads) if self.latent else self._grouped_attention
+        return self.layers * each
+
+    def context_products(self, context: float) -> float:
+        """Numbers that a row multiplies its queries and their scores by, with `context` tokens before it."""
+        width = 2 * self.head_dim
+        if self.latent:
+            width = self.latent.head_dim + self.latent.rope_dim + self.latent.value_dim
+        seen = (self.layers - self.windowed_layers) * context + self.windowed_layers * min(context, self.window)
+        return self.heads * width * seen
+
+    @property
     def kv_values(self) -> int:
         """Numbers that the KV cache keeps for a token."""
         return self.layers * self._kv_layer
@@ -100,10 +114,9 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
     @property
     def _shared(self) -> int:
         """Weights of the layers that every row goes through."""
-        attention = self.latent.weights(self.hidden, self.heads) if self.latent else self._grouped_attention
         dense = (self.layers - self._expert_layers) * 3 * self.hidden * self.ffn
         routing = self.hidden * self.experts.count + self.experts.shared * self._expert if self.experts else 0
-        return self.layers * attention + dense + self._expert_layers * routing
+        return self.attention + dense + self._expert_layers * routing
 
     @property
     def _grouped_attention(self) -> int:

@@ -1,0 +1,59 @@
+"""Recorded traffic: files of JSON Lines, one request a line, as Mooncake publishes them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pilotfish.errors import InputError
+
+#: Tokens of a block that a trace has the hash of.
+BLOCK_TOKENS = 512
+
+TokenCount = Annotated[int, Meta(ge=1)]
+
+
+class TracedRequest(Struct, frozen=True):
+    """A request of a trace, as its line says. Equal hashes are blocks that begin with equal prefixes."""
+
+    input_length: TokenCount
+    hash_ids: Annotated[list[int], Meta(min_length=1)]
+    salt: str | None = None
+    timestamp: Annotated[float, Meta(ge=0)] = 0.0  # milliseconds
+    output_length: Annotated[int, Meta(ge=0)] = 0
+
+
+class TimedRequest(Struct, frozen=True):
+    """A request of a trace that must say when it came and what it got."""
+
+    timestamp: Annotated[float, Meta(ge=0)]  # milliseconds
+    input_length: TokenCount
+    output_length: TokenCount
+    hash_ids: Annotated[list[int], Meta(min_length=1)]
+
+
+Record = TypeVar("Record", TracedRequest, TimedRequest)
+
+
+def read_trace(path: Path, kind: type[Record]) -> list[Record]:
+    """Requests of a file, compressed where its name ends with .gz. InputError names the first line that is none."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            lines = file.read().splitlines()
+    except (OSError, EOFError) as error:
+        raise InputError(f"trace: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not lines:
+        raise InputError(f"trace: {path} has no rows; one JSON object a line is needed")
+    return [_request(line, f"{path}:{i}", kind) for i, line in enumerate(lines, 1)]
+
+
+def _request(line: bytes, place: str, kind: type[Record]) -> Record:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        needed = ", ".join(field.name for field in msgspec.structs.fields(kind) if field.required)
+        raise InputError(f"trace: {place} is not allowed ({error}); expected an object with {needed}") from error
