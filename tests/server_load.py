@@ -25,7 +25,7 @@ import numpy as np
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish.bench.http import COMPLETIONS, Answer, Exchange, exchange
+from pilotfish.bench.client import CHATS, COMPLETIONS, Answer, Exchange, exchange
 from pilotfish.bench.programs import Program, memory_bytes, start_server
 from pilotfish.bench.report import MEBIBYTE, Row, percentile
 from pilotfish.bench.workload import Prompt
@@ -34,7 +34,6 @@ from pilotfish.errors import EngineError, ParameterError
 from pilotfish.model.loader import load_config
 from pilotfish.model.metadata import load_tokenizer
 
-CHATS = "/v1/chat/completions"
 #: Tokens of a long prompt, from the shortest to the longest; the context may allow fewer.
 LONG = (2000, 6000)
 #: Special fields of the requests of a kind.

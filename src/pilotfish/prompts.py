@@ -1,4 +1,5 @@
-"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}. Chat templates, applied and read."""
+"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}, maybe with a "category". Chat templates,
+applied and read."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ class Row:
     texts: tuple[str, ...]
     chat: bool  # user messages, to which the model's chat template applies
     place: str
+    category: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def _row(line: bytes, place: str) -> Row | BadRow:
     if (problem := _problem(fields)) is not None:
         return BadRow(place, problem)
     chat = "turns" in fields
-    return Row(fields["id"], tuple(fields["turns"] if chat else (fields["prompt"],)), chat=chat, place=place)
+    texts = tuple(fields["turns"] if chat else (fields["prompt"],))
+    return Row(fields["id"], texts, chat=chat, place=place, category=fields.get("category", ""))
 
 
 def _problem(row: Any) -> str | None:
@@ -57,6 +60,8 @@ def _problem(row: Any) -> str | None:
         return _refused("row", row, "an object")
     if not isinstance(row.get("id"), str | int) or isinstance(row["id"], bool):
         return _refused("id", row.get("id"), "a string or an integer")
+    if not isinstance(row.get("category", ""), str):
+        return _refused("category", row["category"], "text")
     if ("prompt" in row) == ("turns" in row):
         return "row: exactly one of prompt and turns is needed"
     field, texts = ("turns", row["turns"]) if "turns" in row else ("prompt", [row["prompt"]])

@@ -41,10 +41,9 @@ from support import make_engine, write_tokenizer
 from transformers import AutoTokenizer
 
 from pilotfish.bench import http
+from pilotfish.bench.client import Answer, Event
 from pilotfish.bench.contestants import Run
 from pilotfish.bench.http import (
-    Answer,
-    Event,
     asked_of,
     delays_of,
     run_http,

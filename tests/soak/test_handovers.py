@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_load import QUEUE, STREAMED, Asked, Known, Tally, alone, joined_prompts, metrics_of, post, settled
 from support import SNIPPETS
 
-from pilotfish.bench.http import COMPLETIONS, Answer
+from pilotfish.bench.client import COMPLETIONS, Answer
 from pilotfish.bench.programs import Program, start_server
 from pilotfish.bench.workload import Prompt
 from pilotfish.config.engine import EngineConfig

@@ -1,8 +1,5 @@
 """Cost of HTTP: tokens per second through a server beside the offline engine's, and how long a token takes from the
-target to the client's socket; starts of a server.
-
-The HTTP client is lean: it shares its cores with the server that it measures, so while an answer comes in it only notes
-what came when, and reads that once the answer is over."""
+target to the client's socket; starts of a server."""
 
 from __future__ import annotations
 
@@ -10,16 +7,14 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any
 
-import httptools
-import msgspec
 import uvloop
 
+from pilotfish.bench.client import COMPLETIONS, Answer, Exchange, exchange
 from pilotfish.bench.contestants import Run, contestant_of, rates, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import Program, cpu_seconds, memory_bytes, start_server
@@ -32,7 +27,6 @@ from pilotfish.errors import EngineError
 
 #: Share of the offline engine's tokens/s that a paced target keeps through HTTP.
 PROMISE = 0.97
-COMPLETIONS = "/v1/completions"
 
 
 def run_http(options: BenchOptions, progress: ProgressBar) -> Report:
@@ -188,107 +182,3 @@ def run_start(options: BenchOptions, progress: ProgressBar) -> Report:
         progress("starts")
     mebibytes = {role: statistics.median(sizes) / MEBIBYTE for role, sizes in resident.items()}
     return Report({"seconds_until_ready": Spread.of(seconds), "seconds": seconds, "resident_mib": mebibytes})
-
-
-# -- the client
-
-EVENT_STREAM = b"text/event-stream"
-DONE = b"[DONE]"
-
-
-@dataclass(frozen=True)
-class Event:
-    """A JSON object of an answer: of a stream, or the whole body."""
-
-    at: float  # when its last byte had come, in seconds of the host's monotonic clock
-    data: dict[str, Any]
-
-
-class Answer:
-    """Answer to a request, made of the bytes that the socket gave at each time. Its public methods are called by
-    httptools' parser."""
-
-    def __init__(self, parts: Iterable[tuple[float, bytes]], sent: float, closed: float) -> None:
-        self.sent, self.closed = sent, closed
-        self.events: list[Event] = []
-        self.ended = False  # as it should: a stream by its last event, a body by its length
-        self.status = 0  # where it ended before one came
-        self._stream = self._done = False
-        self._body = b""
-        self._parser = httptools.HttpResponseParser(self)
-        for self._at, data in parts:
-            self._parser.feed_data(data)
-
-    @property
-    def tokens(self) -> int:
-        """Number of generated tokens by the answer's usage; 0 without one."""
-        usages = [event.data["usage"] for event in self.events if event.data.get("usage")]
-        return int(usages[-1]["completion_tokens"]) if usages else 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._stream |= name.lower() == b"content-type" and value.startswith(EVENT_STREAM)
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-        if self._stream:
-            *events, self._body = self._body.split(b"\n\n")
-            for event in events:
-                self._take(event.removeprefix(b"data: "))
-
-    def on_message_complete(self) -> None:
-        if not self._stream:
-            self._take(self._body)
-        self.ended = self._done or not self._stream
-
-    def _take(self, data: bytes) -> None:
-        if data == DONE:
-            self._done = True
-        else:
-            self.events.append(Event(self._at, msgspec.json.decode(data)))
-
-
-class Exchange(asyncio.Protocol):
-    """A request on a connection of its own, and its answer as it came, until the server closes it."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, request: bytes) -> None:
-        self.parts: list[tuple[float, bytes]] = []
-        self.sent = self.closed = 0.0
-        self.over = asyncio.get_running_loop().create_future()
-        self._request = request
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # of uvloop's own class
-        self.sent = time.perf_counter()
-        self.transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self.parts.append((time.perf_counter(), data))
-
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  # what came tells
-        self.closed = time.perf_counter()
-        if not self.over.done():
-            self.over.set_result(None)
-
-
-async def exchange(
-    url: str, path: str, body: dict[str, Any], protocol: Callable[[bytes], Exchange] = Exchange
-) -> Exchange:
-    """Posts a JSON body and waits for the answer. OSError where nobody listens."""
-    address = urlsplit(url)
-    data = msgspec.json.encode(body)
-    head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\nconnection: close\r\n"
-    request = f"{head}content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
-    connecting = asyncio.get_running_loop().create_connection(
-        lambda: protocol(request), address.hostname or "", address.port or 80
-    )
-    transport, spoken = await connecting
-    try:
-        await spoken.over
-    finally:
-        transport.abort()
-    return spoken
