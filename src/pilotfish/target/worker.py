@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -25,6 +26,22 @@ from pilotfish.observe.records import ObserveStep, StepRecord
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BegunStep:
+    """A step before its forward. Its times are those of `StepRecord`."""
+
+    step: Step
+    offered: int  # nodes in the trees before the budget's choice
+    began: float
+    planned: float
+    drafted: float
+    scheduled: float
+
+    @property
+    def moments(self) -> tuple[float, float, float, float]:
+        return self.began, self.planned, self.drafted, self.scheduled
 
 
 class TargetWorker:
@@ -54,12 +71,17 @@ class TargetWorker:
         """One forward over every running request; what it committed. None, and no step, while all of them wait for KV
         from tiers. A forward or commit that fails ends the requests that were in it, frees all they held, and raises.
         """
+        begun = self.begin()
+        return [] if begun is None else self.end(begun, self.execute(begun.step))
+
+    def begin(self) -> BegunStep | None:
+        """The step up to its forward; None where there is none."""
         began = self._clock()
         chunks = self._plan()
         if not chunks:
             self.scheduler.wait()
             self.last_step = None
-            return []
+            return None
         load = StepLoad(sum(chunk.complete for chunk in chunks), sum(chunk.count for chunk in chunks))
         planned = self._clock()
         limits = self._limits(load, planned)
@@ -67,18 +89,21 @@ class TargetWorker:
         drafted = self._clock()
         nodes = self.budget.nodes(load, offered, drafted - planned, self.drafter.levels)
         step = self.scheduler.schedule(chunks, offered, nodes)
-        scheduled = self._clock()
-        outcome = self._execute(step)
-        verified = self._clock()
-        self.scheduler.computed(sum(chunk.count - 1 for chunk in chunks if chunk.count), verified - scheduled)
+        return BegunStep(step, len(offered), began, planned, drafted, self._clock())
+
+    def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
+        """The step after its forward."""
+        step, verified = begun.step, self._clock()
+        computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
+        self.scheduler.computed(computed, verified - begun.scheduled)
         commits = self._commit(step, outcome)
         hits = sum([self._tell_drafter(commit) for commit in commits])
         self.drafter.flush()
         before, self._ended = self._ended, self._clock()
-        moments = (before, began, planned, drafted, scheduled, *_device_moments(verified, outcome.seconds), self._ended)
-        self.last_step = StepRecord(*moments, **_counts(step, commits), offered=len(offered), hits=hits)
+        moments = (*begun.moments, *_device_moments(verified, outcome.seconds), self._ended)
+        self.last_step = StepRecord(before, *moments, **_counts(step, commits), offered=begun.offered, hits=hits)
         self.observe(self.last_step)
-        self.budget.observe(step, commits, self._ended - began - (drafted - planned))
+        self.budget.observe(step, commits, self._ended - begun.began - (begun.drafted - begun.planned))
         return commits
 
     def _plan(self) -> list[Chunk]:
@@ -96,7 +121,8 @@ class TargetWorker:
             self._speculates = limits.nodes > 0
         return limits
 
-    def _execute(self, step: Step) -> Outcome:
+    def execute(self, step: Step) -> Outcome:
+        """The forward of a step that has begun."""
         try:
             return self.executor.execute(step.rows(), self._sampling(step))
         except BaseException:  # an interrupt too

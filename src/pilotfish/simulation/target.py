@@ -1,0 +1,77 @@
+"""A target in virtual time: production's step loop, scheduler and budget over a replayed model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
+from pilotfish.core.calibration import StepCosts
+from pilotfish.core.drafter import Drafter, NoDrafter
+from pilotfish.core.executor import Outcome
+from pilotfish.core.request import Request
+from pilotfish.core.scheduler import Scheduler
+from pilotfish.core.slots import SlotPool
+from pilotfish.core.step import RequestCommit
+from pilotfish.plan.cost import ForwardLoad
+from pilotfish.plan.simulated import VirtualClock
+from pilotfish.simulation.events import Events
+from pilotfish.simulation.models import Replay, ReplayedModel
+from pilotfish.simulation.setup import Setup
+from pilotfish.target.worker import BegunStep, TargetWorker
+
+#: Rows whose cost a budget is told at the start.
+KNOTS = tuple(1 << power for power in range(11))
+
+
+class VirtualTarget:
+    """Runs a step after another while there are requests."""
+
+    def __init__(
+        self,
+        events: Events,
+        replay: Replay,
+        setup: Setup,
+        make_drafter: Callable[[VirtualClock], Drafter],
+        committed: Callable[[RequestCommit], None],
+    ) -> None:
+        self.clock = VirtualClock()
+        self._events = events
+        self._committed = committed
+        cost = setup.host.of_target(setup.target)
+        executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, self.clock)
+        scheduler = Scheduler(SlotPool(setup.kv_slots), setup.max_rows, setup.max_requests)
+        drafter = make_drafter(self.clock)
+        budget = budget_of(setup, drafter)
+        self.worker = TargetWorker(executor, scheduler, drafter, budget, self.clock)
+        self._idle = True
+
+    def submit(self, request: Request) -> None:
+        self.worker.scheduler.add(request)
+        if self._idle:
+            self._idle = False
+            self._events.at(self._events.now, self._begin)
+
+    def _begin(self) -> None:
+        self.clock.now = self._events.now
+        begun = self.worker.begin()
+        if begun is None:
+            self._idle = True
+            return
+        outcome = self.worker.execute(begun.step)  # which moves the clock to its end
+        self._events.at(self.clock.now, partial(self._end, begun, outcome))
+
+    def _end(self, begun: BegunStep, outcome: Outcome) -> None:
+        for commit in self.worker.end(begun, outcome):
+            self._committed(commit)
+        self._begin()
+
+
+def budget_of(setup: Setup, drafter: Drafter) -> Budget:
+    """An adaptive one believes at first what forwards cost; service has it learn the rest."""
+    spec = setup.speculation
+    if isinstance(drafter, NoDrafter) or not spec.adaptive:
+        return FixedBudget(spec.nodes, spec.levels)
+    costs = StepCosts({rows: setup.target(ForwardLoad(rows=rows)) for rows in KNOTS if rows <= setup.max_rows})
+    exposed = setup.draft(ForwardLoad(rows=spec.width)) if spec.mode == "sync" and setup.draft else 0.0
+    return AdaptiveBudget(spec.nodes, spec.levels, costs, exposed)
