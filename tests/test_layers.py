@@ -20,6 +20,7 @@ LAYERS = (
     ("train",),
     ("__init__",),  # `from pilotfish import LLM` hands up what the engine offers
     ("engine",),
+    ("simulation",),  # production's policy in virtual time, without torch
     ("target", "draft", "prefill"),  # these three meet only through core and wire
     ("pairs",),
     ("heads",),

@@ -106,3 +106,13 @@ def test_one_that_drains_may_end_without_a_warning(side: Drafted) -> None:
     side.now += 2 * SILENCE
     side.pools[0].tick(side.now)
     assert len(side.pools[0].notices) == 1  # as ever
+
+
+def test_targets_that_begin_together_begin_at_different_pools() -> None:
+    """Each knows only its own sessions until the pools have told their loads."""
+    for first, pool in ((0, A), (1, B), (5, B)):
+        side = Side(2, first_pool=first)
+        side.propose(make_request(0))
+        assert len(side.said(Open, pool)) == 1
+        side.propose(make_request(1))
+        assert len(side.said(Open, B if pool == A else A)) == 1

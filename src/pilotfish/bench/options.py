@@ -97,6 +97,7 @@ class BenchOptions:
     )
     target_ms: Annotated[float, option("Milliseconds of a step of the paced target.", 0.001, MANY)] = 20.0
     draft_ms: Annotated[float, option("Milliseconds that a step may draft.", 0.001, MANY)] = 4.0
+    to: Annotated[str, option("Write the trace to this file, compressed where its name ends with .gz.")] = ""
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:
@@ -150,7 +151,7 @@ class Bench(Struct, frozen=True):
     def declared(self) -> list[Option]:
         own = [name for name in self.names if name in options_of(BenchOptions)]
         engine = [name for name in self.names if name not in own]
-        defaults = {"prompts": REQUIRED, "openvino": REQUIRED, **self.defaults}
+        defaults = {"prompts": REQUIRED, "openvino": REQUIRED, "to": REQUIRED, **self.defaults}
         return pick(BenchOptions, *own, **defaults) + (pick(EngineConfig, *engine, **defaults) if engine else [])
 
     def options(self, **given: Any) -> BenchOptions:

@@ -65,6 +65,7 @@ class RemoteOptions:
     #: twice that the next time, and so on.
     quarantine: float = 1.0
     salt_key: bytes = b""  # for the digests of salts
+    first_pool: int = 0  # which of equal pools gets the first session: targets that begin together begin elsewhere
 
 
 class SessionState(Enum):
@@ -254,8 +255,10 @@ class TargetMachine:
 
     def _best_pool(self, session: RemoteSession) -> DraftPool | None:
         """The one with the fewest sessions; one that refused this session only where there is no other."""
-        taking = (pool for pool in self.pools if pool.takes_sessions)
-        return min(taking, key=lambda pool: (pool.peer in session.refused_by, pool.expected_load), default=None)
+        taking = [pool for pool in self.pools if pool.takes_sessions]
+        first = self._options.first_pool % max(len(taking), 1)
+        in_turn = [*taking[first:], *taking[:first]]
+        return min(in_turn, key=lambda pool: (pool.peer in session.refused_by, pool.expected_load), default=None)
 
     def _set_back(self, session: RemoteSession, now: float, *, breach: bool = False) -> None:
         """It is opened anew at the next step. Where that has just not helped, or its pool broke the protocol, it is

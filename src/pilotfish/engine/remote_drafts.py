@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a worker may take to load, and a pool to answer.
 LOADING, ANSWER = 600.0, 5.0
+#: More pools than a target has.
+MANY_POOLS = 1 << 16
 #: Starts again after which a worker that never served is given up.
 MAX_RESTARTS = 3
 #: Seconds after which a thread that holds the interpreter gives way: between two forwards the step loop must not wait
@@ -107,7 +109,7 @@ class RemoteDrafts:
         thread = ChannelThread(channel)
         digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
         hello = Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added, offer)
-        options = RemoteOptions(config.wanted, salt_key=salt_key(own))
+        options = RemoteOptions(config.wanted, salt_key=salt_key(own), first_pool=secrets.randbelow(MANY_POOLS))
         drafter = self.drafter = RemoteDrafter(hello, (), thread.post, options, channel.problem, source=source)
         self._channel = channel
         known_by = "" if offer is None else TargetFacts.read(config.target).digest()

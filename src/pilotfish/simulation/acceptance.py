@@ -1,5 +1,5 @@
-"""Acceptance traces: what a target wrote, and what a draft guessed before each of these tokens. Simulations replay them,
-so that their trees are accepted as a real pair's are, or draw them for a pair that there is no trace of.
+"""Acceptance traces: what a target wrote, and what a draft guessed in each token's place. Simulations replay them, so
+that their trees are accepted as a real pair's are. Of a pair without a trace one is drawn.
 
 A file has one JSON object a line: the pair first, then each sequence. A name that ends with .gz is compressed.
 """
@@ -71,7 +71,7 @@ class AcceptanceTrace(Struct, frozen=True):
     @property
     def width(self) -> int:
         """Guesses for each token."""
-        return self.guesses.shape[1]
+        return int(self.guesses.shape[1])
 
     @property
     def acceptance(self) -> float:
@@ -86,7 +86,7 @@ class AcceptanceTrace(Struct, frozen=True):
 
 
 def _check(sequence: TracedSequence, width: int) -> None:
-    rows = {len(row) for row in (*sequence.guesses, *sequence.log_chances)}
+    rows = {*map(len, sequence.guesses), *map(len, sequence.log_chances)}
     counts = {len(sequence.guesses), len(sequence.log_chances), len(sequence.tokens)}
     if rows != {width} or not width or len(counts) > 1:
         expected = "as many guesses and log_chances for each token, and as many of each in the whole trace"
@@ -131,8 +131,8 @@ def write_acceptance(path: Path, pair: TracedPair, sequences: Sequence[TracedSeq
 def drawn_acceptance(
     acceptance: float, *, sequences: int = 32, prompt: int = 128, output: int = 256, width: int = 12, seed: int = 0
 ) -> AcceptanceTrace:
-    """Of a pair whose first guess is right with this mean chance, 0 to 1. The chances are drawn (Beta), a guess is right
-    as often as its chance says, and what is not the first guess's falls to the next ones in halves."""
+    """Of a pair whose first guess is right with this mean chance, 0 to 1. The chances are drawn (Beta); a guess is
+    right as often as its chance says; what is not the first guess's falls to the next ones in halves."""
     random, count, vocab = np.random.default_rng(seed), sequences * output, 1 << 15
     first = random.beta(CONCENTRATION * acceptance, CONCENTRATION * (1 - acceptance), count)
     chances = np.column_stack((first, (1 - first)[:, None] * 0.5 ** np.arange(1, width)))

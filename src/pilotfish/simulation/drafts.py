@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
 from pilotfish.core.draft_sessions import LevelPart, SessionTable
@@ -122,7 +123,7 @@ class VirtualPool:
 
     def _send(self) -> None:
         for outgoing in self.machine.outbox:
-            self._reply(outgoing.peer, outgoing.message)
+            self._reply(outgoing.peer, cast(ToTarget, outgoing.message))
         self.machine.outbox.clear()
         self.machine.notices.clear()
 
@@ -132,10 +133,13 @@ class PooledDrafter:
 
     levels = 0
 
-    def __init__(self, setup: Setup, vocab_size: int, clock: VirtualClock, post: Callable[[Peer, ToDraft], None]) -> None:
+    def __init__(
+        self, setup: Setup, number: int, vocab_size: int, clock: VirtualClock, post: Callable[[Peer, ToDraft], None]
+    ) -> None:
+        """Of the target of this number."""
         pools = [DraftPool(f"pool {number}", pool_peer(number)) for number in range(setup.pools)]
         hello = Hello(PROTOCOL_VERSION, TOKENIZER, vocab_size, "target")
-        self.machine = TargetMachine(hello, pools, RemoteOptions(setup.speculation.wanted))
+        self.machine = TargetMachine(hello, pools, RemoteOptions(setup.speculation.wanted, first_pool=number))
         self._clock, self._post = clock, post
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
@@ -152,7 +156,7 @@ class PooledDrafter:
 
     def flush(self) -> None:
         for outgoing in self.machine.outbox:
-            self._post(outgoing.peer, outgoing.message)
+            self._post(outgoing.peer, cast(ToDraft, outgoing.message))
         self.machine.outbox.clear()
 
     def close(self, request: Request) -> None:
@@ -178,4 +182,3 @@ class PooledDrafter:
 
 def pool_peer(number: int) -> Peer:
     return b"pool %d" % number
-

@@ -39,9 +39,9 @@ class Replay:
 
 @dataclass
 class ReplayedModel:
-    """Implements `core.executor.Executor`: the target's tokens, or with children the draft's guesses. A forward advances
-    `clock` by its `cost`. Guesses below a wrong guess are those of the same position after the right one: none of them
-    is ever reached."""
+    """Implements `core.executor.Executor`: gives the target's tokens, or with children the draft's guesses. A forward
+    advances `clock` by its `cost`. Guesses below a wrong guess are those of the same position after the right one: none
+    of them is ever reached."""
 
     replay: Replay
     num_slots: int

@@ -127,7 +127,7 @@ class _Simulation:
             if not self._pools:
                 return local_drafter(self._replay, self._setup, clock)
             post = partial(self._to_pool, _target_peer(number))
-            self._drafters.append(PooledDrafter(self._setup, self._trace.pair.vocab_size, clock, post))
+            self._drafters.append(PooledDrafter(self._setup, number, self._trace.pair.vocab_size, clock, post))
             return with_ngrams(self._drafters[-1], self._setup)
 
         return VirtualTarget(self._events, self._replay, self._setup, make, self._committed)
