@@ -38,7 +38,7 @@ parity: $(READY) has-prompts
 	$(BIN)/pilotfish bench parity --prompts "$(PROMPTS)"
 
 bench: $(READY) has-prompts
-	$(BIN)/pilotfish bench speed --pair pycode@344m --prompts "$(PROMPTS)"
+	$(BIN)/pilotfish bench compare --pair pycode@344m --prompts "$(PROMPTS)"
 	$(BIN)/pilotfish bench acceptance --pair pycode@344m --prompts "$(PROMPTS)"
 	$(BIN)/pilotfish bench profile --pair pycode@344m --prompts "$(PROMPTS)" --limit 8
 

@@ -1,17 +1,21 @@
 """Requests that begin alike: what is found of them, what that costs, and whom it shows. No test says how fast."""
 
+import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import Measure
 from inline_drafts import inline_drafts
+from peer_doubles import start_inline
 from scipy.stats import mannwhitneyu
 from sizes import sized
 from support import make_engine
 
-from pilotfish.bench import reuse
+from pilotfish.bench import compare, reuse
 from pilotfish.bench.dialogues import (
     RETRIES,
     SAMPLED,
@@ -29,9 +33,11 @@ from pilotfish.bench.dialogues import (
 )
 from pilotfish.bench.isolation import ANOTHER, HIMSELF, NOBODY, chance_of, report_of, run_isolation, share_sooner
 from pilotfish.bench.overhead import run_overhead
+from pilotfish.bench.peers.protocol import Generated, LoadedPeer, Question
 from pilotfish.bench.reuse import OURS, Answered, ask_engine, run_reuse
 from pilotfish.bench.workload import Prompt
 from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.errors import ParameterError
 from pilotfish.kv.tiers import KVTiers
 
 SIZES = {"threads": 1, "kv_slots": 4096, "shared": 64}
@@ -136,3 +142,27 @@ def test_the_rank_test_is_that_of_scipy() -> None:
         assert sooner == pytest.approx(1 - expected.statistic / (60 * 80))
         assert chance_of(sooner, 60, 80) == pytest.approx(expected.pvalue)
     assert share_sooner([1, 2], [2, 3]) == 0.875
+
+
+def test_openvino_plays_too(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but samples, by a peer that goes on with 1, 2, 3, …"""
+
+    def generate(asked: Question) -> Generated:
+        return Generated(seconds=1.0, tokens=list(range(1, asked.max_tokens + 1)))
+
+    peer = LoadedPeer(dict.fromkeys(reuse.THEIRS.values(), generate), "exact")
+    monkeypatch.setattr(compare, "find_spec", lambda name: name)
+    writer = SimpleNamespace(gguf_of=lambda model, weights: f"{model}-{weights}")
+    monkeypatch.setitem(sys.modules, "pilotfish.bench.peers.gguf_file", writer)
+    monkeypatch.setitem(sys.modules, "pilotfish.bench.peers.openvino_turns", SimpleNamespace(load=lambda _: peer))
+    monkeypatch.setattr(reuse, "start_peer", start_inline)
+    results = measure(run_reuse, "reuse", **SIZES, max_tokens=2, repeats=1, openvino=True).results
+    rows = {(row["workload"], row["contestant"]): row for row in results["first_tokens"]}
+    assert rows.keys() == {*product(WORKLOADS, (*OURS, *reuse.THEIRS))} - {*product((SAMPLED,), reuse.THEIRS)}
+    assert all(row["cached_tokens"] is None for (_, name), row in rows.items() if name in reuse.THEIRS)
+
+
+def test_openvino_must_be_installed(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "find_spec", lambda _: None)
+    with pytest.raises(ParameterError, match=r"^openvino: .* pip install 'pilotfish\[compare\]'$"):
+        measure(run_reuse, "reuse", **SIZES, openvino=True)

@@ -112,3 +112,11 @@ def test_transfers_of_a_deep_model_are_measured(prompts: Path) -> None:
     for row in rows:
         assert row["mib"] == 69 * 32 * 2 * 2 * 64 * 4 / (1 << 20)  # all tokens but the last
         assert row["alone_ms"]["minimum"] > 0 and row["work_ms"]["minimum"] > 0
+
+
+def test_contestants_agree(prompts: Path) -> None:
+    """In processes of their own, with whatever is installed of the extra."""
+    report = invoke("compare", prompts, "--threads", "2", "--max-tokens", "24", "--limit", "3", "--repeats", "1")
+    names = [row["contestant"] for row in report["speeds"]]
+    assert {"off", "sync", "async", "transformers", "transformers, assisted"} <= set(names)
+    assert all(row["as_transformers"]["minimum"] == 1 for row in report["speeds"])

@@ -14,7 +14,7 @@ from pilotfish.command import Given, taking
 
 app = typer.Typer(
     help=(
-        "Parity, task success, speed, peers, acceptance, budgets, what steps cost, quantization, KV, GPUs, draft "
+        "Parity, task success, speed beside other engines, acceptance, budgets, steps, quantization, KV, GPUs, draft "
         "pools, the server, simulated fleets."
     ),
     no_args_is_help=True,

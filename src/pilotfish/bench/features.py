@@ -18,10 +18,10 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
+from pilotfish.bench.acceptance import acceptance
 from pilotfish.bench.contestants import Contestant
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
-from pilotfish.bench.speed import acceptance
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.draft_machine import DraftIdentity, DraftMachine

@@ -13,10 +13,10 @@ from itertools import product
 import numpy as np
 import torch
 
+from pilotfish.bench.acceptance import ACCEPTANCE_CONCURRENCY
 from pilotfish.bench.contestants import Contestant, Run, always, drafting, every_round, take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, timed
-from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
 from pilotfish.bench.workload import TEMPERATURES, Job, Prompt, jobs_at
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from pilotfish.bench.acceptance import ACCEPTANCE_CONCURRENCY, acceptance
 from pilotfish.bench.contestants import OFF, PLAIN, Contestant, compete, contestant_of, speed_of
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
-from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY, acceptance
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.drafter import CombinedDrafter, Drafter

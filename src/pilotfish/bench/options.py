@@ -56,7 +56,9 @@ class BenchOptions:
     mbit: Annotated[float, option("Mbit/s of the network, in each direction.", 0.001, MANY)] = 100.0
     weights: Annotated[str, option("Of the targets that share a pool, separated by commas.")] = "3,1"
     pause: Annotated[float, option("Seconds for which the draft is stopped.", 0.01, 1 << 20)] = 5.0
-    openvino: Annotated[str, option("A Python interpreter that has OpenVINO GenAI and optimum-intel.")] = ""
+    openvino: Annotated[bool, option("OpenVINO GenAI too, of the extra 'compare'.")] = False
+    peers: Annotated[str, option("Engines of the extra 'compare', separated by commas.")] = "openvino,llama.cpp"
+    guesses: Annotated[str, option("Tokens that their drafts guess at a time, separated by commas.")] = "3,8"
     trace: Annotated[str, option("JSON Lines of input_length and hash_ids; .gz or not.", metavar="FILE")] = ""
     target_counts: Annotated[str, option("Targets of a fleet, separated by commas.", names=("--targets",))] = (
         "1,3,10,30,100,300,1000"
@@ -151,7 +153,7 @@ class Bench(Struct, frozen=True):
     def declared(self) -> list[Option]:
         own = [name for name in self.names if name in options_of(BenchOptions)]
         engine = [name for name in self.names if name not in own]
-        defaults = {"prompts": REQUIRED, "openvino": REQUIRED, "to": REQUIRED, **self.defaults}
+        defaults = {"prompts": REQUIRED, "to": REQUIRED, **self.defaults}
         return pick(BenchOptions, *own, **defaults) + (pick(EngineConfig, *engine, **defaults) if engine else [])
 
     def options(self, **given: Any) -> BenchOptions:

@@ -13,16 +13,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pilotfish.bench.compare import INSTALL, LIBRARIES, converted_setup, peer_setup, versions
 from pilotfish.bench.contestants import OFF, check_drafter, take_turns
 from pilotfish.bench.dialogues import SAMPLED, Ask, TextSupply, play, scripts_of
 from pilotfish.bench.options import BenchOptions
-from pilotfish.bench.peers import TURNS_PEER, check_openvino, export, start_peer
+from pilotfish.bench.peers.process import ask, start_peer
+from pilotfish.bench.peers.protocol import Question
 from pilotfish.bench.programs import Program
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tiers import save_coldest
 from pilotfish.engine.engine import Engine
-from pilotfish.errors import EngineError
+from pilotfish.errors import EngineError, ParameterError
 from pilotfish.kv.objects import KVObject
 from pilotfish.model.metadata import load_tokenizer
 
@@ -37,8 +39,8 @@ OURS: dict[str, dict[str, Any]] = {
 }
 #: Seconds that a slow disk takes for an object on top of its own, and that any may take to be written.
 SLOWNESS, WRITTEN = 0.2, 60.0
-#: OpenVINO GenAI, whose prefix cache is off or on.
-THEIRS = {"OpenVINO, off": False, "OpenVINO, on": True}
+#: OpenVINO GenAI, whose prefix cache is off or on, and the ways of its peer.
+THEIRS = {"OpenVINO, off": "off", "OpenVINO, on": "on"}
 #: Who computes everything again, by contestant.
 BASES = {**dict.fromkeys(OURS, OFF), **dict.fromkeys(THEIRS, "OpenVINO, off")}
 #: Tokens of a first request, which is no part of any workload.
@@ -63,17 +65,23 @@ Played = dict[str, list[tuple[Ask, Answered]]]
 def run_reuse(options: BenchOptions, progress: ProgressBar) -> Report:
     """Every contestant plays all scripts in each of `repeats` rounds."""
     rounds = options.repeats
-    versions = check_openvino(options.openvino) if options.openvino else {}
     with ExitStack() as stack:
         contestants = {name: partial(_our_round, options, name) for name in OURS}
-        if versions:
-            exported = [str(export(options.openvino, options.models().target, versions, progress))]
-            peer = start_peer(options.openvino, exported, options.engine["threads"], TURNS_PEER)
-            theirs = partial(_their_round, options, stack.enter_context(peer))
-            contestants |= {name: partial(theirs, reuse) for name, reuse in THEIRS.items()}
+        if options.openvino:
+            theirs = partial(_their_round, options, stack.enter_context(_start_openvino(options, progress)))
+            contestants |= {name: partial(theirs, way) for name, way in THEIRS.items()}
         progress.total = rounds * len(contestants)
         played = take_turns(contestants, range(rounds), warm_up=0, done=progress)
-    return Report({**({"versions": versions} if versions else {}), **figures_of(played)})
+    return Report({**({"versions": versions()} if options.openvino else {}), **figures_of(played)})
+
+
+def _start_openvino(options: BenchOptions, progress: ProgressBar) -> Program:
+    """ParameterError where the extra is not installed."""
+    library = LIBRARIES["openvino"]
+    if absent := library.absent():
+        raise ParameterError("openvino", True, f"false without {absent}: {INSTALL}")
+    setup = converted_setup(library, peer_setup(options), progress)
+    return start_peer(library.engine, "openvino_turns", setup.text)
 
 
 def _our_round(options: BenchOptions, name: str, turn: int) -> Played:
@@ -82,10 +90,10 @@ def _our_round(options: BenchOptions, name: str, turn: int) -> Played:
         tempfile.TemporaryDirectory(prefix="pilotfish-kv-") as directory,
         _engine_of(options, name, directory) as engine,
     ):
-        ask = partial(ask_engine, engine, max_tokens=options.max_tokens)
+        answer = partial(ask_engine, engine, max_tokens=options.max_tokens)
         texts = TextSupply(options.rows(), engine.tokenizer)
-        ask(Ask(texts.take(WARM_UP), timed=False))
-        played = play_all(ask, texts, options.shared, turn)
+        answer(Ask(texts.take(WARM_UP), timed=False))
+        played = play_all(answer, texts, options.shared, turn)
         check_drafter(engine)
         return played
 
@@ -131,31 +139,29 @@ def ask_engine(engine: Engine, ask: Ask, max_tokens: int, cache_salt: str | None
     return Answered(first.num_prompt_tokens, first.stats.cached_tokens, seconds, samples[0].text, outputs)
 
 
-def _their_round(options: BenchOptions, peer: Program, reuse: bool, turn: int) -> Played:
+def _their_round(options: BenchOptions, peer: Program, way: str, turn: int) -> Played:
     """All scripts but that of several samples, which GenAI does not choose greedily."""
     tokenizer = load_tokenizer(options.models().target)
     texts = TextSupply(options.rows(), tokenizer)
-    ask = partial(_ask_peer, peer, reuse, tokenizer, options.max_tokens)
-    ask(Ask(texts.take(WARM_UP), timed=False))
-    return play_all(ask, texts, options.shared, turn, without=(SAMPLED,))
+    answer = partial(_ask_peer, peer, way, tokenizer, options.max_tokens)
+    answer(Ask(texts.take(WARM_UP), timed=False))
+    return play_all(answer, texts, options.shared, turn, without=(SAMPLED,))
 
 
-def _ask_peer(peer: Program, reuse: bool, tokenizer: Any, max_tokens: int, ask: Ask) -> Answered:
-    """EngineError where the exported tokenizer reads the prompt as other tokens."""
-    told = peer.ask(text=ask.text, max_tokens=max_tokens, reuse=reuse)
-    if told["prompt"] != tokenizer.encode(ask.text):
-        raise EngineError("OpenVINO's tokenizer reads a prompt as other tokens than ours")
-    return Answered(len(told["prompt"]), 0, told["seconds"], told["text"], [told["tokens"]])
+def _ask_peer(peer: Program, way: str, tokenizer: Any, max_tokens: int, asked: Ask) -> Answered:
+    prompt = tokenizer.encode(asked.text)
+    told = ask(peer, way, Question(prompt=prompt, max_tokens=max_tokens))
+    return Answered(len(prompt), 0, told.seconds, tokenizer.decode(told.tokens), [told.tokens])
 
 
 def play_all(
-    ask: Callable[[Ask], Answered], texts: TextSupply, shared: int, turn: int, without: Collection[str] = ()
+    ask_one: Callable[[Ask], Answered], texts: TextSupply, shared: int, turn: int, without: Collection[str] = ()
 ) -> Played:
     """All scripts, one request at a time. Each round has texts of its own, which are the same for all contestants."""
     played: Played = {}
 
     def answer(workload: str, asked: Ask) -> str:
-        answered = ask(asked)
+        answered = ask_one(asked)
         played.setdefault(workload, []).append((asked, answered))
         return answered.text
 

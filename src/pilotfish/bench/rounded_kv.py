@@ -8,11 +8,11 @@ from itertools import cycle, islice
 
 import torch
 
+from pilotfish.bench.acceptance import ACCEPTANCE_CONCURRENCY
 from pilotfish.bench.contestants import PLAIN, Run, drafting, periods_of, take_turns
 from pilotfish.bench.forwards import logits_along
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
-from pilotfish.bench.speed import ACCEPTANCE_CONCURRENCY
 from pilotfish.bench.workload import TEMPERATURES, Job, Prompt, jobs_at, parse_numbers
 from pilotfish.config.fields import KVDType
 from pilotfish.core.sampling_params import SamplingParams

@@ -1,7 +1,6 @@
-"""Speed, acceptance, profile, quantization and memory on tiny models; no test says how fast."""
+"""Acceptance, profile, quantization and memory on tiny models; no test says how fast."""
 
 import json
-from dataclasses import replace
 from itertools import product
 from operator import eq
 from pathlib import Path
@@ -14,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from pilotfish.bench import app
+from pilotfish.bench.acceptance import run_acceptance
 from pilotfish.bench.contestants import OFF, drafting, take_turns
 from pilotfish.bench.forwards import (
     CHUNK,
@@ -27,10 +27,8 @@ from pilotfish.bench.forwards import (
     score,
 )
 from pilotfish.bench.parity import RandomDrafter
-from pilotfish.bench.speed import BEST, LOOKUP, load_contestants, run_acceptance, run_speed
 from pilotfish.bench.workload import Prompt, jobs_at
 from pilotfish.config.engine import EngineConfig
-from pilotfish.config.fields import Quantization
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, InputError
 
@@ -40,29 +38,6 @@ def test_everybody_plays_every_round_and_goes_first_in_turn() -> None:
     contestants = {name: lambda work, name=name: played.append(f"{name}{work}") or 10 * work for name in "ab"}
     assert take_turns(contestants, [1, 2, 3]) == {"a": [20, 30], "b": [20, 30]}
     assert played == ["a1", "b1", "b2", "a2", "a3", "b3"]
-
-
-def test_speed(measure: Measure) -> None:
-    results = measure(run_speed, "speed", max_tokens=6, repeats=1, threads=1).results
-    greedy, sampled = (
-        {row["contestant"]: row for row in results["speeds"] if row["temperature"] == t} for t in (0, 0.8)
-    )
-    assert greedy.keys() - sampled.keys() == {LOOKUP} and len(greedy) == 7
-    assert results["transformers_dtype"] == "float32"
-    assert all(row["tokens_per_second"].count == 2 for row in results["speeds"])
-    assert greedy["off"]["tokens_per_verify_step"] == 1 and "tokens_per_verify_step" not in greedy["transformers"]
-    assert {row["denominator"] for row in results["ratios"]} >= {OFF, "transformers", BEST}
-
-
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_contestants_agree_on_what_is_generated(
-    config: EngineConfig, prompts: list[Prompt], quantization: Quantization
-) -> None:
-    """Greedy outputs of ours and of transformers are the same work, not only the same length."""
-    contestants = load_contestants(Engine(replace(config, quantization=quantization)))
-    [job] = jobs_at(prompts[:1], 0.0, 6)
-    outputs = [run(job).outputs[0] for run in contestants.values()]
-    assert len(set(map(tuple, outputs))) == 1
 
 
 def test_acceptance(measure: Measure) -> None:
