@@ -80,7 +80,9 @@ def test_an_exchange_takes_two_latencies_and_the_bytes() -> None:
     assert LINKS["tcp"].exchange(1e6) == pytest.approx(1e-4)  # no bandwidth is published
 
 
-@pytest.mark.parametrize("modules", [("published", "pace"), ("fleet", "fleet_plan"), ("simulated",)])
+@pytest.mark.parametrize(
+    "modules", [("published", "pace"), ("fleet", "fleet_plan"), ("simulated",), ("planner.choice", "planner.recorded")]
+)
 def test_planner_and_simulator_leave_torch_alone(modules: tuple[str, ...]) -> None:
     imports = "; ".join(f"import pilotfish.plan.{module}" for module in modules)
     code = f"import sys; {imports}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

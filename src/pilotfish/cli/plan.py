@@ -1,4 +1,4 @@
-"""`pilotfish plan`: the cost model of named devices, and published figures that it is held against."""
+"""`pilotfish plan`: what to buy, the cost model of named devices, and published figures that it is held against."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from pilotfish.cli import plan_hardware
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import print_json
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from pilotfish.plan.published import PublishedRow
 
 app = typer.Typer(help="The cost model of named devices (docs/planning.md).", no_args_is_help=True)
+
+app.command("hardware")(plan_hardware.hardware)
+app.command("whatif")(plan_hardware.whatif)
 
 COLUMNS = ("row", "unit", "published", "predicted", "error", "kind", "what it lacks or calibrates")
 

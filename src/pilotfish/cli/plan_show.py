@@ -1,0 +1,204 @@
+"""How plans are printed: a table of kinds of deployments; lines on what bounds the best one and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pilotfish.printable import one_line
+
+if TYPE_CHECKING:
+    from pilotfish.plan.planner.choice import Crossover, HardwareChoice
+    from pilotfish.plan.planner.demand import Demand
+    from pilotfish.plan.planner.outlook import Money, Outlook
+    from pilotfish.plan.planner.recorded import RecordedLoad
+
+#: Characters, however narrow the terminal.
+TABLE_WIDTH = 250
+COLUMNS = (
+    *("kind", "draft", "devices", "targets", "tokens/s a user", "tokens/s", "TTFT ms", "TPOT ms", "at once"),
+    *("USD/h", "USD/Mtok", "MJ/Mtok", "most req/s", "stopped by", "most time"),
+)
+
+
+def choice_record(choice: HardwareChoice) -> dict[str, Any]:
+    """All of it, with what records compute."""
+    from msgspec import to_builtins
+
+    from pilotfish.plan.planner.choice import shortfall
+
+    record: dict[str, Any] = to_builtins(choice)
+    for inner, one in zip(record["kinds"], choice.kinds, strict=True):
+        inner.update(_computed(one))
+    record["chosen"].update(_computed(choice.chosen))
+    return {**record, "shortfall": shortfall(choice), "headroom": choice.chosen.headroom(choice.situation.workload)}
+
+
+def _computed(one: Outlook) -> dict[str, Any]:
+    from msgspec import to_builtins
+
+    deployment = one.deployment
+    return {
+        "kind": deployment.kind,
+        "devices": dict(deployment.devices),
+        "usd_per_million": to_builtins(one.token_cost),
+        "tpot": one.point.tpot,
+        "binds": one.point.binds,
+        "kv_tokens": deployment.kv_tokens,
+        "kv_tokens_taken": deployment.tokens_taken,
+    }
+
+
+def print_choice(choice: HardwareChoice) -> None:
+    console = Console(highlight=False)
+    console.width = max(console.width, TABLE_WIDTH)
+    if choice.situation.about:
+        console.print(one_line(choice.situation.about), markup=False, soft_wrap=True)
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for one in choice.kinds:
+        table.add_row(*_cells(one))
+    console.print(table)
+    for line in _lines(choice):
+        console.print(one_line(line), markup=False, soft_wrap=True)
+
+
+def print_load(load: RecordedLoad, choices: Mapping[str, HardwareChoice]) -> None:
+    console = Console(highlight=False)
+    facts = f"{load.requests} requests in {load.minutes:.0f} minutes: {load.mean:.2f} a second, {load.peak:.2f} in the"
+    console.print(f"{facts} busiest minute; {load.shared:.0%} of prompts' tokens came before", soft_wrap=True)
+    for name, choice in choices.items():
+        console.print(f"\n{name}:", soft_wrap=True)
+        print_choice(choice)
+
+
+def _cells(one: Outlook) -> tuple[str, ...]:
+    deployment, point = one.deployment, one.point
+    tree = "" if point.step.tree is None else f", {point.step.tree.nodes} guesses"
+    return (
+        deployment.kind,
+        "" if deployment.draft is None else f"{deployment.draft.name}{tree}",
+        ", ".join(f"{count} {name}" for name, count in deployment.devices.items()),
+        f"{deployment.replicas} x {sum(count for _, count in deployment.target.devices)}",
+        f"{point.speed:.1f}",
+        f"{point.tokens:.0f}{'' if one.serves else ' (short)'}",
+        f"{1e3 * point.ttft:.0f}",
+        f"{1e3 * point.tpot:.1f}",
+        f"{point.sequences * deployment.replicas}",
+        _range(one.hourly),
+        _range(one.token_cost),
+        "" if one.joules is None else f"{one.joules / 1e6:.2f}",
+        f"{one.capacity.requests:.2f}",
+        one.stops,
+        f"{point.binds} {point.shares[point.binds]:.0%}",
+    )
+
+
+def _lines(choice: HardwareChoice) -> Iterator[str]:
+    yield ""
+    yield from _verdict(choice)
+    yield from _bounds(choice.chosen)
+    for crossover in choice.crossovers:
+        yield _crossover(crossover)
+    if not choice.crossovers:
+        yield "Speculation: no draft was given, or none fits."
+    yield from _acceptance(choice)
+    yield from _caveats(choice)
+
+
+def _verdict(choice: HardwareChoice) -> Iterator[str]:
+    from pilotfish.plan.planner.choice import shortfall
+
+    one, demand = choice.chosen, choice.situation.workload
+    what = ", ".join(f"{count} x {name}" for name, count in one.deployment.devices.items())
+    asked = f"{demand.users} users" if demand.users is not None else f"{demand.rate:.3g} requests/s"
+    if one.serves:
+        yield f"Buy {what}: {one.deployment.kind}. It serves {asked}; best of {choice.tried} deployments."
+    else:
+        yield f"Nothing serves {asked} within the limits."
+        yield f"The most is {what}: {one.deployment.kind}, {shortfall(choice):.0%} short."
+    yield from _uncertainty(one, demand)
+
+
+def _uncertainty(one: Outlook, demand: Demand) -> Iterator[str]:
+    low, high, point = one.band.low, one.band.high, one.point
+    yield (
+        f"Uncertainty: on {one.band.rows} published rows the true rate was {low:.2f} to {high:.2f} of the model's"
+        f" (10 % to 90 %): {point.speed * low:.0f} to {point.speed * high:.0f} tokens/s a user,"
+        f" at most {one.capacity.requests * low:.2f} to {one.capacity.requests * high:.2f} requests/s."
+    )
+    if (headroom := one.headroom(demand)) is not None and one.serves:
+        advice = "" if headroom >= 1 else ": try it first, or buy more"
+        yield f"At the low end it still serves {headroom:.2f} times the demand{advice}."
+    if one.token_cost is not None:
+        best, worst = (1.0, 1.0) if demand.rate is not None else (high, low)  # a demand's rate is what it is
+        cost = f"{one.token_cost.low / best:.2f} to {one.token_cost.high / worst:.2f}"
+        yield f"Cost: {cost} USD per million output tokens, prompts included, by prices and rates together."
+    else:
+        yield "Cost: not known, since a device has no price; devices are counted instead."
+
+
+def _bounds(one: Outlook) -> Iterator[str]:
+    shares = sorted(one.point.shares.items(), key=lambda pair: -pair[1])
+    yield f"A target's time goes to {', '.join(f'{name} {share:.0%}' for name, share in shares if share >= 0.005)}."
+    deployment = one.deployment
+    yield (
+        f"More than {one.capacity.sequences} at once in a target is stopped by: {one.stops}."
+        f" KV has room for {deployment.kv_tokens:,.0f} tokens in each."
+    )
+    if deployment.tokens_taken:
+        sequences = deployment.tokens_taken / (deployment.tokens_taken + deployment.kv_tokens)
+        taken = f"{deployment.tokens_taken:,.0f} tokens of KV, {sequences:.0%} of the sequences"
+        yield f"The co-resident draft takes room from each target: {taken}."
+
+
+def _crossover(crossover: Crossover) -> str:
+    one = crossover.outlook
+    device, count = one.deployment.target.devices[0]
+    name = f"{one.deployment.kind}, {one.deployment.replicas} x {count} {device.full_name}"
+    if not crossover.ranges:
+        return f"Speculation ({name}) pays at no load that fits."
+    spans = ", ".join(f"{span.first} to {span.last}" for span in crossover.ranges)
+    gain = f"{crossover.ranges[0].gain:.2f} times as fast as plain steps at {crossover.ranges[0].first}"
+    end = crossover.ranges[-1].last
+    up_to = "all that fit" if end == crossover.room else f"up to {crossover.requests:.2f} requests/s"
+    return f"Speculation ({name}) pays with {spans} sequences in a target, {up_to}, {gain}."
+
+
+def _acceptance(choice: HardwareChoice) -> Iterator[str]:
+    one = choice.speculative
+    if one is None or one.deployment.draft is None:
+        return
+    given = one.deployment.draft.acceptance
+    yield f"Acceptance of {one.deployment.draft.name} ({given.basis}): {given.why}."
+    for row in choice.sensitivity:
+        cost = "" if row.token_cost is None else f", {row.token_cost:.2f} USD/Mtok"
+        short = "" if row.serves else ", short of the demand"
+        speeds = f"{row.speed:.1f} tokens/s a user, {row.tokens:.0f} in all"
+        yield f"  {row.name}, {row.acceptance:.2f}: {speeds}{cost}{short}"
+    even = "no acceptance" if choice.break_even is None else f"{choice.break_even:.2f}"
+    yield f"  Guesses break even with plain steps at {even} ({one.point.sequences} in a target)."
+
+
+def _caveats(choice: HardwareChoice) -> Iterator[str]:
+    situation = choice.situation
+    constants = situation.constants
+    assumed = [name for name in constants.__struct_fields__ if getattr(constants, name).basis == "assumed"]
+    if assumed:
+        yield f"Assumed, not measured: {', '.join(assumed)} of {situation.engine}."
+    for offer in situation.devices:
+        device = offer.device()
+        doubtful = [name for name in device.unverified if name != "price" or offer.price is None]
+        given = "its price is given by the plan; " if offer.price is not None else ""
+        if given or doubtful:
+            yield f"{device.full_name}: {given}without a source: {', '.join(doubtful) or 'nothing'}."
+    if choice.chosen.deployment.mode == "async":
+        yield "The band of async is of two engines, whose rows were nearly all predicted too fast: it is too narrow."
+    yield "Joules are of the devices at designed power while at work: an upper bound, without hosts and cooling."
+    yield "Not validated by any published row: queues, prefill, networks, mixtures of experts, long contexts."
+
+
+def _range(money: Money | None) -> str:
+    return "" if money is None else f"{money.low:.2f}-{money.high:.2f}"

@@ -1,0 +1,79 @@
+"""What guesses gain: of chains by the rate of a guess, of trees as measured. `drafts.toml` has published ones."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from pilotfish.errors import ParameterError
+from pilotfish.plan.rounds import tokens_of_chain
+from pilotfish.plan.tables import Sourced, read_table
+
+#: Guesses of chains that are tried.
+CHAINS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+
+
+class GuessedTree(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nodes: int  # verified, beside the last token
+    levels: int  # forwards of the draft
+    gained: float  # tokens a step beside the target's own
+
+
+class PairAcceptance(Sourced, frozen=True, kw_only=True):
+    """Of a draft by a target: either `rate` or `trees`."""
+
+    rate: float | None = None  # of each guess of a chain
+    trees: tuple[GuessedTree, ...] = ()
+    range: tuple[float, float] | None = None  # of `rate`, by several sources
+    basis: Literal["measured", "inverted", "carried", "given"] = "given"
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        """ParameterError naming `acceptance`."""
+        if (self.rate is None) == (not self.trees):
+            raise ParameterError("acceptance", self.rate, "either a rate of each guess or trees")
+        if self.rate is not None and not 0 <= self.rate <= 1:
+            raise ParameterError("acceptance", self.rate, "a rate from 0 to 1")
+        for tree in self.trees:
+            if not (1 <= tree.levels <= tree.nodes and 0 <= tree.gained <= tree.levels):
+                raise ParameterError("acceptance", tree.gained, "no more levels than nodes, nor tokens than levels")
+
+    @property
+    def guesses(self) -> tuple[GuessedTree, ...]:
+        """What may be guessed in a step."""
+        if self.rate is None:
+            return self.trees
+        gains = ((guesses, tokens_of_chain(self.rate, guesses) - 1) for guesses in CHAINS)
+        return tuple(GuessedTree(nodes=n, levels=n, gained=gained) for n, gained in gains)
+
+    def scaled(self, factor: float) -> PairAcceptance:
+        """With rates, or tokens gained by trees, that are so many times as high, at most all."""
+        if self.rate is not None:
+            return replace(self, rate=min(self.rate * factor, 1.0))
+        gains = [replace(tree, gained=min(tree.gained * factor, float(tree.levels))) for tree in self.trees]
+        return replace(self, trees=tuple(gains))
+
+    def filled(self, share: float) -> PairAcceptance:
+        """With so high a rate, or trees that gain so much of what they could at most."""
+        if self.rate is not None:
+            return replace(self, rate=share)
+        return replace(self, trees=tuple(replace(tree, gained=share * tree.levels) for tree in self.trees))
+
+    @property
+    def figure(self) -> float:
+        """The rate, or what the first tree gains."""
+        return self.trees[0].gained if self.rate is None else self.rate
+
+
+PAIRS = read_table("drafts", dict[str, dict[str, PairAcceptance]])
+
+
+def published_acceptance(target: str, draft: str) -> PairAcceptance:
+    """Of `drafts.toml`. ParameterError naming `draft` where it has none."""
+    known = PAIRS.get(target.lower(), {})
+    if (found := known.get(draft.lower())) is None:
+        others = f"one of {', '.join(known)}, or" if known else "a rate or trees:"
+        raise ParameterError("draft", draft, f"{others} its acceptance by {target}; nothing published is known here")
+    return found

@@ -1,0 +1,176 @@
+"""The deployment to buy, what it was chosen over, and how far the choice can be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from pilotfish.errors import ParameterError
+from pilotfish.plan.planner.candidates import deployments, with_prefill
+from pilotfish.plan.planner.crossover import PayingRange, break_even, paying_ranges
+from pilotfish.plan.planner.deployment import Deployment
+from pilotfish.plan.planner.load import LoadedDeployment
+from pilotfish.plan.planner.outlook import Outlook, outlook
+from pilotfish.plan.planner.situation import Situation
+
+#: Of acceptance as it is given.
+FACTORS = (0.8, 0.9, 1.0, 1.1)
+#: Digits in which scores are compared: less than the model can tell apart is no reason to prefer one.
+DIGITS = 3
+#: Deployments of each kind that prefill workers are added to.
+EXTENDED = 8
+
+Tried = tuple[Deployment, Outlook | None]
+#: A progress bar for so many deployments: call its value for each.
+Bar = Callable[[int], AbstractContextManager[Callable[[], None]]]
+
+
+def no_bar(total: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG001
+    return nullcontext(lambda: None)
+
+
+class Crossover(Struct, frozen=True, kw_only=True):
+    """Loads with which a kind of speculation is faster than plain decoding on the same target."""
+
+    outlook: Outlook  # of the best deployment of its kind
+    ranges: tuple[PayingRange, ...]  # of sequences of a target, up to those that it has memory for
+    room: int  # for so many
+    requests: float | None  # a second, of all its targets, at the end of the last range; None: it pays nowhere
+
+
+class Sensitivity(Struct, frozen=True, kw_only=True):
+    """With another acceptance, at the same demand."""
+
+    name: str
+    acceptance: float  # of a guess, or tokens gained by the first tree
+    speed: float  # tokens a second of a user
+    tokens: float  # a second, of all
+    token_cost: float | None  # USD per million, at the mean price
+    serves: bool
+
+
+class HardwareChoice(Struct, frozen=True, kw_only=True):
+    situation: Situation
+    chosen: Outlook
+    kinds: tuple[Outlook, ...]  # the best of each kind, the chosen one first
+    tried: int  # deployments
+    crossovers: tuple[Crossover, ...]  # of the best sync and async ones
+    speculative: Outlook | None  # what the sensitivity is of: the chosen one, or the best of those with a draft
+    sensitivity: tuple[Sensitivity, ...]
+    break_even: float | None  # acceptance of `speculative` with which it is as fast as plain steps are there
+
+
+def choose(situation: Situation, bar: Bar = no_bar) -> HardwareChoice:
+    """ParameterError where nothing serves anybody."""
+    found = _outlooks(situation, list(deployments(situation)), bar)
+    extended = list(_extended(situation, found))
+    tried = [*found, *_outlooks(situation, extended, bar)]
+    served = [one for _, one in tried if one is not None]
+    if not served:
+        raise ParameterError("limits", _limits(situation), "limits that a deployment of these devices can keep")
+    best: dict[str, Outlook] = {}
+    for one in sorted(served, key=lambda one: _score(situation, one)):
+        best.setdefault(one.deployment.kind, one)
+    kinds = tuple(best.values())
+    speculative = next((one for one in kinds if one.deployment.draft is not None), None)
+    even = None
+    if speculative is not None:
+        even = break_even(speculative.deployment, speculative.point.sequences, situation.workload.context)
+    return HardwareChoice(
+        situation=situation,
+        chosen=kinds[0],
+        kinds=kinds,
+        tried=len(tried),
+        crossovers=tuple(_crossovers(situation, kinds)),
+        speculative=speculative,
+        sensitivity=() if speculative is None else tuple(_sensitivity(situation, speculative)),
+        break_even=None if even is None else even.figure,
+    )
+
+
+def _outlooks(situation: Situation, tried: list[Deployment], bar: Bar) -> list[Tried]:
+    outlooks: list[Tried] = []
+    with bar(len(tried)) as advance:
+        for one in tried:
+            outlooks.append((one, outlook(situation, one)))
+            advance()
+    return outlooks
+
+
+def _extended(situation: Situation, found: list[Tried]) -> Iterable[Deployment]:
+    """The best `EXTENDED` of each kind with prefill workers; those that break limits without them come last."""
+    counts: Counter[str] = Counter()
+    for one, _ in sorted(found, key=lambda pair: (2.0,) if pair[1] is None else _score(situation, pair[1])):
+        if counts[one.kind] < EXTENDED and (more := list(with_prefill(situation, one))):
+            counts[one.kind] += 1
+            yield from more
+
+
+def _score(situation: Situation, one: Outlook) -> tuple[float, ...]:
+    """Least first: the demand served; then money, or devices where a price lacks, and speed, in the order asked for."""
+    if not one.serves:
+        return (1.0, -one.capacity.tokens, 0.0)
+    million = one.point.tokens * 3600 / 1e6
+    cost = one.device_count / million if one.token_cost is None else one.token_cost.mean
+    both = [_rounded(cost), -_rounded(one.point.speed)]
+    return (0.0, *(both if situation.objective == "cost" else reversed(both)), float(one.device_count))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _crossovers(situation: Situation, kinds: Iterable[Outlook]) -> Iterable[Crossover]:
+    seen: set[str] = set()
+    for one in kinds:
+        deployment = one.deployment
+        if deployment.mode == "off" or deployment.mode in seen:
+            continue
+        seen.add(deployment.mode)
+        loaded = LoadedDeployment(deployment, situation.workload, situation.limits)
+        ranges = paying_ranges(deployment, situation.workload.context, loaded.room)
+        requests = loaded.at(ranges[-1].last).requests if ranges else None
+        yield Crossover(outlook=one, ranges=ranges, room=loaded.room, requests=requests)
+
+
+def _sensitivity(situation: Situation, one: Outlook) -> Iterable[Sensitivity]:
+    draft = one.deployment.draft
+    assert draft is not None
+    given = draft.acceptance
+    named = [(f"{factor - 1:+.0%}" if factor != 1 else "as given", given.scaled(factor)) for factor in FACTORS]
+    others = sorted(set(given.range or ()) - {given.rate})
+    named += [("the range's end", replace(given, rate=rate)) for rate in others]
+    for name, acceptance in named:
+        changed = outlook(situation, replace(one.deployment, draft=replace(draft, acceptance=acceptance)))
+        if changed is not None:
+            cost = changed.token_cost
+            yield Sensitivity(
+                name=name,
+                acceptance=acceptance.figure,
+                speed=changed.point.speed,
+                tokens=changed.point.tokens,
+                token_cost=None if cost is None else cost.mean,
+                serves=changed.serves,
+            )
+
+
+def _limits(situation: Situation) -> str:
+    limits = situation.limits
+    named = ((name, getattr(limits, name)) for name in limits.__struct_fields__)
+    given = ", ".join(f"{name} {value:g}" for name, value in named if value is not None)
+    return given or f"requests of {situation.workload.longest} tokens"
+
+
+def shortfall(choice: HardwareChoice) -> float:
+    """Of the demand, the share that the chosen deployment does not serve; 0 where it serves all."""
+    demand, chosen = choice.situation.workload, choice.chosen
+    if chosen.serves:
+        return 0.0
+    slots = chosen.capacity.sequences * chosen.deployment.replicas
+    served = slots / demand.users if demand.users is not None else chosen.capacity.requests / (demand.rate or math.inf)
+    return max(0.0, 1 - served)

@@ -1,0 +1,93 @@
+"""Where speculation pays: loads at which steps with guesses are the faster ones, and the acceptance that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from pilotfish.plan.planner.acceptance import PairAcceptance
+from pilotfish.plan.planner.decoding import plain_step, speculative_step
+from pilotfish.plan.planner.deployment import Deployment
+
+#: Halvings in the search of the acceptance that breaks even.
+HALVINGS = 30
+
+
+class PayingRange(Struct, frozen=True, kw_only=True):
+    """Sequences of a target, both ends included, with which guesses pay."""
+
+    first: int
+    last: int
+    gain: float  # the speed over that of plain decoding at `first`
+
+
+def paying_ranges(deployment: Deployment, context: float, most: int) -> tuple[PayingRange, ...]:
+    """From 1 to `most` sequences. With a mixture of experts there may be two: few rows touch few experts, and many
+    touch all of them anyway. Ends are exact where guesses pay over no range shorter than a step of the grid."""
+    grid = sorted({*range(1, min(16, most) + 1), *_geometric(16, most), most}) if most else []
+    ranges: list[PayingRange] = []
+    first: int | None = None
+    for before, here in zip([0, *grid], grid, strict=False):
+        pays = gain(deployment, here, context) >= 1
+        if pays and first is None:
+            first = _edge(deployment, context, before, here)
+        if not pays and first is not None:
+            ranges.append(_range(deployment, context, first, _edge(deployment, context, before, here) - 1))
+            first = None
+    return tuple(ranges) if first is None else (*ranges, _range(deployment, context, first, most))
+
+
+def gain(deployment: Deployment, sequences: int, context: float) -> float:
+    """The speed of the best steps with guesses over that of plain ones. 0 in mode off."""
+    guessed = speculative_step(deployment, sequences, context)
+    return 0.0 if guessed is None else guessed.speed / plain_step(deployment.target, sequences, context).speed
+
+
+def break_even(deployment: Deployment, sequences: int, context: float) -> PairAcceptance | None:
+    """The acceptance at which guesses are as fast as none: a rate, or a share of all that trees could gain. None: they
+    are slower if all are right, or there is no draft."""
+    draft = deployment.draft
+    if draft is None:
+        return None
+
+    def pays(share: float) -> bool:
+        changed = replace(draft, acceptance=draft.acceptance.filled(share))
+        return gain(replace(deployment, draft=changed), sequences, context) >= 1
+
+    low, high = 0.0, 1.0
+    if not pays(high):
+        return None
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return draft.acceptance.filled(high)
+
+
+def scaled(deployment: Deployment, factor: float) -> Deployment:
+    """With acceptance that is so many times as high."""
+    draft = deployment.draft
+    if draft is None:
+        return deployment
+    return replace(deployment, draft=replace(draft, acceptance=draft.acceptance.scaled(factor)))
+
+
+def _geometric(first: int, most: int) -> Iterator[int]:
+    here = float(first)
+    while here < most:
+        yield int(here)
+        here *= 1.25
+
+
+def _edge(deployment: Deployment, context: float, before: int, here: int) -> int:
+    """The first number after `before` at which it is as `here`, which differs from `before`."""
+    pays = gain(deployment, here, context) >= 1
+    while here - before > 1:
+        middle = (before + here) // 2
+        before, here = (before, middle) if (gain(deployment, middle, context) >= 1) == pays else (middle, here)
+    return here
+
+
+def _range(deployment: Deployment, context: float, first: int, last: int) -> PayingRange:
+    return PayingRange(first=first, last=last, gain=gain(deployment, first, context))

@@ -1,0 +1,79 @@
+"""What is asked of a deployment: requests, how many, and limits."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from pilotfish.errors import ParameterError
+
+
+class RequestKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt: int  # tokens
+    output: int  # tokens
+    share: float = 1.0  # of all requests, beside other kinds' shares
+
+
+class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Requests of some kinds: so many a second at random times, or so many users who each have one at all times."""
+
+    requests: tuple[RequestKind, ...]
+    shared: float = 0.0  # of each prompt's tokens, the share that the prefix cache has
+    rate: float | None = None  # requests a second
+    users: int | None = None
+
+    def __post_init__(self) -> None:
+        """ParameterError naming the field."""
+        if not self.requests:
+            raise ParameterError("requests", self.requests, "one kind of requests or more")
+        for kind in self.requests:
+            if kind.prompt < 1 or kind.output < 1 or not kind.share > 0:
+                raise ParameterError(
+                    "requests", kind.prompt, "a prompt and an output of a token or more, shares above 0"
+                )
+        if not 0 <= self.shared < 1:
+            raise ParameterError("shared", self.shared, "a share of the prompt from 0 to below 1")
+        if (self.rate is None) == (self.users is None):
+            raise ParameterError("rate", self.rate, "either a rate or users")
+        if not (self.rate or self.users or 0) > 0:
+            raise ParameterError("rate" if self.users is None else "users", self.rate or self.users, "a number above 0")
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Shares that sum to 1."""
+        total = sum(kind.share for kind in self.requests)
+        return tuple(kind.share / total for kind in self.requests)
+
+    @property
+    def output(self) -> float:
+        """Tokens of an output in the mean."""
+        return sum(weight * kind.output for weight, kind in zip(self.weights, self.requests, strict=True))
+
+    @property
+    def prompt(self) -> float:
+        """Tokens of a prompt in the mean."""
+        return sum(weight * kind.prompt for weight, kind in zip(self.weights, self.requests, strict=True))
+
+    @property
+    def context(self) -> float:
+        """Tokens before a decoding sequence's rows, in the mean over its steps and all sequences; what it keeps too."""
+        pairs = zip(self.weights, self.requests, strict=True)
+        return sum(weight * kind.output * (kind.prompt + kind.output / 2) for weight, kind in pairs) / self.output
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request at its end."""
+        return max(kind.prompt + kind.output for kind in self.requests)
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Means of all requests, not percentiles."""
+
+    tpot: float | None = None  # seconds between a user's tokens
+    ttft: float | None = None  # seconds to the first one
+    dollars_per_hour: float | None = None  # at the mean of a device's lowest and highest price
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ParameterError(name, value, "a number above 0")

@@ -1,0 +1,88 @@
+"""A deployment: which models are where, how many of each, and what lies between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from pilotfish.plan.cost import PlacedModel, Placement
+from pilotfish.plan.devices import LINKS, Interconnect
+from pilotfish.plan.planner.acceptance import PairAcceptance
+
+Mode = Literal["off", "sync", "async"]
+
+
+class DraftPlacement(Struct, frozen=True, kw_only=True):
+    """`resident`: on the target's devices, of which it takes memory and time; in each of them whole where it has
+    fewer. Else `workers` of it on devices of their own share the targets."""
+
+    name: str
+    placed: PlacedModel
+    acceptance: PairAcceptance
+    resident: bool
+    workers: int = 0
+
+
+class PrefillPlacement(Struct, frozen=True, kw_only=True):
+    placed: PlacedModel  # the target's model
+    workers: int
+
+
+class Deployment(Struct, frozen=True, kw_only=True):
+    target: Placement
+    replicas: int
+    mode: Mode = "off"
+    draft: DraftPlacement | None = None  # None: mode off
+    prefill: PrefillPlacement | None = None  # None: targets compute their prompts
+    link: Interconnect = LINKS["roce-100g"]  # between targets, drafts and prefill workers on devices of their own
+
+    @property
+    def devices(self) -> Mapping[str, int]:
+        """How many of each kind, by full names."""
+        counts: Counter[str] = Counter()
+        for device, count in self.target.devices:
+            counts[device.full_name] += count * self.replicas
+        for other in (self.draft, self.prefill):
+            if other is not None:
+                workers = 0 if isinstance(other, DraftPlacement) and other.resident else other.workers
+                counts[other.placed.device.full_name] += other.placed.count * workers
+        return {name: count for name, count in counts.items() if count}
+
+    @property
+    def kind(self) -> str:
+        """What tells it from others of the same models: the mode, where the draft is, who computes prompts."""
+        where = "" if self.draft is None else ", draft co-resident" if self.draft.resident else ", draft apart"
+        return f"{self.mode}{where}{'' if self.prefill is None else ', prefill apart'}"
+
+    @property
+    def kv_tokens(self) -> float:
+        """Tokens whose KV a target has room for, its draft's with it."""
+        return max(0.0, (self.target.kv_room - self.draft_weight_bytes) / (self.target.kv_bytes + self.draft_kv_bytes))
+
+    @property
+    def draft_weight_bytes(self) -> float:
+        """That a co-resident draft takes of a target's devices."""
+        resident = self._resident
+        return 0.0 if resident is None else self._copies(resident) * resident.weight_bytes
+
+    @property
+    def draft_kv_bytes(self) -> float:
+        """Of a token, likewise."""
+        resident = self._resident
+        return 0.0 if resident is None else self._copies(resident) * resident.kv_bytes
+
+    @property
+    def tokens_taken(self) -> float:
+        """By how many tokens of KV a co-resident draft makes a target's room smaller."""
+        return max(0.0, self.target.kv_room / self.target.kv_bytes) - self.kv_tokens
+
+    @property
+    def _resident(self) -> PlacedModel | None:
+        return self.draft.placed if self.draft is not None and self.draft.resident else None
+
+    def _copies(self, draft: PlacedModel) -> float:
+        """Devices share KV evenly, so that the fullest of them bounds it: as much as if each had the draft."""
+        return sum(count for _, count in self.target.devices) / draft.count

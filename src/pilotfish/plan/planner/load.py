@@ -1,0 +1,189 @@
+"""A deployment under a load: speeds, times to the first token, what it can hold and what stops it from holding more.
+
+A target with `n` decoding sequences takes a step of `best_step`, and for every request that ends one whose prompt it
+computes beside: it completes
+
+    rate(n) = 1 / (output · step / (n · tokens of a step) + prompt)        requests a second
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from pilotfish.plan.planner.decoding import DecodingStep, best_step
+from pilotfish.plan.planner.demand import Demand, Limits
+from pilotfish.plan.planner.deployment import Deployment
+from pilotfish.plan.planner.prompts import (
+    hand_over_seconds,
+    prompts_apart,
+    prompts_beside,
+    prompts_of_draft,
+    wait_seconds,
+)
+
+#: Sequences of a target at most, whatever it has room for.
+MOST_SEQUENCES = 1024
+#: Of the time of prefill workers and drafts, what prompts can take before queues grow without end.
+MOST_BUSY = 0.9
+
+
+class LoadPoint(Struct, frozen=True, kw_only=True):
+    """Of a deployment at some load. Tokens are of outputs."""
+
+    sequences: int  # that a target decodes at once
+    requests: float  # a second, of all targets
+    tokens: float  # a second, of all users
+    speed: float  # tokens a second of a user, prompts of others between them
+    ttft: float  # seconds, in the mean
+    step: DecodingStep
+    shares: Mapping[str, float]  # of a target's time, by what it goes to
+    utilisation: Mapping[str, float]  # of target, draft and prefill devices
+
+    @property
+    def tpot(self) -> float:
+        """Seconds between a user's tokens."""
+        return 1 / self.speed
+
+    @property
+    def binds(self) -> str:
+        """What takes most of a target's time."""
+        return max(self.shares, key=lambda name: self.shares[name])
+
+
+class LoadedDeployment:
+    """Figures of one deployment for one demand, each computed once."""
+
+    def __init__(self, deployment: Deployment, demand: Demand, limits: Limits) -> None:
+        self.deployment, self.demand, self.limits = deployment, demand, limits
+        self._points: dict[int, LoadPoint] = {}
+
+    @cached_property
+    def room(self) -> int:
+        """Sequences that a target has memory for; 0 where the longest request does not fit."""
+        tokens = min(self.deployment.kv_tokens, self._draft_tokens)
+        return 0 if tokens < self.demand.longest else int(min(tokens / self.demand.context, MOST_SEQUENCES))
+
+    @property
+    def _draft_tokens(self) -> float:
+        """Of a target's sequences, whose KV a draft apart has room for."""
+        draft = self.deployment.draft
+        if draft is None or draft.resident:
+            return math.inf
+        return draft.workers / self.deployment.replicas * draft.placed.kv_room / draft.placed.kv_bytes
+
+    def at(self, sequences: int) -> LoadPoint:
+        """With so many sequences in each target at all times."""
+        if sequences not in self._points:
+            self._points[sequences] = self._point(sequences)
+        return self._points[sequences]
+
+    @cached_property
+    def most(self) -> int:
+        """Sequences of a target at which memory and all limits still hold; 0 where one does not."""
+        return last(self.room, lambda n: not self.broken(self.at(n)))
+
+    @cached_property
+    def stops(self) -> str:
+        """What keeps a target from more sequences than `most`."""
+        if self.most < self.room:
+            return ", ".join(self.broken(self.at(self.most + 1)))
+        if self.room == MOST_SEQUENCES:
+            return "the most sequences tried"
+        return "memory of draft devices" if self._draft_tokens < self.deployment.kv_tokens else "memory capacity"
+
+    def broken(self, point: LoadPoint) -> list[str]:
+        """Limits that do not hold there."""
+        limits, over = self.limits, []
+        if limits.tpot is not None and point.tpot > limits.tpot:
+            over.append("TPOT limit")
+        if limits.ttft is not None and point.ttft > limits.ttft:
+            over.append("TTFT limit")
+        return over + [f"{name} devices" for name in ("prefill", "draft") if point.utilisation.get(name, 0) > MOST_BUSY]
+
+    def served(self) -> LoadPoint | None:
+        """At the demand; None where memory, a limit or speed stops short of it."""
+        sequences = self.needed
+        return None if sequences is None or sequences > self.most else self._scaled(self.at(sequences))
+
+    @cached_property
+    def needed(self) -> int | None:
+        """Sequences of a target at the demand, whatever the limits; None where it has no room for as many."""
+        if self.demand.users is not None:
+            sequences = math.ceil(self.demand.users / self.deployment.replicas)
+            return sequences if sequences <= self.room else None
+        rate = self.demand.rate or 0.0
+        below = last(self.room, lambda n: self.at(n).requests < rate)
+        return below + 1 if below < self.room else None
+
+    def _scaled(self, point: LoadPoint) -> LoadPoint:
+        """Of the rate that is asked for, which may be less than the sequences' own, or of users that are not a multiple
+        of targets."""
+        users, rate = self.demand.users, self.demand.rate
+        slots = point.sequences * self.deployment.replicas
+        share = users / slots if users is not None else (rate or 0.0) / point.requests
+        return _share_of(point, min(1.0, share))
+
+    def _point(self, sequences: int) -> LoadPoint:
+        deployment, demand = self.deployment, self.demand
+        step, prompts = best_step(deployment, sequences, demand.context), prompts_beside(deployment, demand, sequences)
+        decoding = demand.output / (sequences * step.speed)  # seconds of a target for each request
+        rate = 1 / (decoding + prompts.busy)
+        shares = {name: seconds / step.seconds * rate * decoding for name, seconds in step.parts.items()}
+        return LoadPoint(
+            sequences=sequences,
+            requests=rate * deployment.replicas,
+            tokens=rate * deployment.replicas * demand.output,
+            speed=rate * demand.output / sequences,
+            ttft=self._ttft(rate, sequences, step),
+            step=step,
+            shares={**shares, **({"prompts": rate * prompts.busy} if prompts.busy else {})},
+            utilisation=self._utilisation(rate, step, decoding),
+        )
+
+    def _ttft(self, rate: float, sequences: int, step: DecodingStep) -> float:
+        """A prompt waits for those before it and for the step that it comes in; its chunks ride on steps."""
+        apart = prompts_apart(self.deployment, self.demand)
+        if apart is None or self.deployment.prefill is None:
+            load = prompts_beside(self.deployment, self.demand, sequences)
+            return wait_seconds(rate, load) + load.busy + (0.5 + load.chunks) * step.seconds
+        arrivals = rate * self.deployment.replicas / self.deployment.prefill.workers
+        computed = wait_seconds(arrivals, apart) + apart.busy + hand_over_seconds(self.deployment, self.demand)
+        return computed + 1.5 * step.seconds
+
+    def _utilisation(self, rate: float, step: DecodingStep, decoding: float) -> dict[str, float]:
+        deployment, all_of_them = self.deployment, rate * self.deployment.replicas
+        used = {"target": 1.0}
+        if (draft := deployment.draft) is not None and not draft.resident:
+            reading = all_of_them * prompts_of_draft(deployment, self.demand) / draft.workers
+            used["draft"] = reading
+            used["draft at work"] = min(1.0, reading + step.draft_busy / step.seconds * rate * decoding)
+        if (apart := prompts_apart(deployment, self.demand)) is not None and deployment.prefill is not None:
+            used["prefill"] = all_of_them * apart.busy / deployment.prefill.workers
+        return used
+
+
+def last(most: int, holds: Callable[[int], bool]) -> int:
+    """The last of 1 to `most` for which `holds`, which does so up to some number and no further; 0: for none."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _share_of(point: LoadPoint, share: float) -> LoadPoint:
+    """Where the devices stand still for the rest of the time."""
+    return replace(
+        point,
+        requests=point.requests * share,
+        tokens=point.tokens * share,
+        utilisation={name: used * share for name, used in point.utilisation.items()},
+    )

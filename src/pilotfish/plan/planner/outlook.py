@@ -1,0 +1,102 @@
+"""What a buyer asks of a deployment: speeds, money, energy, memory, what binds."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from pilotfish.plan.planner.demand import Demand
+from pilotfish.plan.planner.deployment import Deployment
+from pilotfish.plan.planner.load import LoadedDeployment, LoadPoint
+from pilotfish.plan.planner.situation import Situation
+from pilotfish.plan.planner.uncertainty import ErrorBand, error_band
+
+MILLION = 1e6
+
+
+class Money(Struct, frozen=True, kw_only=True):
+    """USD, at the lowest and the highest price of each device."""
+
+    low: float
+    high: float
+
+    @property
+    def mean(self) -> float:
+        return (self.low + self.high) / 2
+
+
+class Outlook(Struct, frozen=True, kw_only=True):
+    """A deployment at the demand, or, where that is more than it serves, at the most that it does within the limits."""
+
+    deployment: Deployment
+    serves: bool  # the demand, within the limits
+    point: LoadPoint
+    capacity: LoadPoint  # the most within memory and limits
+    stops: str  # what keeps a target from more
+    band: ErrorBand  # on rates, by published rows of the mode
+    hourly: Money | None  # None: a device has no price
+    joules: float | None  # per million output tokens, at designed power; None: a device's power is not known
+
+    @property
+    def token_cost(self) -> Money | None:
+        """USD per million output tokens at `point`, by the range of prices alone."""
+        if self.hourly is None:
+            return None
+        million = self.point.tokens * 3600 / MILLION
+        return Money(low=self.hourly.low / million, high=self.hourly.high / million)
+
+    @property
+    def device_count(self) -> int:
+        return sum(self.deployment.devices.values())
+
+    def headroom(self, demand: Demand) -> float | None:
+        """The rate that it can serve at the low end of the band, over the one that is asked for. None: users are."""
+        return None if demand.rate is None else self.capacity.requests * self.band.low / demand.rate
+
+
+def outlook(situation: Situation, deployment: Deployment) -> Outlook | None:
+    """None where it serves nobody within memory and limits, or costs more than is allowed."""
+    hourly, limit = hourly_cost(situation, deployment), situation.limits.dollars_per_hour
+    if limit is not None and (hourly is None or hourly.mean > limit):
+        return None
+    loaded = LoadedDeployment(deployment, situation.workload, situation.limits)
+    if not loaded.most:
+        return None
+    served, capacity = loaded.served(), loaded.at(loaded.most)
+    point = served or capacity
+    return Outlook(
+        deployment=deployment,
+        serves=served is not None,
+        point=point,
+        capacity=capacity,
+        stops=loaded.stops,
+        band=error_band("off" if point.step.tree is None else deployment.mode),
+        hourly=hourly,
+        joules=_joules(deployment, point),
+    )
+
+
+def hourly_cost(situation: Situation, deployment: Deployment) -> Money | None:
+    prices = {device.full_name: device.price for device in (offer.device() for offer in situation.devices)}
+    low = high = 0.0
+    for name, count in deployment.devices.items():
+        if (price := prices[name]) is None:
+            return None
+        low, high = low + count * price[0], high + count * price[1]
+    return Money(low=low, high=high)
+
+
+def _joules(deployment: Deployment, point: LoadPoint) -> float | None:
+    """Of the devices alone, each at its designed power while it is at work and at none while it is not."""
+    watts = 0.0
+    groups = [(device, count * deployment.replicas, "target") for device, count in deployment.target.devices]
+    if deployment.draft is not None and not deployment.draft.resident:
+        draft = deployment.draft
+        groups.append((draft.placed.device, draft.placed.count * draft.workers, "draft at work"))
+    if deployment.prefill is not None:
+        prefill = deployment.prefill
+        groups.append((prefill.placed.device, prefill.placed.count * prefill.workers, "prefill"))
+    for device, count, role in groups:
+        if device.power is None:
+            return None
+        watts += device.power * count * point.utilisation[role]
+    return watts / point.tokens * MILLION

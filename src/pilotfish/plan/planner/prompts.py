@@ -1,0 +1,101 @@
+"""Prompts: seconds to compute them beside a target's steps or on workers of their own, and how long one waits."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from pilotfish.plan.cost import ForwardLoad, Placement
+from pilotfish.plan.fleet_plan import CHUNK, EXPOSED
+from pilotfish.plan.planner.demand import Demand
+from pilotfish.plan.planner.deployment import Deployment
+
+
+class PromptTime(Struct, frozen=True, kw_only=True):
+    """Of a prompt of some kind."""
+
+    chunks: int  # forwards that it is spread over
+    alone: float  # seconds of these forwards, with nothing else in them
+    beside: float  # seconds that it adds to forwards that there are anyway
+
+
+def prompt_time(placed: Placement, tokens: int, shared: float, sequences: int = 1) -> PromptTime:
+    """Of `tokens`, of which the cache has `shared`, in even chunks beside the steps of so many sequences.
+
+    Each chunk reads the KV before it once; each row multiplies its query with all tokens before it.
+    """
+    new = max(1, round(tokens * (1 - shared)))
+    chunks = math.ceil(new / CHUNK)
+    rows, read = math.ceil(new / chunks), tokens - new / 2 - new / chunks / 2
+    attending = placed.context_products_seconds(new, tokens - new / 2)
+    decoding = ForwardLoad(rows=sequences)
+    both = ForwardLoad(rows=sequences + rows)
+    alone = ForwardLoad(rows=rows, context=read)
+    kv = placed.parts(alone).kv
+    added = placed.parts(both).seconds - placed.parts(decoding).seconds + kv
+    return PromptTime(
+        chunks=chunks,
+        alone=chunks * placed.parts(alone).seconds + attending,
+        beside=chunks * added + attending,
+    )
+
+
+class PromptLoad(Struct, frozen=True, kw_only=True):
+    """Of requests of all kinds, in the mean; seconds."""
+
+    busy: float  # of a target for each request
+    busy_squared: float  # the mean of its square
+    chunks: float
+
+
+def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> PromptLoad:
+    """What a target spends on prompts: nothing where workers of their own compute them. A co-resident draft reads them
+    too."""
+    if deployment.prefill is not None:
+        return PromptLoad(busy=0.0, busy_squared=0.0, chunks=0.0)
+    models: list[Placement] = [deployment.target]
+    if deployment.draft is not None and deployment.draft.resident:
+        models.append(deployment.draft.placed)
+    times = [[prompt_time(m, k.prompt, demand.shared, sequences) for m in models] for k in demand.requests]
+    busy = [sum(time.beside for time in kind) for kind in times]
+    return _mean(demand, busy, [kind[0].chunks for kind in times])
+
+
+def prompts_apart(deployment: Deployment, demand: Demand) -> PromptLoad | None:
+    """What a prefill worker spends; None where there is none."""
+    if deployment.prefill is None:
+        return None
+    times = [prompt_time(deployment.prefill.placed, kind.prompt, demand.shared) for kind in demand.requests]
+    return _mean(demand, [time.alone for time in times], [time.chunks for time in times])
+
+
+def prompts_of_draft(deployment: Deployment, demand: Demand) -> float:
+    """Seconds of a draft's own devices for each request."""
+    draft = deployment.draft
+    if draft is None or draft.resident:
+        return 0.0
+    times = (prompt_time(draft.placed, kind.prompt, demand.shared).alone for kind in demand.requests)
+    return sum(weight * time for weight, time in zip(demand.weights, times, strict=True))
+
+
+def hand_over_seconds(deployment: Deployment, demand: Demand) -> float:
+    """Of a prompt's KV, what is not hidden behind the layers' own time."""
+    size = demand.prompt * (1 - demand.shared) * deployment.target.kv_bytes
+    return EXPOSED * deployment.link.exchange(size)
+
+
+def wait_seconds(arrivals: float, load: PromptLoad) -> float:
+    """In a queue of one server and random arrivals (Pollaczek and Khinchine). inf where it cannot keep up."""
+    if (utilisation := arrivals * load.busy) >= 1:
+        return math.inf
+    return arrivals * load.busy_squared / (2 * (1 - utilisation))
+
+
+def _mean(demand: Demand, busy: list[float], chunks: list[int]) -> PromptLoad:
+    weighted = list(zip(demand.weights, busy, chunks, strict=True))
+    return PromptLoad(
+        busy=sum(weight * seconds for weight, seconds, _ in weighted),
+        busy_squared=sum(weight * seconds**2 for weight, seconds, _ in weighted),
+        chunks=sum(weight * count for weight, _, count in weighted),
+    )

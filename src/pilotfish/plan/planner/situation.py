@@ -1,0 +1,125 @@
+"""A situation to plan for: models, devices that can be had, a workload, limits; as a TOML file or as options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, ValidationError, convert
+from msgspec.structs import replace
+
+from pilotfish.errors import InputError, ParameterError
+from pilotfish.plan.cost import KV, Weights
+from pilotfish.plan.devices import DEVICES, LINKS, Device, Interconnect
+from pilotfish.plan.engines import ENGINES, EngineConstants
+from pilotfish.plan.planner.acceptance import GuessedTree, PairAcceptance, published_acceptance
+from pilotfish.plan.planner.demand import Demand, Limits
+from pilotfish.plan.shapes import MODELS, ModelShape
+from pilotfish.plan.tables import look_up
+
+Count = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class OfferedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    count: Count = 1
+    price: tuple[float, float] | None = None  # USD an hour, lowest and highest; None: that of devices.toml
+
+    def device(self) -> Device:
+        found = look_up(DEVICES, "devices", "devices", self.name)
+        if self.price is None:
+            return found
+        if not 0 < self.price[0] <= self.price[1]:
+            raise ParameterError("price", self.price, "USD an hour above 0, the lowest first")
+        return replace(found, price=self.price)
+
+
+class OfferedDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Without `rate` and `trees` its acceptance is that of drafts.toml."""
+
+    model: str
+    rate: float | None = None
+    trees: tuple[GuessedTree, ...] = ()
+    source: str = ""  # of these
+    weights: Weights | None = None  # None: as the target's
+
+    def acceptance(self, target: str) -> PairAcceptance:
+        if self.rate is None and not self.trees:
+            return published_acceptance(target, self.model)
+        source = self.source or "given without a source"
+        return PairAcceptance(rate=self.rate, trees=self.trees, why=source, sources=(source,))
+
+
+class TierUse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shares of weights and KV in a tier of tiers.toml, or in one that is given by its figures."""
+
+    name: str
+    weights: float = 0.0
+    kv: float = 0.0
+    memory: float | None = None  # bytes of each device
+    bandwidth: float | None = None  # bytes a second
+    writable: bool = True
+
+
+class OfferedPlacement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a target may be: `h200x2`. With `ffn_on` its FFNs are there, and what is left `on` the first."""
+
+    on: str
+    tier: TierUse | None = None
+    ffn_on: str | None = None
+    ffn_link: str = "nvlink4"
+    batches: int = 1
+
+
+class Situation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    target: str
+    devices: tuple[OfferedDevice, ...]
+    workload: Demand
+    about: str = ""
+    weights: Weights = "bf16"
+    kv: KV = "bf16"
+    engine: str = "pilotfish@any"
+    drafts: tuple[OfferedDraft, ...] = ()
+    placements: tuple[OfferedPlacement, ...] = ()  # none: all powers of two of devices of a kind that hold the target
+    limits: Limits = Limits()
+    link: str = "roce-100g"  # between devices that do not share a model
+    objective: Literal["cost", "speed"] = "cost"  # least money a token, or most tokens a second of a user
+
+    def __post_init__(self) -> None:
+        """ParameterError naming the field, and the nearest names."""
+        names = [offer.name.lower() for offer in self.devices]
+        if not names or len(set(names)) < len(names):
+            raise ParameterError("devices", names, "one device or more, each named once")
+        models = [draft.model for draft in self.drafts]
+        for field, model in (("target", self.target), *(("draft", name) for name in models)):
+            look_up(MODELS, field, "models", model)
+        for draft in self.drafts:
+            draft.acceptance(self.target)
+        for offer in self.devices:
+            offer.device()
+        self.constants, self.network  # noqa: B018  # both are looked up
+
+    @property
+    def model(self) -> ModelShape:
+        return look_up(MODELS, "target", "models", self.target)
+
+    @property
+    def constants(self) -> EngineConstants:
+        return look_up(ENGINES, "engine", "engines", self.engine)
+
+    @property
+    def network(self) -> Interconnect:
+        return look_up(LINKS, "link", "links", self.link)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Of devices that can be had, by full names."""
+        return {offer.device().full_name: offer.count for offer in self.devices}
+
+
+def situation_of(record: object, place: str) -> Situation:
+    """InputError names `place` and the field."""
+    try:
+        return convert(record, Situation)
+    except ValidationError as error:
+        raise InputError(f"plan: {place}: {error}") from error
