@@ -74,3 +74,28 @@ def test_json_unless_a_terminal_reads(
 ) -> None:
     monkeypatch.setattr("pilotfish.cli.serve.sys.stderr.isatty", lambda: terminal)
     assert configured(llama).log_format == form
+
+
+def test_a_file_has_options_and_the_command_line_goes_before_it(
+    configured: Configured, llama: Path, draft: Path, tmp_path: Path
+) -> None:
+    """As bench tune writes it, numbers and switches among them."""
+    file = tmp_path / "chosen.toml"
+    told = {"target": llama, "draft": draft, "mode": "sync"}
+    lines = [f"{name} = '{value}'" for name, value in told.items()]
+    file.write_text("\n".join([*lines, "nodes = 5", "levels = 3", "prefix-cache = false", "max_rows = 64"]) + "\n")
+    engine = configured("--config", str(file), "--levels", "2").engine
+    assert (engine.target, engine.draft, engine.mode, engine.nodes, engine.levels) == (llama, draft, "sync", 5, 2)
+    assert not engine.prefix_cache and engine.max_rows == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("nodez = 5", "nodez: there is no such option"), ("nodes = ", "is not TOML"), (None, "config: ")],
+)
+def test_a_file_that_is_none_is_refused(pilotfish: Run, tmp_path: Path, text: str | None, named: str) -> None:
+    file = tmp_path / "chosen.toml"
+    if text is not None:
+        file.write_text(text)
+    result = pilotfish("serve", "--config", str(file))
+    assert result.code == 2 and named in result.stderr and result.stderr.count("\n") == 1

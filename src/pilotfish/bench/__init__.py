@@ -6,15 +6,20 @@ import dataclasses
 import importlib
 import sys
 from functools import partial
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from pilotfish.bench.options import BENCHES, Bench
+from pilotfish.bench.page import write_page
+from pilotfish.bench.saved import read_result, saved_result
 from pilotfish.command import Given, taking
 
 app = typer.Typer(
     help=(
-        "Parity, task success, speed beside other engines, acceptance, budgets, steps, quantization, KV, GPUs, draft "
+        "Modes of speculation and their report, tuning, parity, task success, speed beside other engines, acceptance, "
+        "budgets, steps, quantization, KV, GPUs, draft "
         "pools, the server, simulated fleets."
     ),
     no_args_is_help=True,
@@ -22,6 +27,7 @@ app = typer.Typer(
 
 
 def _run(bench: Bench, given: Given) -> None:
+    from pilotfish.bench.provenance import provenance
     from pilotfish.bench.report import ProgressBar, Report, describe_machine, write_json
 
     options = bench.options(**given)
@@ -29,16 +35,27 @@ def _run(bench: Bench, given: Given) -> None:
     measure = getattr(importlib.import_module(f"pilotfish.bench.{module}"), function)
     with ProgressBar() as progress:
         report: Report = measure(options, progress)
-    report = dataclasses.replace(report, conditions=bench.conditions(options))
+    report = dataclasses.replace(report, conditions={**bench.conditions(options), "run": provenance()})
     if bench.timed:
         report.conditions["machine"] = describe_machine(report.dtype)
     if options.out is not None:
         write_json(report, options.out)
+    if options.html is not None:
+        write_page(saved_result(report.as_json(), bench.measure), options.html)
     if options.json:
         sys.stdout.write(report.as_json())
     else:
         report.show()
     raise typer.Exit(int(report.failed))
+
+
+@app.command("page")
+def draw(
+    result: Annotated[Path, typer.Argument(metavar="RESULT.json", help="What bench run, tune or serve wrote.")],
+    html: Annotated[Path, typer.Option(help="Write the page to this file.")],
+) -> None:
+    """Draw the page of a saved result: one HTML file, which needs no network."""
+    write_page(read_result(result), html)
 
 
 for name, bench in BENCHES.items():

@@ -59,6 +59,14 @@ def every_round(call: Callable[[], Result]) -> Callable[[object], Result]:
 
 
 @dataclass(frozen=True)
+class OutputTimes:
+    """When an output was begun, and when its tokens came: seconds of `perf_counter`. A step has one."""
+
+    began: float  # its first row in a step
+    times: list[float]  # [tokens]
+
+
+@dataclass(frozen=True)
 class Run:
     """Outputs of one contestant in one round, the time they took, and counts."""
 
@@ -69,6 +77,7 @@ class Run:
     overruns: float = 0.0  # share of the target's forwards
     texts: list[str] = field(default_factory=list)  # of each output; empty for foreign engines
     ends: list[str] = field(default_factory=list)  # of each output: its finish reason, or the error
+    times: list[OutputTimes] = field(default_factory=list)  # of each output; empty for foreign engines
 
     @property
     def tokens(self) -> int:
@@ -191,15 +200,20 @@ class Contestant:
         engine.worker.observe = steps.append
         began = time.perf_counter()
         samples = [engine.submit(job.prompt.text, job.params, cache_salt)[0] for job in jobs]
+        times: dict[int, list[float]] = {one.request_id: [] for one in samples}
         while engine.busy:
-            for delta in engine.step():
+            deltas = engine.step()
+            now = time.perf_counter()
+            for delta in deltas:
+                times[delta.id] += [now] * len(delta.tokens)
                 if delta.finish is not None:
                     done()
         check_drafter(engine)
         seconds = time.perf_counter() - began
         outputs, stats = [one.token_ids for one in samples], [one.request.stats for one in samples]
         texts, ends = [one.text for one in samples], [str(one.error or one.finish_reason) for one in samples]
-        return Run(seconds, outputs, stats, steps, overruns(engine), texts, ends)
+        passed = [OutputTimes(one.started + (one.queued or 0.0), times[one.request_id]) for one in samples]
+        return Run(seconds, outputs, stats, steps, overruns(engine), texts, ends, passed)
 
 
 PLAIN = Contestant(NoDrafter, partial(FixedBudget, 1, 1))

@@ -22,12 +22,13 @@ class Level:
     ended: float
     leaves: int
     prompt_rows: int
+    taken: float = 0.0  # of its pace, by itself; above 1 it overran
 
     @classmethod
     def of(cls, event: dict[str, Any]) -> Level:
         """A level's event of a timeline."""
         began, args = event["ts"] / 1e6, event["args"]
-        return cls(began, began + event["dur"] / 1e6, args["leaves"], args["prompt_rows"])
+        return cls(began, began + event["dur"] / 1e6, args["leaves"], args["prompt_rows"], args.get("taken", 0.0))
 
 
 def read_levels(timeline: Path) -> list[Level]:

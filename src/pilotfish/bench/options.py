@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from pilotfish.bench.workload import Job, Prompt, Workload, load_prompts
+from pilotfish.bench.workload import Job, Prompt, Workload, first_of_each, load_prompts
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling_params import MAX_TOKENS
 from pilotfish.errors import ParameterError
@@ -100,6 +100,20 @@ class BenchOptions:
     target_ms: Annotated[float, option("Milliseconds of a step of the paced target.", 0.001, MANY)] = 20.0
     draft_ms: Annotated[float, option("Milliseconds that a step may draft.", 0.001, MANY)] = 4.0
     to: Annotated[str, option("Write the trace to this file, compressed where its name ends with .gz.")] = ""
+    html: Annotated[Path, option("Write a page of it to this file: one file, which needs no network.")] | None = None
+    drafters: Annotated[str, option("lm, lm+ngram, …, separated by commas.", names=("--drafter",))] = "lm"
+    node_counts: Annotated[str, option("Nodes of trees, separated by commas.", names=("--nodes",))] = "8"
+    level_counts: Annotated[str, option("Levels of sync's trees, separated by commas.", names=("--levels",))] = "4"
+    widths: Annotated[str, option("Leaves of a level of sync, separated by commas.", names=("--width",))] = "2"
+    leaf_counts: Annotated[str, option("Leaves of a level of async, separated by commas.", names=("--leaves",))] = "32"
+    budgets: Annotated[str, option("auto or fixed, or both, separated by a comma.", names=("--budget",))] = "auto"
+    splits: Annotated[
+        str, option("Async's TARGET:DRAFT cores, as in 0-5:6,7, joined by a space.", names=("--cores",))
+    ] = ""
+    engines: Annotated[int, option("Engines that stay loaded at a time; others are loaded again.", 1, 64)] = 4
+    candidates: Annotated[int, option("Settings of the grid that are tried, beside off and the default.", 1, 1000)] = 15
+    seed: Annotated[int, option("Draws the settings and the order of prompts.", 0, MANY)] = 0
+    save: Annotated[Path, option("Write what was chosen to this file, for `pilotfish serve --config`.")] | None = None
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:
@@ -128,6 +142,7 @@ class BenchOptions:
     def rows(self) -> list[Prompt]:
         """Every n-th prompt of the file from the i-th on, for a shard i/n."""
         prompts, (first, _, last) = load_prompts(self.prompts, self.limit), self.shard.partition("/")
+        prompts = first_of_each(prompts, self.each)
         if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last) <= len(prompts)):
             raise ParameterError("shard", self.shard, f"i/n with 1 <= i <= n <= {len(prompts)}, the number of prompts")
         return prompts[int(first) - 1 :: int(last)]
@@ -167,7 +182,7 @@ class Bench(Struct, frozen=True):
     def conditions(self, options: BenchOptions) -> dict[str, Any]:
         """Conditions for a report: all options, with models, their precision and prompts resolved."""
         found = {**vars(options), **options.engine}
-        chosen = {name: found[name] for name in self.names if name not in ("json", "out")}
+        chosen = {name: found[name] for name in self.names if name not in ("json", "out", "html", "save")}
         if "target" in self.names:
             from pilotfish.engine.memory import precision_here  # imports torch
 

@@ -86,11 +86,13 @@ def distinct_ngrams(sequences: Sequence[Sequence[int]], n: int = 4) -> float:
 
 @dataclass(frozen=True)
 class Report:
-    """Results of a bench, and the conditions under which they hold. `failed` makes the command exit with 1."""
+    """Results of a bench, and the conditions under which they hold. `failed` makes the command exit with 1.
+    Tables whose names are `unshown` are only in the JSON."""
 
     results: dict[str, Any]  # by name: figures, and tables as lists of rows
     failed: bool = False
     conditions: dict[str, Any] = field(default_factory=dict)
+    unshown: Sequence[str] = ()
 
     @property
     def dtype(self) -> str:
@@ -103,12 +105,12 @@ class Report:
 
     def show(self) -> None:
         """Print the conditions, the tables, and a last table of the single figures."""
-        everything = {**self.conditions, **self.results}
+        everything = {k: v for k, v in {**self.conditions, **self.results}.items() if k not in self.unshown}
         tables = {name: value for name, value in everything.items() if _is_table(value)}
         sys.stdout.write(one_line(text_of({k: v for k, v in self.conditions.items() if k not in tables})) + "\n")
         for name, rows in tables.items():
             print_table(name.replace("_", " "), rows if isinstance(rows, list) else [rows])
-        print_table("", [{k: v for k, v in self.results.items() if k not in tables}])
+        print_table("", [{k: v for k, v in self.results.items() if k in everything and k not in tables}])
 
 
 def _is_table(value: object) -> bool:

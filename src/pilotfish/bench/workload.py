@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice, pairwise, zip_longest
 from pathlib import Path
 
 from pilotfish.core.sampling_params import SamplingParams
@@ -24,6 +24,7 @@ class Prompt:
 
     id: str
     text: str | list[int]  # or its tokens
+    category: str = ""
 
     @property
     def seed(self) -> int:
@@ -69,7 +70,16 @@ def _prompt(row: Row | BadRow) -> Prompt:
         raise PromptError(f"{row.place}: {row.reason}")
     if not (text := "".join(row.texts)):
         raise PromptError(f"{row.place}: the prompt is empty")
-    return Prompt(str(row.id), text)
+    return Prompt(str(row.id), text, row.category)
+
+
+def first_of_each(prompts: Sequence[Prompt], number: int | None) -> list[Prompt]:
+    """The first `number` prompts of each category, one of each after the other; None: all, as they are."""
+    if number is None:
+        return list(prompts)
+    kinds = dict.fromkeys(one.category for one in prompts)
+    chosen = [[one for one in prompts if one.category == kind][:number] for kind in kinds]
+    return [one for column in zip_longest(*chosen) for one in column if one is not None]
 
 
 def jobs_at(prompts: Sequence[Prompt], temperature: float, max_tokens: int) -> list[Job]:

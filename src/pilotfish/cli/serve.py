@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pilotfish.cli.cluster import on_cluster
+from pilotfish.cli.config_file import with_defaults
 from pilotfish.cli.options import ENGINE, ROWS, JsonOption, engine_config
 from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import with_speculative_config
@@ -35,6 +36,9 @@ API_KEY_HELP = (
 )
 
 
+CONFIG_HELP = "TOML of these options by name, as bench tune writes it; options given here go before it."
+
+
 @taking(ENGINE, ROWS, pick(ServerConfig))
 def serve(
     engine: Given,
@@ -54,12 +58,17 @@ def serve(
     log_format: Annotated[str | None, log(help="json or text.", show_default="text on a terminal, else json")] = None,
     log_prompts: Annotated[bool, log("--log-prompts", help="Write prompts into the log.")] = False,
     otlp_traces_endpoint: Annotated[str | None, log(help="URL of an OpenTelemetry collector.")] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", callback=with_defaults, is_eager=True, help=CONFIG_HELP),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Serve OpenAI's API and Anthropic's Messages, metrics, and a page to try it at /. Ends on Ctrl-C or SIGTERM.
 
     Flags of `vllm serve` are taken, or refused with what there is instead: docs/coming-from-vllm.md. With --json one
     line on stdout says where, once requests can be served."""
+    del config_file  # with_defaults has read it
     if cluster is not None and (model is not None or engine.keys() & {"target", "pair"}):
         raise InputError(f"cluster: {cluster} names the model; --target, --pair or MODEL cannot be combined with it")
     config = engine_config(with_speculative_config(_with_model(engine, model), speculative_config), **rows)

@@ -53,13 +53,13 @@ class Drafters:
         self._head = head  # until its executor is made
         self._pacer = pacer
 
-    def make(self, kinds: Sequence[DrafterKind]) -> Drafter:
-        """A new drafter of these kinds, together."""
+    def make(self, kinds: Sequence[DrafterKind], width: int = 0) -> Drafter:
+        """A new drafter of these kinds, together. `width` is that of `make_lm`."""
         if not kinds:
             return NoDrafter()
         config = self._config
         makers: dict[DrafterKind, Callable[[], Drafter]] = {
-            "lm": self.make_lm if config.mode == "sync" else self._make_remote,
+            "lm": partial(self.make_lm, width) if config.mode == "sync" else self._make_remote,
             "ngram": lambda: NgramDrafter(config.ngram_max, config.ngram_min),
             "suffix": lambda: SuffixDrafter(ResponseCache(config.max_cached_tokens)),
         }

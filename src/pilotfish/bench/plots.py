@@ -1,0 +1,228 @@
+"""The plots of a result: each with what to take from it in a sentence, and its numbers as a table. Off is in all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from xml.etree.ElementTree import Element
+
+from pilotfish.bench.charts import Axis, Series, cdf, line_chart
+from pilotfish.bench.crossover import crossover, crossover_text
+from pilotfish.bench.saved import OFF, MeasuredSetting, RequestTimes, SavedResult
+
+#: Settings that are drawn beside off; tables have all.
+DRAWN = 5
+#: Of the values of a distribution, what the axis reaches to.
+SHOWN_SHARE = 0.99
+PERCENTILES = (0.5, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing, or several of one kind, and what belongs to it."""
+
+    title: str
+    takeaway: str
+    charts: list[Element]
+    columns: list[str]
+    rows: list[list[str]]
+    note: str = ""  # above the numbers
+    keys: list[tuple[str, str]] = field(default_factory=list)  # of colours that are not of settings: class, meaning
+    wide: bool = False  # as wide as the page
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A result and the settings that are drawn of it, with the class of each. Off is the first where there is one."""
+
+    result: SavedResult
+    styles: dict[str, str]
+
+    @classmethod
+    def of(cls, result: SavedResult) -> Drawn:
+        best = {
+            name: max((one.speed for one in result.settings if one.setting == name), default=0.0)
+            for name in result.names
+        }
+        others = sorted((name for name in result.names if name != OFF), key=lambda name: -best[name])[:DRAWN]
+        chosen = [name for name in result.names if name == OFF or name in others]
+        plain = OFF not in chosen
+        return cls(result, {name: f"s{place + plain}" for place, name in enumerate(chosen)})
+
+    def rows(self, name: str) -> list[MeasuredSetting]:
+        return sorted((one for one in self.result.settings if one.setting == name), key=lambda one: one.load)
+
+    def requests(self, name: str, load: float | None = None) -> list[RequestTimes]:
+        """Those that gave tokens, at one load or at all."""
+        found = (one for one in self.result.requests if one.setting == name and one.times and not one.error)
+        return [one for one in found if load is None or one.load == load]
+
+    @property
+    def load_label(self) -> str:
+        by_rate = any(one.rate for one in self.result.measured)
+        return "requests a second" if by_rate else "requests at a time"
+
+    def at(self, load: float) -> str:
+        """A load in words."""
+        return f"{load:g} {'requests a second' if 'second' in self.load_label else 'at a time'}"
+
+
+# -- speed
+
+
+def speedups(drawn: Drawn) -> list[Plot]:
+    """Speed-up by load, and tokens a second."""
+    return [plot for plot in (_speedup(drawn), _throughput(drawn)) if plot is not None]
+
+
+def _speedup(drawn: Drawn) -> Plot | None:
+    ratios = {
+        name: [(one.load, one.over_off) for one in drawn.rows(name) if one.over_off is not None]
+        for name in drawn.result.names
+    }
+    medians = {name: [(load, ratio["median"]) for load, ratio in found] for name, found in ratios.items() if found}
+    shown = [name for name in drawn.styles if name in medians]
+    if OFF not in medians:
+        return None
+    highest = max(ratio["upper"] for name in shown for _, ratio in ratios[name])
+    series = [
+        Series(name, drawn.styles[name], medians[name], [(r["lower"], r["upper"]) for _, r in ratios[name]])
+        for name in shown
+    ]
+    crossings = {name: crossover(medians[name]) for name in medians if name != OFF}
+    rings = [(at, 1.0) for name, at in crossings.items() if at is not None and name in shown]
+    axes = Axis.doubling(drawn.load_label, drawn.result.loads), Axis.up_to("speed-up over off (×)", max(highest, 1.2))
+    rows = [
+        [
+            name,
+            f"{load:g}",
+            f"{r['median']:.2f}",
+            f"{r['lower']:.2f} – {r['upper']:.2f}",
+            _crossing(name, medians[name]),
+        ]
+        for name in medians
+        for load, r in ratios[name]
+    ]
+    chart = line_chart("Speed-up over off by load; off is 1", *axes, series, rings)
+    note = "Medians over rounds of the ratio to off in the same round; strokes and the column beside are quartiles."
+    columns = ["setting", drawn.load_label, "speed-up", "quartiles", "crossover"]
+    return Plot("Speed-up against load", _speedup_takeaway(drawn, medians), [chart], columns, rows, note,
+                [("ring", "where speculation stops paying")])  # fmt: skip
+
+
+def _crossing(name: str, points: Sequence[tuple[float, float]]) -> str:
+    return "1 by definition" if name == OFF else crossover_text(points)
+
+
+def _speedup_takeaway(drawn: Drawn, medians: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    others = {name: points for name, points in medians.items() if name != OFF}
+    if not others:
+        return "Only off was measured: there is nothing to compare it with."
+    best = max(others, key=lambda name: max(ratio for _, ratio in others[name]))
+    load, ratio = max(others[best], key=lambda point: point[1])
+    if ratio < 1:
+        return f"Speculation does not pay here: the best setting, {best}, makes {ratio:.2f} tokens while off makes one."
+    return (
+        f"{best} makes {ratio:.2f} tokens while off makes one, at {drawn.at(load)}; it {crossover_text(others[best])}."
+    )
+
+
+def _throughput(drawn: Drawn) -> Plot | None:
+    if not drawn.result.settings:
+        return None
+    points = {name: [(one.load, one.speed) for one in drawn.rows(name)] for name in drawn.result.names}
+    series = [Series(name, style, points[name]) for name, style in drawn.styles.items() if points[name]]
+    highest = max(speed for found in points.values() for _, speed in found)
+    axes = Axis.doubling(drawn.load_label, drawn.result.loads), Axis.up_to("tokens a second, all together", highest)
+    columns = [
+        "setting",
+        drawn.load_label,
+        "tokens/s",
+        "tokens a verify step",
+        "nodes",
+        "hits",
+        "equal to off",
+        "overruns",
+    ]
+    rows = [_speed_row(one) for name in drawn.result.names for one in drawn.rows(name)]
+    fastest = max((one for one in drawn.result.settings), key=lambda one: one.speed)
+    takeaway = f"The most is {fastest.speed:.0f} tokens a second, by {fastest.setting} at {drawn.at(fastest.load)}."
+    return Plot("Throughput", takeaway, [line_chart("Tokens a second by load", *axes, series)], columns, rows)
+
+
+def _speed_row(one: MeasuredSetting) -> list[str]:
+    shares = (one.hit_share, one.equal_outputs, one.overruns)
+    counts = (one.tokens_per_verify_step, one.nodes)
+    return [
+        one.setting,
+        f"{one.load:g}",
+        f"{one.speed:.1f}",
+        *("" if count is None else f"{count:.2f}" for count in counts),
+        *("" if share is None else f"{share:.1%}" for share in shares),
+    ]
+
+
+# -- latency
+
+
+def first_token(one: RequestTimes) -> list[float]:
+    return [] if one.first is None else [one.first - one.sent]
+
+
+def between_tokens(one: RequestTimes) -> list[float]:
+    return [later - earlier for (earlier, _), (later, _) in pairwise(one.arrivals)]
+
+
+def whole(one: RequestTimes) -> list[float]:
+    return [one.ended - one.sent]
+
+
+LATENCIES: dict[str, tuple[str, Callable[[RequestTimes], list[float]]]] = {
+    "TTFT": ("time to the first token (ms)", first_token),
+    "ITL": ("time between arrivals of tokens (ms)", between_tokens),
+    "E2E": ("time of a whole request (ms)", whole),
+}
+
+
+def latencies(drawn: Drawn, load: float) -> Plot | None:
+    """Distributions of the three times at one load."""
+    found = {
+        short: {
+            name: [1000 * t for one in drawn.requests(name, load) for t in times(one)] for name in drawn.result.names
+        }
+        for short, (_, times) in LATENCIES.items()
+    }
+    found = {short: {name: values for name, values in of.items() if values} for short, of in found.items()}
+    charts = [_distribution(drawn, short, LATENCIES[short][0], values) for short, values in found.items() if values]
+    if not charts:
+        return None
+    rows = [
+        [name, short, *(f"{_quantile(values, share):.1f}" for share in PERCENTILES), str(len(values))]
+        for short, by_name in found.items()
+        for name, values in by_name.items()
+    ]
+    columns = ["setting", "", *(f"p{share:.0%}".rstrip("%") for share in PERCENTILES), "count"]
+    note = "Milliseconds. Tokens of one verify step come together; ITL is between the moments at which some come."
+    title = f"Latency at {drawn.at(load)}"
+    return Plot(title, _latency_takeaway(found["E2E"]), charts, columns, rows, note, wide=True)
+
+
+def _distribution(drawn: Drawn, short: str, label: str, values: Mapping[str, Sequence[float]]) -> Element:
+    shown = {name: values[name] for name in drawn.styles if name in values}
+    reach = max(_quantile(found, SHOWN_SHARE) for found in shown.values())
+    axes = Axis.up_to(label, reach), Axis("share of all", 0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
+    series = [Series(name, drawn.styles[name], cdf(found), dots=False, stairs=True) for name, found in shown.items()]
+    return line_chart(f"{short}: share of all within a time", *axes, series)
+
+
+def _latency_takeaway(values: Mapping[str, Sequence[float]]) -> str:
+    medians = {name: _quantile(found, 0.5) for name, found in values.items()}
+    best = min(medians, key=lambda name: medians[name])
+    against = f" (off: {medians[OFF]:.0f} ms)" if OFF in medians and best != OFF else ""
+    return f"Further left is quicker: half of all requests take at most {medians[best]:.0f} ms with {best}{against}."
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(int(share * len(ranked)), len(ranked) - 1)]

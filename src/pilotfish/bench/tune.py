@@ -1,0 +1,160 @@
+"""The settings of speculation that a workload gains most from, searched by successive halving and measured again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pilotfish.bench.contestants import OFF, Run, over
+from pilotfish.bench.engines import Engines
+from pilotfish.bench.halving import halve, rungs
+from pilotfish.bench.options import BenchOptions
+from pilotfish.bench.provenance import provenance
+from pilotfish.bench.report import ProgressBar, Report, Row, Spread
+from pilotfish.bench.run import UNSHOWN, drawn, invalid, latency_rows, measured_rows
+from pilotfish.bench.settings import Setting, even_splits, grid_of
+from pilotfish.bench.workload import Job, Workload
+from pilotfish.config.engine import EngineConfig
+from pilotfish.errors import ParameterError
+
+#: The name of what a pair is served with where nobody says otherwise.
+DEFAULT = "default"
+#: Rounds of the first rung.
+FIRST_ROUNDS = 2
+#: What the written configuration says of the default: fields of sync.
+OF_SYNC = ("drafter", "levels", "width", "nodes", "budget")
+
+
+@dataclass
+class Search:
+    """Candidates played in turns beside off, each round on the next prompts of a shuffled file."""
+
+    engines: Engines
+    off: Setting
+    rounds: Iterator[list[Job]]
+    concurrency: int
+    progress: ProgressBar
+    tried: list[Row] = field(default_factory=list)
+
+    def play(self, settings: Sequence[Setting], rounds: int) -> dict[Setting, float]:
+        """Medians of the speed-up over off. A first round is to warm up."""
+        jobs = list(islice(self.rounds, rounds + 1))
+        found = self.engines.play([self.off, *settings], jobs, self.concurrency, self.progress)
+        ratios = {one: over(one.name, OFF, found) for one in (self.off, *settings)}
+        rung = len({row["rung"] for row in self.tried}) + 1
+        self.tried += [self._row(rung, one, found[one.name], ratio) for one, ratio in ratios.items()]
+        return {one: ratios[one].median for one in settings}
+
+    def _row(self, rung: int, setting: Setting, runs: Sequence[Run], ratio: Spread) -> Row:
+        speed = Spread.of([run.tokens_per_second for run in runs])
+        return {
+            "setting": setting.name,
+            "rung": rung,
+            "rounds": len(runs),
+            "tokens_per_second": speed,
+            "over_off": ratio,
+        }
+
+
+def run_tune(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Searches among off, the default, and `candidates` settings drawn from the grid; then the winner, the default and
+    off play `repeats` fresh rounds, and what is reported, and written to `save`, is the best of these."""
+    off, *grid = grid_of(with_splits(options))
+    default = default_of(options)
+    chosen = [default, *sample(grid, options.candidates, options.seed)]
+    number = options.concurrency * options.batches
+    total = sum((count + 1) * (rounds + 1) for count, rounds in rungs(len(chosen), FIRST_ROUNDS))
+    progress.total = number * (total + 3 * (options.repeats + 1))
+    rounds = rounds_of(options.workload(), number, options.seed)
+    base = options.engine_config(max_requests=max(32, options.concurrency))
+    with Engines(base, options.engines) as engines:
+        search = Search(engines, off, rounds, options.concurrency, progress)
+        winner = halve(chosen, FIRST_ROUNDS, search.play)
+        jobs = list(islice(rounds, options.repeats + 1))
+        last = list(dict.fromkeys((off, default, winner)))
+        progress.total -= number * (3 - len(last)) * (options.repeats + 1)
+        final = engines.play(last, jobs, options.concurrency, progress)
+    measured = measured_rows(final, options.concurrency, engines.levels)
+    best = max(last, key=lambda one: over(one.name, OFF, final).median)
+    results = {
+        "tried": search.tried,
+        "settings": measured,
+        "latencies": latency_rows(final, options.concurrency),
+        "invalid": invalid(measured),
+        "chosen": best.name,
+        "gain": over(best.name, OFF, final),
+        "verdict": verdict(best, over(best.name, OFF, final)),
+        **drawn({options.concurrency: final}, {options.concurrency: jobs[1:]}, engines.levels),
+    }
+    if options.save is not None:
+        write_config(best, options, results["verdict"])
+    return Report(results, unshown=UNSHOWN)
+
+
+def with_splits(options: BenchOptions) -> BenchOptions:
+    """Cores are searched, too, where none are given."""
+    return options if options.splits else replace(options, splits=" ".join(even_splits()))
+
+
+def default_of(options: BenchOptions) -> Setting:
+    """What `serve` does with a pair: sync, with the defaults of EngineConfig."""
+    fields = {name: EngineConfig.__dataclass_fields__[name].default for name in OF_SYNC}
+    return Setting(DEFAULT, "sync", {"draft": options.models().draft, **fields})
+
+
+def sample(grid: Sequence[Setting], number: int, seed: int) -> list[Setting]:
+    """All of a grid, or so many of it, in the grid's order."""
+    places = Random(seed).sample(range(len(grid)), min(number, len(grid)))
+    return [grid[place] for place in sorted(places)]
+
+
+def rounds_of(workload: Workload, number: int, seed: int) -> Iterator[list[Job]]:
+    """Rounds without end: each has the next `number` prompts of the shuffled file, with seeds of their own."""
+    prompts = list(workload.prompts)
+    Random(seed).shuffle(prompts)
+    jobs = (
+        prompt.job(workload.temperature, workload.max_tokens, offset) for offset, prompt in enumerate(cycle(prompts))
+    )
+    while True:
+        yield list(islice(jobs, number))
+
+
+def verdict(best: Setting, gain: Spread) -> str:
+    """What came out, in a sentence."""
+    if best.name == OFF:
+        return "off wins: speculation does not pay for this workload here"
+    return f"{best.name} makes {gain.median:.2f} tokens ({gain.lower:.2f} – {gain.upper:.2f}) while off makes one"
+
+
+def config_of_setting(best: Setting, options: BenchOptions) -> dict[str, Any]:
+    """Options of `serve` by name."""
+    models = options.models()
+    changes: Mapping[str, Any] = best.changes()
+    rest = {
+        name: value for name, value in options.engine.items() if name in ("dtype", "quantization", "threads") and value
+    }
+    found = {"target": models.target, "draft": None if best.mode == OFF else changes["draft"], **changes, **rest}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in found.items()
+        if value not in (None, "")
+    }
+
+
+def write_config(best: Setting, options: BenchOptions, said: str) -> None:
+    """TOML, which `pilotfish serve --config` reads; ParameterError where the file cannot be written."""
+    assert options.save is not None
+    made = provenance()
+    head = (said, f"{options.concurrency} at a time, {made['date']}, commit {made['commit']}", made["command"])
+    lines = [f"# {line}" for line in head] + [
+        f"{k} = {json.dumps(v)}" for k, v in config_of_setting(best, options).items()
+    ]
+    try:
+        options.save.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ParameterError("save", str(options.save), f"a file that can be written ({error.strerror})") from error
