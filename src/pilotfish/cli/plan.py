@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pilotfish.cli import plan_hardware
+from pilotfish.cli import plan_hardware, plan_simulate
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import print_json
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pilotfish.plan.published import PublishedRow
 
 app = typer.Typer(help="The cost model of named devices (docs/planning.md).", no_args_is_help=True)
-
 app.command("hardware")(plan_hardware.hardware)
+app.command("simulate")(plan_simulate.simulate)
 app.command("whatif")(plan_hardware.whatif)
 
 COLUMNS = ("row", "unit", "published", "predicted", "error", "kind", "what it lacks or calibrates")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 from msgspec import Struct
 
 from pilotfish.errors import ParameterError
@@ -90,3 +91,9 @@ class SimulatedLoad(Struct, frozen=True):
 def closed_load(requests: int, concurrency: int, output: int, sequences: int) -> SimulatedLoad:
     """So many at a time; their prompts are those of a trace of `sequences`, in turn."""
     return SimulatedLoad([LoadItem(i % sequences, output) for i in range(requests)], concurrency)
+
+
+def poisson_load(requests: int, rate: float, output: int, sequences: int, seed: int = 0) -> SimulatedLoad:
+    """`rate` a second in the mean, whatever has ended; prompts as in `closed_load`."""
+    times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests)).tolist()
+    return SimulatedLoad([LoadItem(i % sequences, output, at) for i, at in enumerate(times)])
