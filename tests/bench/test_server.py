@@ -53,8 +53,10 @@ from pilotfish.bench.http import (
     served_speed,
 )
 from pilotfish.bench.programs import Program, children, cpu_seconds, memory_bytes, server_options, start_server
-from pilotfish.bench.report import MEBIBYTE
+from pilotfish.bench.report import MEBIBYTE, ProgressBar
 from pilotfish.bench.servers import run_servers
+from pilotfish.bench.serving.command import run_serve
+from pilotfish.bench.serving.options import ServeBenchOptions
 from pilotfish.bench.workload import Prompt, jobs_at
 from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
@@ -97,6 +99,18 @@ def test_ways_to_a_server(server: Program, measure: Measure) -> None:
     first, second = results["servers"]
     assert first["ratio"].median == 1 and second["ratio"].median > 0 and second["equal_outputs"] == 1
     assert results["holds"] == (second["ratio"].median >= 0.96)
+
+
+def test_a_server_under_requests_in_turns(server: Program) -> None:
+    asked = {"base_url": server.told["url"], "endpoint": "completions", "workload": "sessions:1,json:1"}
+    sizes = {"requests": 8, "turns": 2, "prompt_tokens": 20, "answer_tokens": 6, "concurrencies": "3", "warmup": 1}
+    results = run_serve(ServeBenchOptions(**asked, **sizes), ProgressBar()).results
+    assert results["settings"][0]["failed"] == 0 and results["tokens_counted_by"] == ["usage"]
+    assert all(len(row["times"]) == row["tokens"] for row in results["requests"])
+    later = {row["session"]: row["prompt_tokens"] for row in results["requests"] if row["turn"] == 1}
+    assert all(
+        row["prompt_tokens"] < later.get(row["session"], 1 << 20) for row in results["requests"] if not row["turn"]
+    )
 
 
 @pytest.mark.parametrize("urls", ["", "http://a", "http://a,http://a", "http://a,b"])

@@ -15,6 +15,7 @@ from pilotfish.bench.options import BENCHES, Bench
 from pilotfish.bench.page import write_page
 from pilotfish.bench.saved import read_result, saved_result
 from pilotfish.command import Given, taking
+from pilotfish.errors import EngineError
 
 app = typer.Typer(
     help=(
@@ -31,7 +32,7 @@ def _run(bench: Bench, given: Given) -> None:
     from pilotfish.bench.report import ProgressBar, Report, describe_machine, write_json
 
     options = bench.options(**given)
-    module, _, function = bench.measure.partition(".")
+    module, _, function = bench.measure.rpartition(".")
     measure = getattr(importlib.import_module(f"pilotfish.bench.{module}"), function)
     with ProgressBar() as progress:
         report: Report = measure(options, progress)
@@ -46,6 +47,8 @@ def _run(bench: Bench, given: Given) -> None:
         sys.stdout.write(report.as_json())
     else:
         report.show()
+    if report.error:
+        raise EngineError(report.error)
     raise typer.Exit(int(report.failed))
 
 

@@ -100,6 +100,7 @@ class Exchange(asyncio.Protocol):
     def __init__(self, request: bytes) -> None:
         self.parts: list[tuple[float, bytes]] = []
         self.sent = self.closed = 0.0
+        self.whole = False  # as far as HTTP says
         self.over = asyncio.get_running_loop().create_future()
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
@@ -118,6 +119,7 @@ class Exchange(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Of httptools' parser: a server may leave the connection open."""
+        self.whole = True
         self._end()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002  # what came tells

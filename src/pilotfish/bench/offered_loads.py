@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy as np
@@ -67,12 +67,19 @@ class TokenRing:
         return taken
 
 
-def poisson_times(rate: float, seconds: float, seed: int) -> Iterator[float]:
-    """Times of arrivals within so many seconds, `rate` a second in the mean. One seed gives the same times for all
+def arrival_times(rate: float, seed: int, burstiness: float = 1.0) -> Iterator[float]:
+    """Times of arrivals without end, `rate` a second in the mean. Intervals are gamma distributed with this shape: 1 is
+    a Poisson process, below it arrivals come in bursts, above it more evenly. One seed gives the same times for all
     rates, but for their distance."""
     random, at = np.random.default_rng(seed), 0.0
-    while (at := at + float(random.exponential()) / rate) < seconds:
+    while True:
+        at += float(random.standard_gamma(burstiness)) / (burstiness * rate)
         yield at
+
+
+def poisson_times(rate: float, seconds: float, seed: int) -> Iterator[float]:
+    """Times of arrivals within so many seconds, `rate` a second in the mean."""
+    return takewhile(lambda at: at < seconds, arrival_times(rate, seed))
 
 
 def split_load(load: OfferedLoad, parts: int) -> list[OfferedLoad]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct, field
 
+from pilotfish.bench.serving.options import ServeBenchOptions
 from pilotfish.bench.workload import Job, Prompt, Workload, first_of_each, load_prompts
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling_params import MAX_TOKENS
@@ -157,30 +158,39 @@ class BenchOptions:
 
 
 class Bench(Struct, frozen=True):
-    """A command, as benches.toml describes it."""
+    """A command, as benches.toml describes it: options of BenchOptions and EngineConfig by name, or those of a class of
+    its own."""
 
     help: str
     measure: str
-    names: list[str] = field(name="options")
+    names: list[str] = field(name="options", default_factory=list)
     defaults: dict[str, Any] = {}
     timed: bool = True
+    own: Literal["", "serve"] = ""  # a key of OWN
 
     def declared(self) -> list[Option]:
+        if self.own:
+            return pick(OWN[self.own])
         own = [name for name in self.names if name in options_of(BenchOptions)]
         engine = [name for name in self.names if name not in own]
         defaults = {"prompts": REQUIRED, "to": REQUIRED, **self.defaults}
         return pick(BenchOptions, *own, **defaults) + (pick(EngineConfig, *engine, **defaults) if engine else [])
 
-    def options(self, **given: Any) -> BenchOptions:
+    def options(self, **given: Any) -> Any:
         """Checks the given options and adds this bench's defaults."""
         values = {one.name: given.get(one.name, one.default) for one in self.declared()}
         for one in self.declared():
             one.check(values[one.name])
+        if self.own:
+            return OWN[self.own](**values)
         own = {name: values.pop(name) for name in list(values) if name in options_of(BenchOptions)}
         return BenchOptions(**own, engine=values)
 
-    def conditions(self, options: BenchOptions) -> dict[str, Any]:
+    def conditions(self, options: Any) -> dict[str, Any]:
         """Conditions for a report: all options, with models, their precision and prompts resolved."""
+        if self.own:
+            given = {name: value for name, value in vars(options).items() if name not in ("json", "out", "html")}
+            return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
         found = {**vars(options), **options.engine}
         chosen = {name: found[name] for name in self.names if name not in ("json", "out", "html", "save")}
         if "target" in self.names:
@@ -192,5 +202,7 @@ class Bench(Struct, frozen=True):
         return chosen | ({"prompts": len(options.rows())} if "prompts" in self.names else {})
 
 
+#: Benches whose options are theirs alone.
+OWN: dict[str, Any] = {"serve": ServeBenchOptions}
 #: By command.
 BENCHES = msgspec.toml.decode(Path(__file__).with_name("benches.toml").read_bytes(), type=dict[str, Bench])

@@ -87,12 +87,14 @@ def distinct_ngrams(sequences: Sequence[Sequence[int]], n: int = 4) -> float:
 @dataclass(frozen=True)
 class Report:
     """Results of a bench, and the conditions under which they hold. `failed` makes the command exit with 1.
-    Tables whose names are `unshown` are only in the JSON."""
+    Tables whose names are `unshown` are only in the JSON. `error` is a line that says why results are partial, or no
+    good: once they are written and shown the command fails with it."""
 
     results: dict[str, Any]  # by name: figures, and tables as lists of rows
     failed: bool = False
     conditions: dict[str, Any] = field(default_factory=dict)
     unshown: Sequence[str] = ()
+    error: str = ""
 
     @property
     def dtype(self) -> str:
