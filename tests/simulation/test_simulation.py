@@ -31,9 +31,9 @@ def setup(mode: str, draft: float = 0.002, **fields: object) -> Setup:
 @pytest.mark.parametrize("mode", MODES)
 def test_outputs_are_the_traces_tokens(mode: str, ngrams: bool) -> None:
     speculation = Speculation(mode=mode, ngrams=ngrams)  # type: ignore[arg-type]
-    simulation = run._Simulation(setup(mode, speculation=speculation), TRACE, closed_load(5, 2, 40, 3))
-    simulation.run()
-    for request, sequence in zip(simulation._requests, (0, 1, 2, 0, 1), strict=True):
+    simulation = run._Simulation(setup(mode, speculation=speculation), TRACE)
+    simulation.play(closed_load(5, 2, 40, 3))
+    for request, sequence in zip(simulation.requests, (0, 1, 2, 0, 1), strict=True):
         first = int(TRACE.first[sequence])
         assert request.output == TRACE.tokens[first : first + 40].tolist()
 
@@ -139,3 +139,12 @@ def test_a_draft_is_needed_where_one_guesses() -> None:
 def test_nothing_of_it_needs_torch() -> None:
     code = "import sys, pilotfish.simulation.run; sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_later_round_counts_alone(mode: str) -> None:
+    load = closed_load(4, 2, 40, 8)
+    first, second = (run.simulate(setup(mode), TRACE, load, rounds) for rounds in (1, 2))
+    assert len(second.requests) == 4 and sum(request.tokens for request in second.requests) == 160
+    assert second.seconds == pytest.approx(first.seconds, rel=0.2)
+    assert sum(step.committed for step in second.steps[0]) == 160

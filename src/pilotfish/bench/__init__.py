@@ -61,5 +61,11 @@ def draw(
     write_page(read_result(result), html)
 
 
-for name, bench in BENCHES.items():
-    app.command(name, help=bench.help)(taking(bench.declared())(partial(_run, bench)))
+def add_commands(group: typer.Typer, name: str) -> None:
+    """The commands of a group, `bench` or `plan`."""
+    for command, bench in BENCHES.items():
+        if bench.group == name:
+            group.command(command, help=bench.help)(taking(bench.declared())(partial(_run, bench)))
+
+
+add_commands(app, "bench")

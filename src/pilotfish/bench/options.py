@@ -100,6 +100,7 @@ class BenchOptions:
     )
     target_ms: Annotated[float, option("Milliseconds of a step of the paced target.", 0.001, MANY)] = 20.0
     draft_ms: Annotated[float, option("Milliseconds that a step may draft.", 0.001, MANY)] = 4.0
+    machine: Annotated[str, option("A file of `pilotfish plan calibrate`.", metavar="FILE")] = ""
     to: Annotated[str, option("Write the trace to this file, compressed where its name ends with .gz.")] = ""
     html: Annotated[Path, option("Write a page of it to this file: one file, which needs no network.")] | None = None
     drafters: Annotated[str, option("lm, lm+ngram, …, separated by commas.", names=("--drafter",))] = "lm"
@@ -167,6 +168,7 @@ class Bench(Struct, frozen=True):
     defaults: dict[str, Any] = {}
     timed: bool = True
     own: Literal["", "serve"] = ""  # a key of OWN
+    group: str = "bench"  # the command that it belongs to
 
     def declared(self) -> list[Option]:
         if self.own:

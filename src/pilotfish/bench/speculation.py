@@ -88,18 +88,25 @@ def _run_async(
 
 def _contestants(engine: Engine, settings: Sequence[tuple[int, int, int]]) -> dict[str, Contestant]:
     """Off and sync take their turns in the async engine."""
+    grid = {sync_name(setting): sync_contestant(engine, setting) for setting in settings}
+    return {OFF: PLAIN, **grid, ASYNC: contestant_of(engine)}
 
-    def drafter(width: int) -> Drafter:
+
+def sync_name(setting: tuple[int, int, int]) -> str:
+    """Of levels, width and nodes."""
+    levels, width, nodes = setting
+    return f"sync {levels}x{width}, {nodes} nodes"
+
+
+def sync_contestant(engine: Engine, setting: tuple[int, int, int]) -> Contestant:
+    """Whole trees of so many levels, leaves a level and nodes."""
+    levels, width, nodes = setting
+
+    def drafter() -> Drafter:
         lm = engine.drafters.make_lm(width)
         return CombinedDrafter([lm, NgramDrafter()]) if "ngram" in engine.config.drafters else lm
 
-    grid = {
-        f"sync {levels}x{width}, {nodes} nodes": Contestant(
-            partial(drafter, width), partial(FixedBudget, nodes, levels)
-        )
-        for levels, width, nodes in settings
-    }
-    return {OFF: PLAIN, **grid, ASYNC: contestant_of(engine)}
+    return Contestant(drafter, partial(FixedBudget, nodes, levels))
 
 
 def _against_best_sync(config: EngineConfig, concurrency: int, rounds: Mapping[str, Sequence[Run]]) -> Row:

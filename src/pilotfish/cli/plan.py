@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from pilotfish.bench import add_commands
 from pilotfish.cli import plan_hardware, plan_simulate
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import print_json
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pilotfish.plan.published import PublishedRow
 
 app = typer.Typer(help="The cost model of named devices (docs/planning.md).", no_args_is_help=True)
+add_commands(app, "plan")
 app.command("hardware")(plan_hardware.hardware)
 app.command("simulate")(plan_simulate.simulate)
 app.command("whatif")(plan_hardware.whatif)

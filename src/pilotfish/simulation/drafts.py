@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import cast
 
@@ -25,7 +25,7 @@ from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.worker import Grower
 from pilotfish.plan.simulated import VirtualClock
 from pilotfish.simulation.events import Events
-from pilotfish.simulation.models import Replay, ReplayedModel
+from pilotfish.simulation.models import Cost, Replay, ReplayedModel
 from pilotfish.simulation.setup import Setup
 
 #: As both sides tell each other; a replayed pair has one vocabulary.
@@ -40,17 +40,17 @@ def local_drafter(replay: Replay, setup: Setup, clock: VirtualClock) -> Drafter:
     """Of modes off and sync."""
     if setup.speculation.mode == "off" or setup.draft is None:
         return NoDrafter()
-    cost = setup.host.of_draft(setup.draft)
-    executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, clock)
-    return with_ngrams(DistantDrafter(executor, setup.speculation.width, clock, 2 * setup.delay), setup)
+    return with_ngrams(DistantDrafter(replay, setup, setup.draft, clock), setup)
 
 
 class DistantDrafter(LMDrafter):
     """A draft that the target waits for, and for the way there and back."""
 
-    def __init__(self, executor: ReplayedModel, width: int, clock: VirtualClock, exchange: float) -> None:
-        super().__init__(executor, width, clock=clock)
-        self._line, self._exchange = clock, exchange
+    def __init__(self, replay: Replay, setup: Setup, draft: Cost, clock: VirtualClock) -> None:
+        cost = setup.host.of_local_draft(draft)
+        executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, clock)
+        super().__init__(executor, setup.speculation.width, clock=clock, prefix_cache=setup.prefix_cache)
+        self._line, self._exchange = clock, 2 * setup.delay
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         trees = super().propose(requests, limits)
@@ -69,6 +69,10 @@ class PoolUse:
     used: int  # nodes that were committed
     nodes: int
 
+    def since(self, before: PoolUse) -> PoolUse:
+        """What it has done since then."""
+        return PoolUse(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+
 
 class VirtualPool:
     """A draft worker's loop around the machine that production runs."""
@@ -80,7 +84,7 @@ class VirtualPool:
         cost = setup.host.of_draft(setup.draft)
         executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, self._clock)
         slots, shape = SlotPool(setup.kv_slots), LevelShape(setup.speculation.leaves)
-        table = SessionTable(slots, PrefixCache(slots))
+        table = SessionTable(slots, PrefixCache(slots) if setup.prefix_cache else None)
         self.machine = DraftMachine(DraftIdentity("draft", TOKENIZER, {}), table, shape, setup.context)
         self._grower = Grower(executor, table, shape.children)
         self._inbox: deque[tuple[Peer, ToDraft]] = deque()

@@ -18,7 +18,7 @@ from pilotfish.simulation.acceptance import AcceptanceTrace
 from pilotfish.simulation.drafts import PooledDrafter, PoolUse, VirtualPool, local_drafter, pool_peer, with_ngrams
 from pilotfish.simulation.events import Events
 from pilotfish.simulation.models import Replay
-from pilotfish.simulation.setup import Setup, SimulatedLoad
+from pilotfish.simulation.setup import LoadItem, Setup, SimulatedLoad
 from pilotfish.simulation.target import VirtualTarget
 
 #: Seconds between two looks of both sides at the time.
@@ -58,18 +58,22 @@ class SimulatedRun:
         return sum(r.tokens for r in self.requests) / max(sum(stats.verify_steps for stats in self.stats), 1)
 
 
-def simulate(setup: Setup, trace: AcceptanceTrace, load: SimulatedLoad) -> SimulatedRun:
-    """Requests go to the targets in turn."""
-    return _Simulation(setup, trace, load).run()
+def simulate(setup: Setup, trace: AcceptanceTrace, load: SimulatedLoad, rounds: int = 1) -> SimulatedRun:
+    """Requests go to the targets in turn. The load is played so many times; figures are of the last, as the first ones
+    are for budgets and drafts to learn."""
+    simulation = _Simulation(setup, trace)
+    for _ in range(rounds):
+        simulated = simulation.play(load)
+    return simulated
 
 
 class _Simulation:
-    def __init__(self, setup: Setup, trace: AcceptanceTrace, load: SimulatedLoad) -> None:
+    def __init__(self, setup: Setup, trace: AcceptanceTrace) -> None:
         self._setup, self._trace = setup, trace
         self._events, self._replay = Events(), Replay(trace)
-        self._left, self._concurrency = deque(load.items), load.concurrency
-        self._times: list[RequestTimes] = []  # by a request's id, which is also its seed
-        self._requests: list[Request] = []
+        self._left, self._concurrency = deque[LoadItem](), 0
+        self.requests: list[Request] = []  # by their ids, which are also their seeds
+        self._times: list[RequestTimes] = []  # likewise
         self._running = 0
         self._drafters: list[PooledDrafter] = []  # async, of each target
         self._pools = [
@@ -81,13 +85,20 @@ class _Simulation:
         for target, steps in zip(self._targets, self._steps, strict=True):
             target.worker.observe = steps.append
 
-    def run(self) -> SimulatedRun:
         self._tick()
         self._events.run(until=lambda: all(drafter.ready for drafter in self._drafters))
+
+    def play(self, load: SimulatedLoad) -> SimulatedRun:
+        """To its end."""
+        first, before = len(self.requests), [pool.use for pool in self._pools]
+        for steps in self._steps:
+            steps.clear()
+        self._left, self._concurrency = deque(load.items), load.concurrency
         self._begin()
         self._events.run(until=lambda: not self._left and not self._running)
-        stats = [request.stats for request in self._requests]
-        return SimulatedRun(self._times, stats, self._steps, [pool.use for pool in self._pools])
+        stats = [request.stats for request in self.requests[first:]]
+        uses = [pool.use.since(earlier) for pool, earlier in zip(self._pools, before, strict=True)]
+        return SimulatedRun(self._times[first:], stats, [list(steps) for steps in self._steps], uses)
 
     def _begin(self) -> None:
         if self._concurrency:
@@ -104,7 +115,7 @@ class _Simulation:
         seed = self._replay.add(item.sequence, len(prompt))
         params = SamplingParams(temperature=self._trace.pair.temperature, max_tokens=item.output)
         request = Request(seed, prompt, params, seed, frozenset(), self._setup.context - len(prompt))
-        self._requests.append(request)
+        self.requests.append(request)
         self._times.append(RequestTimes(now, target))
         self._running += 1
         own.submit(request)

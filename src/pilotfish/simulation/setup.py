@@ -23,6 +23,7 @@ class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: float = 0.0  # and each node of its trees
     level: float = 0.0  # of a draft's loop: each level,
     leaf: float = 0.0  # and each row of it
+    waited: float = 0.0  # of a level that the target waits for
     hop: float = 0.0  # of a message to another process
 
     def of_target(self, cost: Cost) -> Cost:
@@ -35,8 +36,12 @@ class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return seconds
 
     def of_draft(self, cost: Cost) -> Cost:
-        """A level's."""
+        """A level's of a draft worker."""
         return lambda load: cost(load) + self.level + self.leaf * load.rows
+
+    def of_local_draft(self, cost: Cost) -> Cost:
+        """A level's that the target waits for."""
+        return lambda load: cost(load) + self.waited
 
 
 class Speculation(Struct, frozen=True, kw_only=True):
@@ -64,6 +69,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     delay: float = 0.0  # seconds that a message to a draft on another host takes, one way
     max_rows: int = 4096
     max_requests: int = 256
+    prefix_cache: bool = False
     kv_slots: int = 1 << 20
     context: int = 1 << 18
 

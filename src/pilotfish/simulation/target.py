@@ -9,6 +9,7 @@ from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.core.calibration import StepCosts
 from pilotfish.core.drafter import Drafter, NoDrafter
 from pilotfish.core.executor import Outcome
+from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
@@ -40,7 +41,9 @@ class VirtualTarget:
         self._committed = committed
         cost = setup.host.of_target(setup.target)
         executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, self.clock)
-        scheduler = Scheduler(SlotPool(setup.kv_slots), setup.max_rows, setup.max_requests)
+        pool = SlotPool(setup.kv_slots)
+        cache = PrefixCache(pool) if setup.prefix_cache else None
+        scheduler = Scheduler(pool, setup.max_rows, setup.max_requests, cache)
         drafter = make_drafter(self.clock)
         budget = budget_of(setup, drafter)
         self.worker = TargetWorker(executor, scheduler, drafter, budget, self.clock)
