@@ -14,15 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inline_drafts import inline_drafts
 
+from pilotfish.bench.contestants import Run
 from pilotfish.bench.crossover import crossover, crossover_text
 from pilotfish.bench.halving import halve, rungs
+from pilotfish.bench.levels import Level
 from pilotfish.bench.options import BENCHES
-from pilotfish.bench.run import run_modes
+from pilotfish.bench.run import run_modes, window, window_seconds
 from pilotfish.bench.saved import saved_result
 from pilotfish.bench.settings import grid_of
 from pilotfish.bench.tune import run_tune
 from pilotfish.bench.workload import Prompt, first_of_each
 from pilotfish.errors import InputError
+from pilotfish.observe.records import StepRecord
 
 
 def test_all_modes_take_part_and_off_is_never_left_out(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +128,24 @@ def test_what_is_no_result_is_refused_in_one_line() -> None:
         with pytest.raises(InputError, match=r"result: 'file\.json'") as raised:
             saved_result(text, "file.json")
         assert "\n" not in str(raised.value)
+
+
+# -- windows of the timeline
+
+
+def steps_of(seconds: float, count: int, at: float) -> Run:
+    moments = [at + seconds * i for i in range(count)]
+    counts = {"sequences": 1, "rows": 3, "nodes": 2, "depth": 1, "offered": 2, "accepted": 1, "committed": 2, "hits": 1}
+    return Run(seconds * count, [[1]], steps=[StepRecord(*([t] * 8), t + seconds, **counts) for t in moments])
+
+
+def test_windows_lie_within_every_run_and_show_the_own_draft_alone() -> None:
+    runs = {"off": steps_of(1.0, 100, at=0.0), "async": steps_of(1.0, 10, at=200.0)}
+    seconds = window_seconds(runs)
+    assert seconds == pytest.approx(6)  # of the short run; else twelve of off's steps
+    levels = [Level(at / 2, at / 2 + 0.4, 8, 0) for at in range(1000)]
+    drawn = window("async", 1, runs["async"], levels, seconds)
+    assert len(drawn.steps) == 6 and drawn.steps[0].began == 0.0 and drawn.steps[-1].ended == 6.0
+    assert {round(level.ended - level.began, 3) for level in drawn.levels} == {0.4}
+    assert all(-0.5 < level.began < 6 for level in drawn.levels) and len(drawn.levels) == 12
+    assert window("off", 1, runs["off"], [], seconds).levels == []

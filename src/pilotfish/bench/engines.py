@@ -43,15 +43,16 @@ class OpenEngine:
 
 class Engines:
     """Engines over one configuration, `most` of them loaded at a time: of more, the one opened first is closed for the
-    next. `levels` of their drafts are known once all are closed."""
+    next. `levels` of drafts, by the setting that they drafted for, are known once all are closed."""
 
     def __init__(self, base: EngineConfig, most: int) -> None:
         self._base, self._most = base, most
         self._open: dict[EngineConfig, OpenEngine] = {}
-        self._cores = os.sched_getaffinity(0)
+        self._cores, self._threads = os.sched_getaffinity(0), torch.get_num_threads()
         self._directory = TemporaryDirectory()
-        self._timelines: list[Path] = []
-        self.levels: list[Level] = []
+        self._timelines: list[tuple[EngineConfig, Path]] = []
+        self._played: dict[str, EngineConfig] = {}  # by setting
+        self.levels: dict[str, list[Level]] = {}
 
     def play(
         self,
@@ -70,7 +71,7 @@ class Engines:
         return take_turns({one.name: partial(run, one) for one in settings}, rounds, warm_up)
 
     def of(self, setting: Setting) -> OpenEngine:
-        config = setting.engine_config(self._base)
+        config = self._played[setting.name] = setting.engine_config(self._base)
         if config not in self._open:
             while len(self._open) >= self._most:
                 self._close(next(iter(self._open)))
@@ -82,8 +83,9 @@ class Engines:
         """With a timeline, where it has drafts whose levels are in one."""
         if config.mode != "async":
             return config
-        self._timelines.append(Path(self._directory.name) / f"{len(self._timelines)}.json")
-        return replace(config, trace=self._timelines[-1])
+        path = Path(self._directory.name) / f"{len(self._timelines)}.json"
+        self._timelines.append((config, path))
+        return replace(config, trace=path)
 
     def _close(self, config: EngineConfig) -> None:
         self._open.pop(config).engine.close()
@@ -97,5 +99,8 @@ class Engines:
         while self._open:
             self._close(next(iter(self._open)))
         os.sched_setaffinity(0, self._cores)
-        self.levels = [level for path in self._timelines if path.is_file() for level in read_levels(path)]
+        torch.set_num_threads(self._threads)
+        read = [(config, read_levels(path)) for config, path in self._timelines if path.is_file()]
+        for name, played in self._played.items():
+            self.levels[name] = [level for config, levels in read if config == played for level in levels]
         self._directory.cleanup()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from pilotfish.bench.charts import Axis, Series, cdf, line_chart
+from pilotfish.bench.charts import Axis, Series, bar_chart, cdf, line_chart
 from pilotfish.bench.crossover import crossover, crossover_text
 from pilotfish.bench.saved import OFF, MeasuredSetting, RequestTimes, SavedResult
 
@@ -92,7 +92,7 @@ def _speedup(drawn: Drawn) -> Plot | None:
     ]
     crossings = {name: crossover(medians[name]) for name in medians if name != OFF}
     rings = [(at, 1.0) for name, at in crossings.items() if at is not None and name in shown]
-    axes = Axis.doubling(drawn.load_label, drawn.result.loads), Axis.up_to("speed-up over off (×)", max(highest, 1.2))
+    axis = Axis.up_to("speed-up over off (×)", max(highest, 1.2))
     rows = [
         [
             name,
@@ -104,11 +104,21 @@ def _speedup(drawn: Drawn) -> Plot | None:
         for name in medians
         for load, r in ratios[name]
     ]
-    chart = line_chart("Speed-up over off by load; off is 1", *axes, series, rings)
+    chart = _by_load("Speed-up over off by load; off is 1", drawn, axis, series, rings)
     note = "Medians over rounds of the ratio to off in the same round; strokes and the column beside are quartiles."
     columns = ["setting", drawn.load_label, "speed-up", "quartiles", "crossover"]
     return Plot("Speed-up against load", _speedup_takeaway(drawn, medians), [chart], columns, rows, note,
-                [("ring", "where speculation stops paying")])  # fmt: skip
+                [("ring", "where speculation stops paying")] if rings else [])  # fmt: skip
+
+
+def _by_load(
+    title: str, drawn: Drawn, axis: Axis, series: Sequence[Series], rings: Sequence[tuple[float, float]] = ()
+) -> Element:
+    """Lines over loads, or bars where there is one load."""
+    loads = drawn.result.loads
+    if len(loads) > 1:
+        return line_chart(title, Axis.doubling(drawn.load_label, loads), axis, series, rings)
+    return bar_chart(title, axis, [drawn.at(loads[0])], [(one.name, one.style, [one.points[0][1]]) for one in series])
 
 
 def _crossing(name: str, points: Sequence[tuple[float, float]]) -> str:
@@ -134,7 +144,7 @@ def _throughput(drawn: Drawn) -> Plot | None:
     points = {name: [(one.load, one.speed) for one in drawn.rows(name)] for name in drawn.result.names}
     series = [Series(name, style, points[name]) for name, style in drawn.styles.items() if points[name]]
     highest = max(speed for found in points.values() for _, speed in found)
-    axes = Axis.doubling(drawn.load_label, drawn.result.loads), Axis.up_to("tokens a second, all together", highest)
+    axis = Axis.up_to("tokens a second, all together", highest)
     columns = [
         "setting",
         drawn.load_label,
@@ -148,7 +158,7 @@ def _throughput(drawn: Drawn) -> Plot | None:
     rows = [_speed_row(one) for name in drawn.result.names for one in drawn.rows(name)]
     fastest = max((one for one in drawn.result.settings), key=lambda one: one.speed)
     takeaway = f"The most is {fastest.speed:.0f} tokens a second, by {fastest.setting} at {drawn.at(fastest.load)}."
-    return Plot("Throughput", takeaway, [line_chart("Tokens a second by load", *axes, series)], columns, rows)
+    return Plot("Throughput", takeaway, [_by_load("Tokens a second by load", drawn, axis, series)], columns, rows)
 
 
 def _speed_row(one: MeasuredSetting) -> list[str]:

@@ -25,6 +25,11 @@ UNSHOWN = ("requests", "depths", "windows")
 #: Of a run of off; the steps of the others that begin in the same time are in their windows.
 WINDOW_STEPS = 12
 
+#: Of the shortest run, what a window takes at most.
+WINDOW_SHARE = 0.6
+
+#: Levels by setting.
+Levels = Mapping[str, Sequence[Level]]
 #: Measured rounds of each setting, by concurrency.
 Rounds = Mapping[int, Mapping[str, Sequence[Run]]]
 
@@ -52,15 +57,15 @@ def run_modes(options: BenchOptions, progress: ProgressBar) -> Report:
     return Report(results, failed=exact and bool(unequal), unshown=UNSHOWN)
 
 
-def measured_rows(rounds: Mapping[str, Sequence[Run]], concurrency: int, levels: Sequence[Level]) -> list[Row]:
+def measured_rows(rounds: Mapping[str, Sequence[Run]], concurrency: int, levels: Levels) -> list[Row]:
     """A row for each setting. `overruns` are the largest share of a paced model's forwards, drafts' levels included."""
     rows = list[Row]()
     for name, runs in rounds.items():
         speed = speed_of(name, rounds)
-        during = [level for run in runs for level in levels_during(run, levels)]
+        during = [level for run in runs for level in levels_during(run, levels[name])]
         late = sum(level.taken > 1 for level in during) / len(during) if during else 0.0
         named = {"setting": speed.pop("contestant"), "concurrency": concurrency}
-        rows.append({**named, **speed, "overruns": max(speed["overruns"], late), **levels_of(runs, levels)})
+        rows.append({**named, **speed, "overruns": max(speed["overruns"], late), **levels_of(runs, levels[name])})
     return rows
 
 
@@ -109,13 +114,13 @@ def _gaps(times: Sequence[float]) -> Iterable[tuple[float, float]]:
 # -- what a page draws
 
 
-def drawn(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]], levels: Sequence[Level]) -> dict[str, Any]:
+def drawn(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]], levels: Levels) -> dict[str, Any]:
     """Requests, acceptance by depth, and a window of each setting's last round, as JSON's rows."""
     players = [(name, c, runs) for c, found in rounds.items() for name, runs in found.items()]
     requests = chain.from_iterable(request_rows(name, c, runs, jobs[c]) for name, c, runs in players)
     depths = [depth_counts(name, c, runs) for name, c, runs in players]
-    spans = {c: _span(found[OFF][-1]) for c, found in rounds.items()}
-    windows = [window(name, c, runs[-1], levels, spans[c]) for name, c, runs in players]
+    spans = {c: window_seconds({name: runs[-1] for name, runs in found.items()}) for c, found in rounds.items()}
+    windows = [window(name, c, runs[-1], levels[name], spans[c]) for name, c, runs in players]
     tables = {"requests": list(requests), "depths": depths, "windows": windows}
     return {name: msgspec.to_builtins(table) for name, table in tables.items()}
 
@@ -149,16 +154,22 @@ def depth_counts(setting: str, concurrency: int, runs: Sequence[Run]) -> DepthCo
     return DepthCounts(setting, concurrency, run.by_depth("offered_by_depth"), run.by_depth("accepted_by_depth"))
 
 
-def _span(run: Run) -> float:
-    """Seconds of WINDOW_STEPS of its steps."""
-    return WINDOW_STEPS * (run.steps[-1].ended - run.steps[0].began) / len(run.steps)
+def window_seconds(runs: Mapping[str, Run]) -> float:
+    """So long that each of the runs is in its middle all the while."""
+    shortest = min(_seconds(run) for run in runs.values())
+    return min(WINDOW_STEPS * _seconds(runs[OFF]) / len(runs[OFF].steps), WINDOW_SHARE * shortest)
+
+
+def _seconds(run: Run) -> float:
+    return run.steps[-1].ended - run.steps[0].began
 
 
 def window(setting: str, concurrency: int, run: Run, levels: Sequence[Level], seconds: float) -> TimelineWindow:
-    """From the middle of a run on, where its drafts have found their pace."""
-    start = run.steps[len(run.steps) // 2].began
+    """The steps that begin within so many seconds in the middle of a run, and the levels of its draft meanwhile."""
+    middle = run.steps[0].began + (_seconds(run) - seconds) / 2
+    start = next(step.began for step in run.steps if step.began >= middle)
     steps = [step for step in run.steps if start <= step.began < start + seconds]
-    during = [one for one in levels if start < one.ended and one.began < start + seconds]
+    during = [one for one in levels if start < one.ended and one.began < steps[-1].ended]
     return TimelineWindow(
         setting,
         concurrency,
