@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pilotfish.bench import add_commands
-from pilotfish.cli import plan_hardware, plan_simulate
+from pilotfish.cli import plan_hardware, plan_simulate, plan_splits
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.show import print_json
 
@@ -20,6 +20,7 @@ app = typer.Typer(help="The cost model of named devices (docs/planning.md).", no
 add_commands(app, "plan")
 app.command("hardware")(plan_hardware.hardware)
 app.command("simulate")(plan_simulate.simulate)
+app.command("splits")(plan_splits.splits)
 app.command("whatif")(plan_hardware.whatif)
 
 COLUMNS = ("row", "unit", "published", "predicted", "error", "kind", "what it lacks or calibrates")
