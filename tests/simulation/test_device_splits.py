@@ -23,6 +23,7 @@ def test_the_table_names_models_and_what_each_is_fitted_to() -> None:
     for name, pair in SPLITS.pairs.items():
         assert {pair.target, pair.draft} <= MODELS.keys()
         assert bool(pair.like) != bool((pair.tokens or pair.rate) and 0 < pair.at < SPLITS.devices), name
+        assert set(pair.best) <= {2, 4, 6}
         assert not pair.like or not SPLITS.pairs[pair.like].like
 
 
@@ -43,9 +44,10 @@ def test_the_best_has_even_numbers_of_devices_for_both() -> None:
     rates = [10.0, 20.0, 90.0, 40.0, 30.0, 35.0, 99.0, 100.0]
     curve = SplitCurve(0.8, [SplitPoint(n, rate, 3.0, 0.01, 0.002) for n, rate in enumerate(rates, 1)])
     assert curve.best.target == 4
+    assert (curve.behind(4), curve.behind(2)) == (0, -0.5)
 
 
 @pytest.mark.parametrize(("published", "error"), [({"tokens": 3.0}, 0.1), ({"rate": 150.0}, -0.2)])
 def test_the_error_is_of_what_was_published(published: dict[str, float], error: float) -> None:
-    pair = device_splits.SplitPair(target="a", draft="b", sources=(), **published)
+    pair = device_splits.SplitPair(target="a", draft="b", best=(4,), sources=(), **published)
     assert pair.error(SplitPoint(4, 120.0, 3.3, 0.01, 0.002)) == pytest.approx(error)

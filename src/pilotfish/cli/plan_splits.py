@@ -16,7 +16,7 @@ WIDTH = 120
 
 
 def splits(json: JsonOption = False) -> None:
-    """Simulate SwiftSpec's pairs at each split of 8 devices between target and draft. Takes a minute or two."""
+    """Simulate SwiftSpec's pairs at each split of 8 devices, beside the published best. Takes a minute or two."""
     from rich.console import Console
 
     from pilotfish.simulation.device_splits import SPLITS, curves, runs_of
@@ -29,21 +29,39 @@ def splits(json: JsonOption = False) -> None:
 def _print_json(found: dict[str, SplitCurve]) -> None:
     from msgspec import to_builtins
 
-    print_json({name: {**to_builtins(curve), "best": curve.best.target} for name, curve in found.items()})
+    from pilotfish.simulation.device_splits import SPLITS
+
+    print_json({
+        name: {
+            "published": SPLITS.pairs[name].best,
+            "best": curve.best.target,
+            "behind": curve.behind(SPLITS.pairs[name].best[0]),
+            **to_builtins(curve),
+        }
+        for name, curve in found.items()
+    })  # fmt: skip
 
 
 def _print(found: dict[str, SplitCurve]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    devices = len(next(iter(found.values())).points)
-    splits = [f"{target}+{devices - target}" for target in range(1, devices)]
+    from pilotfish.simulation.device_splits import SPLITS
+
+    splits = [_split(target) for target in range(1, SPLITS.devices)]
     table = Table(box=None, pad_edge=False, header_style="bold", title="tokens/s, target + draft", title_justify="left")
     table.add_column("pair", no_wrap=True)
-    for heading in ("guess right", *splits, "in turn", "best"):
+    for heading in ("chance", *splits, "in turn", "best", "published", "behind"):
         table.add_column(heading, justify="right")
     for name, curve in found.items():
+        published = SPLITS.pairs[name].best
         rates = [f"{point.rate:.0f}" for point in curve.points]
-        best = f"{curve.best.target}+{devices - curve.best.target}"
-        table.add_row(name, f"{curve.acceptance:.2f}", *rates, best)
+        bests = (_split(curve.best.target), " or ".join(map(_split, published)))
+        table.add_row(name, f"{curve.acceptance:.2f}", *rates, *bests, f"{curve.behind(published[0]):+.1%}")
     Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH).print(table)
+
+
+def _split(target: int) -> str:
+    from pilotfish.simulation.device_splits import SPLITS
+
+    return f"{target}+{SPLITS.devices - target}"

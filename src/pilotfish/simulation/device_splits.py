@@ -34,6 +34,7 @@ class SplitPair(Sourced, frozen=True, kw_only=True):
     rate: float | None = None  # tokens/s, published
     at: int = 0  # devices of the target, of both
     like: str = ""  # the pair whose acceptance it has
+    best: tuple[int, ...]  # devices of the target, published; several where the source contradicts itself
 
     def error(self, point: SplitPoint) -> float:
         """Of a point at the published split, relative: above 0 where it has too much. Nothing where nothing was
@@ -94,6 +95,10 @@ class SplitCurve(Struct, frozen=True):
     def best(self) -> SplitPoint:
         """Of those with an even number of devices for each model, which is what its engine can do."""
         return max((point for point in self.points[:-1] if point.target % 2 == 0), key=lambda point: point.rate)
+
+    def behind(self, target: int) -> float:
+        """How much a split gains over the best, relative: 0 or less."""
+        return self.points[target - 1].rate / self.best.rate - 1
 
 
 SPLITS = read_table("device_splits", SplitTable)
