@@ -19,10 +19,12 @@ from pilotfish.bench.saved import (
     DrawnLevel,
     DrawnStep,
     Made,
+    MeasuredAcceptance,
     MeasuredSetting,
     RequestTimes,
     SavedResult,
     TimelineWindow,
+    saved_result,
 )
 
 VOID = {"meta"}
@@ -99,7 +101,8 @@ def result() -> SavedResult:
         for c, ratio in at.items()
     ]
     requests = [request(name, c, tokens) for c in (1, 8) for name, tokens in ((OFF, 1), ("sync", 3), ("async", 2))]
-    depths = [DepthCounts(OFF, 1, [], []), DepthCounts("sync", 1, [10, 8], [8, 2]), DepthCounts("async", 1, [9], [6])]
+    counts = {OFF: DepthCounts([], []), "sync": DepthCounts([10, 8], [8, 2]), "async": DepthCounts([9], [6])}
+    depths = [MeasuredAcceptance(setting=name, concurrency=1, by_depth=one) for name, one in counts.items()]
     windows = [window(OFF, 0), window("sync", 0), window("async", 9)]
     made = Made(command=f"pilotfish bench run {EVIL}", commit="abc", versions={"python": "3"})
     return SavedResult(settings, requests, depths, windows, run=made, pace="target=20ms", dtype="float32", prompts=1)
@@ -131,8 +134,11 @@ def test_a_server_s_requests_make_a_page_of_their_own() -> None:
     """At rates, of one setting, some without tokens, and nothing known of its drafts."""
     good = RequestTimes(setting="served", rate=2.5, sent=0.0, first=0.1, ended=0.5, times=[0.1, 0.3, 0.3, 0.5])
     lost = RequestTimes(setting="served", rate=2.5, sent=0.0, first=None, ended=0.5, times=[], error="broke off")
-    text = page(SavedResult(requests=[good, lost]))
-    assert checked(text).drawings and "2.5 requests a second" in text
+    told = MeasuredAcceptance(setting="served", rate=2.5, by_depth=DepthCounts([4], [2]))
+    saved = msgspec.json.encode(SavedResult(requests=[good, lost], acceptance=[told], model="m"))
+    text = page(saved_result(saved, "served.json"))
+    assert checked(text).drawings and "2.5 requests a second" in text and "<h1>Served: m</h1>" in text
+    assert "accepts a first guess in 50% of the steps" in text
 
 
 def test_a_saved_result_is_drawn_by_a_command(result: SavedResult, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_all_modes_take_part_and_off_is_never_left_out(measure: Measure, monkeyp
     assert len(result.requests) == len(names) * 2 * 2  # settings, concurrencies, prompts
     assert all(len(one.times) == 12 and one.first == one.times[0] for one in result.requests)
     assert {(one.setting, one.concurrency) for one in result.windows} == {(name, c) for c in (1, 2) for name in names}
-    deepest = {one.setting: len(one.offered) for one in result.depths if one.concurrency == 1}
+    deepest = {one.setting: len(one.by_depth.offered) for one in result.acceptance if one.by_depth and one.load == 1}
     assert deepest["off"] == 0 and deepest["sync 1 levels"] == 1 and deepest["sync 2 levels"] == 2
 
 

@@ -17,7 +17,7 @@ FEWEST = 5
 
 def acceptance_by_depth(drawn: Drawn, load: float) -> Plot | None:
     """Of the trees that reached a depth, the share of which a guess was accepted there."""
-    found = {one.setting: one for one in drawn.result.depths if one.concurrency == load}
+    found = {one.setting: one.by_depth for one in drawn.result.acceptance if one.load == load and one.by_depth}
     deepest = max((len(one.offered) for one in found.values()), default=0)
     if not deepest:
         return None

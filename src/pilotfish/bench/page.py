@@ -25,7 +25,7 @@ def write_page(result: SavedResult, path: Path) -> None:
 
 def page(result: SavedResult) -> str:
     drawn = Drawn.of(result)
-    title = f"Speculation, measured{': ' + _models(result) if result.target else ''}"
+    title = f"Speculation, measured: {_models(result)}" if result.target else f"Served: {result.model or 'a model'}"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -38,7 +38,9 @@ def page(result: SavedResult) -> str:
 
 
 def _models(result: SavedResult) -> str:
-    names = ["/".join(Path(model).parts[-2:]) for model in (result.target, result.draft) if model not in ("", "None")]
+    names = [
+        "/".join(Path(model).parts[-2:]) for model in (result.target, result.draft) if model not in (None, "", "None")
+    ]
     return " with ".join(names)
 
 
@@ -133,7 +135,7 @@ def _conditions(result: SavedResult) -> Element:
         "draft": result.draft,
         "type": result.dtype,
         "prompts": result.prompts,
-        "seeds": "of each prompt's id, plus the round",
+        "seeds": "of each prompt's id, plus the round" if result.seed is None else result.seed,
         "temperature": result.temperature,
         "new tokens": result.max_tokens,
         "pace": result.pace,

@@ -13,7 +13,7 @@ from pilotfish.bench.engines import Engines
 from pilotfish.bench.levels import Level, levels_of
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, percentile
-from pilotfish.bench.saved import DepthCounts, DrawnLevel, DrawnStep, RequestTimes, TimelineWindow
+from pilotfish.bench.saved import DepthCounts, DrawnLevel, DrawnStep, MeasuredAcceptance, RequestTimes, TimelineWindow
 from pilotfish.bench.settings import grid_of
 from pilotfish.bench.workload import Job, parse_numbers
 from pilotfish.engine.memory import precision_here
@@ -21,7 +21,7 @@ from pilotfish.model.pacer import MAX_OVERRUN_SHARE
 from pilotfish.observe.records import StepRecord
 
 #: Tables that are only in the JSON.
-UNSHOWN = ("requests", "depths", "windows")
+UNSHOWN = ("requests", "acceptance", "windows")
 #: Of a run of off; the steps of the others that begin in the same time are in their windows.
 WINDOW_STEPS = 12
 
@@ -118,10 +118,10 @@ def drawn(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]], levels: L
     """Requests, acceptance by depth, and a window of each setting's last round, as JSON's rows."""
     players = [(name, c, runs) for c, found in rounds.items() for name, runs in found.items()]
     requests = chain.from_iterable(request_rows(name, c, runs, jobs[c]) for name, c, runs in players)
-    depths = [depth_counts(name, c, runs) for name, c, runs in players]
+    acceptance = [acceptance_of(name, c, runs) for name, c, runs in players]
     spans = {c: window_seconds({name: runs[-1] for name, runs in found.items()}) for c, found in rounds.items()}
     windows = [window(name, c, runs[-1], levels[name], spans[c]) for name, c, runs in players]
-    tables = {"requests": list(requests), "depths": depths, "windows": windows}
+    tables = {"requests": list(requests), "acceptance": acceptance, "windows": windows}
     return {name: msgspec.to_builtins(table) for name, table in tables.items()}
 
 
@@ -149,9 +149,10 @@ def request_rows(
     return rows
 
 
-def depth_counts(setting: str, concurrency: int, runs: Sequence[Run]) -> DepthCounts:
+def acceptance_of(setting: str, concurrency: int, runs: Sequence[Run]) -> MeasuredAcceptance:
     run = joined(runs)
-    return DepthCounts(setting, concurrency, run.by_depth("offered_by_depth"), run.by_depth("accepted_by_depth"))
+    counts = DepthCounts(run.by_depth("offered_by_depth"), run.by_depth("accepted_by_depth"))
+    return MeasuredAcceptance(setting=setting, concurrency=concurrency, by_depth=counts)
 
 
 def window_seconds(runs: Mapping[str, Run]) -> float:

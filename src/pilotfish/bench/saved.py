@@ -64,13 +64,23 @@ class RequestTimes(Struct, frozen=True, kw_only=True):
 
 
 class DepthCounts(Struct, frozen=True):
-    """Of all trees of a setting: how many reached a depth, and how many had a guess accepted there. Depth d is at index
-    d - 1."""
+    """Of trees: how many reached a depth, and how many had a guess accepted there. Depth d is at index d - 1."""
 
-    setting: str
-    concurrency: int
     offered: list[int]
     accepted: list[int]
+
+
+class MeasuredAcceptance(Struct, frozen=True, kw_only=True):
+    """Of a setting under one load, where it is known."""
+
+    setting: str
+    concurrency: int | None = None
+    rate: float | None = None
+    by_depth: DepthCounts | None = None
+
+    @property
+    def load(self) -> float:
+        return self.concurrency or self.rate or 0
 
 
 class DrawnStep(Struct, frozen=True):
@@ -119,17 +129,19 @@ class SavedResult(Struct, frozen=True):
 
     settings: list[MeasuredSetting] = []
     requests: list[RequestTimes] = []
-    depths: list[DepthCounts] = []
+    acceptance: list[MeasuredAcceptance] = []
     windows: list[TimelineWindow] = []
     run: Made = Made()
     machine: dict[str, Any] = {}
-    pace: str = ""
-    target: str = ""
-    draft: str = ""
-    dtype: str = ""
-    prompts: int | str = 0
-    temperature: float | None = None
-    max_tokens: int | None = None
+    pace: str | None = None
+    target: str | None = None
+    draft: str | None = None
+    model: str | None = None  # as a server calls it
+    dtype: str | None = None
+    prompts: Any = None  # these are shown, whatever they are
+    seed: Any = None
+    temperature: Any = None
+    max_tokens: Any = None
     invalid: str = ""  # why the run says nothing
 
     @property
