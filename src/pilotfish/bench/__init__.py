@@ -41,12 +41,12 @@ def _run(bench: Bench, given: Given) -> None:
         report.conditions["machine"] = describe_machine(report.dtype)
     if options.out is not None:
         write_json(report, options.out)
-    if options.html is not None:
-        write_page(saved_result(report.as_json(), bench.measure), options.html)
     if options.json:
         sys.stdout.write(report.as_json())
     else:
         report.show()
+    if options.html is not None:
+        write_page(saved_result(report.as_json(), bench.measure), options.html)
     if report.error:
         raise EngineError(report.error)
     raise typer.Exit(int(report.failed))
