@@ -50,7 +50,9 @@ def simulate(
     width: Annotated[int, typer.Option(min=1, max=MANY, help="sync: leaves that a level expands.")] = 4,
     leaves: Annotated[int, typer.Option(min=1, max=MANY, help="async: leaves that a level expands, in all.")] = 32,
     fixed: Annotated[bool, typer.Option("--fixed", help="Fixed trees only, without the rule.")] = False,
-    host: Annotated[Path | None, typer.Option(help="JSON of what the host takes beside forwards.")] = None,
+    machine: Annotated[
+        Path | None, typer.Option(help="A file of `plan calibrate`: what the host takes beside forwards.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Simulate speculation over an acceptance trace, by mode and load, beside no speculation."""
@@ -63,7 +65,7 @@ def simulate(
         target=cost_of("target", target),
         draft=None if draft is None else cost_of("draft", draft),
         speculation=speculation,
-        host=host_of(host),
+        host=host_of(machine),
         targets=targets,
         pools=pools,
         delay=delay_ms / 1e3,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from pilotfish.errors import ParameterError
 from pilotfish.plan.engines import PILOTFISH
 from pilotfish.plan.pace import Pace
 from pilotfish.plan.placement import place
 from pilotfish.simulation.acceptance import AcceptanceTrace, drawn_acceptance, read_acceptance
+from pilotfish.simulation.calibration import read_calibration
 from pilotfish.simulation.models import Cost
 from pilotfish.simulation.setup import HostCosts
 
@@ -39,11 +38,10 @@ def trace_of(trace: str, acceptance: float | None) -> AcceptanceTrace:
     return drawn_acceptance(acceptance)
 
 
-def host_of(path: Path | None) -> HostCosts:
-    """What a JSON file says; without one what the cost model assumes of this project's own loops."""
-    if path is None:
-        return HostCosts(step=PILOTFISH.step.value, level=PILOTFISH.level.value)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=HostCosts)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ParameterError("host", str(path), f"JSON of {', '.join(HostCosts.__struct_fields__)}: {error}") from None
+def host_of(machine: Path | None) -> HostCosts:
+    """That of a file of `pilotfish plan calibrate`; without one what the cost model assumes of this project's own
+    loops."""
+    if machine is not None:
+        return read_calibration(machine).host
+    level = PILOTFISH.level.value
+    return HostCosts(step=PILOTFISH.step.value, level=level, waited=level)
