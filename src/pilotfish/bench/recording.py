@@ -13,6 +13,7 @@ from pilotfish.bench.contestants import PLAIN
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import Job, jobs_at
+from pilotfish.config.fields import model_name
 from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, Sampling, SequenceRows
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.tree_copy import LEAST
@@ -41,7 +42,9 @@ def run_record(options: BenchOptions, progress: ProgressBar) -> Report:
             prompt = engine.tokenizer.encode(job.prompt.text) if isinstance(job.prompt.text, str) else job.prompt.text
             sequences.append(guessed(draft, job, prompt, output))
             progress("draft")
-        pair = TracedPair(config.target.name, str(config.draft), options.temperature, engine.model.config.vocab_size)
+        assert config.draft is not None  # as in every engine with a draft model
+        names = model_name(config.target), model_name(config.draft)
+        pair = TracedPair(*names, options.temperature, engine.model.config.vocab_size)
     write_acceptance(Path(options.to), pair, sequences)
     return Report({"recorded": [_summary(AcceptanceTrace.of(pair, sequences))]})
 

@@ -131,8 +131,9 @@ def write_acceptance(path: Path, pair: TracedPair, sequences: Sequence[TracedSeq
 def drawn_acceptance(
     acceptance: float, *, sequences: int = 32, prompt: int = 128, output: int = 256, width: int = 12, seed: int = 0
 ) -> AcceptanceTrace:
-    """Of a pair whose first guess is right with this mean chance, 0 to 1. The chances are drawn (Beta); a guess is
-    right as often as its chance says; what is not the first guess's falls to the next ones in halves."""
+    """Of a pair of whose guesses one, mostly the likeliest, is right with this mean chance, 0 to 1. Its chances are
+    drawn (Beta), a guess is right as often as its chance says, and what is not this guess's falls to others in halves.
+    The likeliest is right a little more often."""
     random, count, vocab = np.random.default_rng(seed), sequences * output, 1 << 15
     first = random.beta(CONCENTRATION * acceptance, CONCENTRATION * (1 - acceptance), count)
     chances = np.column_stack((first, (1 - first)[:, None] * 0.5 ** np.arange(1, width)))
