@@ -191,8 +191,8 @@ class Bench(Struct, frozen=True):
     def conditions(self, options: Any) -> dict[str, Any]:
         """Conditions for a report: all options, with models, their precision and prompts resolved."""
         if self.own:
-            given = {name: value for name, value in vars(options).items() if name not in ("json", "out", "html")}
-            return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+            given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+            return {k: value for k, value in given.items() if value is not None and k not in ("json", "out", "html")}
         found = {**vars(options), **options.engine}
         chosen = {name: found[name] for name in self.names if name not in ("json", "out", "html", "save")}
         if "target" in self.names:
