@@ -50,6 +50,8 @@ def test_tokens_come_when_events_say() -> None:
     assert token_times(answer_of(*events), 0) == [] and token_times(answer_of(usage(1)), 1) == []
     running = [{**chunk("x"), "usage": {"completion_tokens": n}} for n in (2, 2, 5)]
     assert token_times(answer_of(*running), 5) == [1.0, 1.0, 3.0, 3.0, 3.0]
+    closing = {**chunk(finish="length"), "usage": {"completion_tokens": 2}}  # as transformers' server has it
+    assert token_times(answer_of(chunk("a"), chunk("b"), closing), 2) == [1.0, 2.0]
     assert usage_of(answer_of(*events))["prompt_tokens"] == 5 and usage_of(answer_of(chunk())) == {}
 
 

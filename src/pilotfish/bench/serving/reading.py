@@ -100,10 +100,10 @@ def token_times(answer: Answer, tokens: int) -> list[float]:
     came with which is as the server's running usage says. Without one, an event has a token if there are as many of
     both, and else its share of the text."""
     running = [event for event in answer.events if _choices(event.data) and event.data.get("usage")]
-    if running:
+    events = [event for event in answer.events if content_size(event)]
+    if running and all(event.data.get("usage") for event in events):
         counts = [int(event.data["usage"].get("completion_tokens") or 0) for event in running]
         return _spread(running, [min(count, tokens) for count in counts])
-    events = [event for event in answer.events if content_size(event)]
     if not events:
         return []
     if len(events) == tokens:
