@@ -150,14 +150,20 @@ def test_nothing_follows_a_turn_that_failed() -> None:
 def test_failures_are_counted_and_in_no_average() -> None:
     answers = [chunked(GOOD), plain("429 Too Many Requests", {"error": {"message": "slow\ndown"}})]
     answers += [chunked(sse(chunk("a"), {"error": {"message": "it broke"}}))]
-    answers += [chunked(sse(chunk("a"), done=False)), plain("200 OK", b"<html>")]
+    answers += [chunked(sse(chunk("a"), done=False)), plain("200 OK", b"<html>"), plain("422 No", {"detail": "eos"})]
     with ScriptedServer(lambda number, _: answers[number]) as server:
-        report = serve(server.url, requests=5)
+        report = serve(server.url, requests=6)
     settings = report.results["settings"][0]
-    assert (settings["requests"], settings["failed"], settings["tokens"]) == (1, 4, 3)
+    assert (settings["requests"], settings["failed"], settings["tokens"]) == (1, 5, 3)
     assert {row["ms"]: row["count"] for row in report.results["latencies"]}["TTFT"] == 1
     errors = [row["error"] for row in rows_of(report)]
-    assert errors[1:] == ["HTTP 429: slow\ndown", "it broke", "the answer broke off", "it is no JSON object: <html>"]
+    assert errors[1:] == [
+        "HTTP 429: slow\ndown",
+        "it broke",
+        "the answer broke off",
+        "it is no JSON object: <html>",
+        "HTTP 422: {'detail': 'eos'}",
+    ]
     assert all(row["times"] == [] and row["first"] is None for row in rows_of(report)[1:])
     assert not report.results["partial"] and not report.error
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pilotfish.bench.client import Answer, Event
+from pilotfish.bench.client import SHOWN, Answer, Event
 from pilotfish.bench.serving.requests import Message
 
 OK = 200
@@ -31,7 +31,8 @@ def finish_of(answer: Answer) -> Finish:
     reason = next((c["finish_reason"] for one in data for c in _choices(one) if c.get("finish_reason")), None)
     told = next((_error_text(one["error"]) for one in data if one.get("error")), "")
     if answer.status and answer.status != OK:
-        return Finish(reason, f"HTTP {answer.status}: {told or answer.problem or 'no reason given'}")
+        other = next((str(one)[:SHOWN] for one in data), "no reason given")
+        return Finish(reason, f"HTTP {answer.status}: {told or answer.problem or other}")
     if told or answer.problem:
         return Finish(reason, told or answer.problem)
     if not answer.ended and reason is None:
