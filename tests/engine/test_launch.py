@@ -53,7 +53,7 @@ time.sleep(600)
 '''
 supervisor = Supervisor()
 supervisor.start([WorkerSpec("draft 0", [sys.executable, "-c", worker, sys.argv[1]])])
-wait_until(lambda: os.path.exists(sys.argv[1]), lambda: None, 20, "draft 0")
+wait_until(lambda: os.path.exists(sys.argv[1]) and supervisor.poll()[0].pid is not None, lambda: None, 20, "draft 0")
 def report():
     print(supervisor.poll()[0].pid, supervisor.directory, flush=True)
 """
