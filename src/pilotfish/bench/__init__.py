@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from pilotfish.bench.headline import read_comparison, write_headline
 from pilotfish.bench.options import BENCHES, Bench
 from pilotfish.bench.page import write_page
 from pilotfish.bench.saved import read_result, saved_result
@@ -59,6 +60,16 @@ def draw(
 ) -> None:
     """Draw the page of a saved result: one HTML file, which needs no network."""
     write_page(read_result(result), html)
+
+
+@app.command("chart")
+def draw_chart(
+    result: Annotated[Path, typer.Argument(metavar="RESULT.json", help="What bench compare wrote.")],
+    svg: Annotated[Path, typer.Option(help="Write the chart to this file.")],
+    title: Annotated[str, typer.Option(help="Above the bars.")] = "Greedy decoding, one request at a time",
+) -> None:
+    """Draw tokens a second of Pilotfish and of other engines as bars."""
+    write_headline(read_comparison(result), title, svg)
 
 
 def add_commands(group: typer.Typer, name: str) -> None:
