@@ -16,7 +16,7 @@ from pilotfish.bench.serving.energy import EnergyMeter, is_here, rapl_joules
 from pilotfish.bench.serving.figures import category_rows, goodput, latency_rows, spread_of, throughput_row
 from pilotfish.bench.serving.options import ServeBenchOptions
 from pilotfish.bench.serving.reading import finish_of, reply_of, token_times, usage_of
-from pilotfish.bench.serving.records import RequestRecord
+from pilotfish.bench.serving.records import SentRequest
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +35,12 @@ def answer_of(*events: dict[str, Any], **line: bytes) -> Answer:
 
 def record(
     times: Sequence[float] = (1.0, 2.0), sent: float = 0.0, ended: float | None = None, **given: Any
-) -> RequestRecord:
+) -> SentRequest:
     fields = {"id": "r", "category": "chat", "session": "s", "turn": 0, "due": sent, "prompt_tokens": 7}
     fields |= {"cached_tokens": None, "counted_by": "usage", "finish_reason": "stop", "tokens": len(times)}
     first = times[0] if times else None
     last = ended if ended is not None else times[-1]
-    return RequestRecord(**{**fields, "sent": sent, "first": first, "ended": last, "times": list(times), **given})
+    return SentRequest(**{**fields, "sent": sent, "first": first, "ended": last, "times": list(times), **given})
 
 
 def test_tokens_come_when_events_say() -> None:

@@ -23,9 +23,9 @@ from pilotfish.plan.planner.demand import Demand, Limits, RequestKind
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
 from pilotfish.plan.planner.load import LoadedDeployment
 from pilotfish.plan.planner.outlook import outlook
-from pilotfish.plan.planner.prompts import PromptLoad, hand_over_seconds, prompt_time, wait_seconds
+from pilotfish.plan.planner.prompts import PromptWork, hand_over_seconds, prompt_time, wait_seconds
 from pilotfish.plan.planner.recorded import recorded_load
-from pilotfish.plan.planner.situation import OfferedDevice, OfferedDraft, OfferedPlacement, Situation, TierUse
+from pilotfish.plan.planner.situation import OfferedDevice, OfferedDraft, OfferedPlacement, PlannedTier, Situation
 from pilotfish.plan.planner.uncertainty import error_band
 from pilotfish.plan.predicting import RunModel, SyncInputs
 from pilotfish.plan.published import PUBLISHED
@@ -151,7 +151,7 @@ def test_the_mean_context_is_that_of_steps() -> None:
 
 
 def test_queues_and_hand_overs() -> None:
-    load = PromptLoad(busy=0.5, busy_squared=0.25, chunks=1)
+    load = PromptWork(busy=0.5, busy_squared=0.25, chunks=1)
     assert wait_seconds(1.0, load) == pytest.approx(0.25) and wait_seconds(2.0, load) == float("inf")
     apart = Deployment(target=placed(), replicas=1, prefill=PrefillPlacement(placed=placed(), workers=1))
     assert hand_over_seconds(apart, DEMAND) == pytest.approx(0.1 * (6e-6 + 1500 * 131072 / 12.5e9))
@@ -289,7 +289,7 @@ def test_devices_without_a_price_are_counted() -> None:
 
 
 def test_targets_are_where_the_plan_says() -> None:
-    flash = OfferedPlacement(on="h100", tier=TierUse(name="3D DRAM", kv=0.5, memory=1e11, bandwidth=1e13))
+    flash = OfferedPlacement(on="h100", tier=PlannedTier(name="3D DRAM", kv=0.5, memory=1e11, bandwidth=1e13))
     split = OfferedPlacement(on="h100", ffn_on="h100", ffn_link="nvlink4", batches=2)
     for offer, devices in ((flash, 1), (split, 2)):
         chosen = choose(situation(placements=(offer,), drafts=())).chosen

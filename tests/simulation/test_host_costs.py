@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pilotfish.bench.simulator import crossover
 from pilotfish.errors import ParameterError
-from pilotfish.simulation.calibration import Calibration, fitted, read_calibration
+from pilotfish.simulation.calibration import MachineCalibration, fitted, read_calibration
 from pilotfish.simulation.setup import HostCosts
 
 COSTS = st.lists(st.floats(0.001, 1.0), min_size=3, max_size=3)
@@ -32,7 +32,9 @@ def test_stragglers_do_not_count_and_no_cost_is_negative() -> None:
 
 def test_a_file_of_costs_is_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
-    written = Calibration(processor="p", pair="pycode", target="1:1ms/8:2ms", draft="1ms", host=HostCosts(step=0.001))
+    written = MachineCalibration(
+        processor="p", pair="pycode", target="1:1ms/8:2ms", draft="1ms", host=HostCosts(step=0.001)
+    )
     path.write_bytes(msgspec.json.encode(written))
     assert read_calibration(path) == written
     path.write_bytes(msgspec.json.encode(written).replace(b"step", b"stop"))

@@ -12,7 +12,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.plan.cost import ForwardLoad
 from pilotfish.plan.engines import PILOTFISH
 from pilotfish.simulation.acceptance import drawn_acceptance
-from pilotfish.simulation.calibration import Calibration
+from pilotfish.simulation.calibration import MachineCalibration
 from pilotfish.simulation.inputs import BUNDLED, cost_of, host_of, trace_of
 from pilotfish.simulation.setup import HostCosts, Setup, poisson_load
 from pilotfish.simulation.sweep import Sweep, SweepPoint, crossover
@@ -105,7 +105,9 @@ def test_a_trace_may_be_drawn_instead() -> None:
 def test_the_host_is_that_of_a_machine_or_assumed(tmp_path: Path) -> None:
     level = PILOTFISH.level.value
     assert host_of(None) == HostCosts(step=PILOTFISH.step.value, level=level, waited=level)
-    calibration = Calibration(processor="a", pair="pycode", target="1ms", draft="1ms", host=HostCosts(step=0.001))
+    calibration = MachineCalibration(
+        processor="a", pair="pycode", target="1ms", draft="1ms", host=HostCosts(step=0.001)
+    )
     file = tmp_path / "machine.json"
     file.write_bytes(msgspec.json.encode(calibration))
     assert host_of(file) == HostCosts(step=0.001)

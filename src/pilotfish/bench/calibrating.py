@@ -23,7 +23,7 @@ from pilotfish.engine.costs import forward_seconds
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.observe.records import StepRecord
-from pilotfish.simulation.calibration import Calibration, fitted
+from pilotfish.simulation.calibration import MachineCalibration, fitted
 from pilotfish.simulation.setup import HostCosts
 
 PROMPTS = Path(__file__).parents[1] / "cli" / "demo.jsonl"
@@ -69,7 +69,9 @@ def run_calibrate(options: BenchOptions, progress: ProgressBar) -> Report:
         levels = read_levels(timeline)
     host = host_costs(config, measured, levels)
     target, draft = _forwards(options)
-    calibration = Calibration(processor=cpu_name(), pair=config.target.name, target=target, draft=draft, host=host)
+    calibration = MachineCalibration(
+        processor=cpu_name(), pair=config.target.name, target=target, draft=draft, host=host
+    )
     if options.to:
         Path(options.to).write_bytes(msgspec.json.format(msgspec.json.encode(calibration)))
     return Report({"calibration": msgspec.to_builtins(calibration)})

@@ -15,7 +15,7 @@ from pilotfish.plan.pace import Pace
 from pilotfish.simulation.setup import HostCosts
 
 
-class Calibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MachineCalibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """As `pilotfish plan calibrate` writes it."""
 
     processor: str
@@ -25,10 +25,10 @@ class Calibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     host: HostCosts
 
 
-def read_calibration(path: Path) -> Calibration:
+def read_calibration(path: Path) -> MachineCalibration:
     """ParameterError where the file is none."""
     try:
-        read = msgspec.json.decode(path.read_bytes(), type=Calibration)
+        read = msgspec.json.decode(path.read_bytes(), type=MachineCalibration)
         Pace.parse(read.target), Pace.parse(read.draft)
     except (OSError, msgspec.DecodeError) as error:
         raise ParameterError("machine", str(path), f"a file of `pilotfish plan calibrate`: {error}") from None

@@ -26,7 +26,7 @@ TICK = 0.05
 
 
 @dataclass
-class RequestTimes:
+class SimulatedTimes:
     """A request's, in seconds."""
 
     came: float
@@ -38,7 +38,7 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    requests: list[RequestTimes]
+    requests: list[SimulatedTimes]
     stats: list[RequestStats]  # of each
     steps: list[list[StepRecord]]  # of each target
     pools: list[PoolUse]
@@ -73,7 +73,7 @@ class _Simulation:
         self._events, self._replay = Events(), Replay(trace)
         self._left, self._concurrency = deque[LoadItem](), 0
         self.requests: list[Request] = []  # by their ids, which are also their seeds
-        self._times: list[RequestTimes] = []  # likewise
+        self._times: list[SimulatedTimes] = []  # likewise
         self._running = 0
         self._drafters: list[PooledDrafter] = []  # async, of each target
         self._pools = [
@@ -116,7 +116,7 @@ class _Simulation:
         params = SamplingParams(temperature=self._trace.pair.temperature, max_tokens=item.output)
         request = Request(seed, prompt, params, seed, frozenset(), self._setup.context - len(prompt))
         self.requests.append(request)
-        self._times.append(RequestTimes(now, target))
+        self._times.append(SimulatedTimes(now, target))
         self._running += 1
         own.submit(request)
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pilotfish.simulation.acceptance import AcceptanceTrace
-from pilotfish.simulation.run import RequestTimes, SimulatedRun, simulate
+from pilotfish.simulation.run import SimulatedRun, SimulatedTimes, simulate
 from pilotfish.simulation.setup import Mode, Setup, SimulatedLoad, closed_load, poisson_load
 
 #: Of each setting, unless so many were asked for: this many for each at a time, and at least `LEAST`.
@@ -115,7 +115,7 @@ def point_of(run: SimulatedRun, setup: Setup, budget: TreeBudget, load: float) -
     )
 
 
-def _rate(times: RequestTimes) -> float:
+def _rate(times: SimulatedTimes) -> float:
     return times.tokens / (times.ended - times.came)
 
 

@@ -18,7 +18,7 @@ from pilotfish.bench.serving.energy import EnergyMeter
 from pilotfish.bench.serving.figures import category_rows, latency_rows, throughput_row
 from pilotfish.bench.serving.loads import ServedLoad, loads_of, times_of
 from pilotfish.bench.serving.options import ServeBenchOptions
-from pilotfish.bench.serving.records import EVENTS, RequestRecord, record_of
+from pilotfish.bench.serving.records import EVENTS, SentRequest, record_of
 from pilotfish.bench.serving.requests import RequestSession
 from pilotfish.bench.serving.sending import Sending
 from pilotfish.bench.serving.texts import load_counter
@@ -30,7 +30,7 @@ class OfferedRun(Struct, frozen=True):
     """What came of a load."""
 
     named: Row  # its columns in tables
-    records: Sequence[RequestRecord]
+    records: Sequence[SentRequest]
     tables: dict[str, list[Row]]
     broken: str  # why the endpoint was given up before its end
 
@@ -111,11 +111,11 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-def _categories(records: Sequence[RequestRecord]) -> list[str]:
+def _categories(records: Sequence[SentRequest]) -> list[str]:
     return sorted({one.category for one in records})
 
 
-def _energy(joules: dict[str, float], records: Sequence[RequestRecord]) -> Row:
+def _energy(joules: dict[str, float], records: Sequence[SentRequest]) -> Row:
     tokens = sum(one.tokens for one in records if not one.error)
     return {"joules_per_token": sum(joules.values()) / tokens} if joules and tokens else {}
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from pilotfish.bench.serving.options import ServeBenchOptions
-from pilotfish.bench.serving.records import RequestRecord
+from pilotfish.bench.serving.records import SentRequest
 
 PERCENTILES = (50, 90, 95, 99)
 
 
-def latency_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+def latency_rows(records: Sequence[SentRequest]) -> list[dict[str, Any]]:
     """Milliseconds: mean, percentiles (linear between neighbours, as numpy's) and maximum. TTFT, TPOT and E2E are of
     requests, ITL of gaps."""
     whole = [one for one in records if not one.error]
@@ -35,7 +35,7 @@ def spread_of(seconds: Iterable[float | None]) -> dict[str, float | int]:
     return {"count": len(known), "mean": float(known.mean()), **ranks, "max": float(known.max())}
 
 
-def throughput_row(records: Sequence[RequestRecord], options: ServeBenchOptions) -> dict[str, Any]:
+def throughput_row(records: Sequence[SentRequest], options: ServeBenchOptions) -> dict[str, Any]:
     """Over the time from the first request's sending to the last answer's end."""
     whole = [one for one in records if not one.error]
     counts = {"requests": len(whole), "failed": len(records) - len(whole)}
@@ -61,14 +61,14 @@ def throughput_row(records: Sequence[RequestRecord], options: ServeBenchOptions)
 
 
 #: Limits by the option's name, and what each is on.
-LIMITS: dict[str, Callable[[RequestRecord], float | None]] = {
+LIMITS: dict[str, Callable[[SentRequest], float | None]] = {
     "ttft_limit_ms": lambda one: one.ttft,
     "tpot_limit_ms": lambda one: one.tpot,
     "e2e_limit_ms": lambda one: one.e2e,
 }
 
 
-def goodput(records: Sequence[RequestRecord], options: ServeBenchOptions, seconds: float) -> dict[str, float]:
+def goodput(records: Sequence[SentRequest], options: ServeBenchOptions, seconds: float) -> dict[str, float]:
     """Share of all requests, failed ones among them, that keep every limit, and how many do a second. Nothing without
     a limit. Of an answer without a second token no TPOT can be too high; one without a first has none in time."""
     limits = {name: limit for name in LIMITS if (limit := getattr(options, name)) is not None}
@@ -78,16 +78,16 @@ def goodput(records: Sequence[RequestRecord], options: ServeBenchOptions, second
     return {"goodput_share": good / len(records), "goodput_requests_per_second": good / seconds}
 
 
-def _keeps(one: RequestRecord, limits: Mapping[str, float]) -> bool:
+def _keeps(one: SentRequest, limits: Mapping[str, float]) -> bool:
     values = {name: LIMITS[name](one) for name in limits}
     if one.error or ("ttft_limit_ms" in values and one.ttft is None):
         return False
     return all(value is None or 1000 * value <= limits[name] for name, value in values.items())
 
 
-def category_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+def category_rows(records: Sequence[SentRequest]) -> list[dict[str, Any]]:
     """Medians by category, where there are several."""
-    groups: dict[str, list[RequestRecord]] = {}
+    groups: dict[str, list[SentRequest]] = {}
     for one in records:
         groups.setdefault(one.category, []).append(one)
     if len(groups) < 2:
@@ -95,7 +95,7 @@ def category_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
     return [{"category": name, **_medians(groups[name])} for name in sorted(groups)]
 
 
-def _medians(records: Sequence[RequestRecord]) -> dict[str, Any]:
+def _medians(records: Sequence[SentRequest]) -> dict[str, Any]:
     whole = [one for one in records if not one.error]
     times = {"ttft_ms": [one.ttft for one in whole], "tpot_ms": [one.tpot for one in whole]}
     return {

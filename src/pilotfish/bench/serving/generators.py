@@ -22,7 +22,7 @@ class WorkloadShape(Struct, frozen=True):
     spread: float = 0.0  # lengths vary by up to this share
 
 
-class Ask(Struct, frozen=True):
+class GeneratedTask(Struct, frozen=True):
     """What a turn adds: its messages, and other fields of the request's body."""
 
     messages: Sequence[Message]
@@ -30,66 +30,66 @@ class Ask(Struct, frozen=True):
 
 
 #: Makes the turns of a session, out of a text maker of its own and one that all sessions of the workload share.
-SessionGenerator = Callable[[TextMaker, WorkloadShape, TextMaker], list[Ask]]
+SessionGenerator = Callable[[TextMaker, WorkloadShape, TextMaker], list[GeneratedTask]]
 
 
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def code(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[Ask]:
+def code(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
     """A Python module that breaks off somewhere."""
     module = text.take(text.length(shape.prompt, shape.spread), "functions")
-    return [Ask([_user(f"# Complete this module.\n{module}")])]
+    return [GeneratedTask([_user(f"# Complete this module.\n{module}")])]
 
 
-def chat(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[Ask]:
-    return [Ask([_user(text.take(text.length(shape.prompt, shape.spread), "questions"))])]
+def chat(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
+    return [GeneratedTask([_user(text.take(text.length(shape.prompt, shape.spread), "questions"))])]
 
 
-def sessions(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[Ask]:
+def sessions(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
     """A chat that goes on: each turn has all that was said before."""
     lengths = [shape.prompt, *[shape.message] * (shape.turns - 1)]
-    return [Ask([_user(text.take(text.length(mean, shape.spread), "questions"))]) for mean in lengths]
+    return [GeneratedTask([_user(text.take(text.length(mean, shape.spread), "questions"))]) for mean in lengths]
 
 
-def long(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[Ask]:
+def long(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
     """A document, and a question at its end."""
     document = text.take(text.length(shape.prompt, shape.spread))
-    return [Ask([_user(f"{document}\n\nAnswer in one sentence. {text.one('questions')}")])]
+    return [GeneratedTask([_user(f"{document}\n\nAnswer in one sentence. {text.one('questions')}")])]
 
 
-def summary(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[Ask]:
+def summary(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
     document = text.take(text.length(shape.prompt, shape.spread))
-    return [Ask([_user(f"Summarize this report in a few sentences.\n\n{document}")])]
+    return [GeneratedTask([_user(f"Summarize this report in a few sentences.\n\n{document}")])]
 
 
-def structured(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[Ask]:
+def structured(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
     """What a text says, as JSON of one of a few schemas."""
     name = text.choice(list(SCHEMAS))
     report = text.take(text.length(shape.prompt, shape.spread))
     asked = f"Write down the {name} of this report as JSON.\n\n{report}"
-    return [Ask([_user(asked)], _reply(name, SCHEMAS[name]))]
+    return [GeneratedTask([_user(asked)], _reply(name, SCHEMAS[name]))]
 
 
-def agents(text: TextMaker, shape: WorkloadShape, shared: TextMaker) -> list[Ask]:
+def agents(text: TextMaker, shape: WorkloadShape, shared: TextMaker) -> list[GeneratedTask]:
     """A task in steps. All tasks share a system prompt with the tools' schemas; replies are an action in JSON, and what
     the tool has returned is the next turn."""
     return _agents(text, shape, shared, _reply("action", ACTION))
 
 
-def calling_agents(text: TextMaker, shape: WorkloadShape, shared: TextMaker) -> list[Ask]:
+def calling_agents(text: TextMaker, shape: WorkloadShape, shared: TextMaker) -> list[GeneratedTask]:
     """The same with the API's own tools, one of which must be called."""
     return _agents(text, shape, shared, {"tools": TOOLS, "tool_choice": "required"})
 
 
-def _agents(text: TextMaker, shape: WorkloadShape, shared: TextMaker, fields: Mapping[str, Any]) -> list[Ask]:
+def _agents(text: TextMaker, shape: WorkloadShape, shared: TextMaker, fields: Mapping[str, Any]) -> list[GeneratedTask]:
     tools = "\n".join(json.dumps(tool["function"]) for tool in TOOLS)
     rules = shared.take(shape.prompt)
     system = {"role": "system", "content": f"You are an agent. Reply with one action.\n{tools}\n{rules}"}
     results = [text.take(text.length(shape.message, shape.spread)) for _ in range(shape.turns - 1)]
-    first = Ask([system, _user(f"Task: {text.one('tasks')}")], fields)
-    return [first, *(Ask([{"role": "tool", "content": result}], fields) for result in results)]
+    first = GeneratedTask([system, _user(f"Task: {text.one('tasks')}")], fields)
+    return [first, *(GeneratedTask([{"role": "tool", "content": result}], fields) for result in results)]
 
 
 def _reply(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from pilotfish.bench.serving.requests import Message
 OK = 200
 
 
-class Finish(Struct, frozen=True):
+class AnswerEnd(Struct, frozen=True):
     """How an answer ended. It is whole if nothing is wrong with it."""
 
     reason: str | None  # of its output
@@ -25,19 +25,19 @@ class Finish(Struct, frozen=True):
         return not self.error
 
 
-def finish_of(answer: Answer) -> Finish:
+def finish_of(answer: Answer) -> AnswerEnd:
     """A stream has ended well by `[DONE]`, or else by its output's finish_reason: not all servers send the former."""
     data = [event.data for event in answer.events]
     reason = next((c["finish_reason"] for one in data for c in _choices(one) if c.get("finish_reason")), None)
     told = next((_error_text(one["error"]) for one in data if one.get("error")), "")
     if answer.status and answer.status != OK:
         other = next((str(one)[:SHOWN] for one in data), "no reason given")
-        return Finish(reason, f"HTTP {answer.status}: {told or answer.problem or other}")
+        return AnswerEnd(reason, f"HTTP {answer.status}: {told or answer.problem or other}")
     if told or answer.problem:
-        return Finish(reason, told or answer.problem)
+        return AnswerEnd(reason, told or answer.problem)
     if not answer.ended and reason is None:
-        return Finish(reason, "the answer broke off" if answer.status else "no answer came")
-    return Finish(reason)
+        return AnswerEnd(reason, "the answer broke off" if answer.status else "no answer came")
+    return AnswerEnd(reason)
 
 
 def _error_text(error: Any) -> str:

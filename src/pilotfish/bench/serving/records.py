@@ -17,7 +17,7 @@ from pilotfish.bench.serving.sending import Sent
 USAGE, TOKENIZER, EVENTS = "usage", "tokenizer", "events"
 
 
-class RequestRecord(Struct, frozen=True, kw_only=True):
+class SentRequest(Struct, frozen=True, kw_only=True):
     """A request that was sent. Times are in seconds from the beginning of its load."""
 
     id: str
@@ -59,7 +59,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True):
         return [later - sooner for sooner, later in pairwise(self.times) if later > sooner]
 
 
-def record_of(sent: Sent, began: float, tokenizer: Any) -> RequestRecord:
+def record_of(sent: Sent, began: float, tokenizer: Any) -> SentRequest:
     """`began` is the load's beginning; `tokenizer` counts tokens where the server does not, and may be None."""
     answer, request = sent.answer(), sent.request
     finish, usage = finish_of(answer), usage_of(answer)
@@ -67,7 +67,7 @@ def record_of(sent: Sent, began: float, tokenizer: Any) -> RequestRecord:
     error = sent.error or finish.error
     times = [] if error else [round(at - began, 6) for at in token_times(answer, tokens)]
     details = usage.get("prompt_tokens_details") or {}
-    return RequestRecord(
+    return SentRequest(
         id=request.id,
         category=request.category,
         session=request.session,

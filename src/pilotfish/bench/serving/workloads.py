@@ -12,7 +12,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from pilotfish.bench.serving.conversations import read_conversations
-from pilotfish.bench.serving.generators import GENERATORS, Ask, SessionGenerator, WorkloadShape, calling_agents
+from pilotfish.bench.serving.generators import (
+    GENERATORS,
+    GeneratedTask,
+    SessionGenerator,
+    WorkloadShape,
+    calling_agents,
+)
 from pilotfish.bench.serving.options import ServeBenchOptions
 from pilotfish.bench.serving.replay import replayed
 from pilotfish.bench.serving.requests import RequestSession, ServerRequest
@@ -82,7 +88,7 @@ def _part(text: str, options: ServeBenchOptions) -> WorkloadPart:
     return WorkloadPart(name, share, generate, replace(shape, spread=options.spread, **changes))
 
 
-def session_of(name: str, category: str, asks: Iterable[Ask], answer: int) -> RequestSession:
+def session_of(name: str, category: str, asks: Iterable[GeneratedTask], answer: int) -> RequestSession:
     turns = [
         ServerRequest(
             f"{name}.{turn}", category, answer, messages=ask.messages, fields=ask.fields, session=name, turn=turn

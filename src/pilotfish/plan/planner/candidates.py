@@ -13,7 +13,7 @@ from pilotfish.plan.cost import KV_MEMORY, PlacedModel, Placement, peak_of
 from pilotfish.plan.devices import LINKS, Device
 from pilotfish.plan.placement import parse_devices
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
-from pilotfish.plan.planner.situation import OfferedDraft, OfferedPlacement, Situation, TierUse
+from pilotfish.plan.planner.situation import OfferedDraft, OfferedPlacement, PlannedTier, Situation
 from pilotfish.plan.shapes import MODELS
 from pilotfish.plan.split import SplitModel
 from pilotfish.plan.tables import look_up
@@ -109,7 +109,7 @@ def _named(situation: Situation, text: str) -> PlacedModel:
     raise ParameterError("placements", text, "devices that the plan has, and no more of them")
 
 
-def _tier(use: TierUse) -> MemoryTier:
+def _tier(use: PlannedTier) -> MemoryTier:
     if use.memory is None and use.bandwidth is None:
         return look_up(TIERS, "tier", "tiers", use.name)
     if not (use.memory and use.bandwidth and use.memory > 0 and use.bandwidth > 0):

@@ -41,7 +41,7 @@ def prompt_time(placed: Placement, tokens: int, shared: float, sequences: int = 
     )
 
 
-class PromptLoad(Struct, frozen=True, kw_only=True):
+class PromptWork(Struct, frozen=True, kw_only=True):
     """Of requests of all kinds, in the mean; seconds."""
 
     busy: float  # of a target for each request
@@ -49,11 +49,11 @@ class PromptLoad(Struct, frozen=True, kw_only=True):
     chunks: float
 
 
-def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> PromptLoad:
+def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> PromptWork:
     """What a target spends on prompts: nothing where workers of their own compute them. A co-resident draft reads them
     too."""
     if deployment.prefill is not None:
-        return PromptLoad(busy=0.0, busy_squared=0.0, chunks=0.0)
+        return PromptWork(busy=0.0, busy_squared=0.0, chunks=0.0)
     models: list[Placement] = [deployment.target]
     if deployment.draft is not None and deployment.draft.resident:
         models.append(deployment.draft.placed)
@@ -62,7 +62,7 @@ def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> Pr
     return _mean(demand, busy, [kind[0].chunks for kind in times])
 
 
-def prompts_apart(deployment: Deployment, demand: Demand) -> PromptLoad | None:
+def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
     """What a prefill worker spends; None where there is none."""
     if deployment.prefill is None:
         return None
@@ -85,16 +85,16 @@ def hand_over_seconds(deployment: Deployment, demand: Demand) -> float:
     return EXPOSED * deployment.link.exchange(size)
 
 
-def wait_seconds(arrivals: float, load: PromptLoad) -> float:
+def wait_seconds(arrivals: float, load: PromptWork) -> float:
     """In a queue of one server and random arrivals (Pollaczek and Khinchine). inf where it cannot keep up."""
     if (utilisation := arrivals * load.busy) >= 1:
         return math.inf
     return arrivals * load.busy_squared / (2 * (1 - utilisation))
 
 
-def _mean(demand: Demand, busy: list[float], chunks: list[int]) -> PromptLoad:
+def _mean(demand: Demand, busy: list[float], chunks: list[int]) -> PromptWork:
     weighted = list(zip(demand.weights, busy, chunks, strict=True))
-    return PromptLoad(
+    return PromptWork(
         busy=sum(weight * seconds for weight, seconds, _ in weighted),
         busy_squared=sum(weight * seconds**2 for weight, seconds, _ in weighted),
         chunks=sum(weight * count for weight, _, count in weighted),

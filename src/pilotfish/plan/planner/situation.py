@@ -50,7 +50,7 @@ class OfferedDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return PairAcceptance(rate=self.rate, trees=self.trees, why=source, sources=(source,))
 
 
-class TierUse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlannedTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shares of weights and KV in a tier of tiers.toml, or in one that is given by its figures."""
 
     name: str
@@ -65,7 +65,7 @@ class OfferedPlacement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where a target may be: `h200x2`. With `ffn_on` its FFNs are there, and what is left `on` the first."""
 
     on: str
-    tier: TierUse | None = None
+    tier: PlannedTier | None = None
     ffn_on: str | None = None
     ffn_link: str = "nvlink4"
     batches: int = 1
