@@ -19,7 +19,7 @@ from pilotfish.plan.planner.acceptance import CHAINS, PAIRS, GuessedTree, PairAc
 from pilotfish.plan.planner.choice import choose, shortfall
 from pilotfish.plan.planner.crossover import break_even, gain, paying_ranges, scaled
 from pilotfish.plan.planner.decoding import STALE, best_step, plain_step, speculative_step
-from pilotfish.plan.planner.demand import Demand, Limits, RequestKind
+from pilotfish.plan.planner.demand import Demand, LoadLimits, RequestKind
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
 from pilotfish.plan.planner.load import LoadedDeployment
 from pilotfish.plan.planner.outlook import outlook
@@ -137,7 +137,7 @@ def test_prompts_beside_and_alone() -> None:
 
 def test_a_target_completes_requests() -> None:
     deployment = Deployment(target=placed(), replicas=2)
-    point = LoadedDeployment(deployment, DEMAND, Limits()).at(8)
+    point = LoadedDeployment(deployment, DEMAND, LoadLimits()).at(8)
     step = plain_step(placed(), 8, DEMAND.context)
     rate = 1 / (400 * step.seconds / 8 + prompt_time(placed(), 2000, 0.25, 8).beside)
     assert point.requests == pytest.approx(2 * rate) and point.tokens == pytest.approx(800 * rate)
@@ -203,7 +203,7 @@ def test_more_acceptance_is_never_slower(sequences: int, rate: float, times: flo
 
 @given(rates, st.sampled_from(KINDS))
 def test_a_token_is_cheaper_the_more_users_there_are(rate: float, kind: tuple[Mode, bool]) -> None:
-    loaded = LoadedDeployment(Drafted(rate).beside(kind[0], resident=kind[1]), DEMAND, Limits())
+    loaded = LoadedDeployment(Drafted(rate).beside(kind[0], resident=kind[1]), DEMAND, LoadLimits())
     tokens = [loaded.at(sequences).tokens for sequences in range(1, min(loaded.most, 64))]
     assert all(after >= before * (1 - 1e-9) for before, after in pairwise(tokens))
 
@@ -268,19 +268,19 @@ def test_sensitivity_is_of_the_same_deployment() -> None:
 
 def test_limits_stop_a_target() -> None:
     deployment = Deployment(target=placed(), replicas=1)
-    free = LoadedDeployment(deployment, DEMAND, Limits())
+    free = LoadedDeployment(deployment, DEMAND, LoadLimits())
     assert free.stops == "memory capacity" and free.most == int(deployment.kv_tokens / 2200)
-    slow = LoadedDeployment(deployment, DEMAND, Limits(tpot=free.at(10).tpot))
+    slow = LoadedDeployment(deployment, DEMAND, LoadLimits(tpot=free.at(10).tpot))
     assert (slow.most, slow.stops) == (10, "TPOT limit")
-    late = LoadedDeployment(deployment, DEMAND, Limits(ttft=free.at(5).ttft))
+    late = LoadedDeployment(deployment, DEMAND, LoadLimits(ttft=free.at(5).ttft))
     assert (late.most, late.stops) == (5, "TTFT limit")
 
 
 def test_money_is_a_limit() -> None:
-    one_device = choose(situation(limits=Limits(dollars_per_hour=4.0)))
+    one_device = choose(situation(limits=LoadLimits(dollars_per_hour=4.0)))
     assert all(one.device_count == 1 for one in one_device.kinds)
     with pytest.raises(ParameterError, match="limits: 'dollars_per_hour 1' is not allowed"):
-        choose(situation(limits=Limits(dollars_per_hour=1.0)))
+        choose(situation(limits=LoadLimits(dollars_per_hour=1.0)))
 
 
 def test_devices_without_a_price_are_counted() -> None:

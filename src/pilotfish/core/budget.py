@@ -84,7 +84,7 @@ class AdaptiveBudget:
 
     Other efforts, and full trees of the chosen one, are tried for `PROBE_STEPS` steps now and then, first after
     `FIRST_PROBE` seconds, then at twice the distance each time up to `LAST_PROBE`, so that they come back when the text
-    becomes predictable.
+    becomes predictable; later where trials would lose more than a hundredth of the time.
     """
 
     MARGIN, DWELL = 0.03, 1.0
@@ -109,6 +109,7 @@ class AdaptiveBudget:
         self._effort = Effort.NONE  # of this step
         self._probing = False  # in this step
         self._resumed = False  # whether this step's draft had to catch up
+        self._draft_seconds = 0.0  # of this step
         self._total = 0  # nodes that this step may verify
         self._price = 0.0  # tokens a second that its time is worth
 
@@ -166,6 +167,7 @@ class AdaptiveBudget:
     # -- before verifying
 
     def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
+        self._draft_seconds = draft_seconds
         if not offered.num_trees or self._effort is Effort.NONE:
             return 0
         chances = self._calibration.chances(offered.nodes.scores)
@@ -199,13 +201,22 @@ class AdaptiveBudget:
     def observe(self, step: Step, commits: Sequence[RequestCommit], seconds: float) -> None:
         if all(chunk.count == 1 for chunk in step.chunks):  # prompts cost otherwise: few of their rows give logits
             self._costs.observe(step.num_rows, seconds)
+            if self._probing and self._price:
+                tokens = sum(len(commit.tokens) for commit in commits)
+                self._probes.lose(self._draft_seconds + seconds - tokens / self._price)
         scores, accepted = step.forest.nodes.scores, [node for commit in commits for node in commit.path]
         self._calibration.observe(scores, scores[accepted])
 
 
 class Probes:
     """When to try an effort beside what is chosen: guesses, for what full trees bring, and none, for what a plain
-    step costs. Each is tried at the very start."""
+    step costs. Each is tried at the very start.
+
+    A draft in the target's process that has rested first reads all that was written meanwhile: a trial that lost much
+    is followed by the next so much later that trials lose `SHARE` of the time.
+    """
+
+    SHARE, LONGEST = 0.01, 60.0  # seconds from one trial to the next, at most
 
     def __init__(self, first_steps: int, steps: int, first: float, last: float) -> None:
         """`first_steps` of the draft at the start, then `steps` at a time: `first` seconds after a change of choice and
@@ -216,6 +227,7 @@ class Probes:
         self._turn = 0
         self._distance = first
         self._due: float | None = None
+        self._began = self._lost = 0.0  # the last trial, and the seconds that it lost
 
     def restart(self, now: float) -> None:
         """The choice has changed."""
@@ -232,5 +244,11 @@ class Probes:
             self._turn += 1
             self._coming = [others[self._turn % len(others)]] * self._steps
             self._distance = min(2 * self._distance, self._last)
-            self._due = now + self._distance
+            self._due, self._began, self._lost = now + self._distance, now, 0.0
         return self._coming.pop(0) if self._coming else None
+
+    def lose(self, seconds: float) -> None:
+        """A step of a trial took so much longer than its tokens are worth."""
+        if self._turn:
+            self._lost += seconds
+            self._due = self._began + min(max(self._distance, self._lost / self.SHARE), self.LONGEST)

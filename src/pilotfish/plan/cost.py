@@ -134,7 +134,7 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
         return math.ceil(self.weight_bytes / self.device.memory)
 
 
-class Placement(Protocol):
+class ModelPlacement(Protocol):
     """A model, whole, wherever its parts are."""
 
     @property

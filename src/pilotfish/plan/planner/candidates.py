@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import KV_MEMORY, PlacedModel, Placement, peak_of
+from pilotfish.plan.cost import KV_MEMORY, ModelPlacement, PlacedModel, peak_of
 from pilotfish.plan.devices import LINKS, Device
 from pilotfish.plan.placement import parse_devices
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
@@ -53,7 +53,7 @@ def with_prefill(situation: Situation, deployment: Deployment) -> Iterator[Deplo
             yield replace(deployment, prefill=PrefillPlacement(placed=placed, workers=workers))
 
 
-def _targets(situation: Situation) -> Iterator[Placement]:
+def _targets(situation: Situation) -> Iterator[ModelPlacement]:
     if situation.placements:
         for offer in situation.placements:
             yield _placed(situation, offer)
@@ -76,7 +76,7 @@ def _on(situation: Situation, device: Device, count: int) -> PlacedModel:
     )
 
 
-def _placed(situation: Situation, offer: OfferedPlacement) -> Placement:
+def _placed(situation: Situation, offer: OfferedPlacement) -> ModelPlacement:
     placed = _named(situation, offer.on)
     if offer.ffn_on is not None:
         if offer.tier is not None:
@@ -91,7 +91,7 @@ def _placed(situation: Situation, offer: OfferedPlacement) -> Placement:
     return _that_fits(whole, offer.on)
 
 
-def _that_fits(placement: Placement, text: str) -> Placement:
+def _that_fits(placement: ModelPlacement, text: str) -> ModelPlacement:
     if placement.kv_room <= 0:
         missing = f"{-placement.kv_room / 1e9:.1f} GB more memory, or smaller weights: no KV fits beside them"
         raise ParameterError("placements", text, missing)

@@ -65,7 +65,7 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return max(kind.prompt + kind.output for kind in self.requests)
 
 
-class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LoadLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Means of all requests, not percentiles."""
 
     tpot: float | None = None  # seconds between a user's tokens

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pilotfish.plan.planner.decoding import DecodingStep, best_step
-from pilotfish.plan.planner.demand import Demand, Limits
+from pilotfish.plan.planner.demand import Demand, LoadLimits
 from pilotfish.plan.planner.deployment import Deployment
 from pilotfish.plan.planner.prompts import (
     hand_over_seconds,
@@ -58,7 +58,7 @@ class LoadPoint(Struct, frozen=True, kw_only=True):
 class LoadedDeployment:
     """Figures of one deployment for one demand, each computed once."""
 
-    def __init__(self, deployment: Deployment, demand: Demand, limits: Limits) -> None:
+    def __init__(self, deployment: Deployment, demand: Demand, limits: LoadLimits) -> None:
         self.deployment, self.demand, self.limits = deployment, demand, limits
         self._points: dict[int, LoadPoint] = {}
 

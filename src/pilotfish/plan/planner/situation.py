@@ -13,7 +13,7 @@ from pilotfish.plan.cost import KV, Weights
 from pilotfish.plan.devices import DEVICES, LINKS, Device, Interconnect
 from pilotfish.plan.engines import ENGINES, EngineConstants
 from pilotfish.plan.planner.acceptance import GuessedTree, PairAcceptance, published_acceptance
-from pilotfish.plan.planner.demand import Demand, Limits
+from pilotfish.plan.planner.demand import Demand, LoadLimits
 from pilotfish.plan.shapes import MODELS, ModelShape
 from pilotfish.plan.tables import look_up
 
@@ -81,7 +81,7 @@ class Situation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: str = "pilotfish@any"
     drafts: tuple[OfferedDraft, ...] = ()
     placements: tuple[OfferedPlacement, ...] = ()  # none: all powers of two of devices of a kind that hold the target
-    limits: Limits = Limits()
+    limits: LoadLimits = LoadLimits()
     link: str = "roce-100g"  # between devices that do not share a model
     objective: Literal["cost", "speed"] = "cost"  # least money a token, or most tokens a second of a user
 
