@@ -171,8 +171,9 @@ def test_leaves_are_the_likeliest_without_kv_and_the_older_of_equals(data: st.Da
     waiting = sorted(set(tree.likeliest(WHOLE)) - set(tree.expanded))
     if max_depth == DEEP:
         expected = sorted(waiting, key=lambda node: -tree.score(node))
-        assert tree.leaves(count) == expected[:count] and tree.num_open == len(expected)
-        assert [(node, -cost) for cost, node in tree.offers()] == [(node, tree.score(node)) for node in expected]
+        assert tree.leaves(count) == expected[:count] and len(tree.open) == len(expected)
+        offers = [(node, -cost - tree.root_score) for cost, node in tree.open]
+        assert offers == [(node, tree.score(node)) for node in expected]
     else:
         assert set(tree.leaves(WHOLE)) <= set(waiting)
 

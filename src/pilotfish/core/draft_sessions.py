@@ -334,13 +334,15 @@ class SessionTable:
 
     def allocate(self, level: Sequence[LevelPart]) -> None:
         """Slots for the rows of a level."""
-        slots, used = self._take(sum(part.new_rows for part in level)), 0
-        for part in level:
-            own, used = slots[used : used + part.new_rows], used + part.new_rows
+        counts = [part.new_rows for part in level]
+        slots = self._take(sum(counts))
+        numbers, used = slots.tolist(), 0
+        for part, count in zip(level, counts, strict=True):
+            first, used = used, used + count
             if part.pending:
-                part.session.slots = np.concatenate((part.session.slots, own))
+                part.session.slots = np.concatenate((part.session.slots, slots[first:used]))
             else:
-                part.session.tree.expand(part.leaves, own.tolist())
+                part.session.tree.expand(part.leaves, numbers[first:used])
 
     def _take(self, count: int) -> Slots:
         return self.pool.allocate(count) if self.cache is None else self.cache.allocate(count)

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionTable
 from pilotfish.core.level_width import LevelWidth
@@ -98,22 +99,25 @@ class LevelChoice:
 
     def next_level(self, now: float) -> list[LevelPart]:
         """Empty where nothing is to be grown. Sessions that are in its way lose their KV."""
-        open_sessions = [s for s in self.table if _can_grow(s)]
-        prompts = [s for s in open_sessions if s.num_pending > self.shape.leaves]
-        level = self._leaves([s for s in open_sessions if s.num_pending <= self.shape.leaves])
+        prompts, growing = list[DraftSession](), list[DraftSession]()
+        for session in filter(_can_grow, self.table):
+            (prompts if session.num_pending > self.shape.leaves else growing).append(session)
+        level = self._leaves(growing)
         level += self._chunks(prompts, CHUNK if level else WHOLE_CHUNK)
         return self._affordable(level, now)
 
     def _leaves(self, sessions: Sequence[DraftSession]) -> list[LevelPart]:
         """The likeliest of each tenant's, as many as are its share. Sessions whose root has no children come first."""
         wanted, weights = Counter[str](), _weights(sessions)
-        rows = self.width.best(math.exp(-cost) for cost, *_ in self._merged(sessions))
+        merged = heapq.merge(*(self._offers(place, session) for place, session in enumerate(sessions)))
+        likeliest = list(islice(merged, self.shape.leaves))
+        rows = self.width.best(math.exp(-cost) for cost, *_ in likeliest)
         for session in sessions:
-            wanted[session.tenant] += session.num_pending or min(session.tree.num_open, rows)
+            wanted[session.tenant] += session.num_pending or min(len(session.tree.open), rows)
         shares = self._leaf_share.split(wanted, weights, rows)
         unmet = sum(share > 0 for share in shares.values())
         chosen: list[list[int]] = [[] for _ in sessions]
-        offers = self._merged(sessions)
+        offers = chain(likeliest, merged)
         while unmet:
             _, place, leaf = next(offers)
             session = sessions[place]
@@ -126,14 +130,12 @@ class LevelChoice:
         parts = zip(sessions, chosen, strict=True)
         return [_part(session, leaves) for session, leaves in parts if leaves]
 
-    def _merged(self, sessions: Sequence[DraftSession]) -> Iterator[LeafOffer]:
-        return heapq.merge(*(self._offers(place, session) for place, session in enumerate(sessions)))
-
     def _offers(self, place: int, session: DraftSession) -> Iterator[LeafOffer]:
         """Likeliest first; the root, after the tokens that lack KV, has all of its chances."""
         if session.num_pending:
             return iter([(0.0, place, session.tree.root)])
-        return ((cost, place, leaf) for cost, leaf in session.tree.offers())
+        score = session.tree.root_score
+        return ((cost + score, place, leaf) for cost, leaf in session.tree.open)
 
     def _chunks(self, prompts: Sequence[DraftSession], rows: int) -> list[LevelPart]:
         """Parts of prompts, a tenant's newest sequence first: it has nothing to verify yet."""

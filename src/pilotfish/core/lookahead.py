@@ -12,7 +12,7 @@ Both sides hold one of each sequence: the draft the one it grows, here; the targ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,7 +62,7 @@ class Lookahead(LivingTree):
         self._ids, self._next_id = [0], 1  # of each node; the root's is 0, whatever it was before
         self._slots = [NO_SLOT]  # of each node
         self._paths: dict[int, list[int]] = {}  # of a node with KV: slots from below the root that it was given it at
-        self._open: list[tuple[float, int]] = []  # (-score down to it, node) of those to expand, likeliest first
+        self.open: list[tuple[float, int]] = []  # (-score down to it, node) of those to expand next, likeliest first
         self._size = 0
 
     def __len__(self) -> int:
@@ -80,18 +80,13 @@ class Lookahead(LivingTree):
         return [self._slots[node] for node in self._paths]
 
     @property
-    def num_open(self) -> int:
-        """Nodes that could be expanded next."""
-        return len(self._open)
-
-    def offers(self) -> Iterator[tuple[float, int]]:
-        """The nodes to expand next, each with its score negated, likeliest first."""
-        score = self._scores[self.root]
-        return ((cost + score, node) for cost, node in self._open)
+    def root_score(self) -> float:
+        """What scores in `open` include from above the root."""
+        return self._scores[self.root]
 
     def leaves(self, count: int) -> list[int]:
         """The `count` likeliest nodes to expand next."""
-        return [node for _, node in self._open[:count]]
+        return [node for _, node in self.open[:count]]
 
     def lacking(self, leaves: Sequence[int]) -> int:
         """How many of these nodes have no KV yet: the others are expanded again."""
@@ -104,8 +99,11 @@ class Lookahead(LivingTree):
             self._slots[leaf] = slot
             self._paths[leaf] = [*self.path(self._parents[leaf]), slot]
             self._children[leaf] = {}
-        expanded = set(leaves)
-        self._open = [entry for entry in self._open if entry[1] not in expanded]
+        if self.leaves(len(leaves)) == list(leaves):
+            del self.open[: len(leaves)]
+        else:
+            expanded = set(leaves)
+            self.open = [entry for entry in self.open if entry[1] not in expanded]
 
     def path(self, node: int) -> list[int]:
         """Slots from below the root down to a node with KV, or to the root."""
@@ -131,10 +129,14 @@ class Lookahead(LivingTree):
         self._ids += [0] * new
         for node, number in zip(nodes, ids, strict=True):
             self._ids[node] = number
-        deepest = self._depths[self.root] + max_depth
-        self._open += [(-self._scores[node], node) for node in nodes if self._depths[node] < deepest]
-        self._open.sort()  # two runs: merged in about as many steps as there are nodes
+        self._offer(nodes, self._depths[self.root] + max_depth)
         return NewNodes(ids, names, tokens, chances)
+
+    def _offer(self, nodes: Sequence[int], deepest: int) -> None:
+        """These are to be expanded, but for those of depth `deepest`."""
+        scores, depths = self._scores, self._depths
+        self.open += [(-scores[node], node) for node in nodes if depths[node] < deepest]
+        self.open.sort()  # two runs: merged in about as many steps as there are nodes
 
     def _hang(self, parent: int, tokens: Sequence[int], chances: Sequence[float]) -> Sequence[int]:
         """Children of `parent`, which has none with these tokens."""
@@ -161,8 +163,8 @@ class Lookahead(LivingTree):
     def _reopen(self, again: Collection[int]) -> None:
         """These nodes have other chances than before, and so do paths below them."""
         self._rescore(min(again))
-        self._open = [(-self._scores[node], node) for _, node in self._open if node not in again]
-        self._open.sort()
+        self.open = [(-self._scores[node], node) for _, node in self.open if node not in again]
+        self.open.sort()
 
     def outcomes(self, tokens: Sequence[int]) -> list[ChildOutcome]:
         """What `tokens`, which are about to be committed, say of the children that were guessed on their way."""
@@ -204,7 +206,7 @@ class Lookahead(LivingTree):
             dead += expanded
         self.root = path[-1]
         del self._paths[self.root]
-        self._open = [entry for entry in self._open if self._parents[entry[1]] in self._children]
+        self.open = [entry for entry in self.open if self._parents[entry[1]] in self._children]
         return freed
 
     def _clean_up(self) -> None:
@@ -212,7 +214,7 @@ class Lookahead(LivingTree):
         place = self._renumber(kept)
         self._ids, self._slots = ([x[node] for node in kept] for x in (self._ids, self._slots))
         self._paths = {place[node]: path for node, path in self._paths.items()}
-        self._open = [(cost, place[node]) for cost, node in self._open]
+        self.open = [(cost, place[node]) for cost, node in self.open]
 
     def drop(self) -> list[int]:
         """Forget every node; the slots that are free now."""

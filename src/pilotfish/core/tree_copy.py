@@ -80,7 +80,7 @@ class TreeCopy(LivingTree):
             return
         del self._committed[: push.base_len - self._first_known]
         self._by_id[0] = self._committed[0]
-        last, above, siblings, changed = -1, ROOT, None, len(self._tokens)
+        last, above, siblings, changed = -1, ROOT, None, (first := len(self._tokens))
         for node, parent, token, score in rows:
             if parent != last:
                 last, above = parent, self._by_id.get(parent, ROOT)
@@ -95,7 +95,8 @@ class TreeCopy(LivingTree):
                     changed = min(changed, known)
             else:
                 self._by_id[node] = siblings[token] = self._new(above, token, score, push.base_len)
-        self._rescore(changed)
+        if changed < first:
+            self._rescore(changed)
 
     def _is_below_root(self, node: int) -> bool:
         """Whether it is the root, or hangs below it. What is found on the way is remembered until the next commit."""
