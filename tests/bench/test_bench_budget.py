@@ -91,11 +91,11 @@ def test_only_steady_load_counts() -> None:
     watched = WatchedBudget(cast(AdaptiveBudget, Scripted(zip(chosen, drafts, strict=True))))
     watched.begin_run()
     for now, sequences in enumerate((2, 2, 2, 2)):  # seconds 0 to 3: two changes, two probes
-        watched.limits(StepLoad(sequences, sequences), float(now))
+        watched.limits(StepLoad(sequences, sequences, 256), float(now))
     four = {"choices": {"draft 8": 1}, "steady_seconds": 3.0, "changes": 2, "changes_per_second": 2 / 3}
     assert steady_choices(watched.runs, 2) == {**four, "probe_share": 0.5}
-    watched.limits(StepLoad(1, 1), 4.0)
-    watched.limits(StepLoad(2, 2), 7.0)  # what the new load has it choose is no change in steady load
+    watched.limits(StepLoad(1, 1, 256), 4.0)
+    watched.limits(StepLoad(2, 2, 256), 7.0)  # what the new load has it choose is no change in steady load
     assert steady_choices(watched.runs, 2) == {**four, "choices": {"none 0": 1}, "probe_share": 0.4}
     nothing = {"choices": {}, "steady_seconds": 0, "changes": 0, "changes_per_second": 0.0, "probe_share": 0.0}
     assert steady_choices(watched.runs[1:], 2) == nothing
@@ -107,7 +107,7 @@ def test_its_clock_stands_still_while_others_run() -> None:
     for run in ((100.0, 101.0, 103.0), (200.0, 201.0), (300.0, 305.0)):
         watched.begin_run()
         for now in run:
-            watched.limits(StepLoad(1, 1), now)
+            watched.limits(StepLoad(1, 1, 256), now)
     assert scripted.times == [0.0, 1.0, 3.0, 3.0, 4.0, 4.0, 9.0]
     assert [[one.at for one in run] for run in watched.runs] == [[0.0, 1.0, 3.0], [3.0, 4.0], [4.0, 9.0]]
     assert steady_choices(watched.runs, 1)["steady_seconds"] == 9.0

@@ -21,6 +21,8 @@ from pilotfish.core.tree import ROOT, Forest, Guesses
 
 NODES, LEVELS, WIDTH = 8, 8, 4
 PARAMS = SamplingParams()
+#: Rows that trees may have, where nothing binds them.
+ROOM = 4096
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Device:
 
     def step(self, budget: Budget, sequences: int) -> None:
         """One step as the target worker takes it."""
-        load = StepLoad(sequences, sequences)
+        load = StepLoad(sequences, sequences, ROOM)
         limits = budget.limits(load, self.now)
         tree, levels = self._grow(limits, sequences)
         draft_seconds = levels * self.level + (self.unread * self.reads if levels else 0.0)
@@ -232,6 +234,16 @@ def test_trials_of_a_draft_that_reads_long_are_rarer_still() -> None:
     assert 0 < device.drafted < rested.drafted
 
 
+def test_nothing_is_drafted_where_prompts_take_all_rows() -> None:
+    """Nor is a trial spent on it."""
+    device = Device(FLAT, 0.001, (0.8,))
+    budget, full = adaptive(device), StepLoad(2, 256, 0)
+    for step in range(2 * budget.FIRST_STEPS):
+        assert budget.limits(full, 0.01 * step).levels == 0
+        assert budget.nodes(full, Forest.of([]), 0.0, 0) == 0
+    assert budget.limits(StepLoad(2, 2, ROOM), 1.0).levels == LEVELS, "the trial of the start is still to come"
+
+
 def test_choices_do_not_oscillate_between_equals() -> None:
     """A draft that costs just what it gives."""
     device = Device(lambda rows: 0.001 * rows, 0.0, (0.5,))
@@ -244,15 +256,15 @@ def test_choices_do_not_oscillate_between_equals() -> None:
 def test_nothing_samples_nothing_is_decided() -> None:
     budget = adaptive(Device(FLAT, 0.001, (0.5,)))
     before = budget.choice
-    assert budget.limits(StepLoad(0, 256), 0.0).nodes == 0
-    assert budget.nodes(StepLoad(0, 256), Forest.of([]), 0.0, 0) == 0
+    assert budget.limits(StepLoad(0, 256, ROOM), 0.0).nodes == 0
+    assert budget.nodes(StepLoad(0, 256, ROOM), Forest.of([]), 0.0, 0) == 0
     assert budget.choice is before
 
 
 def test_a_fixed_budget_takes_all_of_it() -> None:
     budget = FixedBudget(6, 3)
-    assert budget.limits(StepLoad(2, 2), 0.0).levels == 3
-    assert budget.nodes(StepLoad(2, 2), Forest.of([]), 9.9, 3) == 12
+    assert budget.limits(StepLoad(2, 2, ROOM), 0.0).levels == 3
+    assert budget.nodes(StepLoad(2, 2, ROOM), Forest.of([]), 9.9, 3) == 12
 
 
 def test_prompts_sway_no_choice() -> None:
@@ -265,5 +277,5 @@ def test_prompts_sway_no_choice() -> None:
     assert before.effort is Effort.NONE
     for sequences in (3, 4, 3, 4):
         device.now += 0.01
-        budget.limits(StepLoad(sequences, 256), device.now)
+        budget.limits(StepLoad(sequences, 256, ROOM), device.now)
     assert budget.choice == before

@@ -9,7 +9,7 @@ tokens a second.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -26,10 +26,11 @@ BUCKETS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 
 @dataclass(frozen=True)
 class StepLoad:
-    """A step before any guess: who samples, and the rows of committed tokens."""
+    """A step before any guess: who samples, the rows of committed tokens, and how many more it may have."""
 
     sequences: int
     rows: int
+    room: int
 
 
 class Budget(Protocol):
@@ -82,6 +83,8 @@ class AdaptiveBudget:
     `MARGIN`, and in steady load at most once in `DWELL` seconds. Inside the bucket every step takes as many nodes as
     its own trees are worth.
 
+    Where rows of prompts leave no room for nodes nothing is drafted, nor tried.
+
     Other efforts, and full trees of the chosen one, are tried for `PROBE_STEPS` steps now and then, first after
     `FIRST_PROBE` seconds, then at twice the distance each time up to `LAST_PROBE`, so that they come back when the text
     becomes predictable; later where trials would lose more than a hundredth of the time.
@@ -118,11 +121,11 @@ class AdaptiveBudget:
     def limits(self, load: StepLoad, now: float) -> DraftLimits:
         if not load.sequences:
             return DraftLimits(0, 0, 0, 0.0)
-        probed = self._probes.effort(self.choice.effort, now)
+        probed = self._probes.effort(self.choice.effort, now) if load.room else None
         if load.sequences != self._sequences or now - self._reviewed_at >= self.REVIEW:
-            alone = StepLoad(load.sequences, load.sequences)  # prompts pass; what is chosen beside one would outlast it
+            alone = replace(load, rows=load.sequences)  # prompts pass; what is chosen beside one would outlast it
             self._review(alone, now, may_change=probed is None)
-        before, self._effort = self._effort, probed or self.choice.effort
+        before, self._effort = self._effort, (probed or self.choice.effort) if load.room else Effort.NONE
         self._resumed = before is not Effort.DRAFT
         if probed in self._gains and not self._probing:
             self._forget(probed, 0 if before is not probed else self._asked(self.choice.bucket, load))
@@ -228,11 +231,12 @@ class Probes:
         self._distance = first
         self._due: float | None = None
         self._began = self._lost = 0.0  # the last trial, and the seconds that it lost
+        self._earliest = 0.0  # when the next may be, whatever is chosen meanwhile
 
     def restart(self, now: float) -> None:
         """The choice has changed."""
         self._distance = self._first
-        self._due = now + self._first
+        self._due = max(now + self._first, self._earliest)
 
     def effort(self, chosen: Effort, now: float) -> Effort | None:
         """The effort to try in this step; None: the chosen one."""
@@ -244,11 +248,12 @@ class Probes:
             self._turn += 1
             self._coming = [others[self._turn % len(others)]] * self._steps
             self._distance = min(2 * self._distance, self._last)
-            self._due, self._began, self._lost = now + self._distance, now, 0.0
+            self._due, self._began, self._lost, self._earliest = now + self._distance, now, 0.0, now
         return self._coming.pop(0) if self._coming else None
 
     def lose(self, seconds: float) -> None:
         """A step of a trial took so much longer than its tokens are worth."""
         if self._turn:
             self._lost += seconds
-            self._due = self._began + min(max(self._distance, self._lost / self.SHARE), self.LONGEST)
+            self._earliest = self._began + min(max(self._lost, 0.0) / self.SHARE, self.LONGEST)
+            self._due = max(self._began + self._distance, self._earliest)

@@ -82,7 +82,8 @@ class TargetWorker:
             self.scheduler.wait()
             self.last_step = None
             return None
-        load = StepLoad(sum(chunk.complete for chunk in chunks), sum(chunk.count for chunk in chunks))
+        rows = sum(chunk.count for chunk in chunks)
+        load = StepLoad(sum(chunk.complete for chunk in chunks), rows, self.scheduler.max_rows - rows)
         planned = self._clock()
         limits = self._limits(load, planned)
         offered = self.drafter.propose([chunk.request for chunk in chunks if chunk.complete], limits)
