@@ -27,6 +27,7 @@ LAYERS = (
     ("model",),
     ("observe",),
     ("wire",),
+    ("rollout",),  # policy and statistics alone
     ("config",),  # a configuration is checked when it is made, paces of named devices included
     ("plan",),
     ("kv",),  # knows no device: tiers move bytes

@@ -1,0 +1,62 @@
+"""What is kept of a request that has ended, for reports and explanations: counts and times, never a text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+#: How an output was constrained.
+OutputShape = Literal["text", "json", "grammar", "tools"]
+#: Depths that are told apart; deeper ones count as the last.
+DEPTHS = 8
+#: Of a dimension that does not apply.
+NONE = "none"
+
+
+class Segment(Struct, frozen=True, kw_only=True):
+    """Where a request belongs, by dimensions whose values are few: the server bounds what clients choose."""
+
+    tag: str = NONE
+    output: OutputShape = "text"
+    temperature: str = "0"  # a band, as `temperature_band` has it
+    context: str = "1"  # a band of prompt tokens, as `context_band` has it
+    script: str = NONE  # most of the prompt's letters are of it: latin, cyrillic, han …
+    client: str = NONE  # the name of the caller's key
+    draft: str = NONE  # the revision of the draft that guessed for it, or its pool's name
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """A request that has ended. Of several outputs, sums of all. A *step* is a target's forward that gave an output
+    tokens; one with a *tree* verified guesses in it."""
+
+    ended: float  # seconds since the epoch
+    variant: str
+    segment: Segment
+    cut: bool = False  # it ran without speculation because its variant was cut, for a part of it at least
+    failed: bool = False  # it was aborted, or broke
+    ttft: float | None = None  # seconds to the first token
+    itl: float | None = None  # mean seconds between two tokens of an output
+    latency: float = 0.0  # seconds
+    tokens: int = 0
+    steps: int = 0
+    trees: int = 0
+    late: int = 0  # steps that wanted a tree and had none: the draft had nothing below the committed tokens yet
+    nodes: int = 0
+    accepted: int = 0
+    tried_by_depth: list[int] = []  # [up to DEPTHS] trees whose path was accepted up to the depth before, or the root
+    accepted_by_depth: list[int] = []  # likewise: of them, those that were accepted at this depth
+    valid: bool | None = None  # whether a constrained output kept its form; None: it was free
+    score: float | None = None  # feedback, 0 to 1; it may come after the rest
+
+
+def temperature_band(temperature: float) -> str:
+    """0, up to 0.5, up to 1, above."""
+    if temperature == 0:
+        return "0"
+    return "<=0.5" if temperature <= 0.5 else "<=1" if temperature <= 1 else ">1"
+
+
+def context_band(prompt_tokens: int) -> str:
+    """The greatest power of four that is not above it: 1, 4, 16 …"""
+    return str(1 << 2 * ((max(prompt_tokens, 1).bit_length() - 1) // 2))
