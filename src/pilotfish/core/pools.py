@@ -142,6 +142,11 @@ class DraftPool:
         return self.ready and not self.draining
 
     @property
+    def revision(self) -> str:
+        """Of its draft, as its operator names it; "" until it has told."""
+        return "" if self.load is None else self.load.revision
+
+    @property
     def knows_keys(self) -> bool:
         """Whether an Open may have a `prefix_key`."""
         return self.load is not None and self.load.knows_keys

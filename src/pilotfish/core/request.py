@@ -98,13 +98,15 @@ class Request:
         stop_detector: StopDetector | None = None,
         group: int | None = None,
         grammar: GrammarState | None = None,
+        draft: str = "",
     ) -> None:
         """`room` is what the model's context leaves for output; it may be less than `max_tokens`. `bad_sequences`
         are the token ids of `params.bad_words`. `cache_salt` is the tenant's name: what is remembered of a request
         serves requests of the same salt, and none without one. A step verifies at most `max_nodes` nodes of its
         tree, or what the drafter gives; 0 asks for no speculation. `stop_detector` is given each committed token.
         Requests of one `group` have the same prompt and compute its KV once; by default a request is its own group.
-        `grammar`, at the beginning of the output, is the request's own."""
+        `grammar`, at the beginning of the output, is the request's own. `draft` is the revision of the drafts in pools
+        that may guess for it; "": any."""
         self.id = request_id
         self.params = params
         self.seed = seed
@@ -115,6 +117,7 @@ class Request:
         self.max_nodes = max_nodes
         self.group = request_id if group is None else group
         self.grammar = grammar
+        self.draft = draft
         self._stop_detector = stop_detector
         self.num_prompt_tokens = len(prompt)
         #: Tokens that it can reach, prompt included.

@@ -391,7 +391,8 @@ def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> 
     origins = step.forest.nodes.origins[path].tolist() if path else []
     if verdict.tokens:
         request.stats.count(verdict.nodes, verdict.deepest, origins)
-    return RequestCommit(request, tokens, path, origins, verdict.samples[: len(tokens)], scored, verdict.nodes)
+    samples = verdict.samples[: len(tokens)]
+    return RequestCommit(request, tokens, path, origins, samples, scored, verdict.nodes, verdict.deepest)
 
 
 def _worth_a_row(offered: Forest, requests: Sequence[Request], count: int) -> Ints:

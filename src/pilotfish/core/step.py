@@ -185,6 +185,8 @@ class RequestCommit(Struct, frozen=True):
     samples: list[int] = []  # [tokens], which of the step's samples each token is
     scored: range = range(0)  # indices of prompt tokens whose rows scored the token that follows
     nodes: int = 0  # of its tree, that were verified
+    depth: int = 0  # of the deepest of them
+    late: bool = False  # whether its drafter was asked for a tree and had none
     logprobs: Sequence[TokenLogprobs] = ()  # of `tokens`, where the request asks for them
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt tokens after `scored`
 

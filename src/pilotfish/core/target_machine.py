@@ -255,7 +255,8 @@ class TargetMachine:
 
     def _best_pool(self, session: RemoteSession) -> DraftPool | None:
         """The one with the fewest sessions; one that refused this session only where there is no other."""
-        taking = [pool for pool in self.pools if pool.takes_sessions]
+        wanted = session.request.draft
+        taking = [pool for pool in self.pools if pool.takes_sessions and wanted in ("", pool.revision)]
         first = self._options.first_pool % max(len(taking), 1)
         in_turn = [*taking[first:], *taking[:first]]
         return min(in_turn, key=lambda pool: (pool.peer in session.refused_by, pool.expected_load), default=None)

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -141,16 +142,20 @@ class AsyncEngine:
         cache_salt: str | None = None,
         max_nodes: int | None = None,
         session: str | None = None,
+        draft: str = "",
     ) -> Stream:
         """Request `params.n` outputs of each prompt. Those of one `session` go to one target if nothing speaks against
-        it. TargetUnavailable if no target is ready."""
+        it. Of draft pools only those guess whose revision is `draft`; "": all. TargetUnavailable if no target is
+        ready."""
         candidates = self._fleet.taking
         if not candidates:
             raise TargetUnavailable(self._absence(), self.health.retry_after)
         requests: list[OpenRequest] = []
         stream = Stream(len(prompts), params.n, lambda: self._abort(requests))
+        stream.revise = partial(self._revise, requests)
         for place, tokens in enumerate(prompts):
-            requests.append(OpenRequest(stream, place, tokens, seeded(params), cache_salt, max_nodes, session))
+            limits = (seeded(params), cache_salt, max_nodes, session, draft)
+            requests.append(OpenRequest(stream, place, tokens, *limits))
             self._open.add(requests[-1])
             self._send(requests[-1], candidates)
         return stream
@@ -169,6 +174,12 @@ class AsyncEngine:
             if request in self._open:
                 self._forget(request)
                 self._fleet.withdraw(request)
+
+    def _revise(self, requests: Sequence[OpenRequest], max_nodes: int | None) -> None:
+        for request in requests:
+            request.max_nodes = max_nodes
+            if request in self._open:
+                self._fleet.revise(request)
 
     def _forget(self, request: OpenRequest) -> None:
         self._open.remove(request)

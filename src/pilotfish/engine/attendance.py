@@ -12,7 +12,7 @@ class Attendance:
     """Everything of it happens in one thread, in the order in which messages are sent and were received."""
 
     incarnation: str = ""  # of the target; "" while none is known
-    sent: int = 0  # Submits and Aborts to it
+    sent: int = 0  # Submits, Aborts and Revises to it
     sequence: int = 0  # of the Progress or Failure that comes next
 
     def attend(self, held: bool = False, heard: int = 0) -> Attend:

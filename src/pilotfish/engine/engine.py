@@ -267,13 +267,15 @@ class Engine:
         max_nodes: int | None = None,
         compiled: LLMatcher | None = None,
         resumed: Sequence[PartialOutput] | None = None,
+        draft: str = "",
     ) -> list[Sample]:
         """Queue `params.n` samples of a prompt. PromptError or ParameterError affect nothing else. Drafts for requests
         of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs. A step verifies at most `max_nodes`
         nodes of a sample's tree; 0 turns speculation off. `compiled` is the grammar of the parameters' constraint, if
         that was compiled already. `resumed` are the only samples to queue, which go on exactly where another engine
-        over the same model left them: they stand as after a preemption."""
-        samples = self._maker.make(self._next_id, prompt, params, cache_salt, max_nodes, compiled, resumed)
+        over the same model left them: they stand as after a preemption. Of pools only those guess whose draft is of the
+        revision `draft`; "": all."""
+        samples = self._maker.make(self._next_id, prompt, params, cache_salt, max_nodes, compiled, resumed, draft)
         for sample in samples:
             self.worker.scheduler.add(sample.request)
             self._samples[sample.request.id] = sample
@@ -289,6 +291,12 @@ class Engine:
         if sample.finish_reason is None:
             self.worker.abort(sample.request)
             self._finish(sample, FinishReason.ABORT)
+
+    def revise(self, sample: Sample, max_nodes: int | None) -> None:
+        """Between two steps: a tree of its has so many nodes from now on, as in `submit`."""
+        sample.request.max_nodes = max_nodes
+        if max_nodes == 0:
+            self.worker.drafter.close(sample.request)
 
     def abort_all(self) -> None:
         for sample in list(self._samples.values()):

@@ -1,7 +1,7 @@
 """The targets of a server: processes that it starts, and those elsewhere that it is told of. It dials them all,
 attends, and notices when one is gone.
 
-event loop        send, withdraw ─► Submit, Abort      Attend, twice a second      replicas, their requests
+event loop        send, withdraw, revise ─►            Attend, twice a second      replicas, their requests
 ──────────────────────── posted, and called back: nobody waits ────────────────────────────────────────────
 channel's thread  Beat: it lives                       the others: to the loop     silent, or cut off: to the loop
 """
@@ -45,6 +45,7 @@ from pilotfish.wire.serving import (
     Failure,
     Identity,
     Progress,
+    Revise,
     Status,
     Submit,
     ToServer,
@@ -242,6 +243,13 @@ class Fleet:
         replica.requests[number] = request
         self._ask(replica, request.submit(number, replica.attendance.incarnation))
 
+    def revise(self, request: OpenRequest) -> None:
+        """Whoever has it now, and whoever gets it, lets its trees have `request.max_nodes`."""
+        for replica in self.replicas:
+            for number in [number for number, other in replica.requests.items() if other is request]:
+                if replica.serving:
+                    self._ask(replica, Revise(number, replica.attendance.incarnation, request.max_nodes))
+
     def withdraw(self, request: OpenRequest) -> None:
         """No target has it from now on."""
         for replica in self.replicas:
@@ -270,7 +278,7 @@ class Fleet:
         if requests := self._taken_from(replica):
             self._user.lost(requests, reason)
 
-    def _ask(self, replica: Replica, message: Submit | Abort) -> None:
+    def _ask(self, replica: Replica, message: Submit | Abort | Revise) -> None:
         replica.attendance.sent += 1
         self._post(replica, message)
 

@@ -37,6 +37,7 @@ class OpenRequest:
         cache_salt: str | None,
         max_nodes: int | None,
         session: str | None,
+        draft: str,
     ) -> None:
         """`place` of the prompt in its stream. `params` have a seed: any target that goes on with it needs it."""
         self.stream = stream
@@ -48,7 +49,8 @@ class OpenRequest:
         self.moves = 0  # targets that went on with it
         self.deadline: float | None = None  # while it waits for a target
         self.route: Route | None = None  # to the target that has it
-        self._place, self._params, self._max_nodes = place, params, max_nodes
+        self.max_nodes = max_nodes
+        self._place, self._params, self._draft = place, params, draft
         self._outputs = [BegunOutput() for _ in range(params.n)]
 
     @property
@@ -68,7 +70,8 @@ class OpenRequest:
             if not output.ended
         ]
         resumed = partial if self.begun else None
-        return Submit(number, incarnation, self.tokens, self._params, self.cache_salt, self._max_nodes, resumed)
+        limits = self.cache_salt, self.max_nodes
+        return Submit(number, incarnation, self.tokens, self._params, *limits, resumed, self._draft)
 
     def add(self, delta: Delta, step: StepReport) -> None:
         self._outputs[delta.index].add(delta)

@@ -82,7 +82,8 @@ class Sample:
 
     def _verified(self, commit: RequestCommit, at: float) -> Verified:
         resumed, self.resumed = self.resumed, False
-        return Verified(at, len(commit.tokens), commit.nodes, commit.accepted, commit.origins, resumed)
+        counts = (len(commit.tokens), commit.nodes, commit.accepted)
+        return Verified(at, *counts, commit.origins, resumed, commit.depth, commit.late)
 
     def finish(self, reason: FinishReason) -> None:
         self.stream.finish()

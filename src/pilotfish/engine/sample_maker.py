@@ -44,6 +44,7 @@ class SampleMaker:
         max_nodes: int | None,
         compiled: LLMatcher | None,
         resumed: Sequence[PartialOutput] | None,
+        draft: str = "",
     ) -> list[Sample]:
         """What `Engine.submit` queues; the requests' ids count from `first`."""
         check_cache_salt(cache_salt)
@@ -63,7 +64,7 @@ class SampleMaker:
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
             own_seed, text = sample_seed(seed, index), TextStream(self._tokenizer, params, stop_ids, tokens)
             grammar = None if params.structured_outputs is None else self._grammar(params.structured_outputs, compiled)
-            limits = (bad_sequences, cache_salt, max_nodes, text, first, grammar)
+            limits = (bad_sequences, cache_salt, max_nodes, text, first, grammar, draft)
             request = Request(first + index, tokens, own, own_seed, stop_ids, room, *limits)
             samples.append(Sample(index, request, text))
             samples[-1].resume(output)

@@ -3,7 +3,7 @@ its servers hear that it lives, before it imports that.
 
 step loop          take: what was asked for      progress, fail: numbered      tell_all: Status
 ─────────────────────────────── a queue each way, nobody waits ────────────────────────────────
-channel's thread   Attend: known, heard          Submit, Abort: to the loop    Beat, twice a second
+channel's thread   Attend: known, heard          the rest: to the loop         Beat, twice a second
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from pilotfish.wire.serving import (
     Delta,
     Failure,
     Progress,
+    Revise,
     Status,
     StepReport,
     Submit,
@@ -58,7 +59,7 @@ class AttendedServer:
     peer: Peer
     present: bool = True  # channel's thread: it is heard
     silence: Silence = field(default_factory=Silence)
-    received: int = 0  # channel's thread: Submits and Aborts
+    received: int = 0  # channel's thread: Submits, Aborts and Revises
     malformed: int = 0  # channel's thread: frames
     greetings: int = 0  # channel's thread: how often it has come
     follows: bool = False  # channel's thread: it wants to know which prefixes are held
@@ -87,7 +88,7 @@ class FromServer:
     """What the loop is to know of a server."""
 
     server: AttendedServer
-    message: Submit | Abort | Malformed | Dropped
+    message: Submit | Abort | Revise | Malformed | Dropped
 
 
 class Addressed(msgspec.Struct, frozen=True):
@@ -252,7 +253,7 @@ class Servers:
         if self._status is not None:
             self._thread.post(server.peer, self._status)
 
-    def _ask(self, server: AttendedServer, message: Submit | Abort | Malformed | Dropped) -> None:
+    def _ask(self, server: AttendedServer, message: Submit | Abort | Revise | Malformed | Dropped) -> None:
         self._asked.put(FromServer(server, message))
 
     def _post(self, peer: Peer, message: ToServer) -> None:

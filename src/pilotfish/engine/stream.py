@@ -42,6 +42,7 @@ class Stream:
     def __init__(self, prompts: int, n: int, abort: Callable[[], None]) -> None:
         """`abort` ends the request; the target frees its slots before the next step. Idempotent, never waits."""
         self.abort = abort
+        self.revise: Callable[[int | None], None] = lambda _: None  # has trees of so many nodes verified from now on
         self.open = prompts * n  # outputs that have not ended
         self._n = n
         self._updates: dict[int, Update] = {}  # by output, in the order of their arrival

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 import msgspec
@@ -34,7 +34,7 @@ from pilotfish.engine.servers import AttendedServer, Dropped, FromServer, Malfor
 from pilotfish.errors import EngineError, InputError, RankLost
 from pilotfish.model.metadata import config_digest
 from pilotfish.observe.records import StepRecord
-from pilotfish.wire.serving import Abort, Delta, Identity, PoolLoad, PrefillPoolLoad, Status, StepReport, Submit
+from pilotfish.wire.serving import Abort, Delta, Identity, PoolLoad, PrefillPoolLoad, Revise, Status, StepReport, Submit
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +182,8 @@ class TargetService:
             self._fail(key, InputError(message.reason))
         elif isinstance(message, Abort):
             self._abort(key)
+        elif isinstance(message, Revise):
+            self._revise(key, message)
         elif key in self._samples or key in self._compiling:
             logger.warning("dropped a request of server %s: its number %d is in use", asked.server.peer.hex(), key.id)
         elif (constraint := message.params.structured_outputs) is None:
@@ -217,9 +219,9 @@ class TargetService:
                 self._fail(key, error if isinstance(error, InputError) else EngineError(str(error)))
 
     def _submit(self, key: RequestKey, message: Submit, compiled: LLMatcher | None = None) -> None:
-        limits = (message.cache_salt, message.max_nodes)
+        limits = (message.cache_salt, message.max_nodes, compiled, message.resumed, message.draft)
         try:
-            samples = self._engine.submit(message.tokens, message.params, *limits, compiled, message.resumed)
+            samples = self._engine.submit(message.tokens, message.params, *limits)
         except InputError as error:
             self._fail(key, error)
             return
@@ -227,6 +229,14 @@ class TargetService:
             sample.request_id = message.id
             sample.owner = key
         self._samples[key] = samples
+
+    def _revise(self, key: RequestKey, message: Revise) -> None:
+        """One that has ended meanwhile needs nothing."""
+        for sample in self._samples.get(key, []):
+            self._engine.revise(sample, message.max_nodes)
+        if (compiling := self._compiling.get(key)) is not None:
+            revised = msgspec.structs.replace(compiling.message, max_nodes=message.max_nodes)
+            self._compiling[key] = replace(compiling, message=revised)
 
     def _abort(self, key: RequestKey) -> None:
         compiling = self._compiling.pop(key, None)

@@ -34,6 +34,7 @@ class BegunStep:
 
     step: Step
     offered: int  # nodes in the trees before the budget's choice
+    late: frozenset[int]  # requests whose drafter was asked for a tree and had none
     began: float
     planned: float
     drafted: float
@@ -86,18 +87,20 @@ class TargetWorker:
         load = StepLoad(sum(chunk.complete for chunk in chunks), rows, self.scheduler.max_rows - rows)
         planned = self._clock()
         limits = self._limits(load, planned)
-        offered = self.drafter.propose([chunk.request for chunk in chunks if chunk.complete], limits)
+        sampling = [chunk.request for chunk in chunks if chunk.complete]
+        offered = self.drafter.propose(sampling, limits)
         drafted = self._clock()
+        late = self.drafter.late(sampling, offered, limits)
         nodes = self.budget.nodes(load, offered, drafted - planned, self.drafter.levels)
         step = self.scheduler.schedule(chunks, offered, nodes)
-        return BegunStep(step, len(offered), began, planned, drafted, self._clock())
+        return BegunStep(step, len(offered), late, began, planned, drafted, self._clock())
 
     def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
         """The step after its forward."""
         step, verified = begun.step, self._clock()
         computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
         self.scheduler.computed(computed, verified - begun.scheduled)
-        commits = self._commit(step, outcome)
+        commits = self._commit(step, outcome, begun.late)
         hits = sum([self._tell_drafter(commit) for commit in commits])
         self.drafter.flush()
         before, self._ended = self._ended, self._clock()
@@ -139,12 +142,12 @@ class TargetWorker:
         start = partial(self._masks, masked.paths, self.executor.vocab_size)
         return replace(sampling, masks=TokenMasks(masked.samples, start))
 
-    def _commit(self, step: Step, outcome: Outcome) -> list[RequestCommit]:
+    def _commit(self, step: Step, outcome: Outcome, late: frozenset[int]) -> list[RequestCommit]:
         try:
             scoring, broken = step.scoring_rows(), set(outcome.broken)
             unscored = {request for request, rows in scoring.items() if not broken.isdisjoint(rows)}
             commits = self.scheduler.commit(step, outcome.tokens, unscored)
-            return [_with_logprobs(commit, step, scoring, outcome) for commit in commits]
+            return [_with_logprobs(_marked(commit, late), step, scoring, outcome) for commit in commits]
         except BaseException:
             self._abort_all(step)
             raise
@@ -191,6 +194,10 @@ def _counts(step: Step, commits: Sequence[RequestCommit]) -> dict[str, int]:
     }
 
 
+def _marked(commit: RequestCommit, late: frozenset[int]) -> RequestCommit:
+    return replace(commit, late=True) if commit.request.id in late else commit
+
+
 def _with_logprobs(commit: RequestCommit, step: Step, scoring: Mapping[int, range], outcome: Outcome) -> RequestCommit:
     """The commit with the log-probabilities that its request asks for."""
     request, params = commit.request, commit.request.params
@@ -226,6 +233,13 @@ class GuardedDrafter:
         asked = [request for request, wanted in zip(requests, wants, strict=True) if wanted]
         empty = Forest.of([Guesses() for _ in asked])
         return (self._try(lambda: self._verifiable(asked, limits), empty) if asked else empty).among(wants)
+
+    def late(self, requests: Sequence[Request], trees: Forest, limits: DraftLimits) -> frozenset[int]:
+        """Ids of the requests that were to have a tree, and have an empty one."""
+        if limits.nodes == 0 or type(self.drafter) is NoDrafter:
+            return frozenset()
+        of_each = zip(requests, trees.sizes.tolist(), strict=True)
+        return frozenset(request.id for request, size in of_each if not size and request.max_nodes != 0)
 
     def expect(self, requests: Sequence[Request]) -> None:
         """Those that want speculation."""

@@ -9,14 +9,16 @@ servers dial it.
       ├─ Submit(prompt, parameters) ─────────► │
       │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output of this server
       ├─ Abort ──────────────────────────────► │   ends the request early
+      ├─ Revise ─────────────────────────────► │   other guesses for it from now on
       │ ◄────────────────────────────── Beat ──┤   twice a second, also during a step
 
 A Failure ends a request that cannot be served, or requests whose step broke. Declined says why a server is not served.
 A target's incarnation is its process: requests and their ids mean nothing to the next one.
 
-No loss goes unnoticed. Attend says how many Submits and Aborts the server has sent: where a target has received others
-it ends all requests of that server, and leaves a gap in the numbers of what it tells that server. Progress and Failure
-are numbered, and Beat has the next number: after a gap all requests of the server at this target are over.
+No loss goes unnoticed. Attend says how many Submits, Aborts and Revises the server has sent: where a target has
+received others it ends all requests of that server, and leaves a gap in the numbers of what it tells that server.
+Progress and Failure are numbered, and Beat has the next number: after a gap all requests of the server at this target
+are over.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from pilotfish.core.target_machine import Arrival
 from pilotfish.core.tiers import TierCounts, TierUse
 
 #: Raised when these messages change.
-SERVING_VERSION = 1
+SERVING_VERSION = 2
 #: Seconds between two Attends, and of silence after which a server's requests end.
 ATTEND, SERVER_SILENCE = 0.5, 10.0
 #: Messages that may wait on either side: more than come until a server is silent, or a target killed.
@@ -50,7 +52,7 @@ class Attend(Struct, tag="attend", frozen=True):
 
     version: Count  # SERVING_VERSION
     incarnation: Text  # of the target whose messages it counts; "" before it knows one
-    sent: Count  # Submits and Aborts, to this incarnation
+    sent: Count  # Submits, Aborts and Revises, to this incarnation
     sequence: Count  # of the Progress or Failure that it expects next
     held: bool = False  # whether it wants to know what prefixes the target has KV of
     heard: Count = 0  # the sequence of the next Held that it expects; 0: all is to be told to it
@@ -75,6 +77,7 @@ class Submit(Struct, tag="submit", frozen=True):
     cache_salt: str | None = None
     max_nodes: Index | None = None  # of a tree; 0: no speculation, None: as the target is configured
     resumed: list[PartialOutput] | None = None  # None: it is new
+    draft: Text = ""  # the revision of the drafts in pools that may guess for it; "": any
 
 
 class Abort(Struct, tag="abort", frozen=True):
@@ -82,6 +85,14 @@ class Abort(Struct, tag="abort", frozen=True):
 
     id: Id
     incarnation: Text  # of the target that has it
+
+
+class Revise(Struct, tag="revise", frozen=True):
+    """A request that runs is guessed for otherwise from now on: no output changes."""
+
+    id: Id
+    incarnation: Text  # of the target that has it
+    max_nodes: Index | None  # as in Submit
 
 
 class Identity(Readable, frozen=True):
@@ -192,6 +203,8 @@ class Verified(Struct, frozen=True, omit_defaults=True):
     accepted: Count
     origins: list[str] = []  # [accepted] who guessed them
     resumed: bool = False  # the first one at a target that goes on with an output: the ones before have another clock
+    depth: Count = 0  # of the deepest node
+    late: bool = False  # a tree was asked for, and the drafter had none
 
 
 class Finish(Struct, frozen=True):
@@ -242,7 +255,7 @@ class Beat(Struct, tag="beat", frozen=True):
     sequence: Count  # of the Progress or Failure that comes next
 
 
-ToTarget: TypeAlias = Attend | Submit | Abort
+ToTarget: TypeAlias = Attend | Submit | Abort | Revise
 ToServer: TypeAlias = Status | Held | Progress | Failure | Declined | Beat
 
 #: For `wire.channel.decoded`.
