@@ -49,6 +49,7 @@ class Submitted:
     cache_salt: str | None
     max_nodes: int | None
     session: str | None
+    draft: str = ""
     aborted: bool = False
 
 
@@ -83,6 +84,10 @@ class ScriptedStream:
         for submitted in self._submitted:
             submitted.aborted = True
 
+    def revise(self, max_nodes: int | None) -> None:
+        for submitted in self._submitted:
+            submitted.max_nodes = max_nodes
+
 
 @dataclass
 class Engine:
@@ -99,8 +104,9 @@ class Engine:
         cache_salt: str | None = None,
         max_nodes: int | None = None,
         session: str | None = None,
+        draft: str = "",
     ) -> ScriptedStream:
-        new = [Submitted(list(tokens), params, cache_salt, max_nodes, session) for tokens in prompts]
+        new = [Submitted(list(tokens), params, cache_salt, max_nodes, session, draft) for tokens in prompts]
         self.submitted += new
         return ScriptedStream(new, self.script)
 

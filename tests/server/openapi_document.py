@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from openapi_responses import ResponseEvent, ResponseObject, ResponseTokenCount
 
+from pilotfish.rollout.segments import SegmentStatistics
 from pilotfish.server import routes
 from pilotfish.server.message_errors import OVERLOADED
 from pilotfish.server.messages import CountTokensRequest, MessagesRequest
@@ -25,6 +26,7 @@ from pilotfish.server.requests import (
     TokenizeRequest,
 )
 from pilotfish.server.responses import ResponsesRequest
+from pilotfish.server.rollout import RolloutState
 from pilotfish.server.routes import VERSION, Api
 
 FILE = Path(routes.__file__).with_name("openapi.json")
@@ -427,6 +429,7 @@ class Operation:
     unavailable: type[Struct] = ErrorBody  # status 503
     error: type[Struct] = ErrorBody  # any other
     conflicts: bool = False  # with what was said before
+    posts: bool = False  # without a body
 
     @property
     def tag(self) -> str:
@@ -434,13 +437,15 @@ class Operation:
 
     @property
     def method(self) -> str:
-        return "post" if self.body else "get"
+        return "post" if self.body or self.posts else "get"
 
     @property
     def failures(self) -> tuple[int, ...]:
         if self.body is not None:
             unavailable = 503 if self.error is ErrorBody else OVERLOADED
             return (400, 401, 404, 408, *((409,) if self.conflicts else ()), 413, 415, 429, 500, unavailable, 504)
+        if self.path.startswith("/v1/rollout"):
+            return (400, 401, 403) if self.posts else (401, 403)
         if self.path.startswith("/v1/"):
             return 401, 404, 429, 503
         return () if self.unavailable is ErrorBody else (503,)
@@ -458,6 +463,9 @@ OPERATIONS = {
     "detokenize": Operation("/detokenize", Detokenized, DetokenizeRequest),
     "feedback": Operation("/v1/feedback", FeedbackTold, FeedbackRequest, conflicts=True),
     "feedback_table": Operation("/v1/feedback", FeedbackTable),
+    "rollout": Operation("/v1/rollout", RolloutState),
+    "rollout_reload": Operation("/v1/rollout/reload", RolloutState, posts=True),
+    "rollout_statistics": Operation("/v1/rollout/statistics", SegmentStatistics),
     "models": Operation("/v1/models", ModelList),
     "model": Operation("/v1/models/{name}", Model),
     "health": Operation("/health", Live),

@@ -98,6 +98,7 @@ def test_a_span_says_what_was_asked_and_what_came(tracer: Tracer, exporter: InMe
         "pilotfish.mode": "async",
         "pilotfish.tag": "search",
         "pilotfish.client": "me",
+        "pilotfish.variant": "default",
         "pilotfish.verify_steps": 3,
         "pilotfish.drafted": 24,
         "pilotfish.accepted": 6,

@@ -79,6 +79,7 @@ class ServerConfig:
         answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them."),
     ] = "auto"
     default_max_tokens: Annotated[int, answer("0: what the context leaves.", 0, MAX_TOKENS)] = 0
+    rollout: Annotated[Path, answer("A TOML file of variants of speculation, of docs/rollout.md.")] | None = None
     metrics: Annotated[
         MetricsLevel, answer("none, summary or detailed.", names=("--per-request-spec-decode-metrics",))
     ] = "none"

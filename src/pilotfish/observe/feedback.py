@@ -7,7 +7,7 @@ admitted ─► remember ─► answered, with figures ─► tell, once ─► 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ class ServedRequest:
     tokens: int = 0  # of its outputs, so far
     steps: int = 0  # that gave them
     told: bool = False  # there was feedback
+    scored: Callable[[float], None] = lambda _: None  # called with its score
 
 
 @dataclass
@@ -87,6 +88,7 @@ class Feedback:
         """Count the feedback for a request that had none. Returns its category: the one given, or else the request's
         tag, as the table has it."""
         served.told = True
+        served.scored(score)
         label = self._metrics.label(served.tag if category is None else category)
         self._rows.setdefault((label, served.mode), FeedbackRow()).add(served, score)
         outcome = "success" if score >= SUCCESS else "failure"

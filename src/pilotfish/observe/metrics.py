@@ -102,6 +102,7 @@ class ServerMetrics:
         self._metrics["pilotfish_requests_in_flight"].dec()
         self._metrics["vllm:request_success", reason].inc()
         self._metrics["pilotfish_requests", *labels, reason].inc()
+        self._metrics["pilotfish_variant_requests", facts.variant, reason].inc()
         self._metrics["pilotfish_request_tokens", *labels, "prompt"].inc(facts.prompt_tokens)
         self._metrics["pilotfish_request_tokens", *labels, "generation"].inc(record.generation_tokens)
         for name, labelled, observed in self._metrics.of_requests:
@@ -114,6 +115,28 @@ class ServerMetrics:
         self._metrics["pilotfish_feedback_score", *labels].inc(score)
         self._metrics["pilotfish_feedback_tokens", *labels].inc(tokens)
         self._metrics["pilotfish_feedback_steps", *labels].inc(steps)
+
+    # -- variants of speculation, which are few
+
+    def variant_step(self, variant: str, verified: Verified, since: float | None) -> None:
+        """A step gave an output tokens, so many seconds after the one before it; None: it was the first."""
+        self._metrics["pilotfish_variant_steps", variant].inc()
+        self._metrics["pilotfish_variant_accepted_tokens", variant].inc(verified.accepted)
+        if since is not None:
+            self._metrics["pilotfish_variant_tokens", variant].inc(verified.tokens)
+            self._metrics["pilotfish_variant_token_seconds", variant].inc(since)
+
+    def variant_share(self, variant: str, share: float) -> None:
+        """Of its requests that may speculate now."""
+        self._metrics["pilotfish_variant_share", variant].set(share)
+
+    def variant_event(self, variant: str, kind: str) -> None:
+        """The guard did something about it."""
+        self._metrics["pilotfish_variant_events", variant, kind].inc()
+
+    def canary(self, verdict: str) -> None:
+        """A request was generated again without speculation."""
+        self._metrics["pilotfish_canary_replays", verdict].inc()
 
     def label(self, tag: str | None) -> str:
         """The first MAX_TAGS tags, of requests or feedback, are labels of their own."""

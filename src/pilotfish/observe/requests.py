@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -12,6 +13,8 @@ from pilotfish.core.handover import HandOverReport
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.observe.feedback import ServedRequest
+from pilotfish.rollout.outcome import DEPTHS
+from pilotfish.rollout.variants import DEFAULT
 from pilotfish.wire.serving import Delta, Verified
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class RequestFacts:
     output: OutputKind = "completion"
     tag: str | None = None
     client: str | None = None  # the name of its key
+    variant: str = DEFAULT  # of speculation
 
     @property
     def sequences(self) -> int:
@@ -87,6 +91,10 @@ class RequestRecord:
         self.drafted = 0  # nodes of these trees
         self.accepted = 0  # of them
         self.accepted_by_origin: Counter[str] = Counter()
+        self.late = 0  # steps of one output each whose drafter was asked for a tree and had none
+        self.tried_by_depth, self.accepted_by_depth = [0] * DEPTHS, [0] * DEPTHS  # trees, as in `rollout.outcome`
+        #: Called with each step of an output, and the seconds since its step before; None: there was none.
+        self.observe_step: Callable[[Verified, float | None], None] = lambda *_: None
         self.handovers: list[HandOverReport] = []
         self.served = ServedRequest(facts.tag, facts.mode)  # for feedback, which may come when all else is gone
         self._metrics = metrics
@@ -123,11 +131,20 @@ class RequestRecord:
             self.drafted += verified.nodes
             self.accepted += verified.accepted
             self.accepted_by_origin.update(verified.origins)
+            self._count_depths(verified)
         if verified.tokens:
             self.served.steps += 1
+            self.late += verified.late
             before, self._steps[index] = self._steps[index], verified.at
-            if before is not None and not verified.resumed:
-                self._metrics.inter_token(verified.at - before)
+            since = None if before is None or verified.resumed else verified.at - before
+            if since is not None:
+                self._metrics.inter_token(since)
+            self.observe_step(verified, since)
+
+    def _count_depths(self, tree: Verified) -> None:
+        for depth in range(min(max(tree.depth, tree.accepted), DEPTHS)):
+            self.tried_by_depth[depth] += tree.accepted >= depth
+            self.accepted_by_depth[depth] += tree.accepted > depth
 
     def finish(self, now: float, reason: FinishReason | None = None) -> None:
         """The request has ended, for `reason` or else as its outputs did."""

@@ -47,6 +47,7 @@ ATTRIBUTES = {
     "pilotfish.mode": "facts.mode",
     "pilotfish.tag": "facts.tag",
     "pilotfish.client": "facts.client",
+    "pilotfish.variant": "facts.variant",
     "pilotfish.verify_steps": "verify_steps",
     "pilotfish.drafted": "drafted",
     "pilotfish.accepted": "accepted",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
 from typing import Literal
 
 from msgspec import Struct
@@ -12,6 +14,23 @@ OutputShape = Literal["text", "json", "grammar", "tools"]
 DEPTHS = 8
 #: Of a dimension that does not apply.
 NONE = "none"
+#: Scripts by the first word of Unicode's names of their letters; all others count as OTHER_SCRIPT.
+SCRIPTS = {
+    "LATIN": "latin",
+    "CYRILLIC": "cyrillic",
+    "GREEK": "greek",
+    "ARABIC": "arabic",
+    "HEBREW": "hebrew",
+    "DEVANAGARI": "devanagari",
+    "BENGALI": "bengali",
+    "TAMIL": "tamil",
+    "THAI": "thai",
+    "CJK": "han",
+    "HIRAGANA": "kana",
+    "KATAKANA": "kana",
+    "HANGUL": "hangul",
+}
+OTHER_SCRIPT = "other"
 
 
 class Segment(Struct, frozen=True, kw_only=True):
@@ -34,6 +53,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     variant: str
     segment: Segment
     cut: bool = False  # it ran without speculation because its variant was cut, for a part of it at least
+    pinned: bool = False  # its tag chose the variant, or its client how to speculate: not chance
     failed: bool = False  # it was aborted, or broke
     ttft: float | None = None  # seconds to the first token
     itl: float | None = None  # mean seconds between two tokens of an output
@@ -60,3 +80,9 @@ def temperature_band(temperature: float) -> str:
 def context_band(prompt_tokens: int) -> str:
     """The greatest power of four that is not above it: 1, 4, 16 …"""
     return str(1 << 2 * ((max(prompt_tokens, 1).bit_length() - 1) // 2))
+
+
+def script_of(text: str) -> str:
+    """The script of most of the letters; NONE where there is no letter."""
+    found = Counter(unicodedata.name(letter, "").split(" ", 1)[0] for letter in text if letter.isalpha())
+    return SCRIPTS.get(found.most_common(1)[0][0], OTHER_SCRIPT) if found else NONE

@@ -1,6 +1,7 @@
 """The variants of speculation that a server knows, as an operator's file names them, and which request gets which.
 
     sticky = "client"                    # or "request", the default
+    canary = 0.01                        # of the requests are generated again, without speculation, when nothing runs
 
     [[variant]]
     name = "holdout"                     # never speculates: what the others are compared with
@@ -106,6 +107,7 @@ class Variants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     variant: list[Variant]
     sticky: Literal["client", "request"] = "request"
+    canary: float = 0.0  # share of the requests that are generated again without speculation while targets are idle
 
     @property
     def names(self) -> list[str]:
@@ -164,6 +166,8 @@ def read_variants(text: str) -> Variants:
 def _faults(variants: Variants) -> Iterator[tuple[str, object, str]]:
     """Field, value, and what is allowed."""
     found = variants.variant
+    if not 0 <= variants.canary <= 1:
+        yield "canary", variants.canary, "0 to 1"
     if not 1 <= len(found) <= MAX_VARIANTS:
         yield "variant", len(found), f"1 to {MAX_VARIANTS} variants"
     for place, variant in enumerate(found):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,7 +18,9 @@ from pilotfish.engine.process import LOG_FORMAT
 from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
+from pilotfish.server.canary import Canary
 from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.rollout import Rollout, draft_revisions
 from pilotfish.server.routes import VERSION, make_app
 
 if TYPE_CHECKING:
@@ -49,8 +52,12 @@ class Application:
         self._metrics = ServerMetrics(name)
         self.engine.observe = self._metrics.progress
         self._tracer = start_tracing(setup.otlp_traces_endpoint, name)
-        guard = RequestGuard(setup.keys, self.admission, self._metrics, self._tracer)
+        self.rollout = Rollout(setup.server.rollout, self._metrics)
+        guard = RequestGuard(setup.keys, self.admission, self._metrics, self._tracer, self.rollout)
         self.asgi = make_app(self.engine, setup.server, guard)
+        self._canary = Canary(self.engine, self._metrics, self._is_idle)
+        self.rollout.offer = self._canary.offer
+        self._tasks = set[asyncio.Task[None]]()
         self.was_ready = False  # once
         self._is_ready = False
 
@@ -58,11 +65,19 @@ class Application:
         """ModelError for a model that cannot be served."""
         await self.engine.start()
         apply_overrides(self.engine, self._setup.server)
+        self._tasks.add(asyncio.create_task(self._canary.run()))
+
+    def _is_idle(self) -> bool:
+        """Whether no requests are under way, here or at the targets, but the canary's own."""
+        statuses = [replica.status for replica in self.engine.health.replicas if replica.status is not None]
+        busy = sum(status.running + status.waiting for status in statuses)
+        return self.admission.requests == 0 and not self.admission.closed and busy <= self._canary.replaying
 
     def look(self) -> Health:
         """How the targets do; metrics and the log are told."""
         health = self.engine.health
         self._metrics.fleet.tell(health.replicas, self.engine.resumes, self.engine.routed)
+        self.rollout.look(draft_revisions(health), time.monotonic())
         if health.ready != self._is_ready:
             self._is_ready = health.ready
             self._log_change(health)
@@ -81,7 +96,16 @@ class Application:
             fields = {"version": VERSION, **msgspec.to_builtins(health.identity)}
             logger.info("ready", extra={"fields": fields})
 
+    def reload(self) -> None:
+        """The file of variants is read again; one that cannot be used is told in the log, and changes nothing."""
+        try:
+            self.rollout.reload(draft_revisions(self.engine.health).values())
+        except ParameterError as error:
+            logger.error("%s; the last file stays", error)
+
     async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
         await self.engine.close()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)

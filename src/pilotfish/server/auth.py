@@ -7,6 +7,7 @@
     requests_per_minute = 600
     tokens_per_minute = 200_000    # of prompts and outputs
     max_concurrency = 32           # requests
+    admin = false                  # whether it may see and reload the rollout
 
 `pilotfish keys api NAME` makes a secret and its entry. No message, log or repr shows a secret.
 """
@@ -48,6 +49,7 @@ class Caller:
     requests_per_minute: Annotated[int, option("", 1, MAX_LIMIT)] | None = None
     tokens_per_minute: Annotated[int, option("", 1, MAX_LIMIT)] | None = None  # of prompts and outputs
     max_concurrency: Annotated[int, option("", 1, MAX_LIMIT)] | None = None  # requests
+    admin: bool = False  # whether it may see and change how the server speculates
     digest: bytes = field(default=b"", repr=False, compare=False)  # [32] SHA-256 of its secret
 
     def __post_init__(self) -> None:

@@ -109,7 +109,14 @@ class AnswerFormat:
         return {"usage": None} if self.options.include_usage else {}
 
     def metrics(self) -> Part:
-        """Of several outputs no speculation, as in vLLM."""
+        """Of several outputs no speculation, as in vLLM. The variant, where the server has several."""
+        return {**self._speculation(), **({"pilotfish": variant} if (variant := self._variant()) else {})}
+
+    def _variant(self) -> Part:
+        choice = self.generation.choice
+        return {"variant": choice.variant.name} if choice.named else {}
+
+    def _speculation(self) -> Part:
         level = self.generation.metrics
         if level == "none":
             return {}
@@ -135,7 +142,7 @@ class AnswerFormat:
         delta = output.delta
         if not self.detailed or delta is None:
             return {}
-        said = {"text": delta.text, "tokens": delta.tokens, "ends": delta.ends}
+        said = {**self._variant(), "text": delta.text, "tokens": delta.tokens, "ends": delta.ends}
         handovers = [report.as_json() for report in delta.handovers]
         return {"pilotfish": {**said, "verified": delta.verified, "steps": output.steps, "handovers": handovers}}
 

@@ -112,6 +112,7 @@ class RequestMiddleware:
             fields["prompt_tokens"] = record.facts.prompt_tokens
             fields["generation_tokens"] = record.generation_tokens
             fields["finish_reason"] = record.reason
+            fields["variant"] = record.facts.variant
         ms = 1000 * (time.monotonic() - state.arrived)
         with request_context(state.id, state.caller.name if state.caller else None):
             log_access(scope["method"], scope["path"], status, ms, **fields)

@@ -25,10 +25,14 @@ from pilotfish.errors import ParameterError
 from pilotfish.observe.feedback import Feedback
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
-from pilotfish.server.auth import Caller, Keyring
+from pilotfish.rollout.outcome import NONE, Segment, context_band, temperature_band
+from pilotfish.server.auth import ANONYMOUS, Caller, Keyring
+from pilotfish.server.canary import Replay
 from pilotfish.server.http import state_of
 from pilotfish.server.http_errors import HttpError, retry_after
 from pilotfish.server.params import Generation
+from pilotfish.server.requests import GenerationRequest
+from pilotfish.server.rollout import Choice, Rollout
 from pilotfish.server.stream import RequestHandle
 from pilotfish.wire.serving import Identity
 
@@ -214,9 +218,16 @@ class RequestGuard:
     """Authenticates and admits requests, and starts the metrics and the trace of each."""
 
     def __init__(
-        self, keys: Keyring, admission: Admission, metrics: ServerMetrics, tracer: Tracer | None = None
+        self,
+        keys: Keyring,
+        admission: Admission,
+        metrics: ServerMetrics,
+        tracer: Tracer | None = None,
+        rollout: Rollout | None = None,
     ) -> None:
+        """`rollout`: None for one variant."""
         self.admission, self.metrics, self.feedback = admission, metrics, Feedback(metrics)
+        self.rollout = rollout or Rollout(None, metrics)
         self._keys, self._tracer = keys, tracer
 
     def identify(self, request: Request) -> Caller:
@@ -231,6 +242,15 @@ class RequestGuard:
         state_of(request.scope).caller = caller
         return caller
 
+    def identify_admin(self, request: Request) -> Caller:
+        """HttpError 403 for a caller whose key does not let it operate the server. Without keys everybody may: such a
+        server listens to this host alone."""
+        caller = self.identify(request)
+        if not (caller.admin or caller is ANONYMOUS):
+            message = "authorization: a key with admin = true is needed"
+            raise HttpError(403, message, "permission_error", code="not_an_admin")
+        return caller
+
     def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestHandle:
         """HttpError 429 or 503. Called for requests that can be served."""
         state, params, target, body = state_of(request.scope), generation.params, generation.target, generation.body
@@ -238,15 +258,46 @@ class RequestGuard:
             prompts=tuple(len(prompt.tokens) for prompt in generation.prompts),
             max_tokens=params.max_tokens,
             n=params.n,
-            mode=cast(Mode, "off" if generation.max_nodes == 0 else target.mode),
+            mode=cast(Mode, "off" if generation.choice.max_nodes == 0 else target.mode),
             streaming=bool(body.stream),
             output=body.output,
-            tag=request.headers.get(TAG_HEADER) if body.tag is None else checked_tag(body.tag),
+            tag=_tag(request, body),
             client=caller.name,
+            variant=generation.choice.variant.name,
         )
         reservation = self.admission.admit(caller, facts, target)
         span = None if self._tracer is None else self._tracer.request(facts.output, state.id, request.headers)
         record = RequestRecord(self.metrics, facts, state.arrived)
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
-        state.handle = RequestHandle(reservation, record, span)
+        segment, replay = self._segment(generation, facts), _replay(state.id, generation, facts)
+        guided = self.rollout.begin(generation.choice, segment, record, replay)
+        state.handle = RequestHandle(reservation, record, span, guided)
         return state.handle
+
+    def choose(self, request: Request, caller: Caller, body: GenerationRequest, own: int | None) -> Choice:
+        """How a request is guessed for whose client wants trees of `own` nodes, None: as configured."""
+        asked = body.speculation
+        own_choice = asked is not None and (asked.mode is not None or asked.max_nodes is not None)
+        number = state_of(request.scope).id
+        return self.rollout.choose(caller.name, number, _tag(request, body), own, own_choice=own_choice)
+
+    def _segment(self, generation: Generation, facts: RequestFacts) -> Segment:
+        return Segment(
+            tag=self.metrics.label(facts.tag),
+            output=generation.reading.shape,
+            temperature=temperature_band(generation.params.temperature),
+            context=context_band(max(facts.prompts)),
+            script=generation.script,
+            client=facts.client or NONE,
+        )
+
+
+def _replay(number: str, generation: Generation, facts: RequestFacts) -> Replay | None:
+    """What a canary needs of a request with one output."""
+    if facts.sequences != 1:
+        return None
+    return Replay(number, facts.variant, generation.prompts[0].tokens, generation.params, ())
+
+
+def _tag(request: Request, body: GenerationRequest) -> str | None:
+    return request.headers.get(TAG_HEADER) if body.tag is None else checked_tag(body.tag)

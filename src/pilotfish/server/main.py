@@ -82,7 +82,8 @@ class _ApiProcess:
             proxy_headers=False,
             timeout_graceful_shutdown=CLOSING,
         )
-        self._server = _Server(config, self._on_signal)
+        reload = None if setup.server.rollout is None else self._application.reload
+        self._server = _Server(config, self._on_signal, reload)
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -129,17 +130,23 @@ class _ApiProcess:
 
 
 class _Server(uvicorn.Server):
-    """Calls `on_signal` in place of ending."""
+    """Calls `on_signal` in place of ending, and `reload` on SIGHUP where there is something to reload."""
 
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_signal: Callable[[], None], reload: Callable[[], None] | None
+    ) -> None:
         super().__init__(config)
         self._on_signal = on_signal
+        self._reload = reload
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop, numbers = asyncio.get_running_loop(), heeded((signal.SIGTERM, signal.SIGINT))
         for number in numbers:
             loop.add_signal_handler(number, self._on_signal)
+        if self._reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+            numbers = [*numbers, signal.SIGHUP]
         try:
             yield
         finally:

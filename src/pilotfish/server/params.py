@@ -27,6 +27,7 @@ from pilotfish.server.requests import (
     SpeculationOptions,
     TokenizeRequest,
 )
+from pilotfish.server.rollout import Choice
 from pilotfish.server.tools import template_tools
 from pilotfish.wire.serving import Identity
 
@@ -53,7 +54,8 @@ class Generation:
     prompts: tuple[TokenizedPrompt, ...]
     params: SamplingParams  # of each prompt
     reading: OutputReading
-    max_nodes: int | None  # of a token tree; 0: no speculation, None: the target's own limit
+    choice: Choice  # how it is guessed for
+    script: str  # of its prompt
     cache_salt: str | None
     session: str | None  # requests of one belong together
     timeout: float  # seconds

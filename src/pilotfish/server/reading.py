@@ -19,6 +19,7 @@ from pilotfish.core.constraint import Constraint
 from pilotfish.parsers.formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from pilotfish.parsers.pieces import Arguments, CallBegin, Content, ContentParser, OutputParser, Piece, Reasoning
 from pilotfish.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser, reasoning_format_of
+from pilotfish.rollout.outcome import OutputShape
 from pilotfish.server.call_grammars import calls_or_json, text_and_calls
 from pilotfish.server.constraints import FIELD, Wanted, blaming, wanted
 from pilotfish.server.http_errors import bad, bad_request
@@ -54,6 +55,14 @@ class OutputReading:
     shows_special: bool = False  # whether the parser must see special tokens
     use: ToolUse = NO_TOOLS
     call_id: Callable[[], str] = call_id
+
+    @property
+    def shape(self) -> OutputShape:
+        if self.use is not NO_TOOLS:
+            return "tools"
+        if self.constraint is None:
+            return "text"
+        return "json" if self.constraint.kind == "json_schema" else "grammar"
 
 
 def plain_reading(body: GenerationRequest) -> OutputReading:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import to_builtins
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -29,6 +30,7 @@ from pilotfish.config.server import ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.errors import TargetUnavailable
 from pilotfish.logs import log_prompt, prompts_are_logged
+from pilotfish.rollout.outcome import script_of
 from pilotfish.server import params, requests, response_chat
 from pilotfish.server.auth import Caller
 from pilotfish.server.chat_format import ChatFormat
@@ -45,6 +47,7 @@ from pilotfish.server.reading import OutputFormats, OutputReading, plain_reading
 from pilotfish.server.requests import GenerationRequest
 from pilotfish.server.response_format import ResponseFormat
 from pilotfish.server.responses import ResponsesRequest
+from pilotfish.server.rollout import draft_revisions
 from pilotfish.server.schemas import Body, read_body
 from pilotfish.server.stream import GenerationResponse
 from pilotfish.server.tools import tool_use
@@ -53,6 +56,8 @@ from pilotfish.wire.serving import Identity
 VERSION = version("pilotfish")
 #: Names the requests that belong together, for clients whose bodies do not.
 SESSION_HEADER = "x-session-id"
+#: The last tokens of a prompt, which its script is told from.
+SCRIPT_TOKENS = 64
 #: Makes the answer's format of a request.
 Form = Callable[[Generation, Any, TokenNames], AnswerFormat]
 
@@ -140,6 +145,24 @@ class Api:
         """What callers told so far, by category, with and without speculation."""
         self._guard.identify(request)
         return json({"data": self._guard.feedback.table(), "object": "list"})
+
+    async def rollout(self, request: Request) -> Response:
+        """Variants of speculation: shares, the guard's state and events, and what came of their requests."""
+        self._guard.identify_admin(request)
+        return json(to_builtins(self._guard.rollout.told()))
+
+    async def rollout_statistics(self, request: Request) -> Response:
+        """What came of requests by segment and minute, to explain a change later."""
+        self._guard.identify_admin(request)
+        return json(to_builtins(self._guard.rollout.statistics()))
+
+    async def rollout_reload(self, request: Request) -> Response:
+        """Read the file of variants again. 400 for one that cannot be used: then the last one stays."""
+        self._guard.identify_admin(request)
+        if self._guard.rollout.file is None:
+            raise bad_request("rollout", "this server was started without a file of variants (--rollout)")
+        self._guard.rollout.reload(draft_revisions(self._engine.health).values())
+        return json(to_builtins(self._guard.rollout.told()))
 
     async def models(self, request: Request) -> Response:
         """The model that is served, by each of its names."""
@@ -291,7 +314,8 @@ class Api:
             prompts=parts,
             params=params.sampling_params(body, reading, self._engine.defaults, longest, target, self._config),
             reading=reading,
-            max_nodes=params.max_nodes(speculation, target),
+            choice=self._guard.choose(request, caller, body, params.max_nodes(speculation, target)),
+            script=script_of(self._engine.tokenizer.decode(parts[0].tokens[-SCRIPT_TOKENS:])),
             cache_salt=body.cache_salt if caller.cache_salt is None else caller.cache_salt,
             session=request.headers.get(SESSION_HEADER) or body.session,
             timeout=min(body.timeout or math.inf, self._config.request_timeout),
@@ -318,6 +342,9 @@ def make_app(engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> 
         Route("/tokenize", api.tokenize, methods=["POST"]),
         Route("/detokenize", api.detokenize, methods=["POST"]),
         Route("/v1/feedback", api.feedback, methods=["GET", "POST"]),
+        Route("/v1/rollout", api.rollout),
+        Route("/v1/rollout/reload", api.rollout_reload, methods=["POST"]),
+        Route("/v1/rollout/statistics", api.rollout_statistics),
         Route("/v1/models", api.models),
         Route("/v1/models/{name:path}", api.model),
         Route("/health", api.health),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
     from pilotfish.observe.tracing import RequestSpan
     from pilotfish.server.formats import AnswerFormat
     from pilotfish.server.limits import Reservation
+    from pilotfish.server.rollout import GuidedRequest
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -118,13 +119,16 @@ class OutputBuffer:
 class RequestHandle:
     """An admitted request, and its metrics and trace."""
 
-    def __init__(self, reservation: Reservation, record: RequestRecord, span: RequestSpan | None) -> None:
-        self.record = record
+    def __init__(
+        self, reservation: Reservation, record: RequestRecord, span: RequestSpan | None, guided: GuidedRequest
+    ) -> None:
+        self.record, self.guided = record, guided
         self._reservation, self._span = reservation, span
 
     def update(self, index: int, delta: Delta) -> None:
         """`delta` was added to output `index`, counted over all prompts."""
         self.record.update(index, delta, time.monotonic())
+        self.guided.update(delta)
         if self._span is not None:
             self._span.update(index, delta)
 
@@ -133,6 +137,7 @@ class RequestHandle:
         gone = isinstance(error, ClientGone | asyncio.CancelledError)
         reason = None if error is None else FinishReason.ABORT if gone else FinishReason.ERROR
         self.record.finish(time.monotonic(), reason)
+        self.guided.close()
         self._reservation.release(self.record.facts.prompt_tokens + self.record.generation_tokens)
         if self._span is not None:
             status = 200 if error is None else 499 if gone else http_error(error).status
@@ -175,7 +180,11 @@ class GenerationResponse(Response):
         given, only_echo = self._generation, self._generation.body.only_echo
         prompts = [prompt.tokens for prompt in given.prompts]
         ends = asyncio.get_running_loop().time() + given.timeout
-        self._stream = self._engine.submit(prompts, given.params, given.cache_salt, given.max_nodes, given.session)
+        guesses = given.choice
+        self._stream = self._engine.submit(
+            prompts, given.params, given.cache_salt, guesses.max_nodes, given.session, guesses.draft
+        )
+        self._handle.guided.submitted(self._stream)
         try:
             while True:
                 async with asyncio.timeout_at(ends):

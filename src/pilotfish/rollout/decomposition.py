@@ -1,0 +1,128 @@
+"""Why a mean over segments changed: because their shares did, because their own means did, or both at once.
+
+The three-fold decomposition of a difference: Kitagawa, "Components of a Difference Between Two Rates", JASA 50 (1955);
+Oaxaca, "Male-Female Wage Differentials in Urban Labor Markets", International Economic Review 14 (1973); Blinder, "Wage
+Discrimination", Journal of Human Resources 8 (1973). For products of rates: Das Gupta, "Standardization and
+Decomposition of Rates", US Bureau of the Census P23-186 (1993), chapter 2.
+
+With shares w and rates r, before (0) and after (1), and the mean R = sum of w · r:
+
+    R1 - R0 = sum (w1 - w0) · r0  +  sum w0 · (r1 - r0)  +  sum (w1 - w0) · (r1 - r0)
+                    mix                   within                 interaction
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from math import fsum, prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Portions:
+    """A ratio by segment: accepted tokens, and the steps that they are divided by. Both [segments]."""
+
+    amounts: Floats
+    weights: Floats  # at least one is above 0; a segment whose weight is 0 is absent
+
+    @cached_property
+    def shares(self) -> Floats:
+        shares: Floats = self.weights / self.weights.sum()
+        return shares
+
+    @cached_property
+    def rates(self) -> Floats:
+        """0 where a segment is absent."""
+        return np.divide(self.amounts, self.weights, out=np.zeros(len(self.weights)), where=self.present)
+
+    @cached_property
+    def present(self) -> NDArray[np.bool_]:
+        return self.weights > 0
+
+    @cached_property
+    def mean(self) -> float:
+        return fsum(self.amounts) / fsum(self.weights)
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """Of the change between two portions of the same segments, in the same order.
+
+    A segment that one of them lacks has no rate there. It is taken to have changed as the common segments did, each
+    with the mean of its two shares, and those without any change for the others: with none in common, all is mix."""
+
+    before: Portions
+    after: Portions
+
+    @cached_property
+    def change(self) -> float:
+        return self.after.mean - self.before.mean
+
+    @cached_property
+    def common(self) -> NDArray[np.bool_]:
+        return self.before.present & self.after.present
+
+    @cached_property
+    def share_changes(self) -> Floats:
+        return self.after.shares - self.before.shares
+
+    @cached_property
+    def rate_changes(self) -> Floats:
+        """[segments]"""
+        changes = np.where(self.common, self.after.rates - self.before.rates, 0.0)
+        shared = (self.before.shares + self.after.shares) / 2
+        return np.where(self.common, changes, fsum(shared * changes))
+
+    @cached_property
+    def rates_before(self) -> Floats:
+        """[segments]; of one that is new, what it would have been."""
+        return np.where(self.before.present, self.before.rates, self.after.rates - self.rate_changes)
+
+    @cached_property
+    def drift_weights(self) -> Floats:
+        """[segments]: by which rate changes of common segments add up to `within` and `interaction` together."""
+        shared = (self.before.shares + self.after.shares) / 2
+        new = fsum(self.after.shares[~self.common])
+        return np.where(self.common, self.after.shares + new * shared, 0.0)
+
+    @cached_property
+    def mixes(self) -> Floats:
+        """[segments]: against the mean before, so that one moves it by growing only where it differs from it."""
+        return self.share_changes * (self.rates_before - self.before.mean)
+
+    @property
+    def mix(self) -> float:
+        """What the shares' change does at the rates of before."""
+        return fsum(self.mixes)
+
+    @property
+    def within(self) -> float:
+        """What the rates' change does at the shares of before."""
+        return fsum(self.before.shares * self.rate_changes)
+
+    @property
+    def interaction(self) -> float:
+        """What neither does alone: shares grew where rates rose, or fell."""
+        return fsum(self.share_changes * self.rate_changes)
+
+
+def product_effects(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    """What each factor's change adds to the change of the product: the mean over all orders in which the factors may
+    change one after the other. The effects add up to the product's change."""
+    orders = list(permutations(range(len(before))))
+    steps: list[list[float]] = [[] for _ in before]
+    for order in orders:
+        factors = list(before)
+        for place in order:
+            others = prod(factors[:place] + factors[place + 1 :])
+            steps[place].append((after[place] - factors[place]) * others)
+            factors[place] = after[place]
+    return [fsum(found) / len(orders) for found in steps]

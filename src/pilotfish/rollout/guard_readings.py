@@ -1,0 +1,90 @@
+"""What a guard is told of a variant, and a variant beside the holdout."""
+
+from __future__ import annotations
+
+from math import log
+
+from msgspec import Struct
+
+#: A mean of fewer tokens, or trees, is too skewed to compare its logarithm.
+ENOUGH = 8
+
+
+class GuardReading(Struct, frozen=True, kw_only=True):
+    """Of one variant since the reading before, in sums over its outputs that may speculate now; of the holdout, over
+    all. Where a variant is on trial those of its requests that run without speculation do not count."""
+
+    tokens: int = 0  # that came a step after others of their output
+    itl_seconds: float = 0.0  # between the steps that gave an output these tokens and the steps before
+    steps: int = 0
+    trees: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: GuardReading) -> GuardReading:
+        return GuardReading(
+            tokens=self.tokens + other.tokens,
+            itl_seconds=self.itl_seconds + other.itl_seconds,
+            steps=self.steps + other.steps,
+            trees=self.trees + other.trees,
+            accepted=self.accepted + other.accepted,
+        )
+
+    @property
+    def has_times(self) -> bool:
+        return self.tokens > 0 and self.itl_seconds > 0
+
+    @property
+    def token_ms(self) -> float:
+        return 1000 * self.itl_seconds / self.tokens
+
+    @property
+    def log_step_tokens(self) -> float:
+        """The logarithm of the tokens that a step gave an output, of a reading with both."""
+        return log(self.tokens / self.steps)
+
+
+NOTHING = GuardReading()
+
+
+class Comparison(Struct, frozen=True):
+    """A variant and the holdout in the same seconds, both with times."""
+
+    own: GuardReading
+    holdout: GuardReading
+
+    @property
+    def slowdown(self) -> float:
+        """The logarithm of the variant's time a token over the holdout's: below 0 the variant is faster."""
+        return log(self.own.token_ms / self.holdout.token_ms)
+
+    @property
+    def scale(self) -> float:
+        """Of the noise in that."""
+        return 1 / self.own.tokens + 1 / self.holdout.tokens
+
+    def joined(self, other: Comparison | None) -> Comparison:
+        return self if other is None else Comparison(self.own + other.own, self.holdout + other.holdout)
+
+    def __str__(self) -> str:
+        return f"{_ms(self.own)} a token, holdout {_ms(self.holdout)}"
+
+
+class ReadingPairs:
+    """Joins seconds until a variant and the holdout have enough tokens each. Seconds in which either has none are left
+    out, so that both are always seen under the same load."""
+
+    def __init__(self) -> None:
+        self._own = self._holdout = NOTHING
+
+    def add(self, own: GuardReading, holdout: GuardReading) -> Comparison | None:
+        """None: there is not enough yet."""
+        if not (own.has_times and holdout.has_times):
+            return None
+        own, holdout = self._own + own, self._holdout + holdout
+        enough = min(own.tokens, holdout.tokens) >= ENOUGH
+        self._own, self._holdout = (NOTHING, NOTHING) if enough else (own, holdout)
+        return Comparison(own, holdout) if enough else None
+
+
+def _ms(reading: GuardReading) -> str:
+    return f"{reading.token_ms:.{1 if reading.token_ms >= 10 else 2}f} ms"

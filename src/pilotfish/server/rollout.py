@@ -1,0 +1,295 @@
+"""Variants of speculation under traffic: which request gets which, what came of them, and what is done about it.
+
+admit ─► choose: a variant, as the file and the guard have it ─► begin ─► GuidedRequest
+                                                                            │ steps: tallies of the variant
+look, each second ─► guard: cuts and trials ─► running requests revised     │ closed: an Outcome
+                                                                            ▼
+                                                   sums by variant, sums by segment and minute
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pilotfish.core.request import FinishReason
+from pilotfish.engine.async_engine import Health
+from pilotfish.engine.stream import Stream
+from pilotfish.errors import ParameterError
+from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.observe.requests import RequestRecord
+from pilotfish.rollout.arms import RolloutArms
+from pilotfish.rollout.guard import Guard, GuardedVariant, GuardEvent
+from pilotfish.rollout.guard_readings import GuardReading
+from pilotfish.rollout.outcome import NONE, Outcome, Segment
+from pilotfish.rollout.segments import SegmentStatistics, SegmentWindows
+from pilotfish.rollout.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
+from pilotfish.server.canary import Replay
+from pilotfish.wire.serving import Delta, Verified
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks of the guard.
+PERIOD = 1.0
+#: How an output ends that is whole.
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+#: Outputs that have a form, which the end of `max_tokens` may break.
+CONSTRAINED = ("json", "grammar")
+#: Bytes of a file of variants.
+MAX_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a request is guessed for."""
+
+    variant: Variant
+    max_nodes: int | None  # 0: not at all; None: as its target is configured
+    cut: bool = False  # its variant is cut, and it does not speculate
+    pinned: bool = False  # it counts in no comparison
+    named: bool = False  # whether the answer says which
+
+    @property
+    def draft(self) -> str:
+        return self.variant.draft
+
+
+@dataclass
+class Tally:
+    """What the guard is to be told of a variant, since the last time."""
+
+    tokens: int = 0
+    itl_seconds: float = 0.0
+    steps: int = 0
+    trees: int = 0
+    accepted: int = 0
+
+    def add(self, verified: Verified, since: float | None) -> None:
+        self.steps += 1
+        self.trees += verified.nodes > 0
+        self.accepted += verified.accepted
+        if since is not None:
+            self.tokens += verified.tokens
+            self.itl_seconds += since
+
+
+@dataclass(eq=False)
+class GuidedRequest:
+    """A request under way, as a rollout follows it."""
+
+    choice: Choice
+    segment: Segment
+    record: RequestRecord
+    ended: Callable[[GuidedRequest], None]
+    cut: bool  # for a part of it at least
+    replay: Replay | None = None  # where the canary may want it; its output grows
+    stream: Stream | None = None  # once it is submitted
+
+    def submitted(self, stream: Stream) -> None:
+        """With what was chosen for it: it may have been cut meanwhile."""
+        self.stream = stream
+        if self.cut and not self.choice.cut:
+            stream.revise(0)
+
+    def update(self, delta: Delta) -> None:
+        """An output has grown."""
+        if self.replay is not None:
+            seed = self.replay.params.seed if delta.seed is None else delta.seed
+            params = dataclasses.replace(self.replay.params, seed=seed)
+            self.replay = dataclasses.replace(self.replay, params=params, output=[*self.replay.output, *delta.tokens])
+
+    def close(self) -> None:
+        self.ended(self)
+
+    def cut_short(self) -> None:
+        """No guesses for what is left of it."""
+        self.cut = True
+        if self.stream is not None:
+            self.stream.revise(0)
+
+
+class RolloutState(RolloutArms, kw_only=True):
+    """What an operator sees: the sums by variant, and the rest."""
+
+    file: str | None  # None: there is one variant
+    variants: list[Variant]
+    shares: dict[str, float | None]  # now, by variant; None: what the others leave
+    guard: dict[str, GuardedVariant]  # by variant, all but the holdout
+    events: list[GuardEvent]  # the newest last
+
+
+class Rollout:
+    """Of one server. `wall` gives seconds since the epoch."""
+
+    def __init__(self, file: Path | None, metrics: ServerMetrics, wall: Callable[[], float] = time.time) -> None:
+        """ParameterError for a file that cannot be used."""
+        self.file = file
+        self.variants = ONE_VARIANT if file is None else read_file(file)
+        self.guard = Guard(self.variants.holdout, self.variants.names)
+        self.segments = SegmentWindows()
+        self.offer: Callable[[Replay], None] = lambda _: None  # takes what a canary may replay
+        self._metrics, self._wall = metrics, wall
+        self.arms = self._new_arms()
+        self._running: set[GuidedRequest] = set()
+        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self._looked = 0.0  # monotonic seconds
+        self._guard_now = 0.0  # seconds since the epoch, which never go back
+        self._revisions: dict[str, str] = {}  # of pools, by name, as targets last told
+
+    # -- requests
+
+    def choose(self, client: str, request: str, tag: str | None, own: int | None, *, own_choice: bool) -> Choice:
+        """For a request whose client wants trees of `own` nodes, None: as configured; `own_choice`: it said so."""
+        assigned = self.variants.assign(client, request, tag, self._wall())
+        variant = assigned.variant
+        cut = unit(request, "trial") >= self.guard.share(variant.name)
+        wanted = [nodes for nodes in (own, variant.max_nodes, 0 if cut else None) if nodes is not None]
+        nodes = min(wanted, default=None)
+        return Choice(variant, nodes, cut, assigned.pinned or own_choice, named=self.file is not None)
+
+    def begin(
+        self, choice: Choice, segment: Segment, record: RequestRecord, replay: Replay | None = None
+    ) -> GuidedRequest:
+        """The request is admitted; its `close` follows, once, after that of its record. `replay`: what a canary needs,
+        of a request with one output."""
+        wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
+        guided = GuidedRequest(choice, segment, record, self._ended, choice.cut, replay if wanted else None)
+        self._running.add(guided)
+        name = choice.variant.name
+
+        def observe(verified: Verified, since: float | None) -> None:
+            self._metrics.variant_step(name, verified, since)
+            if not guided.cut:
+                self._tallies[name].add(verified, since)
+
+        record.observe_step = observe
+        return guided
+
+    def _ended(self, guided: GuidedRequest) -> None:
+        self._running.discard(guided)
+        if guided.replay is not None and guided.record.reason in WHOLE:
+            self.offer(guided.replay)
+        outcome = self._outcome(guided)
+        self.arms.add(outcome)
+        self.segments.add(outcome)
+        guided.record.served.scored = lambda score: self.arms.add_score(replace(outcome, score=score))
+
+    def _new_arms(self) -> RolloutArms:
+        return RolloutArms(holdout=self.variants.holdout, since=self._wall(), sticky=self.variants.sticky)
+
+    def _outcome(self, guided: GuidedRequest) -> Outcome:
+        record, choice = guided.record, guided.choice
+        failed = record.reason not in WHOLE
+        draft = choice.draft or self._draft_of(record.accepted_by_origin)
+        return Outcome(
+            ended=self._wall(),
+            variant=choice.variant.name,
+            segment=replace(guided.segment, draft=draft),
+            cut=guided.cut,
+            pinned=choice.pinned,
+            failed=failed,
+            ttft=record.time_to_first_token,
+            itl=record.time_per_output_token,
+            latency=record.latency or 0.0,
+            tokens=record.generation_tokens,
+            steps=record.served.steps,
+            trees=record.verify_steps,
+            late=record.late,
+            nodes=record.drafted,
+            accepted=record.accepted,
+            tried_by_depth=record.tried_by_depth,
+            accepted_by_depth=record.accepted_by_depth,
+            valid=None if failed or guided.segment.output not in CONSTRAINED else record.reason is FinishReason.STOP,
+        )
+
+    def _draft_of(self, origins: Counter[str]) -> str:
+        """The revision, or else the name, of who guessed most of what was accepted."""
+        if not origins:
+            return NONE
+        origin = origins.most_common(1)[0][0]
+        return self._revisions.get(origin) or origin
+
+    # -- the guard
+
+    def look(self, revisions: dict[str, str], now: float) -> None:
+        """Called often, with the revisions of draft pools by their names; `now` in monotonic seconds."""
+        self._revisions = revisions
+        if now - self._looked < PERIOD:
+            return
+        self._looked = now
+        tallies, self._tallies = self._tallies, defaultdict(Tally)
+        readings = {name: GuardReading(**vars(tally)) for name, tally in tallies.items()}
+        self._guard_now = max(self._guard_now, self._wall())  # a clock that is set back must not confuse it
+        for event in self.guard.observe(readings, self._guard_now):
+            logger.warning("variant %s: %s: %s", event.variant, event.kind, event.reason)
+            self._metrics.variant_event(event.variant, event.kind)
+        self._cut_running()
+        for name in self.variants.names:
+            self._metrics.variant_share(name, self.guard.share(name))
+
+    def _cut_running(self) -> None:
+        """Requests that run give up guessing where their variant has just been cut. Those of a variant that the file
+        names no longer go on as they are."""
+        cut = {name for name in self.variants.names if self.guard.share(name) == 0.0}
+        for guided in self._running:
+            if not guided.cut and guided.choice.variant.name in cut:
+                guided.cut_short()
+
+    # -- the operator
+
+    def reload(self, known_drafts: Collection[str]) -> None:
+        """Read the file again. ParameterError for one that cannot be used: then what was read before stays."""
+        assert self.file is not None  # or nobody could ask
+        variants = read_file(self.file)
+        if unknown := variants.drafts - set(known_drafts):
+            known = " or ".join(sorted(known_drafts)) or "none: no pool tells one"
+            raise ParameterError("variant.draft", min(unknown), f"the revision of a pool that serves: {known}")
+        before, self.variants = self.variants, variants
+        if (variants.holdout, variants.sticky) != (before.holdout, before.sticky):
+            self.arms = self._new_arms()  # what was compared with another holdout says nothing
+        self.guard.set_variants(variants.holdout, variants.names)
+        logger.info("rollout: %s read again: variants %s", self.file, ", ".join(variants.names))
+
+    def told(self) -> RolloutState:
+        """For whoever operates it."""
+        now, arms = self._wall(), self.arms
+        shares = {variant.name: None if variant.rest else variant.share_at(now) for variant in self.variants.variant}
+        return RolloutState(
+            **{name: getattr(arms, name) for name in arms.__struct_fields__},
+            file=None if self.file is None else str(self.file),
+            variants=self.variants.variant,
+            shares=shares,
+            guard=self.guard.told(),
+            events=list(self.guard.events),
+        )
+
+    def statistics(self) -> SegmentStatistics:
+        return self.segments.told(self._wall())
+
+
+def draft_revisions(health: Health) -> dict[str, str]:
+    """Of the draft pools that targets know, by the pools' names."""
+    statuses = (replica.status for replica in health.replicas if replica.status is not None)
+    return {pool.name: pool.revision for status in statuses for pool in status.pools if pool.revision}
+
+
+def read_file(file: Path) -> Variants:
+    """ParameterError for a file that cannot be read, or used."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MAX_FILE + 1)
+    except OSError as error:
+        raise ParameterError("rollout", str(file), f"a file that can be read ({error.strerror})") from error
+    if len(text) > MAX_FILE:
+        raise ParameterError("rollout", str(file), f"a file of {MAX_FILE} bytes at most")
+    try:
+        return read_variants(text.decode())
+    except UnicodeDecodeError as error:
+        raise ParameterError("rollout", str(file), "TOML in UTF-8") from error

@@ -1,0 +1,220 @@
+"""Variants of speculation in a server: what requests get, what is told, what a reload and the guard change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_double import IDENTITY, Answer, Client, Engine, Health, Submitted, Update, application, exchange, saying
+
+from pilotfish.config.server import ServerConfig
+from pilotfish.errors import ParameterError
+from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.observe.replica import ReplicaHealth
+from pilotfish.server.auth import Caller, Keyring, load_keyring
+from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.rollout import Rollout, draft_revisions
+from pilotfish.wire.serving import PoolLoad, Status
+
+COMPLETIONS = "/v1/completions"
+FILE = """
+[[variant]]
+name = "holdout"
+mode = "off"
+holdout = true
+share = 0.5
+[[variant]]
+name = "next"
+draft = "r2"
+nodes = 4
+tags = ["canary"]
+"""
+
+
+@dataclass
+class Server:
+    engine: Engine
+    folder: Path
+    text: str = FILE
+    keys: Keyring = field(default_factory=load_keyring)
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.file = self.folder / "rollout.toml"
+        self.file.write_text(self.text)
+        self.metrics = ServerMetrics("tiny")
+        self.rollout = Rollout(self.file, self.metrics, wall=lambda: self.now)
+        guard = RequestGuard(self.keys, Admission(ServerConfig()), self.metrics, rollout=self.rollout)
+        self.app = application(self.engine, guard)
+        self.client = Client(self.app)
+
+    def ask(self, **fields: Any) -> Answer:
+        return self.client.post(COMPLETIONS, {"prompt": "x = 1", **fields})
+
+    def samples(self) -> dict[str, float]:
+        lines = [line for line in self.metrics.render()[0].decode().splitlines() if line.startswith("pilotfish_varian")]
+        pairs = [line.rsplit(" ", 1) for line in lines if "_created" not in line]
+        return {name.replace(',model_name="tiny"', "").replace('model_name="tiny",', ""): float(x) for name, x in pairs}
+
+
+@pytest.fixture
+def server(engine: Engine, tmp_path: Path) -> Server:
+    return Server(engine, tmp_path)
+
+
+def with_pools(engine: Engine, **revisions: str) -> None:
+    """Its target tells of draft pools with these revisions."""
+    pools = [PoolLoad(name, True, 0, 0, 0.0, 0.0, revision=revision) for name, revision in revisions.items()]
+    status = Status(IDENTITY, 0, 0, 0, 0, "one", pools=pools)
+    engine.health = replace(Health(), replicas=(ReplicaHealth("target", status=status),))
+
+
+def test_each_request_gets_its_variant(server: Server) -> None:
+    names = [server.ask(user=str(number)).json["pilotfish"]["variant"] for number in range(40)]
+    given = {(one.max_nodes, one.draft) for one in server.engine.submitted}
+    assert set(names) == {"holdout", "next"} and given == {(0, ""), (4, "r2")}
+    assert [one.max_nodes == 0 for one in server.engine.submitted] == [name == "holdout" for name in names]
+
+
+def test_a_tag_pins_and_a_request_may_want_less(server: Server) -> None:
+    for speculation, nodes in ((None, 4), ({"max_nodes": 2}, 2), ({"max_nodes": 6}, 4), ({"mode": "off"}, 0)):
+        own = {} if speculation is None else {"speculation": speculation}
+        answer = server.ask(metadata={"tag": "canary"}, **own)
+        assert answer.json["pilotfish"] == {"variant": "next"}
+        assert (server.engine.submitted[-1].max_nodes, server.engine.submitted[-1].draft) == (nodes, "r2")
+    arms = server.rollout.arms.arms
+    assert arms["next"].pinned == 4 and arms["next"].requests == 0, "what is pinned enters no comparison"
+
+
+def test_the_last_event_of_a_stream_tells_the_variant(server: Server) -> None:
+    events = [event for event in server.ask(stream=True, metadata={"tag": "canary"}).events if isinstance(event, dict)]
+    assert [event.get("pilotfish") for event in events][-1] == {"variant": "next"}
+    assert all("pilotfish" not in event for event in events[:-1])
+
+
+def test_without_a_file_answers_say_nothing(engine: Engine) -> None:
+    client = Client(application(engine))
+    assert "pilotfish" not in client.post(COMPLETIONS, {"prompt": "x"}).json
+    told = client.get("/v1/rollout").json
+    assert [variant["name"] for variant in told["variants"]] == ["default"] and told["holdout"] == ""
+    refused = client.post("/v1/rollout/reload", {})
+    assert refused.status == 400 and "--rollout" in refused.json["error"]["message"]
+
+
+def test_what_came_of_requests_is_told_by_variant_and_by_segment(server: Server) -> None:
+    for number in range(30):
+        server.ask(user=str(number), temperature=0.0)
+    told = server.client.get("/v1/rollout").json
+    counts = {name: arm["requests"] for name, arm in told["arms"].items()}
+    assert sum(counts.values()) == 30 and set(counts) == {"holdout", "next"} and told["holdout"] == "holdout"
+    windows = server.client.get("/v1/rollout/statistics").json["windows"]
+    keys = [cell["key"] for window in windows for cell in window["cells"]]
+    assert {key["variant"] for key in keys} == {"holdout", "next"}
+    assert {(key["temperature"], key["output"], key["script"]) for key in keys} == {("0", "text", "latin")}
+    samples = server.samples()
+    assert samples['pilotfish_variant_requests_total{reason="stop",variant="next"}'] == counts["next"]
+    assert samples['pilotfish_variant_accepted_tokens_total{variant="next"}'] > 0
+
+
+def test_a_reload_takes_effect_for_the_next_request(server: Server) -> None:
+    with_pools(server.engine, first="r2", second="r3")
+    server.file.write_text(FILE.replace("nodes = 4", "nodes = 7").replace('"r2"', '"r3"'))
+    assert server.client.post("/v1/rollout/reload", {}).json["variants"][1]["nodes"] == 7
+    server.ask(metadata={"tag": "canary"})
+    assert (server.engine.submitted[-1].max_nodes, server.engine.submitted[-1].draft) == (7, "r3")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            FILE.replace("r2", "r9"),
+            "variant.draft: 'r9' is not allowed; expected the revision of a pool that serves: r2",
+        ),
+        (FILE.replace("share = 0.5", "share = 1.5"), "variant[0].share: 1.5"),
+        ("[[variant]", "rollout: "),
+    ],
+)
+def test_a_file_that_cannot_be_used_changes_nothing(server: Server, text: str, told: str) -> None:
+    with_pools(server.engine, first="r2")
+    server.file.write_text(text)
+    refused = server.client.post("/v1/rollout/reload", {})
+    assert refused.status == 400 and told in refused.json["error"]["message"]
+    assert server.client.get("/v1/rollout").json["variants"][1]["nodes"] == 4
+    assert server.ask(metadata={"tag": "canary"}).status == 200
+
+
+def test_a_file_that_is_gone_changes_nothing(server: Server) -> None:
+    server.file.unlink()
+    with pytest.raises(ParameterError, match="a file that can be read"):
+        server.rollout.reload([])
+    assert server.rollout.variants.names == ["holdout", "next"]
+    with pytest.raises(ParameterError, match="No such file"):
+        Rollout(server.file, server.metrics)
+
+
+def test_what_was_compared_with_another_holdout_is_forgotten(server: Server) -> None:
+    server.ask()
+    server.file.write_text(FILE.replace("nodes = 4", "nodes = 5"))
+    server.rollout.reload(["r2"])
+    assert sum(arm.requests for arm in server.rollout.arms.arms.values()) == 1
+    server.file.write_text(FILE.replace('"holdout"', '"off"'))
+    server.rollout.reload(["r2"])
+    assert not server.rollout.arms.arms and server.rollout.arms.holdout == "off"
+
+
+def test_only_an_admin_may_look(engine: Engine, tmp_path: Path) -> None:
+    keys = load_keyring(["a-secret-of-one-caller"])
+    server = Server(engine, tmp_path, keys=keys)
+    header = {"authorization": "Bearer a-secret-of-one-caller"}
+    for path in ("/v1/rollout", "/v1/rollout/statistics"):
+        assert server.client.get(path).status == 401
+        assert server.client.get(path, **header).status == 403
+    assert server.client.post("/v1/rollout/reload", {}, **header).json["error"]["code"] == "not_an_admin"
+    owner = Caller("op", admin=True, digest=keys.caller(header["authorization"], None).digest)  # type: ignore[union-attr]
+    admin = Server(engine, tmp_path, keys=Keyring([owner]))
+    assert admin.client.get("/v1/rollout", **header).status == 200
+
+
+def test_a_cut_reaches_requests_that_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They give up guessing; new ones do not begin to; neither counts in the comparison."""
+    gate = asyncio.Event()
+
+    def script(submitted: Submitted) -> Iterable[Update | asyncio.Event]:
+        first, *rest = saying(server.engine.tokenizer, "a = b + c")(submitted)
+        return [first, gate, *rest]  # type: ignore[list-item]
+
+    async def traffic() -> Answer:
+        asking = asyncio.create_task(
+            exchange(server.app, "POST", COMPLETIONS, body, {"content-type": "application/json"})
+        )
+        while not server.engine.submitted:
+            await asyncio.sleep(0)
+        assert server.engine.submitted[0].max_nodes == 4
+        monkeypatch.setattr(server.rollout.guard, "share", lambda name: 0.0 if name == "next" else 1.0)
+        server.rollout.look({}, 10.0)
+        assert server.engine.submitted[0].max_nodes == 0
+        gate.set()
+        return await asking
+
+    server.engine.script = script  # type: ignore[assignment]
+    body = json.dumps({"prompt": "x", "metadata": {"tag": "canary"}}).encode()
+    answer = asyncio.run(traffic())
+    assert answer.status == 200 and server.samples()['pilotfish_variant_share{variant="next"}'] == 0.0
+    server.engine.script = saying(server.engine.tokenizer, "done")
+    server.file.write_text(FILE.replace('tags = ["canary"]', ""))
+    server.rollout.reload(["r2"])
+    for number in range(20):
+        server.ask(user=str(number))
+    assert {one.max_nodes for one in server.engine.submitted[1:]} == {0}
+    assert server.rollout.arms.arms["next"].requests == 0 and server.rollout.arms.arms["next"].cut > 0
+
+
+def test_revisions_are_those_that_targets_tell(engine: Engine) -> None:
+    with_pools(engine, first="r1", second="")
+    assert draft_revisions(engine.health) == {"first": "r1"}  # type: ignore[arg-type]
