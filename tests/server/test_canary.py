@@ -17,7 +17,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import EngineError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import load_keyring
-from pilotfish.server.canary import LONGEST, WAITING, Canary, Replay
+from pilotfish.server.canary import LONGEST, WAITING, Canary, ReplayedRequest
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.rollout import Rollout
 
@@ -53,9 +53,11 @@ def rig(engine: Engine) -> Rig:
     return Rig(engine)
 
 
-def replay(rig: Rig, text: str = "a = b + c", **fields: Any) -> Replay:
+def replay(rig: Rig, text: str = "a = b + c", **fields: Any) -> ReplayedRequest:
     output = rig.engine.tokenizer.encode(text, add_special_tokens=False)
-    return Replay(**{"id": "1", "variant": "next", "prompt": [5, 6], "params": PARAMS, "output": output, **fields})
+    return ReplayedRequest(
+        **{"id": "1", "variant": "next", "prompt": [5, 6], "params": PARAMS, "output": output, **fields}
+    )
 
 
 PARAMS = SamplingParams(seed=7, max_tokens=64)
@@ -123,7 +125,7 @@ def test_few_wait_and_none_that_is_long(rig: Rig, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("share", "count"), [(1.0, 4), (0.0, 0)])
 def test_a_server_offers_what_was_speculated_for(engine: Engine, tmp_path: Path, share: float, count: int) -> None:
-    file, offered = tmp_path / "rollout.toml", list[Replay]()
+    file, offered = tmp_path / "rollout.toml", list[ReplayedRequest]()
     file.write_text(f'canary = {share}\n[[variant]]\nname = "only"\n')
     rollout = Rollout(file, metrics := ServerMetrics("tiny"))
     rollout.offer = offered.append

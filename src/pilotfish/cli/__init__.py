@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pilotfish import bench
-from pilotfish.cli import chat, cluster, demo, generate, keys, kv, models, plan, serve, train, workers
+from pilotfish.cli import chat, cluster, demo, explain, generate, keys, kv, models, plan, rollout, serve, train, workers
 from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
 from pilotfish.printable import OneLineFormatter, one_line
@@ -28,6 +28,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
 app.command("serve", cls=ServeCommand)(serve.serve)
+app.command("explain")(explain.explain)
 app.command("draft")(workers.draft)
 app.command("prefill")(workers.prefill)
 app.command("target")(workers.target)
@@ -38,6 +39,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(kv.app, name="kv")
 app.add_typer(models.app, name="models")
 app.add_typer(plan.app, name="plan")
+app.add_typer(rollout.app, name="rollout")
 app.add_typer(train.app, name="train")
 
 

@@ -29,6 +29,8 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 INTERVAL = "BEGIN..END, each now, an age as in 90m, 2h or 1d, or an ISO time, that begins before it ends"
 #: Columns of a table in a file.
 WIDTH = 120
+#: Of what is said about a cause: above, right, below, left.
+INDENT = (0, 0, 0, 3)
 #: Rows of the table of figures.
 ROWS = {
     "requests": "requests",
@@ -120,13 +122,16 @@ def _print(found: Explanation) -> None:
     console.print(Text(found.sentence, style="bold"))
     if found.before is None or found.after is None:
         return
-    console.print(Padding(_figures(found.before, found.after), (1, 0)))
+    console.print()
+    console.print(_figures(found.before, found.after))
+    console.print()
     for number, cause in enumerate(found.causes, start=1):
         for line in _cause(number, cause):
             console.print(line)
     if found.causes:
         console.print(Text(f"Of the change, {found.rest / found.change:.0%} is noise, or what no cause stands for."))
-    console.print(Padding(_parts(found), (1, 0)))
+    console.print()
+    console.print(_parts(found))
 
 
 def _figures(before: SegmentFigures, after: SegmentFigures) -> Table:
@@ -148,8 +153,9 @@ def _cause(number: int, cause: Cause) -> Iterator[Text | Padding]:
     from pilotfish.rollout.explain_wording import headline
 
     yield Text(f"{number}. {headline(cause)}", style="bold")
-    yield Padding(Text(cause.sentence), (0, 0, 0, 3))
-    yield Padding(Text.assemble(("What to do: ", "dim"), cause.advice), (0, 0, 1, 3))
+    yield Padding(Text(cause.sentence), INDENT, expand=False)
+    yield Padding(Text.assemble(("What to do: ", "dim"), cause.advice), INDENT, expand=False)
+    yield Text()
 
 
 def _parts(found: Explanation) -> Table:

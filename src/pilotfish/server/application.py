@@ -19,6 +19,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
 from pilotfish.server.canary import Canary
+from pilotfish.server.capture import start_capture
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.rollout import Rollout, draft_revisions
 from pilotfish.server.routes import VERSION, make_app
@@ -53,7 +54,8 @@ class Application:
         self.engine.observe = self._metrics.progress
         self._tracer = start_tracing(setup.otlp_traces_endpoint, name)
         self.rollout = Rollout(setup.server.rollout, self._metrics)
-        guard = RequestGuard(setup.keys, self.admission, self._metrics, self._tracer, self.rollout)
+        self._capture = start_capture(setup.server, self._metrics)
+        guard = RequestGuard(setup.keys, self.admission, self._metrics, self._tracer, self.rollout, self._capture)
         self.asgi = make_app(self.engine, setup.server, guard)
         self._canary = Canary(self.engine, self._metrics, self._is_idle)
         self.rollout.offer = self._canary.offer
@@ -107,6 +109,8 @@ class Application:
         for task in self._tasks:
             task.cancel()
         await self.engine.close()
+        if self._capture is not None:
+            await asyncio.to_thread(self._capture.close)
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
 

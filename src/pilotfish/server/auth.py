@@ -8,6 +8,7 @@
     tokens_per_minute = 200_000    # of prompts and outputs
     max_concurrency = 32           # requests
     admin = false                  # whether it may see and reload the rollout
+    capture = false                # whether --capture may keep the token ids of its requests
 
 `pilotfish keys api NAME` makes a secret and its entry. No message, log or repr shows a secret.
 """
@@ -50,6 +51,7 @@ class Caller:
     tokens_per_minute: Annotated[int, option("", 1, MAX_LIMIT)] | None = None  # of prompts and outputs
     max_concurrency: Annotated[int, option("", 1, MAX_LIMIT)] | None = None  # requests
     admin: bool = False  # whether it may see and change how the server speculates
+    capture: bool = False  # whether token ids of its requests may be kept
     digest: bytes = field(default=b"", repr=False, compare=False)  # [32] SHA-256 of its secret
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ Verdict = Literal["equal", "unequal", "given_up"]
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayedRequest:
     """A request that has ended."""
 
     id: str
@@ -50,10 +50,10 @@ class Canary:
     def __init__(self, engine: AsyncEngine, metrics: ServerMetrics, idle: Callable[[], bool]) -> None:
         """`idle`: whether nobody's requests are under way."""
         self._engine, self._metrics, self._idle = engine, metrics, idle
-        self._waiting = deque[Replay](maxlen=WAITING)
+        self._waiting = deque[ReplayedRequest](maxlen=WAITING)
         self.replaying = False
 
-    def offer(self, replay: Replay) -> None:
+    def offer(self, replay: ReplayedRequest) -> None:
         if len(replay.prompt) + len(replay.output) <= LONGEST:
             self._waiting.append(replay)
 
@@ -68,7 +68,7 @@ class Canary:
                 finally:
                     self.replaying = False
 
-    async def _turn(self, replay: Replay) -> None:
+    async def _turn(self, replay: ReplayedRequest) -> None:
         verdict, tokens = await self._replayed(replay)
         self._metrics.canary(verdict)
         if verdict == "given_up":
@@ -76,7 +76,7 @@ class Canary:
         elif verdict == "unequal":
             self._tell(replay, tokens)
 
-    async def _replayed(self, replay: Replay) -> tuple[Verdict, list[int]]:
+    async def _replayed(self, replay: ReplayedRequest) -> tuple[Verdict, list[int]]:
         """The verdict, and the tokens that came."""
         tokens = list[int]()
         try:
@@ -92,7 +92,7 @@ class Canary:
             return "given_up", tokens
         return ("equal" if tokens == list(replay.output) else "unequal"), tokens
 
-    def _tell(self, replay: Replay, tokens: Sequence[int]) -> None:
+    def _tell(self, replay: ReplayedRequest, tokens: Sequence[int]) -> None:
         """In float32 it must never come to that; in lower precision a batch of other rows may round otherwise."""
         identity = self._engine.health.identity
         dtype = "" if identity is None else identity.dtype

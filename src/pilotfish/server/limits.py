@@ -27,12 +27,13 @@ from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
 from pilotfish.rollout.outcome import NONE, Segment, context_band, temperature_band
 from pilotfish.server.auth import ANONYMOUS, Caller, Keyring
-from pilotfish.server.canary import Replay
+from pilotfish.server.canary import ReplayedRequest
+from pilotfish.server.capture import RequestCapture
 from pilotfish.server.http import state_of
 from pilotfish.server.http_errors import HttpError, retry_after
 from pilotfish.server.params import Generation
 from pilotfish.server.requests import GenerationRequest
-from pilotfish.server.rollout import Choice, Rollout
+from pilotfish.server.rollout import VariantChoice, Rollout
 from pilotfish.server.stream import RequestHandle
 from pilotfish.wire.serving import Identity
 
@@ -224,11 +225,12 @@ class RequestGuard:
         metrics: ServerMetrics,
         tracer: Tracer | None = None,
         rollout: Rollout | None = None,
+        capture: RequestCapture | None = None,
     ) -> None:
-        """`rollout`: None for one variant."""
+        """`rollout`: None for one variant. `capture`: None where nothing is kept."""
         self.admission, self.metrics, self.feedback = admission, metrics, Feedback(metrics)
         self.rollout = rollout or Rollout(None, metrics)
-        self._keys, self._tracer = keys, tracer
+        self._keys, self._tracer, self._capture = keys, tracer, capture
 
     def identify(self, request: Request) -> Caller:
         """HttpError 401 for an unknown key. Called before the body is read."""
@@ -271,10 +273,11 @@ class RequestGuard:
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
         segment, replay = self._segment(generation, facts), _replay(state.id, generation, facts)
         guided = self.rollout.begin(generation.choice, segment, record, replay)
-        state.handle = RequestHandle(reservation, record, span, guided)
+        capture = self._capture and self._capture.begin(caller, facts.tag, request.headers, generation)
+        state.handle = RequestHandle(reservation, record, span, guided, capture)
         return state.handle
 
-    def choose(self, request: Request, caller: Caller, body: GenerationRequest, own: int | None) -> Choice:
+    def choose(self, request: Request, caller: Caller, body: GenerationRequest, own: int | None) -> VariantChoice:
         """How a request is guessed for whose client wants trees of `own` nodes, None: as configured."""
         asked = body.speculation
         own_choice = asked is not None and (asked.mode is not None or asked.max_nodes is not None)
@@ -292,11 +295,11 @@ class RequestGuard:
         )
 
 
-def _replay(number: str, generation: Generation, facts: RequestFacts) -> Replay | None:
+def _replay(number: str, generation: Generation, facts: RequestFacts) -> ReplayedRequest | None:
     """What a canary needs of a request with one output."""
     if facts.sequences != 1:
         return None
-    return Replay(number, facts.variant, generation.prompts[0].tokens, generation.params, ())
+    return ReplayedRequest(number, facts.variant, generation.prompts[0].tokens, generation.params, ())
 
 
 def _tag(request: Request, body: GenerationRequest) -> str | None:

@@ -27,7 +27,7 @@ from pilotfish.server.requests import (
     SpeculationOptions,
     TokenizeRequest,
 )
-from pilotfish.server.rollout import Choice
+from pilotfish.server.rollout import VariantChoice
 from pilotfish.server.tools import template_tools
 from pilotfish.wire.serving import Identity
 
@@ -54,7 +54,7 @@ class Generation:
     prompts: tuple[TokenizedPrompt, ...]
     params: SamplingParams  # of each prompt
     reading: OutputReading
-    choice: Choice  # how it is guessed for
+    choice: VariantChoice  # how it is guessed for
     script: str  # of its prompt
     cache_salt: str | None
     session: str | None  # requests of one belong together

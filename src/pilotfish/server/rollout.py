@@ -31,7 +31,7 @@ from pilotfish.rollout.guard_readings import GuardReading
 from pilotfish.rollout.outcome import NONE, Outcome, Segment
 from pilotfish.rollout.segments import SegmentStatistics, SegmentWindows
 from pilotfish.rollout.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
-from pilotfish.server.canary import Replay
+from pilotfish.server.canary import ReplayedRequest
 from pilotfish.wire.serving import Delta, Verified
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ MAX_FILE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Choice:
+class VariantChoice:
     """How a request is guessed for."""
 
     variant: Variant
@@ -84,12 +84,12 @@ class Tally:
 class GuidedRequest:
     """A request under way, as a rollout follows it."""
 
-    choice: Choice
+    choice: VariantChoice
     segment: Segment
     record: RequestRecord
     ended: Callable[[GuidedRequest], None]
     cut: bool  # for a part of it at least
-    replay: Replay | None = None  # where the canary may want it; its output grows
+    replay: ReplayedRequest | None = None  # where the canary may want it; its output grows
     stream: Stream | None = None  # once it is submitted
 
     def submitted(self, stream: Stream) -> None:
@@ -134,7 +134,7 @@ class Rollout:
         self.variants = ONE_VARIANT if file is None else read_file(file)
         self.guard = Guard(self.variants.holdout, self.variants.names)
         self.segments = SegmentWindows()
-        self.offer: Callable[[Replay], None] = lambda _: None  # takes what a canary may replay
+        self.offer: Callable[[ReplayedRequest], None] = lambda _: None  # takes what a canary may replay
         self._metrics, self._wall = metrics, wall
         self.arms = self._new_arms()
         self._running: set[GuidedRequest] = set()
@@ -145,17 +145,17 @@ class Rollout:
 
     # -- requests
 
-    def choose(self, client: str, request: str, tag: str | None, own: int | None, *, own_choice: bool) -> Choice:
+    def choose(self, client: str, request: str, tag: str | None, own: int | None, *, own_choice: bool) -> VariantChoice:
         """For a request whose client wants trees of `own` nodes, None: as configured; `own_choice`: it said so."""
         assigned = self.variants.assign(client, request, tag, self._wall())
         variant = assigned.variant
         cut = unit(request, "trial") >= self.guard.share(variant.name)
         wanted = [nodes for nodes in (own, variant.max_nodes, 0 if cut else None) if nodes is not None]
         nodes = min(wanted, default=None)
-        return Choice(variant, nodes, cut, assigned.pinned or own_choice, named=self.file is not None)
+        return VariantChoice(variant, nodes, cut, assigned.pinned or own_choice, named=self.file is not None)
 
     def begin(
-        self, choice: Choice, segment: Segment, record: RequestRecord, replay: Replay | None = None
+        self, choice: VariantChoice, segment: Segment, record: RequestRecord, replay: ReplayedRequest | None = None
     ) -> GuidedRequest:
         """The request is admitted; its `close` follows, once, after that of its record. `replay`: what a canary needs,
         of a request with one output."""

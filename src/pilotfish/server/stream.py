@@ -36,6 +36,7 @@ from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
     from pilotfish.observe.tracing import RequestSpan
+    from pilotfish.server.capture import PendingCapture
     from pilotfish.server.formats import AnswerFormat
     from pilotfish.server.limits import Reservation
     from pilotfish.server.rollout import GuidedRequest
@@ -120,15 +121,22 @@ class RequestHandle:
     """An admitted request, and its metrics and trace."""
 
     def __init__(
-        self, reservation: Reservation, record: RequestRecord, span: RequestSpan | None, guided: GuidedRequest
+        self,
+        reservation: Reservation,
+        record: RequestRecord,
+        span: RequestSpan | None,
+        guided: GuidedRequest,
+        capture: PendingCapture | None = None,
     ) -> None:
         self.record, self.guided = record, guided
-        self._reservation, self._span = reservation, span
+        self._reservation, self._span, self._capture = reservation, span, capture
 
     def update(self, index: int, delta: Delta) -> None:
         """`delta` was added to output `index`, counted over all prompts."""
         self.record.update(index, delta, time.monotonic())
         self.guided.update(delta)
+        if self._capture is not None:
+            self._capture.update(index, delta)
         if self._span is not None:
             self._span.update(index, delta)
 
@@ -138,6 +146,8 @@ class RequestHandle:
         reason = None if error is None else FinishReason.ABORT if gone else FinishReason.ERROR
         self.record.finish(time.monotonic(), reason)
         self.guided.close()
+        if self._capture is not None:
+            self._capture.close(self.record.reason)
         self._reservation.release(self.record.facts.prompt_tokens + self.record.generation_tokens)
         if self._span is not None:
             status = 200 if error is None else 499 if gone else http_error(error).status
