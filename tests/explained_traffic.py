@@ -1,4 +1,4 @@
-"""Traffic of which it is known why acceptance changes: requests drawn from shares of segments, chances of guesses."""
+"""Traffic of which it is known why acceptance changes: requests drawn from shares of cohorts, chances of guesses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pilotfish.rollout.outcome import Outcome, Segment
-from pilotfish.rollout.segments import Cell, SegmentWindows
+from pilotfish.rollout.cohorts import Cell, CohortWindows
+from pilotfish.rollout.outcome import Cohort, RequestOutcome
 
 HOUR = 3600.0
 #: Depths that a tree has.
@@ -50,7 +50,7 @@ class Traffic:
     wanted: float = 0.95
     requests: int = 2000
 
-    def outcomes(self, seed: int, begin: float = 0.0) -> list[Outcome]:
+    def outcomes(self, seed: int, begin: float = 0.0) -> list[RequestOutcome]:
         """`begin`: seconds since the epoch."""
         chance = np.random.default_rng(seed)
         values = self._values(chance)
@@ -79,7 +79,7 @@ class Traffic:
         return late
 
     def _right(self, values: dict[str, np.ndarray], chance: np.random.Generator) -> np.ndarray:
-        """Requests differ by more than their segments."""
+        """Requests differ by more than their cohorts."""
         right = self.right * chance.beta(40, 4, self.requests) * 44 / 40
         for (name, value), ease in {**EASE, **self.ease}.items():
             right[values[name] == value] *= ease
@@ -92,26 +92,26 @@ class Traffic:
         steps: np.ndarray,
         wanted: np.ndarray,
         reached: np.ndarray,  # [depths, requests]: trees whose path was accepted up to there
-    ) -> list[Outcome]:
+    ) -> list[RequestOutcome]:
         accepted = reached[1:].sum(axis=0)
         columns = {"steps": steps, "trees": reached[0], "late": wanted - reached[0], "accepted": accepted}
         columns |= {"tokens": steps + accepted, "nodes": 8 * reached[0], "variant": values["variant"]}
         columns |= {"tried_by_depth": reached[:-1].T, "accepted_by_depth": reached[1:].T}
-        names = Segment.__struct_fields__
-        segments = zip(*(values[name].tolist() for name in names), strict=True)
+        names = Cohort.__struct_fields__
+        cohorts = zip(*(values[name].tolist() for name in names), strict=True)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         return [
-            Outcome(
+            RequestOutcome(
                 ended=begin + HOUR * place / self.requests,
-                segment=Segment(**dict(zip(names, segment, strict=True))),
+                cohort=Cohort(**dict(zip(names, cohort, strict=True))),
                 **dict(zip(columns, row, strict=True)),
             )
-            for place, (segment, row) in enumerate(zip(segments, rows, strict=True))
+            for place, (cohort, row) in enumerate(zip(cohorts, rows, strict=True))
         ]
 
 
-def counted(outcomes: Iterable[Outcome]) -> SegmentWindows:
-    windows = SegmentWindows()
+def counted(outcomes: Iterable[RequestOutcome]) -> CohortWindows:
+    windows = CohortWindows()
     for outcome in outcomes:
         windows.add(outcome)
     return windows

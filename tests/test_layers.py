@@ -30,7 +30,7 @@ LAYERS = (
     ("rollout",),  # policy and statistics alone
     ("config",),  # a configuration is checked when it is made, paces of named devices included
     ("plan",),
-    ("kv",),  # knows no device: tiers move bytes
+    ("kv", "capture"),  # know no device: tiers and rows are bytes
     ("grammar", "parsers"),  # what may be written, and what was
     ("core",),
     ("prompts", "command", "openmp", "logs"),

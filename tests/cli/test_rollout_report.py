@@ -16,7 +16,7 @@ import pytest
 from conftest import Run
 
 from pilotfish.rollout.arms import RolloutArms
-from pilotfish.rollout.outcome import Outcome, Segment
+from pilotfish.rollout.outcome import Cohort, RequestOutcome
 
 EVIL = '<script>alert("x")</script>\x1b[31m[bold]&'
 NAMES = ["off", "next", "slow", EVIL]
@@ -29,7 +29,7 @@ def arms(holdout: str = "off", seed: int = 3, requests: int = 2400) -> RolloutAr
         name = NAMES[number % len(NAMES)]
         itl = 0.02 * RATIOS.get(name, 1.0) * float(np.exp(0.3 * random.standard_normal()))
         known: dict[str, Any] = {"ended": made.since + number, "itl": itl, "latency": 2.0, "tokens": 90, "steps": 40}
-        made.add(Outcome(variant=name, segment=Segment(), **known))
+        made.add(RequestOutcome(variant=name, cohort=Cohort(), **known))
     return made
 
 

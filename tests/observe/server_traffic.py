@@ -17,6 +17,7 @@ from pilotfish.wire.serving import (
     PoolLoad,
     PrefillPoolLoad,
     Progress,
+    ShadowReport,
     Status,
     StepReport,
     Verified,
@@ -36,6 +37,24 @@ POOL = PoolLoad(
     revision="monday",
     feature_bytes=8192,
     feature_drops={"stale": 2, "damaged": 0},
+)
+SHADOW = ShadowReport(
+    "candidate",
+    ready=True,
+    revision="tuesday",
+    requests=3,
+    steps=100,
+    trees=90,
+    late=10,
+    accepted=150,
+    hits=40,
+    tried_by_depth=[90, 60],
+    accepted_by_depth=[60, 45],
+    tokens_per_step=2.5,
+    tokens_per_second=80.0,
+    live_tokens_per_second=50.0,
+    error=-0.02,
+    cpu_seconds=0.5,
 )
 #: Hand-overs of one sequence: one that the pool lost, then one that brought all.
 LOST = HandOverReport("east", "tcp", "gone", began=0.25, seconds=0.5, size=100, tokens=3)
@@ -62,9 +81,11 @@ def status(
     preemptions: int = 0,
     pools: tuple[PoolLoad, ...] = (),
     prefill_pools: tuple[PrefillPoolLoad, ...] = (),
+    shadows: tuple[ShadowReport, ...] = (),
 ) -> Status:
     both = list(pools), list(prefill_pools)
-    return Status(IDENTITY, running, 1, free_slots, preemptions, "first", 0, *both, TIERS, tier_counts())
+    tiers = TIERS, tier_counts()
+    return Status(IDENTITY, running, 1, free_slots, preemptions, "first", 0, *both, *tiers, list(shadows))
 
 
 def serving(status: Status, restarts: int = 0) -> list[ReplicaHealth]:
@@ -126,7 +147,7 @@ def serve_one(metrics: ServerMetrics, asked: RequestFacts) -> None:
 
 def everything(metrics: ServerMetrics) -> None:
     """Traffic that leaves a sample in every family."""
-    metrics.fleet.tell(serving(status(pools=(POOL,), prefill_pools=(prefill_pool(),))))
+    metrics.fleet.tell(serving(status(pools=(POOL,), prefill_pools=(prefill_pool(),), shadows=(SHADOW,))))
     metrics.handover(HANDED)
     update = progress()
     metrics.progress(update.step, update.deltas)

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from pilotfish.rollout.arms import MEASURES, MOST_ARMS, Arm, RolloutArms
-from pilotfish.rollout.outcome import Outcome, Segment
+from pilotfish.rollout.outcome import Cohort, RequestOutcome
 
 HOUR = 3600.0
 
 
-def outcome(variant: str = "next", **fields: Any) -> Outcome:
+def outcome(variant: str = "next", **fields: Any) -> RequestOutcome:
     known: dict[str, Any] = {"ended": HOUR, "ttft": 0.2, "itl": 0.02, "latency": 2.0, "tokens": 100, "steps": 40}
-    return Outcome(variant=variant, segment=Segment(), **(known | fields))
+    return RequestOutcome(variant=variant, cohort=Cohort(), **(known | fields))
 
 
-def arms(*outcomes: Outcome) -> RolloutArms:
+def arms(*outcomes: RequestOutcome) -> RolloutArms:
     made = RolloutArms(holdout="off", since=0.0)
     for one in outcomes:
         made.add(one)

@@ -21,7 +21,7 @@ def portions(weights: list[float], rates: list[float]) -> Portions:
 
 @st.composite
 def pairs(draw: st.DrawFn) -> Decomposition:
-    """Some segments may be absent on either side, or on both."""
+    """Some cohorts may be absent on either side, or on both."""
     count = draw(st.integers(1, 12))
     columns = [draw(st.lists(kind, min_size=count, max_size=count)) for kind in (weights, rates, weights, rates)]
     assume(sum(columns[0]) > 0 and sum(columns[2]) > 0)
@@ -34,7 +34,7 @@ def test_the_parts_add_up_to_the_change(parts: Decomposition) -> None:
 
 
 @given(pairs())
-def test_common_segments_carry_all_of_within_and_interaction(parts: Decomposition) -> None:
+def test_common_cohorts_carry_all_of_within_and_interaction(parts: Decomposition) -> None:
     changes = np.where(parts.common, parts.after.rates - parts.before.rates, 0.0)
     assert parts.drift_weights @ changes == pytest.approx(parts.within + parts.interaction, abs=1e-12)
 
@@ -57,17 +57,17 @@ def test_rates_alone_are_within_alone(rows: list[tuple[int, float, float]], time
 
 
 def test_simpsons_paradox_has_opposite_signs() -> None:
-    """Every segment got better, and the mean worse."""
+    """Every cohort got better, and the mean worse."""
     parts = Decomposition(portions([80, 20], [2.0, 0.5]), portions([20, 80], [2.1, 0.6]))
     assert parts.change < 0 and parts.mix < 0 < parts.within
 
 
-def test_a_new_segment_is_mix_where_the_others_stay() -> None:
+def test_a_new_cohort_is_mix_where_the_others_stay() -> None:
     parts = Decomposition(portions([60, 40, 0], [1.0, 1.0, 0.0]), portions([45, 30, 25], [1.0, 1.0, 0.2]))
     assert parts.mixes == pytest.approx([0, 0, -0.2]) and parts.within == pytest.approx(0)
 
 
-def test_a_new_segment_has_changed_as_the_others_did() -> None:
+def test_a_new_cohort_has_changed_as_the_others_did() -> None:
     """A fifth of the traffic is under a new name; guesses got worse everywhere."""
     parts = Decomposition(portions([80, 20, 0], [1.0, 1.0, 0.0]), portions([80, 0, 20], [0.7, 0.0, 0.7]))
     assert parts.within + parts.interaction == pytest.approx(0.8 * -0.3 + 0.2 * 0.8 * -0.3)

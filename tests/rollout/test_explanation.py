@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import get_args
 
 import msgspec
 import pytest
 from explained_traffic import Traffic, cells_of
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import codes, table
 
 from pilotfish.rollout.causes import find_causes
+from pilotfish.rollout.cohorts import DIMENSIONS, Cell, CellKey, merged
 from pilotfish.rollout.explain import explain
-from pilotfish.rollout.explain_wording import GOOD, NOTHING
-from pilotfish.rollout.explanation import Cause, Explanation, Kind, SegmentFigures, depth_loss
+from pilotfish.rollout.explain_wording import ADVICE, GOOD, NOTHING
+from pilotfish.rollout.explanation import Cause, CohortFigures, Explanation, Kind, depth_loss
 from pilotfish.rollout.paired import PairedCells
-from pilotfish.rollout.segments import DIMENSIONS, Cell, CellKey, merged
 
 USUAL = Traffic()
 ONE_DRAFT = Traffic(shares={"draft": {"r1": 1}})
@@ -97,8 +100,14 @@ CHANGES = {
 }
 
 
+@cache
+def usual_cells(seed: int) -> list[Cell]:
+    return cells_of(USUAL, seed)
+
+
 def explained(before: Traffic, after: Traffic, seed: int = 0) -> Explanation:
-    return explain(cells_of(before, 2 * seed), cells_of(after, 2 * seed + 1))
+    old = usual_cells(2 * seed) if before is USUAL else cells_of(before, 2 * seed)
+    return explain(old, cells_of(after, 2 * seed + 1))
 
 
 def named(cause: Cause) -> tuple[Kind, str | None, tuple[str, ...]]:
@@ -213,12 +222,17 @@ def test_a_few_requests_never_make_a_change() -> None:
     assert explain(*cells).verdict == "unclear"
 
 
+def test_the_page_has_every_cause() -> None:
+    kinds = [codes(row[0])[0] for row in table("explaining.md", "Causes, and what to do")]
+    assert sorted(kinds) == sorted(get_args(Kind)) == sorted(ADVICE)
+
+
 # -- the depth that lost most
 
 
-def figures(by_depth: tuple[float, ...], reached: tuple[float, ...]) -> SegmentFigures:
+def figures(by_depth: tuple[float, ...], reached: tuple[float, ...]) -> CohortFigures:
     accepted = sum(share * trees for share, trees in zip(by_depth, reached, strict=True))
-    return SegmentFigures(requests=9, cut=0, share=1.0, accepted_per_step=accepted, wanted=1.0, late=0.0,
+    return CohortFigures(requests=9, cut=0, share=1.0, accepted_per_step=accepted, wanted=1.0, late=0.0,
                           accepted_per_tree=accepted, nodes_per_tree=8.0, tokens_per_step=1 + accepted,
                           by_depth=by_depth, reached=reached)  # fmt: skip
 
@@ -240,7 +254,7 @@ def test_where_trees_got_better_it_is_the_depth_that_won() -> None:
 
 @st.composite
 def any_cells(draw: st.DrawFn) -> list[Cell]:
-    """Of few segments, consistent or not: a file may hold anything."""
+    """Of few cohorts, consistent or not: a file may hold anything."""
     count = st.integers(0, 1000)
     key = st.builds(CellKey, tag=st.sampled_from("abc"), draft=st.sampled_from(["none", "r1"]))
     names = ("requests", "trees", "late", "accepted", "accepted_squared", "accepted_steps", "steps_squared")

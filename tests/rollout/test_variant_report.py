@@ -13,13 +13,13 @@ from pilotfish.errors import ParameterError
 from pilotfish.rollout.arms import MEASURES, RolloutArms
 from pilotfish.rollout.findings import NO_DIFFERENCE, NOT_ENOUGH, WORDS, finding
 from pilotfish.rollout.intervals import Interval
-from pilotfish.rollout.outcome import Outcome, Segment
+from pilotfish.rollout.outcome import Cohort, RequestOutcome
 from pilotfish.rollout.report import NO_HOLDOUT, RolloutReport, RolloutRow, notes, rollout_report, summary
 
 
-def outcome(variant: str, number: int, **fields: Any) -> Outcome:
+def outcome(variant: str, number: int, **fields: Any) -> RequestOutcome:
     known: dict[str, Any] = {"ended": 3600.0 + number, "ttft": 0.2, "latency": 2.0, "tokens": 100, "steps": 50}
-    return Outcome(variant=variant, segment=Segment(), **(known | fields))
+    return RequestOutcome(variant=variant, cohort=Cohort(), **(known | fields))
 
 
 def traffic(shares: dict[str, float], ratios: dict[str, float], requests: int, **fields: Any) -> RolloutArms:

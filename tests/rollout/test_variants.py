@@ -103,6 +103,8 @@ def test_points_are_even_and_independent_by_use() -> None:
 
 HOLDOUT = '[[variant]]\nname = "h"\nmode = "off"\nholdout = true\nshare = 0.1\n'
 REST = '[[variant]]\nname = "r"\n'
+
+
 def ramp(*knots: tuple[str, float]) -> str:
     return f"ramp = [{', '.join(f'{{at = {time}, share = {share}}}' for time, share in knots)}]\n"
 
@@ -149,7 +151,17 @@ def test_what_cannot_be_is_refused_in_a_line_that_names_it(text: str, told: str)
 
 def test_bands_and_scripts() -> None:
     assert [temperature_band(t) for t in (0, 0.2, 0.5, 0.7, 1, 1.5)] == ["0", "<=0.5", "<=0.5", "<=1", "<=1", ">1"]
-    assert [context_band(n) for n in (0, 1, 3, 4, 15, 16, 63, 64, 5000)] == ["1", "1", "1", "4", "4", "16", "16", "64", "4096"]
+    assert [context_band(n) for n in (0, 1, 3, 4, 15, 16, 63, 64, 5000)] == [
+        "1",
+        "1",
+        "1",
+        "4",
+        "4",
+        "16",
+        "16",
+        "64",
+        "4096",
+    ]
     assert [script_of(text) for text in ("def f(x):", "Привет, x", "你好吗", "こんにちは", "안녕", "12 + 3", "ⴰⴱ")] == [
         "latin",
         "cyrillic",

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from openapi_responses import ResponseEvent, ResponseObject, ResponseTokenCount
 
-from pilotfish.rollout.segments import SegmentStatistics
+from pilotfish.rollout.cohorts import CohortStatistics
 from pilotfish.server import routes
 from pilotfish.server.message_errors import OVERLOADED
 from pilotfish.server.messages import CountTokensRequest, MessagesRequest
@@ -74,15 +74,15 @@ class HandOverFigures(Struct, frozen=True):
     """A hand-over of KV from a prefill worker. Times are seconds; of parts that are not known, 0."""
 
     pool: str
-    transport: str  # how its segments were read
+    transport: str  # how its cohorts were read
     outcome: str  # "whole", or why it ended early
     began: float  # a moment of the target's clock
     seconds: float  # from its beginning to its end
     queued: float  # that it waited at the pool
     computing: float  # from its first row there to its last
     exposed: float  # on top of these
-    arriving: float  # from its beginning to its first segment
-    transfer: float  # reading, checking and writing its segments
+    arriving: float  # from its beginning to its first cohort
+    transfer: float  # reading, checking and writing its cohorts
     hidden: float  # of the transfer, while the pool computed
     size: int  # bytes
     tokens: int
@@ -465,7 +465,7 @@ OPERATIONS = {
     "feedback_table": Operation("/v1/feedback", FeedbackTable),
     "rollout": Operation("/v1/rollout", RolloutState),
     "rollout_reload": Operation("/v1/rollout/reload", RolloutState, posts=True),
-    "rollout_statistics": Operation("/v1/rollout/statistics", SegmentStatistics),
+    "rollout_statistics": Operation("/v1/rollout/statistics", CohortStatistics),
     "models": Operation("/v1/models", ModelList),
     "model": Operation("/v1/models/{name}", Model),
     "health": Operation("/health", Live),

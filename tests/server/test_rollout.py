@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from http_double import IDENTITY, Answer, Client, Engine, Health, Submitted, Update, application, exchange, saying
 
@@ -18,7 +19,7 @@ from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.replica import ReplicaHealth
 from pilotfish.server.auth import Caller, Keyring, load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.rollout import Rollout, draft_revisions
+from pilotfish.server.rollout import Rollout, draft_pools
 from pilotfish.wire.serving import PoolLoad, Status
 
 COMPLETIONS = "/v1/completions"
@@ -106,7 +107,7 @@ def test_without_a_file_answers_say_nothing(engine: Engine) -> None:
     assert refused.status == 400 and "--rollout" in refused.json["error"]["message"]
 
 
-def test_what_came_of_requests_is_told_by_variant_and_by_segment(server: Server) -> None:
+def test_what_came_of_requests_is_told_by_variant_and_by_cohort(server: Server) -> None:
     for number in range(30):
         server.ask(user=str(number), temperature=0.0)
     told = server.client.get("/v1/rollout").json
@@ -217,4 +218,35 @@ def test_a_cut_reaches_requests_that_run(server: Server, monkeypatch: pytest.Mon
 
 def test_revisions_are_those_that_targets_tell(engine: Engine) -> None:
     with_pools(engine, first="r1", second="")
-    assert draft_revisions(engine.health) == {"first": "r1"}  # type: ignore[arg-type]
+    assert draft_pools(engine.health) == {"first": "r1", "second": ""}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pools", "tag", "pool", "drafts"),
+    [
+        ({}, None, "", {"none", "any"}),
+        ({"a": "r1"}, None, "", {"none", "r1"}),
+        ({"a": "r1", "b": ""}, None, "a", {"none", "r1"}),
+        ({"a": "r1", "b": ""}, None, "b", {"none", "b"}),
+        ({"a": "r1", "b": ""}, None, "", {"none", "any"}),
+        ({"a": "r1", "b": ""}, "canary", "b", {"r2"}),
+    ],
+)
+def test_a_request_counts_for_the_draft_that_was_to_guess(
+    server: Server, pools: dict[str, str], tag: str | None, pool: str, drafts: set[str]
+) -> None:
+    """Not for who guessed right: what it achieved must not decide where it counts."""
+
+    def script(submitted: Submitted) -> list[Update]:
+        first, *rest = saying(server.engine.tokenizer, "a = b + c")(submitted)
+        told = msgspec.structs.replace(first.delta, pool=pool)  # type: ignore[union-attr]
+        return [Update(told), *rest]  # type: ignore[list-item]
+
+    server.engine.script = script
+    server.file.write_text(FILE.replace('draft = "r2"\n', "" if tag is None else 'draft = "r2"\n'))
+    server.rollout.reload(["r2"])
+    server.rollout.look(pools, 10.0)
+    for number in range(20):
+        server.ask(user=str(number), **({} if tag is None else {"metadata": {"tag": tag}}))
+    cells = [cell for window in server.rollout.statistics().windows for cell in window.cells]
+    assert {cell.key.draft for cell in cells} == drafts

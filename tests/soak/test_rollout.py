@@ -25,20 +25,23 @@ PATIENCE = 60.0
 
 
 @contextmanager
-def pool(directory: Path, revision: str) -> Iterator[str]:
-    """A draft pool; where it listens."""
-    endpoint = f"ipc://{directory}/{revision}"
-    options = ["--pair=pycode", "--dtype=float32", "--threads=1", "--kv-slots=65536", "--json"]
-    command = [sys.executable, "-m", "pilotfish", "draft", *options, f"--listen={endpoint}", f"--revision={revision}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline(), "it serves"
-        yield endpoint
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
+def worker(role: str, endpoint: str, *options: str) -> Iterator[str]:
+    """A process of the role, which ends in order; where it listens."""
+    fixed = ["--pair=pycode", "--dtype=float32", "--threads=1", "--kv-slots=65536", "--json", f"--listen={endpoint}"]
+    command = [sys.executable, "-m", "pilotfish", role, *fixed, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline(), "it serves"
+            yield endpoint
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def pool(directory: Path, revision: str) -> AbstractContextManager[str]:
+    return worker("draft", f"ipc://{directory}/{revision}", f"--revision={revision}")
 
 
 class Fleet:
@@ -97,13 +100,15 @@ class Load:
 
 def test_a_draft_is_swapped_under_load(tmp_path: Path) -> None:
     fleet, pair = Fleet(tmp_path), resolve_pair("pycode")
-    with ExitStack() as pools:
+    with ExitStack() as others:
+        pools = ExitStack()
+        others.callback(lambda: pools.close())
         first = pools.enter_context(pool(tmp_path, "r0"))
         fleet.write_members((first, False))
         fleet.write_variants("r0")
-        files = {"members": fleet.members, "rollout": fleet.variants}
-        options = {"kv_slots": 65536, "max_requests": STREAMS, "draft_optional": True}
-        with LiveServer(pair.target, mode="async", **files, **options) as server:
+        options = ["--mode=async", f"--members={fleet.members}", f"--max-requests={STREAMS}", "--draft-optional"]
+        target = others.enter_context(worker("target", f"ipc://{tmp_path}/target", *options))
+        with LiveServer(pair.target, target_pool=target, rollout=fleet.variants) as server:
             load = Load(server)
             with ThreadPoolExecutor(STREAMS) as threads:
                 streams = [threads.submit(load.stream, number) for number in range(STREAMS)]
@@ -114,7 +119,6 @@ def test_a_draft_is_swapped_under_load(tmp_path: Path) -> None:
                     load.ended.set()
                 for stream in streams:
                     stream.result()
-            pools.close()
     assert load.unequal == 0 and load.done > SWAPS * STREAMS
     print(json.dumps({"swaps": SWAPS, "requests": load.done, "unequal": load.unequal}))  # noqa: T201  # with -s
 

@@ -35,7 +35,8 @@ def explanation_page(found: Explanation) -> str:
         tag("title", f"Pilotfish: {TITLE}"),
         tag("style", STYLE.read_text("utf-8")),
     )
-    notice = "notice" if found.verdict == "unclear" else "good" if found.verdict == "same" else "alarm"
+    changed = "good" if found.change > 0 else "alarm"
+    notice = {"unclear": "notice", "same": "good", "changed": changed}[found.verdict]
     parts = [tag("h1", TITLE), tag("p", found.sentence, class_=notice), *map(_cause, found.causes)]
     body = tag("main", *parts, tag("div", *_plots(found), class_="plots"))
     return document(tag("html", head, tag("body", body), lang="en"))

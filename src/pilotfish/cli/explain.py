@@ -21,8 +21,8 @@ from pilotfish.cli.show import print_json
 from pilotfish.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
-    from pilotfish.rollout.explanation import Cause, Explanation, SegmentFigures
-    from pilotfish.rollout.segments import SegmentStatistics
+    from pilotfish.rollout.cohorts import CohortStatistics
+    from pilotfish.rollout.explanation import Cause, CohortFigures, Explanation
 
 ROUTE = "/v1/rollout/statistics"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -71,15 +71,15 @@ def explain(
         write_explanation(found, html)
 
 
-def _statistics(url: str | None, source: Path | None, api_key_env: str) -> SegmentStatistics:
+def _statistics(url: str | None, source: Path | None, api_key_env: str) -> CohortStatistics:
     from pilotfish.cli.statistics_source import LOCAL, statistics_from_file, statistics_from_server
-    from pilotfish.rollout.segments import SegmentStatistics
+    from pilotfish.rollout.cohorts import CohortStatistics
 
     if source is None:
-        return statistics_from_server(SegmentStatistics, url or LOCAL, ROUTE, api_key_env)
+        return statistics_from_server(CohortStatistics, url or LOCAL, ROUTE, api_key_env)
     if url is not None:
         raise InputError("from: it cannot be combined with --url; give one of them")
-    return statistics_from_file(SegmentStatistics, source)
+    return statistics_from_file(CohortStatistics, source)
 
 
 # -- intervals
@@ -134,7 +134,7 @@ def _print(found: Explanation) -> None:
     console.print(_parts(found))
 
 
-def _figures(before: SegmentFigures, after: SegmentFigures) -> Table:
+def _figures(before: CohortFigures, after: CohortFigures) -> Table:
     table = Table("", box=None, pad_edge=False)
     for heading in ("before", "after"):
         table.add_column(heading, justify="right")

@@ -17,12 +17,15 @@ from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import available_cores
+from pilotfish.errors import ParameterError
 from pilotfish.options import options_of, pick, unset
 from pilotfish.train.recipe import LlamaSize, PairRecipe
 from pilotfish.train.taught_recipe import DistilRecipe, HeadRecipe, head_recipe
 
 if TYPE_CHECKING:  # imports torch
     from rich.progress import Progress
+
+    from pilotfish.train.redistil import Redistillation
 
 app = typer.Typer(help="Train models.")
 
@@ -80,16 +83,30 @@ def distil(
     out: Annotated[Path, typer.Option(help="Where draft/ is written.")],
     run: Run = None,
     device: Device = "auto",
+    margin: Annotated[
+        float | None,
+        typer.Option(min=0, show_default="0.05", help="With --from: accepted tokens a step that it must gain."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Teach a small language model what a target would say."""
+    """Teach a small language model what a target would say. With --from on a server's own traffic: exit code 1, and
+    nothing written, where it is not accepted better than before."""
     shaped = re.fullmatch(r"[\d, -]+", draft) is not None
     start = {"shape": LlamaSize.parse("draft", draft)} if shaped else {"draft": Path(draft)}
     chosen = DistilRecipe(target=target, **start, **recipe)
+    if margin is not None and not chosen.captured:
+        raise ParameterError("margin", margin, "none without --from")
     with _progress(engine) as progress:
-        from pilotfish.train.distil import train_distil
+        if not chosen.captured:
+            from pilotfish.train.distil import train_distil
 
-        _show(train_distil(chosen, out, run or out / "run", progress, device), json=json)
+            return _show(train_distil(chosen, out, run or out / "run", progress, device), json=json)
+        from pilotfish.train.redistil import MARGIN, redistil
+
+        least = MARGIN if margin is None else margin
+        made = redistil(chosen, least, out, run or out / "run", progress, device)
+    _show_gain(made, json=json)
+    raise typer.Exit(0 if made.better else 1)
 
 
 @contextmanager
@@ -115,3 +132,20 @@ def _show(result: Any, *, json: bool) -> None:
     for name, value in figures.items():
         shown = " ".join(f"{one:.3f}" for one in (value if isinstance(value, tuple) else (value,)))
         sys.stdout.write(f"{name.replace('_', ' '):<24} {shown}\n")
+
+
+def _show_gain(made: Redistillation, *, json: bool) -> None:
+    """The figures of both drafts, and the verdict."""
+    present, new = dataclasses.asdict(made.present), dataclasses.asdict(made.new)
+    if json:
+        print_json({"present": present, "new": new, "gain": made.gain, "margin": made.margin, "better": made.better})
+        return
+    sys.stdout.write(f"{'':<24} {'present':>8} {'new':>8}\n")
+    for name, value in present.items():
+        sys.stdout.write(f"{name.replace('_', ' '):<24} {value:8.3f} {new[name]:8.3f}\n")
+    verdict = f"better by {made.gain:.3f} accepted tokens a step"
+    if not made.better:
+        verdict = (
+            f"not better: {made.gain:+.3f} accepted tokens a step, {made.margin:g} are needed; nothing was written"
+        )
+    sys.stdout.write(f"{verdict}\n")

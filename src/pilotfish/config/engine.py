@@ -35,6 +35,8 @@ ALONE: Any = {
     "kv_disk": None,
     "kv_disk_size": 0.0,
     "draft_pool": (),
+    "shadow_pool": (),
+    "shadow_pool_key": (),
     "members": None,
     "prefill_pool": (),
     "prefill_workers": 0,
@@ -65,6 +67,8 @@ class EngineConfig:
     up to `wanted` nodes of a sequence. A draft may be a trained head of the target, which needs `features` of it: they
     are made for the head that is named so, or for the draft itself where it is one and grows here or in workers of this
     engine (`engine/tapping.py`). `draft_layers` are the hidden states that a head takes, in place of what it says.
+    Pools that listen at `shadow_pool` are told of `shadow_share` of the requests once these have ended, in every mode:
+    they are scored, and nothing of them is verified (`target/shadow.py`).
     `budget` auto spends of `nodes` and `levels` what pays by measured costs, down to plain decoding; fixed spends all
     of it, always.
 
@@ -112,6 +116,14 @@ class EngineConfig:
     members: Annotated[Path, elsewhere("A file of draft and prefill pools, which may change at any time.")] | None = (
         None
     )
+    shadow_pool: Annotated[
+        tuple[str, ...],
+        elsewhere("Pools to score without using them, in any mode, joined by ,", parse=separated(",")),
+    ] = ()
+    shadow_pool_key: Annotated[
+        tuple[str, ...], elsewhere("Their public keys, joined by a space; with --draft-key.", parse=separated(None))
+    ] = ()
+    shadow_share: Annotated[float, elsewhere("Of the requests that they are told of.", high=1, above=0)] = 1.0
     draft_optional: Annotated[bool, elsewhere("Serve without a pool that fails.")] = False
     features: Annotated[Path, elsewhere("A trained head that pools may draft with.")] | None = None
     feature_dtype: Annotated[
@@ -181,9 +193,11 @@ class EngineConfig:
             for name in ("kv_host_memory", "kv_disk", "prefill_pool", "prefill_workers"):
                 if given := getattr(self, name):
                     raise ParameterError("tensor_parallel", self.tensor_parallel, f"1 with {name} {given}")
-        for name, pools in (("draft_pool", self.draft_pool), ("prefill_pool", self.prefill_pool)):
+        for name in ("draft_pool", "shadow_pool", "prefill_pool"):
+            pools: tuple[str, ...] = getattr(self, name)
             if len(set(pools)) < len(pools):
                 raise ParameterError(name, ",".join(pools), "each pool once")
+        self._check_shadows()
         Paces.parse(self.pace)
         if self.trace is not None and not self.trace.parent.is_dir():
             raise ParameterError("trace", str(self.trace), "a file in a directory that exists")
@@ -195,6 +209,15 @@ class EngineConfig:
             raise ParameterError("draft", None, allowed)
         if self.mode == "async" and not needs_draft:
             raise ParameterError("drafter", self.drafter, "a drafter with lm in mode async; the others need no process")
+
+    def _check_shadows(self) -> None:
+        if live := set(self.shadow_pool) & set(self.draft_pool):
+            raise ParameterError("shadow_pool", min(live), "a pool that is not in draft_pool")
+        if self.shadow_pool_key and self.draft_key is None:
+            raise ParameterError("draft_key", None, "a key file, with shadow_pool_key")
+        if len(self.shadow_pool_key) not in (0, len(self.shadow_pool)):
+            allowed = f"one public key for each of {len(self.shadow_pool)} pools of shadow_pool, or none"
+            raise ParameterError("shadow_pool_key", list(self.shadow_pool_key), allowed)
 
     @property
     def drafters(self) -> tuple[DrafterKind, ...]:

@@ -24,6 +24,7 @@ MIN_TARGET_TIMEOUT = 2.0
 fleet = partial(option, panel="Several targets")
 timeout = partial(option, panel="How long", above=0, high=86400, unit="seconds")
 answer = partial(option, panel="What answers are by default")
+captured = partial(option, panel="What is kept of requests")
 
 
 @refuse_unknown
@@ -80,6 +81,14 @@ class ServerConfig:
     ] = "auto"
     default_max_tokens: Annotated[int, answer("0: what the context leaves.", 0, MAX_TOKENS)] = 0
     rollout: Annotated[Path, answer("A TOML file of variants of speculation, of docs/rollout.md.")] | None = None
+    capture: (
+        Annotated[Path, captured("A folder that keeps token ids of requests that allow it: docs/redistil.md.")] | None
+    ) = None
+    capture_tags: Annotated[
+        tuple[str, ...], captured("Tags that allow it, joined by ,; else keys do.", parse=separated(","))
+    ] = ()
+    capture_days: Annotated[int, captured("How long they are kept.", 1, 3650)] = 7
+    capture_size: Annotated[float, captured("Of them all, at most.", 0.1, 1 << 20, unit="GiB")] = 1.0
     metrics: Annotated[
         MetricsLevel, answer("none, summary or detailed.", names=("--per-request-spec-decode-metrics",))
     ] = "none"
@@ -90,6 +99,8 @@ class ServerConfig:
             raise ParameterError("host", self.host, "a host name or address")
         _check_format("tool_call_parser", self.tool_call_parser, TOOL_FORMATS)
         _check_format("reasoning_parser", self.reasoning_parser, REASONING_FORMATS)
+        if self.capture_tags and self.capture is None:
+            raise ParameterError("capture_tags", ",".join(self.capture_tags), "none without capture")
         if len(set(self.target_pool)) < len(self.target_pool):
             raise ParameterError("target_pool", ",".join(self.target_pool), "each target once")
         if not all(self.served_model_name):

@@ -113,6 +113,7 @@ class DraftPool:
     told: ToldPrefixes = field(default_factory=ToldPrefixes)  # since it last began to answer
     features: FeatureLine = field(default_factory=FeatureLine)
     target_digest: str = ""  # of this target's embedding, where a draft may ask for its features
+    role: str = "draft"  # or shadow, in notices
     losses: int = 0  # times that it fell silent or was lost
     notices: list[Notice] = field(default_factory=list)  # for the log
     drops: Drops = field(init=False)
@@ -208,7 +209,7 @@ class DraftPool:
         reason does so later, if not soon: who is refused is told no more often than that."""
         self.drops.counts["refusals"] += 1
         if reason != self._reported_refusal and now - self._refusal_reported >= FIRST_PAUSE:
-            self._warn(f"draft_pool: {self.name} refused: {reason}; the target serves without it")
+            self._warn(f"{self.role}_pool: {self.name} refused: {reason}; the target serves without it")
             self._reported_refusal, self._refusal_reported = reason, now
         self.refusal, self.ready, self.silent, self._last_heard = reason, False, False, now
         self._left_alone_until = max(self._left_alone_until, now + GREETING)

@@ -22,7 +22,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.step import RequestCommit
-from pilotfish.engine.costs import make_budget
+from pilotfish.engine.costs import make_budget, step_costs
 from pilotfish.engine.draft_notes import note_head
 from pilotfish.engine.drafters import Drafters
 from pilotfish.engine.handovers import HandOvers
@@ -34,10 +34,11 @@ from pilotfish.engine.members import MembersFile
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.pool_members import FollowedMembers
 from pilotfish.engine.ranks import Ranks, cores_here
-from pilotfish.engine.remote_drafts import RemoteDrafts
+from pilotfish.engine.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.engine.remote_prefills import RemotePrefills
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt, SampleMaker
+from pilotfish.engine.shadow_drafts import ShadowDrafts, ShadowedTarget
 from pilotfish.engine.tapping import with_features
 from pilotfish.errors import EngineError, ParameterError, RankLost
 from pilotfish.grammar.compile import Grammars
@@ -57,6 +58,7 @@ from pilotfish.model.shards import Shard
 from pilotfish.observe.records import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
 from pilotfish.plan.pace import Pace
+from pilotfish.target.shadow import ShadowSetup
 from pilotfish.target.worker import GuardedDrafter, TargetWorker
 from pilotfish.wire.serving import Delta, PartialOutput
 
@@ -78,6 +80,7 @@ class Engine:
     tiers: KVTiers | None = None
     ranks: Ranks | None = None
     grammars: GrammarThreads | None = None
+    shadows: ShadowDrafts | None = None
     _members: FollowedMembers | None = None
 
     def __init__(
@@ -103,6 +106,8 @@ class Engine:
                 self.remote = RemoteDrafts(config)
             if prefills is None and config.prefills_elsewhere:
                 self.prefills = RemotePrefills(config, frozenset() if self.remote is None else self.remote.taken)
+            if config.shadow_pool:
+                self.shadows = ShadowDrafts(config)
             self._load(self._place(), drafter)
             if members is not None:
                 self._members = FollowedMembers(members, self.remote, self.prefills)
@@ -137,6 +142,8 @@ class Engine:
         handovers = self._connect_prefills()
         scheduler = Scheduler(pool, config.max_rows, config.max_requests, cache, tiers, handovers)
         self.worker = TargetWorker(self.executor, scheduler, self.drafter, budget, masks=self.grammars.masks)
+        if self.shadows is not None:
+            self._start_shadows(self.shadows, self.grammars)
         self.reset_pacing()  # what was measured at start is no part of a run
         if config.trace is not None:
             self._timeline = Timeline(part_of(config.trace, "target"), "target")
@@ -167,6 +174,20 @@ class Engine:
         config, head, self._head = self.config, self._head, None
         pacer = partial(self._pacer, "draft", config.paces.draft)
         return Drafters(config, self.executor, self.tokenizer, grammars, self.remote, head, pacer)
+
+    def _start_shadows(self, shadows: ShadowDrafts, grammars: GrammarThreads) -> None:
+        config, beside = self.config, [kind for kind in self.config.drafters if kind != "lm"]
+        limits = (self.memory.slots, config.max_rows, config.max_requests)
+        setup = ShadowSetup(*limits, common_window(self.model.config), config.prefix_cache, config.shadow_share)
+        target = ShadowedTarget(
+            hello=hello_of(config, self.tokenizer, self.executor.vocab_size),
+            executor=self.executor,
+            costs=step_costs(self.executor, config.max_rows),
+            setup=setup,
+            beside=partial(self.drafters.make, beside),
+            grammars=grammars.pending,
+        )
+        shadows.start(target)
 
     def _connect_prefills(self) -> HandOvers | None:
         """ParameterError where every layer has a window: there requests give back what would be handed over."""
@@ -199,6 +220,8 @@ class Engine:
         self.abort_all()
         if self._members is not None:
             self._members.close()
+        if self.shadows is not None:
+            self.shadows.close()
         if self.ranks is not None:
             self.ranks.close()
         if self.prefills is not None:
@@ -327,6 +350,8 @@ class Engine:
         for request in (*self.worker.scheduler.running, *(commit.request for commit in commits)):
             self._samples[request.id].scheduled_at(began)
         record = self.worker.last_step
+        if self.shadows is not None and record is not None:
+            self.shadows.observe(record)
         return [] if record is None else [self._deliver(commit, record.began) for commit in commits]
 
     def _deliver(self, commit: RequestCommit, at: float) -> Addition:
@@ -337,6 +362,8 @@ class Engine:
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.finish(reason)
+        if self.shadows is not None:
+            self.shadows.ended(sample.request)
         del self._samples[sample.request.id]
 
     def refuse_lost_rank(self) -> None:

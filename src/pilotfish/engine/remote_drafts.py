@@ -107,8 +107,7 @@ class RemoteDrafts:
         own = None if config.draft_key is None else load_key_pair("draft_key", config.draft_key)
         channel = DialingChannel((), secrets.token_bytes(8), insecure=config.insecure)
         thread = ChannelThread(channel)
-        digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
-        hello = Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added, offer)
+        hello = hello_of(config, tokenizer, vocab_size, offer)
         options = RemoteOptions(config.wanted, salt_key=salt_key(own), first_pool=secrets.randbelow(MANY_POOLS))
         drafter = self.drafter = RemoteDrafter(hello, (), thread.post, options, channel.problem, source=source)
         self._channel = channel
@@ -175,6 +174,12 @@ class RemoteDrafts:
     def _crashing(self) -> bool:
         """Whether it is the workers, not what they were given, that are to blame."""
         return self._supervisor is not None and all(state.status != "failed" for state in self.workers())
+
+
+def hello_of(config: EngineConfig, tokenizer: Any, vocab_size: int, offer: FeatureOffer | None = None) -> Hello:
+    """How a target greets its pools."""
+    digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
+    return Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added, offer)
 
 
 def _draft_pool(target_digest: str, member: Member, peer: Peer) -> DraftPool:

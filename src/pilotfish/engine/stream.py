@@ -27,7 +27,7 @@ ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs", "h
 def joined(first: Delta, later: Delta) -> Delta:
     """Two deltas of one output as one."""
     sums = {name: getattr(first, name) + getattr(later, name) for name in ADDED}
-    begin = first if first.tokens else later  # `seed`, `queued` and `cached` come with the first tokens
+    begin = first if first.tokens else later  # `seed`, `queued`, `cached` and `pool` come with the first tokens
     return replace(begin, **sums, finish=later.finish)
 
 

@@ -267,9 +267,17 @@ class TargetService:
         deltas: dict[AttendedServer, list[Delta]] = {key.server: [] for key in self._samples}
         for addition in additions:
             if addition.delta.finish is None or addition.delta.finish.reason is not FinishReason.ERROR:
-                deltas[addition.sample.owner.server].append(addition.delta)
+                deltas[addition.sample.owner.server].append(self._with_pool(addition))
         for server, added in deltas.items():
             self._servers.progress(server, report, added)
+
+    def _with_pool(self, addition: Addition) -> Delta:
+        """The first delta of an output says which pool guesses for it."""
+        delta = addition.delta
+        if delta.queued is None or self._engine.remote is None:
+            return delta
+        pool = self._engine.remote.drafter.pool_of(addition.sample.request)
+        return delta if pool is None else msgspec.structs.replace(delta, pool=pool.name)
 
     def _end(self, samples: Sequence[Sample]) -> None:
         """Forget requests whose outputs have all ended. Requests with an output that ended with an error end as a
@@ -329,6 +337,7 @@ class TargetService:
             prefill_pools=_prefill_pools(self._engine),
             tiers=tiers_of(self._engine),
             tier_counts=TierCounts() if self._engine.tiers is None else self._engine.tiers.counts,
+            shadows=[] if self._engine.shadows is None else self._engine.shadows.reports(),
         )
 
 

@@ -9,13 +9,16 @@ from pilotfish.core.handover import HandOverTotals
 from pilotfish.core.tiers import TierCounts, TierUse
 from pilotfish.observe.metric_families import Metrics
 from pilotfish.observe.replica import ReplicaHealth, RoutedTokens
-from pilotfish.wire.serving import PoolLoad, PrefillPoolLoad, Status
+from pilotfish.wire.serving import PoolLoad, PrefillPoolLoad, ShadowReport, Status
 
 POOL_GAUGES = [
     f"pilotfish_pool_{name}" for name in ("ready", "sessions", "free_slots", "step_seconds", "queue_seconds")
 ]
 PREFILL_GAUGES = [
     f"pilotfish_prefill_pool_{name}" for name in ("ready", "queued_tokens", "free_slots", "token_seconds", "leases")
+]
+SHADOW_GAUGES = [
+    f"pilotfish_shadow_{name}" for name in ("ready", "tokens_per_second", "live_tokens_per_second", "error")
 ]
 TIER_GAUGES = ["pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"]
 REPLICA_GAUGES = [
@@ -37,6 +40,7 @@ class FleetMetrics:
         self._replicas: set[str] = set()
         self._pools: dict[str, str] = {}  # revisions, by pool
         self._prefill_pools: dict[str, str] = {}  # transports, by pool
+        self._shadows: dict[str, str] = {}  # revisions, by pool
 
     def tell(self, replicas: Sequence[ReplicaHealth], resumed: int = 0, routed: RoutedTokens = NOT_ROUTED) -> None:
         """The targets now, how many requests have gone on at another one, and what came of the choices."""
@@ -66,6 +70,7 @@ class FleetMetrics:
         self._metrics["vllm:kv_cache_usage_perc"].set(_used(found))
         self._set_pools(statuses)
         self._set_prefill_pools(statuses)
+        self._set_shadows(statuses)
         self._set_tiers([tier for status in found for tier in status.tiers])
         for replica, status in statuses.items():
             self._add_total(replica, status.preemptions, "vllm:num_preemptions")
@@ -101,6 +106,32 @@ class FleetMetrics:
             self._add_total(replica, pool.feature_bytes, "pilotfish_pool_feature_bytes", label)
             for reason, count in pool.feature_drops.items():
                 self._add_total(replica, count, "pilotfish_pool_feature_drops", label, reason)
+
+    def _set_shadows(self, statuses: Mapping[str, Status]) -> None:
+        """Rates of one that several targets have are those that the last of them has told."""
+        shadows = [(replica, shadow) for replica, status in statuses.items() for shadow in status.shadows]
+        revisions = {shadow.name: shadow.revision for _, shadow in shadows}
+        if revisions != self._shadows:
+            self._metrics.empty("pilotfish_shadow_revision", *SHADOW_GAUGES)
+            self._shadows = revisions
+        for replica, shadow in shadows:
+            values = (shadow.ready, shadow.tokens_per_second, shadow.live_tokens_per_second, shadow.error)
+            for name, value in zip(SHADOW_GAUGES, values, strict=True):
+                self._metrics[name, shadow.name].set(value)
+            if shadow.revision:
+                self._metrics["pilotfish_shadow_revision", shadow.name, shadow.revision].set(1)
+            self._count_shadow(replica, shadow)
+
+    def _count_shadow(self, replica: str, shadow: ShadowReport) -> None:
+        totals = {"steps": shadow.steps, "trees": shadow.trees, "late_steps": shadow.late, "hits": shadow.hits}
+        totals |= {"requests": shadow.requests, "accepted_tokens": shadow.accepted}
+        for name, total in totals.items():
+            self._add_total(replica, total, f"pilotfish_shadow_{name}", shadow.name)
+        self._add_total(replica, shadow.cpu_seconds, "pilotfish_shadow_cpu_seconds", shadow.name)
+        by_depth = {"tried": shadow.tried_by_depth, "accepted": shadow.accepted_by_depth}
+        for name, counts in by_depth.items():
+            for position, count in enumerate(counts):
+                self._add_total(replica, count, f"pilotfish_shadow_{name}_per_pos", shadow.name, str(position))
 
     def _set_prefill_pools(self, statuses: Mapping[str, Status]) -> None:
         pools = [(replica, pool) for replica, status in statuses.items() for pool in status.prefill_pools]

@@ -138,6 +138,10 @@ class ServerMetrics:
         """A request was generated again without speculation."""
         self._metrics["pilotfish_canary_replays", verdict].inc()
 
+    def captured(self, result: str) -> None:
+        """A request that was to be kept: kept, dropped or refused. Any thread may say so."""
+        self._metrics["pilotfish_captured_requests", result].inc()
+
     def label(self, tag: str | None) -> str:
         """The first MAX_TAGS tags, of requests or feedback, are labels of their own."""
         if tag is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from pilotfish.rollout.contrast import Contrast, Count, Moments
-from pilotfish.rollout.outcome import Outcome
+from pilotfish.rollout.outcome import RequestOutcome
 
 #: Variants whose requests are kept; those of further ones are counted as left out.
 MOST_ARMS = 32
@@ -20,22 +20,22 @@ def _log(value: float | None) -> float | None:
     return log(value) if value is not None and value > 0 else None
 
 
-def _tokens_per_second(outcome: Outcome) -> float | None:
+def _tokens_per_second(outcome: RequestOutcome) -> float | None:
     return _log(outcome.tokens / outcome.latency) if outcome.latency > 0 else None
 
 
-def _tokens_per_step(outcome: Outcome) -> float | None:
+def _tokens_per_step(outcome: RequestOutcome) -> float | None:
     return outcome.tokens / outcome.steps if outcome.steps else None
 
 
-def _valid(outcome: Outcome) -> float | None:
+def _valid(outcome: RequestOutcome) -> float | None:
     return None if outcome.valid is None else float(outcome.valid)
 
 
 #: An observation of each measure; None: the request has none. Of times and speeds it is the natural logarithm, so that
 #: differences are ratios. What a failed request has of them counts: without them the variant would look best whose
 #: slow requests are given up.
-MEASURES: dict[str, Callable[[Outcome], float | None]] = {
+MEASURES: dict[str, Callable[[RequestOutcome], float | None]] = {
     "itl": lambda outcome: _log(outcome.itl),
     "ttft": lambda outcome: _log(outcome.ttft),
     "tokens_per_second": _tokens_per_second,
@@ -88,7 +88,7 @@ class RolloutArms(Struct, kw_only=True):
         """Variants beside the holdout."""
         return [name for name in self.arms if name != self.holdout]
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RequestOutcome) -> None:
         """Take a request that has ended. If it was pinned or cut it is counted, and compared with nothing."""
         if (arm := self._arm(outcome.variant)) is None:
             self.left_out += 1
@@ -103,7 +103,7 @@ class RolloutArms(Struct, kw_only=True):
             arm.paused = False
             self._observe(outcome, arm, list(_observations(outcome)))
 
-    def add_score(self, outcome: Outcome) -> None:
+    def add_score(self, outcome: RequestOutcome) -> None:
         """Take feedback on a request that was added without."""
         arm = self.arms.get(outcome.variant)
         if arm is not None and outcome.score is not None and not (outcome.pinned or outcome.cut):
@@ -124,7 +124,7 @@ class RolloutArms(Struct, kw_only=True):
             self.arms[variant] = Arm()
         return self.arms.get(variant)
 
-    def _observe(self, outcome: Outcome, arm: Arm, observations: list[_Observation]) -> None:
+    def _observe(self, outcome: RequestOutcome, arm: Arm, observations: list[_Observation]) -> None:
         for one in observations:
             arm.moments.setdefault(one.measure, Moments()).add(one.value)
             if outcome.variant != self.holdout:
@@ -141,7 +141,7 @@ class RolloutArms(Struct, kw_only=True):
                 yield arm.contrasts.setdefault(measure, Contrast())
 
 
-def _observations(outcome: Outcome) -> Iterator[_Observation]:
+def _observations(outcome: RequestOutcome) -> Iterator[_Observation]:
     for name, observe in MEASURES.items():
         if (value := observe(outcome)) is not None:
             yield _Observation(name, value)

@@ -1,4 +1,4 @@
-"""What a change of acceptance comes from: shares of segments first, one dimension after the other, then rates.
+"""What a change of acceptance comes from: shares of cohorts first, one dimension after the other, then rates.
 
 Shares: of all dimensions the one whose mix explains most is taken, and the others are asked what they explain beyond
 it, until none does. Rates: what is left, at the shares of after, by factor; a few values of a dimension are named where
@@ -78,7 +78,7 @@ def _leading(effects: Mapping[str, float], effect: float) -> Values:
 
 
 def _by_value(cells: PairedCells, figures: Floats) -> dict[str, float]:
-    """Sums by value of the last dimension. `figures`: [segments]."""
+    """Sums by value of the last dimension. `figures`: [cohorts]."""
     sums: dict[str, float] = {}
     for key, figure in zip(cells.keys, figures.tolist(), strict=True):
         sums[key[-1]] = sums.get(key[-1], 0.0) + figure
@@ -131,7 +131,7 @@ def _mixes(cells: PairedCells, change: float) -> Iterator[DimensionMix]:
 
 
 def _mix(cells: PairedCells, chosen: Sequence[str], dimension: str) -> DimensionMix:
-    """A segment scores by how its rate differs from that of all with the same values of the chosen dimensions."""
+    """A cohort scores by how its rate differs from that of all with the same values of the chosen dimensions."""
     finer, coarser = cells.by(*chosen, dimension), cells.by(*chosen)
     places = {key: place for place, key in enumerate(coarser.keys)}
     parts = finer.decomposition
@@ -145,8 +145,8 @@ def _mix(cells: PairedCells, chosen: Sequence[str], dimension: str) -> Dimension
 
 def _mix_cause(cells: PairedCells, mix: DimensionMix) -> FoundCause:
     """Its factor is that by which the named values differ most from all that was before."""
-    grew = sum(mix.growth[value] for value in mix.values) > 0
-    named = (cells.after if grew else cells.before).where(cells.holds(mix.dimension, mix.values))
+    held = cells.holds(mix.dimension, mix.values)
+    named = cells.before.where(held) if cells.before["steps"][held].any() else cells.after.where(held)
     differences = PairedCells([()], (), cells.by().before, named).factor_changes[0]
     factor = FACTORS[int(np.argmax(differences * np.sign(differences.sum())))]
     return FoundCause("mix", factor, mix.effect, mix.dimension, mix.values, mix.alike)
@@ -170,7 +170,7 @@ class Place:
 
 
 def _drifts(cells: PairedCells, chosen: Sequence[str], change: float) -> Iterator[FoundCause]:
-    """By factor, in segments of the dimensions whose shares changed."""
+    """By factor, in cohorts of the dimensions whose shares changed."""
     table = cells.by(*chosen)
     weights = table.decomposition.drift_weights
     error = sqrt(weights**2 @ table.variances)

@@ -58,7 +58,7 @@ class NoiseEstimate:
     """What a figure's noise is, for each of LENGTHS, from its deviations from its own mean. What means of fewer readings
     show is believed of those of more until they have shown it themselves."""
 
-    MEMORY = 300  # readings
+    MEMORY = 60  # readings: of the mean
     LENGTHS = (3, 6, 12, 24)
     FIRST_BELIEF = 1.0  # tokens' times vary about as much as their mean
 

@@ -1,4 +1,4 @@
-"""Why a mean over segments changed: because their shares did, because their own means did, or both at once.
+"""Why a mean over cohorts changed: because their shares did, because their own means did, or both at once.
 
 The three-fold decomposition of a difference: Kitagawa, "Components of a Difference Between Two Rates", JASA 50 (1955);
 Oaxaca, "Male-Female Wage Differentials in Urban Labor Markets", International Economic Review 14 (1973); Blinder, "Wage
@@ -28,10 +28,10 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Portions:
-    """A ratio by segment: accepted tokens, and the steps that they are divided by. Both [segments]."""
+    """A ratio by cohort: accepted tokens, and the steps that they are divided by. Both [cohorts]."""
 
     amounts: Floats
-    weights: Floats  # at least one is above 0; a segment whose weight is 0 is absent
+    weights: Floats  # at least one is above 0; a cohort whose weight is 0 is absent
 
     @cached_property
     def shares(self) -> Floats:
@@ -40,7 +40,7 @@ class Portions:
 
     @cached_property
     def rates(self) -> Floats:
-        """0 where a segment is absent."""
+        """0 where a cohort is absent."""
         return np.divide(self.amounts, self.weights, out=np.zeros(len(self.weights)), where=self.present)
 
     @cached_property
@@ -54,9 +54,9 @@ class Portions:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """Of the change between two portions of the same segments, in the same order.
+    """Of the change between two portions of the same cohorts, in the same order.
 
-    A segment that one of them lacks has no rate there. It is taken to have changed as the common segments did, each
+    A cohort that one of them lacks has no rate there. It is taken to have changed as the common cohorts did, each
     with the mean of its two shares, and those without any change for the others: with none in common, all is mix."""
 
     before: Portions
@@ -76,26 +76,26 @@ class Decomposition:
 
     @cached_property
     def rate_changes(self) -> Floats:
-        """[segments]"""
+        """[cohorts]"""
         changes = np.where(self.common, self.after.rates - self.before.rates, 0.0)
         shared = (self.before.shares + self.after.shares) / 2
         return np.where(self.common, changes, fsum(shared * changes))
 
     @cached_property
     def rates_before(self) -> Floats:
-        """[segments]; of one that is new, what it would have been."""
+        """[cohorts]; of one that is new, what it would have been."""
         return np.where(self.before.present, self.before.rates, self.after.rates - self.rate_changes)
 
     @cached_property
     def drift_weights(self) -> Floats:
-        """[segments]: by which rate changes of common segments add up to `within` and `interaction` together."""
+        """[cohorts]: by which rate changes of common cohorts add up to `within` and `interaction` together."""
         shared = (self.before.shares + self.after.shares) / 2
         new = fsum(self.after.shares[~self.common])
         return np.where(self.common, self.after.shares + new * shared, 0.0)
 
     @cached_property
     def mixes(self) -> Floats:
-        """[segments]: against the mean before, so that one moves it by growing only where it differs from it."""
+        """[cohorts]: against the mean before, so that one moves it by growing only where it differs from it."""
         return self.share_changes * (self.rates_before - self.before.mean)
 
     @property

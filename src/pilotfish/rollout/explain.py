@@ -1,6 +1,6 @@
 """Why acceptance changed between two windows of time: whether it did, and its causes, ranked, with what to do.
 
-Acceptance is accepted tokens a step, a ratio of sums, so that shares of segments are shares of steps."""
+Acceptance is accepted tokens a step, a ratio of sums, so that shares of cohorts are shares of steps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 
 from pilotfish.rollout import explain_wording
 from pilotfish.rollout.causes import SURE, FoundCause, find_causes
+from pilotfish.rollout.cohorts import DIMENSIONS, Cell
 from pilotfish.rollout.explanation import (
     Cause,
+    CohortFigures,
+    DepthLoss,
     DimensionParts,
     Explanation,
     Kind,
-    SegmentFigures,
     Verdict,
     depth_loss,
 )
 from pilotfish.rollout.paired import PairedCells
-from pilotfish.rollout.segments import DIMENSIONS, Cell
 
 #: Of the greater mean: a change of this size matters. Where it could hide there is not enough data.
 TELLABLE = 0.05
@@ -82,21 +83,19 @@ def _parts(cells: PairedCells, name: str, dimensions: Sequence[str]) -> Dimensio
 
 @dataclass(frozen=True)
 class BothFigures:
-    before: SegmentFigures
-    after: SegmentFigures
+    before: CohortFigures
+    after: CohortFigures
 
 
 def _figures(cells: PairedCells, chosen: NDArray[np.bool_]) -> BothFigures:
-    """`chosen`: [segments]"""
+    """`chosen`: [cohorts]"""
     sides = (cells.before, cells.after)
-    return BothFigures(*(SegmentFigures.of(side.where(chosen), float(side["steps"].sum())) for side in sides))
+    return BothFigures(*(CohortFigures.of(side.where(chosen), float(side["steps"].sum())) for side in sides))
 
 
 def _cause(cells: PairedCells, found: FoundCause, change: float, both: BothFigures) -> Cause:
     """`both`: of all requests."""
     own = both if found.dimension is None else _figures(cells, cells.holds(found.dimension, found.values))
-    reference = both.before if found.part == "mix" else own.before
-    shrank = found.part == "mix" and own.after.share < own.before.share
     cause = Cause(
         kind=_kind(found),
         part=found.part,
@@ -107,10 +106,19 @@ def _cause(cells: PairedCells, found: FoundCause, change: float, both: BothFigur
         share=found.effect / change,
         before=own.before,
         after=own.after,
-        depth=depth_loss(reference, own.after) if found.factor == "right" and not shrank else None,
+        depth=_depth(found, own, both) if found.factor == "right" else None,
         alike=found.alike,
     )
     return replace(cause, sentence=explain_wording.sentence(cause, both.before), advice=explain_wording.advice(cause))
+
+
+def _depth(found: FoundCause, own: BothFigures, both: BothFigures) -> DepthLoss | None:
+    """Of a mix: where those that grew are worse, or better, than all; None where requests became fewer."""
+    if found.part == "within":
+        return depth_loss(own.before, own.after)
+    if own.after.share < own.before.share:
+        return None
+    return depth_loss(both.before, own.before if own.before.requests else own.after)
 
 
 def _kind(found: FoundCause) -> Kind:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pilotfish.printable import printable
 from pilotfish.rollout.causes import Factor
-from pilotfish.rollout.explanation import Cause, Kind, SegmentFigures, Verdict
+from pilotfish.rollout.explanation import Cause, CohortFigures, Kind, Verdict
 
 NOTHING = "Not enough data: in one of the two no request ended that was answered."
 #: Values that a sentence names.
 NAMED = 3
 #: What sets requests apart, by the factor of accepted tokens a step in which they differ most.
 DIFFERENCES: dict[Factor, str] = {
-    "wanted": "how many of their steps want a tree",
-    "late": "how many of their trees come in time",
+    "wanted": "how many steps want a tree",
+    "late": "how many trees come in time",
     "right": "how many of a tree's tokens are accepted",
 }
 GOOD = "Nothing: it raised acceptance."
@@ -34,12 +32,13 @@ ADVICE: dict[Kind, str] = {
 SHRUNK: dict[Kind, Kind] = {"draft": "variant", "client": "mix"}
 
 
-def told(verdict: Verdict, before: SegmentFigures, after: SegmentFigures, width: float, tellable: float) -> str:
+def told(verdict: Verdict, before: CohortFigures, after: CohortFigures, width: float, tellable: float) -> str:
     """`width`: half of the interval that the change is surely in, accepted tokens a step; `tellable`: a share."""
     old, new = before.accepted_per_step or 0.0, after.accepted_per_step or 0.0
     figures = f"{old:.2f} accepted tokens a step before, {new:.2f} after"
     if verdict == "same":
-        return f"No difference that matters: {figures}; one of {tellable:.0%} would have shown."
+        enough = f"there is enough data to tell one of {tellable:.0%}"
+        return f"No difference that matters: {figures} (±{width:.2f}); {enough}."
     if verdict == "unclear":
         requests = f"{before.requests} and {after.requests} requests"
         sure = f"cannot tell a change of {tellable:.0%} from none"
@@ -57,7 +56,7 @@ def advice(cause: Cause) -> str:
     return ADVICE[SHRUNK.get(cause.kind, cause.kind) if shrank else cause.kind]
 
 
-def sentence(cause: Cause, all_before: SegmentFigures) -> str:
+def sentence(cause: Cause, all_before: CohortFigures) -> str:
     """`all_before`: figures of all requests of the window before."""
     parts = [_mix(cause, all_before) if cause.part == "mix" else _within(cause)]
     if cause.depth is not None:
@@ -75,24 +74,20 @@ def headline(cause: Cause) -> str:
 
 
 def place(cause: Cause) -> str:
-    """As in `draft r2`; "all requests" where a cause has no place."""
-    return "all requests" if cause.dimension is None else f"{cause.dimension} {_listed(cause.values)}"
+    """As in `draft r2`, of a cause that has one."""
+    more = f" and {len(cause.values) - NAMED} more" if len(cause.values) > NAMED else ""
+    return f"{cause.dimension} {', '.join(map(printable, cause.values[:NAMED]))}{more}"
 
 
-def _listed(values: Sequence[str]) -> str:
-    more = f" and {len(values) - NAMED} more" if len(values) > NAMED else ""
-    return ", ".join(printable(value) for value in values[:NAMED]) + more
-
-
-def _mix(cause: Cause, all_before: SegmentFigures) -> str:
+def _mix(cause: Cause, all_before: CohortFigures) -> str:
     old, new = cause.before, cause.after
     if old.share == 0:
         moved = f"is new, with {new.share:.0%} of the steps"
     else:
         moved = f"went from {old.share:.0%} to {new.share:.0%} of the steps"
-    rate = new.accepted_per_step if new.accepted_per_step is not None else old.accepted_per_step
-    compared = f"{rate:.2f} accepted tokens a step, where all had {all_before.accepted_per_step:.2f} before"
-    return f"{_capital(place(cause))} {moved}: {compared}. They differ most in {DIFFERENCES[cause.factor]}."
+    rate = new.accepted_per_step if old.accepted_per_step is None else old.accepted_per_step
+    has = f"It has {rate:.2f} accepted tokens a step, where all had {all_before.accepted_per_step:.2f}"
+    return f"{_capital(place(cause))} {moved}. {has}, and differs most in {DIFFERENCES[cause.factor]}."
 
 
 def _within(cause: Cause) -> str:

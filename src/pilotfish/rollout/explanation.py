@@ -7,14 +7,14 @@ from typing import Literal
 from msgspec import Struct
 
 from pilotfish.rollout.causes import Factor, Part
+from pilotfish.rollout.cohorts import SUMS
 from pilotfish.rollout.paired import CellSums
-from pilotfish.rollout.segments import SUMS
 
 Verdict = Literal["changed", "same", "unclear"]
 Kind = Literal["mix", "drift", "draft", "client", "variant", "temperature", "structured", "context", "late", "wanted"]
 
 
-class SegmentFigures(Struct, frozen=True, kw_only=True):
+class CohortFigures(Struct, frozen=True, kw_only=True):
     """Of some requests of a window. None: there was nothing to divide by."""
 
     requests: int
@@ -30,7 +30,7 @@ class SegmentFigures(Struct, frozen=True, kw_only=True):
     reached: tuple[float | None, ...]  # trees that came to try this depth, of all
 
     @classmethod
-    def of(cls, sums: CellSums, steps: float) -> SegmentFigures:
+    def of(cls, sums: CellSums, steps: float) -> CohortFigures:
         """Of sums with one row, in a window of so many steps."""
         count = {name: float(sums[name][0]) for name in SUMS}
         wanted = count["trees"] + count["late"]
@@ -61,7 +61,7 @@ class DepthLoss(Struct, frozen=True, kw_only=True):
 class DimensionParts(Struct, frozen=True, kw_only=True):
     """Accepted tokens a step, which add up to the change (`rollout.decomposition`)."""
 
-    dimension: str  # "all": segments by all dimensions together
+    dimension: str  # "all": cohorts by all dimensions together
     mix: float
     within: float
     interaction: float
@@ -71,14 +71,14 @@ class Cause(Struct, frozen=True, kw_only=True):
     """Effects are accepted tokens a step. Figures are those of the requests with the values, or of all."""
 
     kind: Kind
-    part: Part  # whether shares of segments changed, or rates within them
+    part: Part  # whether shares of cohorts changed, or rates within them
     factor: Factor
     dimension: str | None  # None: everywhere
     values: tuple[str, ...]
     effect: float
     share: float  # of the change; below 0 where it worked against it
-    before: SegmentFigures
-    after: SegmentFigures
+    before: CohortFigures
+    after: CohortFigures
     depth: DepthLoss | None  # None: it is not about whether guesses are right
     alike: tuple[str, ...]  # dimensions that would explain it as well
     sentence: str = ""
@@ -90,8 +90,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     verdict: Verdict
     sentence: str
-    before: SegmentFigures | None = None  # None: nothing ended in one of the windows
-    after: SegmentFigures | None = None
+    before: CohortFigures | None = None  # None: nothing ended in one of the windows
+    after: CohortFigures | None = None
     change: float = 0.0
     error: float = 0.0
     causes: tuple[Cause, ...] = ()
@@ -99,7 +99,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     parts: tuple[DimensionParts, ...] = ()
 
 
-def depth_loss(before: SegmentFigures, after: SegmentFigures) -> DepthLoss | None:
+def depth_loss(before: CohortFigures, after: CohortFigures) -> DepthLoss | None:
     """By tokens of a tree that a depth lost itself: the change of its share, times the trees that came to it before.
     Where trees got better: that it won."""
     down = (after.accepted_per_tree or 0.0) < (before.accepted_per_tree or 0.0)

@@ -33,7 +33,7 @@ SCRIPTS = {
 OTHER_SCRIPT = "other"
 
 
-class Segment(Struct, frozen=True, kw_only=True):
+class Cohort(Struct, frozen=True, kw_only=True):
     """Where a request belongs, by dimensions whose values are few: the server bounds what clients choose."""
 
     tag: str = NONE
@@ -45,13 +45,13 @@ class Segment(Struct, frozen=True, kw_only=True):
     draft: str = NONE  # the revision of the draft that guessed for it, or its pool's name
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class RequestOutcome(Struct, frozen=True, kw_only=True):
     """A request that has ended. Of several outputs, sums of all. A *step* is a target's forward that gave an output
     tokens; one with a *tree* verified guesses in it."""
 
     ended: float  # seconds since the epoch
     variant: str
-    segment: Segment
+    cohort: Cohort
     cut: bool = False  # it ran without speculation because its variant was cut, for a part of it at least
     pinned: bool = False  # its tag chose the variant, or its client how to speculate: not chance
     failed: bool = False  # it was aborted, or broke

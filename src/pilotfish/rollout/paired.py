@@ -1,4 +1,4 @@
-"""The cells of two windows of time over the same segments, as arrays, and how sure what they say is."""
+"""The cells of two windows of time over the same cohorts, as arrays, and how sure what they say is."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.rollout.cohorts import BY_DEPTH, SUMS, Cell, CellKey
 from pilotfish.rollout.decomposition import Decomposition, Floats, Portions, product_effects
 from pilotfish.rollout.outcome import DEPTHS
-from pilotfish.rollout.segments import BY_DEPTH, SUMS, Cell, CellKey
 
 #: Values of some dimensions, in their order.
 Values: TypeAlias = tuple[str, ...]
@@ -24,7 +24,7 @@ _COLUMN = {name: column for column, name in enumerate(SUMS)}
 class CellSums:
     """Sums of cells of one window."""
 
-    matrix: Floats  # [segments, SUMS, then both of BY_DEPTH]
+    matrix: Floats  # [cohorts, SUMS, then both of BY_DEPTH]
 
     @classmethod
     def of(cls, keys: Sequence[CellKey], cells: Sequence[Cell]) -> CellSums:
@@ -37,22 +37,22 @@ class CellSums:
         return cls(matrix)
 
     def __getitem__(self, name: str) -> Floats:
-        """[segments]"""
+        """[cohorts]"""
         return self.matrix[:, _COLUMN[name]]
 
     def by_depth(self, name: str) -> Floats:
-        """[segments, DEPTHS]"""
+        """[cohorts, DEPTHS]"""
         begin = len(SUMS) + BY_DEPTH.index(name) * DEPTHS
         return self.matrix[:, begin : begin + DEPTHS]
 
     def summed(self, groups: NDArray[np.intp], count: int) -> CellSums:
-        """With a row for each of `count` groups, all of which have segments. `groups`: [segments] that of each."""
+        """With a row for each of `count` groups, all of which have cohorts. `groups`: [cohorts] that of each."""
         order = np.argsort(groups, kind="stable")
         begins = np.searchsorted(groups[order], np.arange(count))
         return CellSums(np.add.reduceat(self.matrix[order], begins, axis=0))
 
     def where(self, chosen: NDArray[np.bool_]) -> CellSums:
-        """One row: the sums over the chosen segments. `chosen`: [segments]."""
+        """One row: the sums over the chosen cohorts. `chosen`: [cohorts]."""
         return CellSums(self.matrix[chosen].sum(axis=0, keepdims=True))
 
     @cached_property
@@ -61,15 +61,15 @@ class CellSums:
 
     @cached_property
     def squared_residuals(self) -> Floats:
-        """[segments]: over requests, of accepted - rate · steps."""
+        """[cohorts]: over requests, of accepted - rate · steps."""
         rates = self.portions.rates
         squares = self["accepted_squared"] - 2 * rates * self["accepted_steps"] + rates**2 * self["steps_squared"]
         return np.maximum(squares, 0.0)
 
     @cached_property
     def variances(self) -> Floats:
-        """[segments]: of each rate, by the delta method over requests (Cochran, "Sampling Techniques", 3rd edition,
-        section 2.11). Where segments are many they have few requests each, so all share one variance of a request."""
+        """[cohorts]: of each rate, by the delta method over requests (Cochran, "Sampling Techniques", 3rd edition,
+        section 2.11). Where cohorts are many they have few requests each, so all share one variance of a request."""
         free = (self["steps_squared"] * (1 - 1 / np.maximum(self["requests"], 1))).sum()
         known = self.squared_residuals if free else self["accepted_squared"]  # of one request each no rate is known
         variance = known.sum() / (free or self["steps_squared"].sum())
@@ -77,12 +77,12 @@ class CellSums:
         return variances
 
     def variance_of_mean(self, scores: Floats) -> float:
-        """Of the mean of a segment's score over steps, requests being drawn by chance. `scores`: [segments]."""
+        """Of the mean of a cohort's score over steps, requests being drawn by chance. `scores`: [cohorts]."""
         spread = scores - self.portions.shares @ scores
         return float(self["steps_squared"] @ spread**2 / self["steps"].sum() ** 2)
 
     def factors(self) -> Floats:
-        """[segments, 3], whose product is accepted tokens a step: how many steps wanted a tree, how many of those had
+        """[cohorts, 3], whose product is accepted tokens a step: how many steps wanted a tree, how many of those had
         one in time, how many tokens of a tree were accepted. NaN where there was nothing to divide by."""
         wanted = self["trees"] + self["late"]
         pairs = ((wanted, self["steps"]), (self["trees"], wanted), (self["accepted"], self["trees"]))
@@ -91,9 +91,9 @@ class CellSums:
 
 @dataclass(frozen=True)
 class PairedCells:
-    """Two windows' sums over the segments that either has. Both have steps."""
+    """Two windows' sums over the cohorts that either has. Both have steps."""
 
-    keys: Sequence[Values]  # what tells the segments apart, by `dimensions`
+    keys: Sequence[Values]  # what tells the cohorts apart, by `dimensions`
     dimensions: Values
     before: CellSums
     after: CellSums
@@ -106,7 +106,7 @@ class PairedCells:
         return cls(values, names, CellSums.of(keys, before), CellSums.of(keys, after))
 
     def by(self, *dimensions: str) -> PairedCells:
-        """Told apart by these dimensions alone; by none, there is one segment."""
+        """Told apart by these dimensions alone; by none, there is one cohort."""
         columns = [[key[place] for key in self.keys] for place in map(self.dimensions.index, dimensions)]
         values: list[Values] = list(zip(*columns, strict=True)) if columns else [()] * len(self.keys)
         places = {value: place for place, value in enumerate(dict.fromkeys(values))}
@@ -115,7 +115,7 @@ class PairedCells:
         return PairedCells(list(places), dimensions, *sums)
 
     def holds(self, dimension: str, values: Sequence[str]) -> NDArray[np.bool_]:
-        """[segments]: whether each has one of these values."""
+        """[cohorts]: whether each has one of these values."""
         place = self.dimensions.index(dimension)
         return np.array([key[place] in values for key in self.keys], np.bool_)
 
@@ -125,19 +125,19 @@ class PairedCells:
 
     @cached_property
     def guessing(self) -> NDArray[np.bool_]:
-        """[segments]: whether any step wanted a tree."""
+        """[cohorts]: whether any step wanted a tree."""
         wanted = [side["trees"] + side["late"] for side in (self.before, self.after)]
         return np.greater(wanted[0] + wanted[1], 0)
 
     @cached_property
     def variances(self) -> Floats:
-        """[segments]: of each change of a rate."""
+        """[cohorts]: of each change of a rate."""
         variances: Floats = self.before.variances + self.after.variances
         return variances
 
     @cached_property
     def factor_changes(self) -> Floats:
-        """[segments, factors]: what each factor adds to the change of a rate; 0 where a segment is not common. A factor
+        """[cohorts, factors]: what each factor adds to the change of a rate; 0 where a cohort is not common. A factor
         that one side cannot tell is taken to be the other's."""
         before, after = self.before.factors(), self.after.factors()
         pairs = zip(_known(before, after), _known(after, before), self.decomposition.common, strict=True)

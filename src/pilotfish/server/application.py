@@ -21,7 +21,7 @@ from pilotfish.server.auth import Keyring
 from pilotfish.server.canary import Canary
 from pilotfish.server.capture import start_capture
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.rollout import Rollout, draft_revisions
+from pilotfish.server.rollout import Rollout, draft_pools
 from pilotfish.server.routes import VERSION, make_app
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Application:
         """How the targets do; metrics and the log are told."""
         health = self.engine.health
         self._metrics.fleet.tell(health.replicas, self.engine.resumes, self.engine.routed)
-        self.rollout.look(draft_revisions(health), time.monotonic())
+        self.rollout.look(draft_pools(health), time.monotonic())
         if health.ready != self._is_ready:
             self._is_ready = health.ready
             self._log_change(health)
@@ -101,9 +101,9 @@ class Application:
     def reload(self) -> None:
         """The file of variants is read again; one that cannot be used is told in the log, and changes nothing."""
         try:
-            self.rollout.reload(draft_revisions(self.engine.health).values())
+            self.rollout.reload(draft_pools(self.engine.health).values())
         except ParameterError as error:
-            logger.error("%s; the last file stays", error)
+            logger.error("rollout: %s; the last file stays", error)
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -25,7 +25,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.observe.feedback import Feedback
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
-from pilotfish.rollout.outcome import NONE, Segment, context_band, temperature_band
+from pilotfish.rollout.outcome import NONE, Cohort, context_band, temperature_band
 from pilotfish.server.auth import ANONYMOUS, Caller, Keyring
 from pilotfish.server.canary import ReplayedRequest
 from pilotfish.server.capture import RequestCapture
@@ -33,7 +33,7 @@ from pilotfish.server.http import state_of
 from pilotfish.server.http_errors import HttpError, retry_after
 from pilotfish.server.params import Generation
 from pilotfish.server.requests import GenerationRequest
-from pilotfish.server.rollout import VariantChoice, Rollout
+from pilotfish.server.rollout import Rollout, VariantChoice
 from pilotfish.server.stream import RequestHandle
 from pilotfish.wire.serving import Identity
 
@@ -271,10 +271,10 @@ class RequestGuard:
         span = None if self._tracer is None else self._tracer.request(facts.output, state.id, request.headers)
         record = RequestRecord(self.metrics, facts, state.arrived)
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
-        segment, replay = self._segment(generation, facts), _replay(state.id, generation, facts)
-        guided = self.rollout.begin(generation.choice, segment, record, replay)
-        capture = self._capture and self._capture.begin(caller, facts.tag, request.headers, generation)
-        state.handle = RequestHandle(reservation, record, span, guided, capture)
+        cohort, replay = self._cohort(generation, facts), _replay(state.id, generation, facts)
+        guided = self.rollout.begin(generation.choice, cohort, record, replay)
+        kept = None if self._capture is None else self._capture.begin(caller, facts.tag, request.headers, generation)
+        state.handle = RequestHandle(reservation, record, span, guided, kept)
         return state.handle
 
     def choose(self, request: Request, caller: Caller, body: GenerationRequest, own: int | None) -> VariantChoice:
@@ -284,8 +284,8 @@ class RequestGuard:
         number = state_of(request.scope).id
         return self.rollout.choose(caller.name, number, _tag(request, body), own, own_choice=own_choice)
 
-    def _segment(self, generation: Generation, facts: RequestFacts) -> Segment:
-        return Segment(
+    def _cohort(self, generation: Generation, facts: RequestFacts) -> Cohort:
+        return Cohort(
             tag=self.metrics.label(facts.tag),
             output=generation.reading.shape,
             temperature=temperature_band(generation.params.temperature),

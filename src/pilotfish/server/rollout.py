@@ -2,9 +2,9 @@
 
 admit ─► choose: a variant, as the file and the guard have it ─► begin ─► GuidedRequest
                                                                             │ steps: tallies of the variant
-look, each second ─► guard: cuts and trials ─► running requests revised     │ closed: an Outcome
+look, each second ─► guard: cuts and trials ─► running requests revised     │ closed: an RequestOutcome
                                                                             ▼
-                                                   sums by variant, sums by segment and minute
+                                                   sums by variant, sums by cohort and minute
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,10 @@ from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestRecord
 from pilotfish.rollout.arms import RolloutArms
+from pilotfish.rollout.cohorts import CohortStatistics, CohortWindows
 from pilotfish.rollout.guard import Guard, GuardedVariant, GuardEvent
 from pilotfish.rollout.guard_readings import GuardReading
-from pilotfish.rollout.outcome import NONE, Outcome, Segment
-from pilotfish.rollout.segments import SegmentStatistics, SegmentWindows
+from pilotfish.rollout.outcome import NONE, Cohort, RequestOutcome
 from pilotfish.rollout.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
 from pilotfish.server.canary import ReplayedRequest
 from pilotfish.wire.serving import Delta, Verified
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks of the guard.
 PERIOD = 1.0
+#: Of a request that speculates, where it is not known which draft was to guess.
+ANY = "any"
 #: How an output ends that is whole.
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 #: Outputs that have a form, which the end of `max_tokens` may break.
@@ -85,12 +87,13 @@ class GuidedRequest:
     """A request under way, as a rollout follows it."""
 
     choice: VariantChoice
-    segment: Segment
+    cohort: Cohort
     record: RequestRecord
     ended: Callable[[GuidedRequest], None]
     cut: bool  # for a part of it at least
     replay: ReplayedRequest | None = None  # where the canary may want it; its output grows
     stream: Stream | None = None  # once it is submitted
+    pool: str = ""  # that guessed for it at first
 
     def submitted(self, stream: Stream) -> None:
         """With what was chosen for it: it may have been cut meanwhile."""
@@ -100,6 +103,7 @@ class GuidedRequest:
 
     def update(self, delta: Delta) -> None:
         """An output has grown."""
+        self.pool = self.pool or delta.pool
         if self.replay is not None:
             seed = self.replay.params.seed if delta.seed is None else delta.seed
             params = dataclasses.replace(self.replay.params, seed=seed)
@@ -133,7 +137,7 @@ class Rollout:
         self.file = file
         self.variants = ONE_VARIANT if file is None else read_file(file)
         self.guard = Guard(self.variants.holdout, self.variants.names)
-        self.segments = SegmentWindows()
+        self.cohorts = CohortWindows()
         self.offer: Callable[[ReplayedRequest], None] = lambda _: None  # takes what a canary may replay
         self._metrics, self._wall = metrics, wall
         self.arms = self._new_arms()
@@ -141,7 +145,7 @@ class Rollout:
         self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self._looked = 0.0  # monotonic seconds
         self._guard_now = 0.0  # seconds since the epoch, which never go back
-        self._revisions: dict[str, str] = {}  # of pools, by name, as targets last told
+        self._pools: dict[str, str] = {}  # the revisions of draft pools, by name, as targets last told
 
     # -- requests
 
@@ -155,12 +159,12 @@ class Rollout:
         return VariantChoice(variant, nodes, cut, assigned.pinned or own_choice, named=self.file is not None)
 
     def begin(
-        self, choice: VariantChoice, segment: Segment, record: RequestRecord, replay: ReplayedRequest | None = None
+        self, choice: VariantChoice, cohort: Cohort, record: RequestRecord, replay: ReplayedRequest | None = None
     ) -> GuidedRequest:
         """The request is admitted; its `close` follows, once, after that of its record. `replay`: what a canary needs,
         of a request with one output."""
         wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
-        guided = GuidedRequest(choice, segment, record, self._ended, choice.cut, replay if wanted else None)
+        guided = GuidedRequest(choice, cohort, record, self._ended, choice.cut, replay if wanted else None)
         self._running.add(guided)
         name = choice.variant.name
 
@@ -178,20 +182,20 @@ class Rollout:
             self.offer(guided.replay)
         outcome = self._outcome(guided)
         self.arms.add(outcome)
-        self.segments.add(outcome)
+        self.cohorts.add(outcome)
         guided.record.served.scored = lambda score: self.arms.add_score(replace(outcome, score=score))
 
     def _new_arms(self) -> RolloutArms:
         return RolloutArms(holdout=self.variants.holdout, since=self._wall(), sticky=self.variants.sticky)
 
-    def _outcome(self, guided: GuidedRequest) -> Outcome:
+    def _outcome(self, guided: GuidedRequest) -> RequestOutcome:
         record, choice = guided.record, guided.choice
         failed = record.reason not in WHOLE
-        draft = choice.draft or self._draft_of(record.accepted_by_origin)
-        return Outcome(
+        draft = self._draft_of(guided)
+        return RequestOutcome(
             ended=self._wall(),
             variant=choice.variant.name,
-            segment=replace(guided.segment, draft=draft),
+            cohort=replace(guided.cohort, draft=draft),
             cut=guided.cut,
             pinned=choice.pinned,
             failed=failed,
@@ -206,21 +210,24 @@ class Rollout:
             accepted=record.accepted,
             tried_by_depth=record.tried_by_depth,
             accepted_by_depth=record.accepted_by_depth,
-            valid=None if failed or guided.segment.output not in CONSTRAINED else record.reason is FinishReason.STOP,
+            valid=None if failed or guided.cohort.output not in CONSTRAINED else record.reason is FinishReason.STOP,
         )
 
-    def _draft_of(self, origins: Counter[str]) -> str:
-        """The revision, or else the name, of who guessed most of what was accepted."""
-        if not origins:
+    def _draft_of(self, guided: GuidedRequest) -> str:
+        """The revision, or else the pool's name, of the draft that was to guess for it, whether or not it did: what it
+        achieved must not decide where it counts."""
+        choice, labels = guided.choice, {pool: revision or pool for pool, revision in self._pools.items()}
+        if choice.max_nodes == 0:
             return NONE
-        origin = origins.most_common(1)[0][0]
-        return self._revisions.get(origin) or origin
+        if choice.draft or len(set(labels.values())) == 1:
+            return choice.draft or next(iter(labels.values()))
+        return labels.get(guided.pool, ANY)
 
     # -- the guard
 
-    def look(self, revisions: dict[str, str], now: float) -> None:
+    def look(self, pools: dict[str, str], now: float) -> None:
         """Called often, with the revisions of draft pools by their names; `now` in monotonic seconds."""
-        self._revisions = revisions
+        self._pools = pools
         if now - self._looked < PERIOD:
             return
         self._looked = now
@@ -249,7 +256,7 @@ class Rollout:
         assert self.file is not None  # or nobody could ask
         variants = read_file(self.file)
         if unknown := variants.drafts - set(known_drafts):
-            known = " or ".join(sorted(known_drafts)) or "none: no pool tells one"
+            known = " or ".join(sorted(filter(None, known_drafts))) or "none: no pool tells one"
             raise ParameterError("variant.draft", min(unknown), f"the revision of a pool that serves: {known}")
         before, self.variants = self.variants, variants
         if (variants.holdout, variants.sticky) != (before.holdout, before.sticky):
@@ -270,14 +277,14 @@ class Rollout:
             events=list(self.guard.events),
         )
 
-    def statistics(self) -> SegmentStatistics:
-        return self.segments.told(self._wall())
+    def statistics(self) -> CohortStatistics:
+        return self.cohorts.told(self._wall())
 
 
-def draft_revisions(health: Health) -> dict[str, str]:
-    """Of the draft pools that targets know, by the pools' names."""
+def draft_pools(health: Health) -> dict[str, str]:
+    """The revisions of the draft pools that targets know, by the pools' names; "": it has none."""
     statuses = (replica.status for replica in health.replicas if replica.status is not None)
-    return {pool.name: pool.revision for status in statuses for pool in status.pools if pool.revision}
+    return {pool.name: pool.revision for status in statuses for pool in status.pools}
 
 
 def read_file(file: Path) -> Variants:

@@ -47,7 +47,7 @@ from pilotfish.server.reading import OutputFormats, OutputReading, plain_reading
 from pilotfish.server.requests import GenerationRequest
 from pilotfish.server.response_format import ResponseFormat
 from pilotfish.server.responses import ResponsesRequest
-from pilotfish.server.rollout import draft_revisions
+from pilotfish.server.rollout import draft_pools
 from pilotfish.server.schemas import Body, read_body
 from pilotfish.server.stream import GenerationResponse
 from pilotfish.server.tools import tool_use
@@ -152,7 +152,7 @@ class Api:
         return json(to_builtins(self._guard.rollout.told()))
 
     async def rollout_statistics(self, request: Request) -> Response:
-        """What came of requests by segment and minute, to explain a change later."""
+        """What came of requests by cohort and minute, to explain a change later."""
         self._guard.identify_admin(request)
         return json(to_builtins(self._guard.rollout.statistics()))
 
@@ -161,7 +161,7 @@ class Api:
         self._guard.identify_admin(request)
         if self._guard.rollout.file is None:
             raise bad_request("rollout", "this server was started without a file of variants (--rollout)")
-        self._guard.rollout.reload(draft_revisions(self._engine.health).values())
+        self._guard.rollout.reload(draft_pools(self._engine.health).values())
         return json(to_builtins(self._guard.rollout.told()))
 
     async def models(self, request: Request) -> Response:

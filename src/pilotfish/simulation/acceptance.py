@@ -135,16 +135,38 @@ def drawn_acceptance(
     drawn (Beta), a guess is right as often as its chance says, and what is not this guess's falls to others in halves.
     The likeliest is right a little more often."""
     random, count, vocab = np.random.default_rng(seed), sequences * output, 1 << 15
-    first = random.beta(CONCENTRATION * acceptance, CONCENTRATION * (1 - acceptance), count)
-    chances = np.column_stack((first, (1 - first)[:, None] * 0.5 ** np.arange(1, width)))
+    chances = _drawn_chances(random, acceptance, count, width)
     guesses = (random.integers(vocab, size=(count, 1)) + np.arange(width)) % vocab
-    ranks = (random.random(count)[:, None] > np.cumsum(chances, axis=1)).sum(axis=1)
-    beyond = (guesses[:, 0] + width) % vocab
-    tokens = np.where(ranks < width, guesses[np.arange(count), np.minimum(ranks, width - 1)], beyond)
-    order = np.argsort(-chances, axis=1, kind="stable")
-    pair = TracedPair("drawn", f"{acceptance:g}", 0.0, vocab)
+    tokens = (guesses[:, 0] + _drawn_ranks(random, chances)) % vocab
     prompts = random.integers(vocab, size=(sequences, prompt)).tolist()
-    falling = np.log(np.maximum(np.take_along_axis(chances, order, axis=1), 1e-9))
-    return AcceptanceTrace(
-        pair, prompts, np.arange(sequences) * output, tokens, np.take_along_axis(guesses, order, axis=1), falling
-    )
+    pair = TracedPair("drawn", f"{acceptance:g}", 0.0, vocab)
+    return AcceptanceTrace(pair, prompts, np.arange(sequences) * output, tokens, *_falling(guesses, chances))
+
+
+def redrawn_acceptance(trace: AcceptanceTrace, acceptance: float, seed: int = 0) -> AcceptanceTrace:
+    """Of the same target, and a draft that is drawn as in `drawn_acceptance`."""
+    random, vocab = np.random.default_rng(seed), trace.pair.vocab_size
+    chances = _drawn_chances(random, acceptance, len(trace.tokens), trace.width)
+    first = trace.tokens - _drawn_ranks(random, chances)
+    guesses = (first[:, None] + np.arange(trace.width)) % vocab
+    pair = TracedPair(trace.pair.target, f"{acceptance:g}", trace.pair.temperature, vocab)
+    return AcceptanceTrace(pair, trace.prompts, trace.first, trace.tokens, *_falling(guesses, chances))
+
+
+def _drawn_chances(random: np.random.Generator, acceptance: float, count: int, width: int) -> Floats:
+    """[count, width], of one guess and of others."""
+    first = random.beta(CONCENTRATION * acceptance, CONCENTRATION * (1 - acceptance), count)
+    return np.column_stack((first, (1 - first)[:, None] * 0.5 ** np.arange(1, width)))
+
+
+def _drawn_ranks(random: np.random.Generator, chances: Floats) -> Ints:
+    """Which guess is right; one more than there are: none. [n]"""
+    ranks: Ints = (random.random(len(chances))[:, None] > np.cumsum(chances, axis=1)).sum(axis=1)
+    return ranks
+
+
+def _falling(guesses: Ints, chances: Floats) -> tuple[Ints, Floats]:
+    """Guesses and their log-chances, likeliest first. [n, width]"""
+    order = np.argsort(-chances, axis=1, kind="stable")
+    log_chances = np.log(np.maximum(np.take_along_axis(chances, order, axis=1), 1e-9))
+    return np.take_along_axis(guesses, order, axis=1), log_chances

@@ -138,7 +138,12 @@ class PooledDrafter:
     levels = 0
 
     def __init__(
-        self, setup: Setup, number: int, vocab_size: int, clock: VirtualClock, post: Callable[[Peer, ToDraft], None]
+        self,
+        setup: Setup,
+        number: int,
+        vocab_size: int,
+        clock: Callable[[], float],
+        post: Callable[[Peer, ToDraft], None],
     ) -> None:
         """Of the target of this number."""
         pools = [DraftPool(f"pool {number}", pool_peer(number)) for number in range(setup.pools)]

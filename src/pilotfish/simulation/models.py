@@ -25,6 +25,12 @@ class Replay:
         self.trace = trace
         self._shifts: list[int] = []  # of each seed: from a position in its sequence to one in the trace
 
+    def beside(self, trace: AcceptanceTrace) -> Replay:
+        """The same requests in a trace of the same target with another draft."""
+        other = Replay(trace)
+        other._shifts = self._shifts
+        return other
+
     def add(self, sequence: int, prompt: int) -> int:
         """The seed of a request with a prompt of so many tokens, whose output begins as that of a sequence."""
         self._shifts.append(int(self.trace.first[sequence]) - prompt)

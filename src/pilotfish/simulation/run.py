@@ -11,6 +11,7 @@ from pilotfish.core.drafter import Drafter
 from pilotfish.core.messages import Peer, ToDraft, ToTarget
 from pilotfish.core.request import Request, RequestStats
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.shadow import ShadowScore
 from pilotfish.core.step import RequestCommit
 from pilotfish.observe.records import StepRecord
 from pilotfish.plan.simulated import VirtualClock
@@ -19,6 +20,7 @@ from pilotfish.simulation.drafts import PooledDrafter, PoolUse, VirtualPool, loc
 from pilotfish.simulation.events import Events
 from pilotfish.simulation.models import Replay
 from pilotfish.simulation.setup import LoadItem, Setup, SimulatedLoad
+from pilotfish.simulation.shadows import SimulatedShadow, VirtualShadow
 from pilotfish.simulation.target import VirtualTarget
 
 #: Seconds between two looks of both sides at the time.
@@ -42,6 +44,7 @@ class SimulatedRun:
     stats: list[RequestStats]  # of each
     steps: list[list[StepRecord]]  # of each target
     pools: list[PoolUse]
+    shadows: list[ShadowScore]  # of each target, of all rounds
 
     @property
     def seconds(self) -> float:
@@ -58,17 +61,24 @@ class SimulatedRun:
         return sum(r.tokens for r in self.requests) / max(sum(stats.verify_steps for stats in self.stats), 1)
 
 
-def simulate(setup: Setup, trace: AcceptanceTrace, load: SimulatedLoad, rounds: int = 1) -> SimulatedRun:
+def simulate(
+    setup: Setup,
+    trace: AcceptanceTrace,
+    load: SimulatedLoad,
+    rounds: int = 1,
+    shadow: SimulatedShadow | None = None,
+) -> SimulatedRun:
     """Requests go to the targets in turn. The load is played so many times; figures are of the last, as the first ones
-    are for budgets and drafts to learn."""
-    simulation = _Simulation(setup, trace)
+    are for budgets and drafts to learn. Each target has a `shadow`, which goes on after the last request until it has
+    no more to follow."""
+    simulation = _Simulation(setup, trace, shadow)
     for _ in range(rounds):
         simulated = simulation.play(load)
     return simulated
 
 
 class _Simulation:
-    def __init__(self, setup: Setup, trace: AcceptanceTrace) -> None:
+    def __init__(self, setup: Setup, trace: AcceptanceTrace, shadow: SimulatedShadow | None = None) -> None:
         self._setup, self._trace = setup, trace
         self._events, self._replay = Events(), Replay(trace)
         self._left, self._concurrency = deque[LoadItem](), 0
@@ -82,11 +92,16 @@ class _Simulation:
         ]
         self._targets = [self._make_target(number) for number in range(setup.targets)]
         self._steps = [list[StepRecord]() for _ in self._targets]
-        for target, steps in zip(self._targets, self._steps, strict=True):
-            target.worker.observe = steps.append
+        self._shadows: list[VirtualShadow] = []  # of each target, or none
+        if shadow is not None:
+            made = (VirtualShadow(self._events, self._replay, setup, shadow, target) for target in self._targets)
+            self._shadows += made
+        for number, target in enumerate(self._targets):
+            target.worker.observe = partial(self._observed, number)
 
         self._tick()
-        self._events.run(until=lambda: all(drafter.ready for drafter in self._drafters))
+        drafts: list[PooledDrafter | VirtualShadow] = [*self._drafters, *self._shadows]
+        self._events.run(until=lambda: all(draft.ready for draft in drafts))
 
     def play(self, load: SimulatedLoad) -> SimulatedRun:
         """To its end."""
@@ -98,7 +113,9 @@ class _Simulation:
         self._events.run(until=lambda: not self._left and not self._running)
         stats = [request.stats for request in self.requests[first:]]
         uses = [pool.use.since(earlier) for pool, earlier in zip(self._pools, before, strict=True)]
-        return SimulatedRun(self._times[first:], stats, [list(steps) for steps in self._steps], uses)
+        self._events.run(until=lambda: not any(shadow.busy for shadow in self._shadows))
+        scores = [shadow.score for shadow in self._shadows]
+        return SimulatedRun(self._times[first:], stats, [list(steps) for steps in self._steps], uses, scores)
 
     def _begin(self) -> None:
         if self._concurrency:
@@ -126,10 +143,17 @@ class _Simulation:
             times.first = now
         times.tokens += len(commit.tokens)
         if commit.request.finish_reason is not None:
+            for shadow in self._shadows[times.target : times.target + 1]:
+                shadow.ended(commit.request)
             times.ended = now
             self._running -= 1
             if self._concurrency and self._left:
                 self._submit(times.target)
+
+    def _observed(self, target: int, step: StepRecord) -> None:
+        self._steps[target].append(step)
+        for shadow in self._shadows[target : target + 1]:
+            shadow.observe(step)
 
     # -- between targets and pools
 
@@ -159,7 +183,9 @@ class _Simulation:
             drafter.tick(self._events.now)
         for pool in self._pools:
             pool.tick()
-        if self._pools:
+        for shadow in self._shadows:
+            shadow.tick(self._events.now)
+        if self._pools or self._shadows:
             self._events.at(self._events.now + TICK, self._tick)
 
 

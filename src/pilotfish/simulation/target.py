@@ -18,7 +18,7 @@ from pilotfish.plan.cost import ForwardLoad
 from pilotfish.plan.simulated import VirtualClock
 from pilotfish.simulation.events import Events
 from pilotfish.simulation.models import Replay, ReplayedModel
-from pilotfish.simulation.setup import Setup
+from pilotfish.simulation.setup import Setup, Speculation
 from pilotfish.target.worker import BegunStep, TargetWorker
 
 #: Rows whose cost a budget is told at the start.
@@ -73,8 +73,19 @@ class VirtualTarget:
 def budget_of(setup: Setup, drafter: Drafter) -> Budget:
     """An adaptive one believes at first what forwards cost; service has it learn the rest."""
     spec = setup.speculation
-    if isinstance(drafter, NoDrafter) or not spec.adaptive:
+    if isinstance(drafter, NoDrafter):
         return FixedBudget(spec.nodes, spec.levels)
-    costs = StepCosts({rows: setup.target(ForwardLoad(rows=rows)) for rows in KNOTS if rows <= setup.max_rows})
     exposed = setup.draft(ForwardLoad(rows=spec.width)) if spec.mode == "sync" and setup.draft else 0.0
-    return AdaptiveBudget(spec.nodes, spec.levels, costs, exposed)
+    return budget_over(costs_of(setup), spec, exposed)
+
+
+def budget_over(costs: StepCosts, spec: Speculation, level_seconds: float = 0.0) -> Budget:
+    """That of a drafter whose levels take the target so long."""
+    if not spec.adaptive:
+        return FixedBudget(spec.nodes, spec.levels)
+    return AdaptiveBudget(spec.nodes, spec.levels, costs, level_seconds)
+
+
+def costs_of(setup: Setup) -> StepCosts:
+    """Of the target's forwards, before any was seen."""
+    return StepCosts({rows: setup.target(ForwardLoad(rows=rows)) for rows in KNOTS if rows <= setup.max_rows})

@@ -55,19 +55,24 @@ def distil(
 def train_distil(recipe: DistilRecipe, out: Path, run: Path, progress: Progress, device: str = "auto") -> Evaluation:
     """Train a draft of the recipe's target into `out`; `run` keeps what resuming needs, and the curves."""
     target = TaughtTarget(recipe.target, training_device(device))
-    draft = _untrained(recipe, target)
+    draft = starting_draft(recipe, target)
     claim(run, recipe)
     lessons = read_lessons(recipe, target, run, progress)
     distil(target.module, draft, lessons.batch, schedule_of(recipe), run / "draft", progress)
     draw_run(run / "draft" / "log.jsonl", run / "curves.svg", "draft")
     result = evaluate(target.module, draft, _held_out(lessons), recipe.sequence_length, recipe.seed, progress)
-    shutil.rmtree(out / "draft", ignore_errors=True)
-    save_model(draft, target.module.generation_config, out / "draft")
-    target.tokenizer.save_pretrained(out / "draft")
+    export_draft(draft, target, out / "draft")
     return result
 
 
-def _untrained(recipe: DistilRecipe, target: TaughtTarget) -> Any:
+def export_draft(draft: Any, target: TaughtTarget, directory: Path) -> None:
+    """A model directory with the target's tokenizer, in place of what is there."""
+    shutil.rmtree(directory, ignore_errors=True)
+    save_model(draft, target.module.generation_config, directory)
+    target.tokenizer.save_pretrained(directory)
+
+
+def starting_draft(recipe: DistilRecipe, target: TaughtTarget) -> Any:
     """Where the draft starts: a model that is there or, of a shape, a fresh Llama, which takes what it can from a
     target of the same width."""
     vocab = target.config.vocab_size

@@ -59,14 +59,22 @@ class TaughtRecipe:
 
 @dataclass(frozen=True)
 class DistilRecipe(TaughtRecipe):
-    """The draft starts from a model that is there, or as a new Llama of a shape."""
+    """The draft starts from a model that is there, or as a new Llama of a shape. `captured` rows are all the text that
+    there is, and the draft one that is there: the present one."""
 
+    captured: Annotated[
+        tuple[Path, ...], option("A folder of token ids that a server kept (--capture).", names=("--from",))
+    ] = ()
     learning_rate: Annotated[float, rate("The peak rate.")] = 2e-3
     draft: Path | None = None
     shape: LlamaSize | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.captured and (self.data or self.sources):
+            raise ParameterError("from", " ".join(map(str, self.captured)), "none with --data or --source")
+        if self.captured and self.draft is None:
+            raise ParameterError("draft", str(self.shape), "the directory of the present draft with --from")
         if self.shape is not None:
             self.shape.check("draft")
 

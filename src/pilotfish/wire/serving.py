@@ -129,6 +129,7 @@ class Status(Struct, tag="status", frozen=True):
     prefill_pools: list[PrefillPoolLoad] = []
     tiers: list[TierUse] = []  # the device first
     tier_counts: TierCounts = msgspec.field(default_factory=TierCounts)
+    shadows: list[ShadowReport] = []
 
     @property
     def load(self) -> ReplicaLoad:
@@ -158,6 +159,29 @@ class PoolLoad(Readable, frozen=True):
     own: bool = False  # a worker of the target itself; others may be known to several targets
     feature_bytes: Count = 0  # sent to it since the target started
     feature_drops: dict[str, Count] = msgspec.field(default_factory=dict)  # of their frames there, by reason
+
+
+class ShadowReport(Readable, frozen=True):
+    """A draft pool that is scored and not used (core/shadow.py). Counts are since the target started, of the requests
+    that the pool was told of; a step is one of one sequence. Rates are of about the last two thousand steps, in tokens a
+    second of a sequence that decodes; 0 where none is known yet."""
+
+    name: Text
+    ready: bool  # it answers, and is scored
+    revision: Text
+    requests: Count  # begun
+    steps: Count
+    trees: Count  # steps with anything to verify
+    late: Count  # steps for which it had no node below the root
+    accepted: Count  # nodes that would have been
+    hits: Count
+    tried_by_depth: list[Count]  # trees so deep whose path was accepted up to the depth before
+    accepted_by_depth: list[Count]  # of them, those that were accepted at this depth
+    tokens_per_step: Seconds  # if it were live
+    tokens_per_second: Seconds  # likewise, at the times of live steps
+    live_tokens_per_second: Seconds
+    error: float  # live steps' rate by the modelled times over what it was, less 1
+    cpu_seconds: Seconds  # of the target's process, spent on it
 
 
 class PrefillPoolLoad(Readable, frozen=True):
@@ -226,6 +250,7 @@ class Delta(Struct, frozen=True):
     seed: Annotated[int, Meta(ge=0)] | None = None  # with the first tokens of an output
     queued: Seconds | None = None  # with the first one: from submission to the first row in a step
     cached: dict[str, Index] = {}  # with the first one: tokens of the prompt whose KV was there, by tier
+    pool: Text = ""  # with the first one: the draft pool that guesses for it then; "": none
     handovers: list[HandOverReport] = []  # that have ended since the delta before
     finish: Finish | None = None  # with the last one
 

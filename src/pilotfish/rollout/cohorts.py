@@ -1,4 +1,4 @@
-"""What a server keeps of requests that have ended, to explain a change later: sums by segment and minute, no prompt."""
+"""What a server keeps of requests that have ended, to explain a change later: sums by cohort and minute, no prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from pilotfish.rollout.outcome import Outcome
+from pilotfish.rollout.outcome import RequestOutcome
 
 #: Cells of a window; what belongs into further ones is in one whose dimensions are all OTHER.
 MAX_CELLS = 256
@@ -24,7 +24,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class CellKey(Struct, frozen=True, kw_only=True):
-    """Whose sums a cell has: the dimensions of `Segment`, and the variant. OTHER in all: what found no room."""
+    """Whose sums a cell has: the dimensions of `Cohort`, and the variant. OTHER in all: what found no room."""
 
     variant: str = OTHER
     tag: str = OTHER
@@ -36,9 +36,9 @@ class CellKey(Struct, frozen=True, kw_only=True):
     draft: str = OTHER
 
     @classmethod
-    def of(cls, outcome: Outcome) -> CellKey:
-        segment = outcome.segment
-        values = {name: sys.intern(getattr(segment, name)) for name in segment.__struct_fields__}
+    def of(cls, outcome: RequestOutcome) -> CellKey:
+        cohort = outcome.cohort
+        values = {name: sys.intern(getattr(cohort, name)) for name in cohort.__struct_fields__}
         return cls(variant=sys.intern(outcome.variant), **values)
 
 
@@ -47,7 +47,7 @@ DIMENSIONS = CellKey.__struct_fields__
 
 
 class Cell(Struct, kw_only=True, omit_defaults=True):
-    """Sums over requests that gave tokens; fields of the same name are those of `Outcome`."""
+    """Sums over requests that gave tokens; fields of the same name are those of `RequestOutcome`."""
 
     key: CellKey
     requests: Count = 0
@@ -64,7 +64,7 @@ class Cell(Struct, kw_only=True, omit_defaults=True):
     tried_by_depth: list[Count] = []
     accepted_by_depth: list[Count] = []
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: RequestOutcome) -> None:
         """Count a request."""
         self.requests += 1
         self.cut += outcome.cut
@@ -80,7 +80,7 @@ class Cell(Struct, kw_only=True, omit_defaults=True):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._deepen(other)
 
-    def _deepen(self, other: Outcome | Cell) -> None:
+    def _deepen(self, other: RequestOutcome | Cell) -> None:
         for name in BY_DEPTH:
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, [a + b for a, b in zip_longest(mine, theirs, fillvalue=0)])
@@ -91,18 +91,18 @@ SUMS = ("requests", "cut", *OF_OUTCOMES, "accepted_squared", "accepted_steps", "
 BY_DEPTH = ("tried_by_depth", "accepted_by_depth")
 
 
-class SegmentWindow(Struct, frozen=True, kw_only=True):
+class CohortWindow(Struct, frozen=True, kw_only=True):
     """What ended in the seconds from `begin` on, which are those of all windows."""
 
     begin: float  # seconds since the epoch
     cells: list[Cell]
 
 
-class SegmentStatistics(Struct, frozen=True, kw_only=True):
+class CohortStatistics(Struct, frozen=True, kw_only=True):
     """What a server tells of its windows: the body of `GET /v1/rollout/statistics`."""
 
     now: float  # seconds since the epoch, by the server's clock
-    windows: list[SegmentWindow]
+    windows: list[CohortWindow]
 
     def between(self, begin: float, end: float) -> list[Cell]:
         """Sums over the windows that begin at `begin` or later and before `end`, one cell a key."""
@@ -117,7 +117,7 @@ def merged(cells: Iterable[Cell]) -> list[Cell]:
     return list(found.values())
 
 
-class SegmentWindows:
+class CohortWindows:
     """Windows of `seconds`, of which the newest `most` stay. No lock: one thread adds and tells."""
 
     def __init__(self, seconds: float = WINDOW_SECONDS, most: int = KEPT_WINDOWS) -> None:
@@ -126,7 +126,7 @@ class SegmentWindows:
         self._windows: dict[int, dict[CellKey, Cell]] = {}
         self._cells = 0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RequestOutcome) -> None:
         """Count a request into the window in which it ended, if it had a step."""
         if outcome.steps == 0:
             return
@@ -141,10 +141,10 @@ class SegmentWindows:
         while len(self._windows) > self._most or self._cells > TOTAL_CELLS:
             self._cells -= len(self._windows.pop(min(self._windows)))
 
-    def told(self, now: float) -> SegmentStatistics:
+    def told(self, now: float) -> CohortStatistics:
         """All windows, the oldest first. Its cells go on counting: encode it before the next `add`."""
         windows = [
-            SegmentWindow(begin=number * self._seconds, cells=list(cells.values()))
+            CohortWindow(begin=number * self._seconds, cells=list(cells.values()))
             for number, cells in sorted(self._windows.items())
         ]
-        return SegmentStatistics(now=now, windows=windows)
+        return CohortStatistics(now=now, windows=windows)

@@ -1,4 +1,4 @@
-"""Statistics by segment and minute: what is counted where, and that they stay small."""
+"""Statistics by cohort and minute: what is counted where, and that they stay small."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import msgspec
 import pytest
 from explained_traffic import HOUR, Traffic, counted
 
-from pilotfish.rollout import segments
-from pilotfish.rollout.outcome import Outcome, Segment
-from pilotfish.rollout.segments import DIMENSIONS, Cell, CellKey, SegmentStatistics, SegmentWindows
+from pilotfish.rollout import cohorts
+from pilotfish.rollout.cohorts import DIMENSIONS, Cell, CellKey, CohortStatistics, CohortWindows
+from pilotfish.rollout.outcome import Cohort, RequestOutcome
 
 
-def outcome(ended: float = 0.0, tag: str = "chat", **figures: int) -> Outcome:
-    return Outcome(ended=ended, variant="on", segment=Segment(tag=tag), **{"steps": 1, **figures})
+def outcome(ended: float = 0.0, tag: str = "chat", **figures: int) -> RequestOutcome:
+    return RequestOutcome(ended=ended, variant="on", cohort=Cohort(tag=tag), **{"steps": 1, **figures})
 
 
-def cells(windows: SegmentWindows) -> list[Cell]:
+def cells(windows: CohortWindows) -> list[Cell]:
     return [cell for one in windows.told(0.0).windows for cell in one.cells]
 
 
-def begins(windows: SegmentWindows) -> list[float]:
+def begins(windows: CohortWindows) -> list[float]:
     return [one.begin for one in windows.told(0.0).windows]
 
 
@@ -78,11 +78,11 @@ def test_between_joins_cells_of_one_key_and_leaves_windows_as_they_are() -> None
 
 def test_statistics_come_back_from_json() -> None:
     told = counted(Traffic(requests=50).outcomes(0)).told(12.5)
-    assert msgspec.json.decode(msgspec.json.encode(told), type=SegmentStatistics) == told
+    assert msgspec.json.decode(msgspec.json.encode(told), type=CohortStatistics) == told
 
 
 def test_the_newest_windows_stay() -> None:
-    windows = SegmentWindows(seconds=10.0, most=3)
+    windows = CohortWindows(seconds=10.0, most=3)
     for ended in (5.0, 15.0, 25.0, 38.0, 36.0):
         windows.add(outcome(ended=ended))
     assert begins(windows) == [10.0, 20.0, 30.0]
@@ -93,16 +93,16 @@ def test_the_newest_windows_stay() -> None:
 def test_a_window_has_so_many_cells_and_counts_the_rest_as_other() -> None:
     windows = counted([outcome(tag=str(number % 400), accepted=1) for number in range(1000)])
     found = cells(windows)
-    assert len(found) == segments.MAX_CELLS
+    assert len(found) == cohorts.MAX_CELLS
     assert total(found, "requests") == total(found, "accepted") == 1000
     (other,) = [cell for cell in found if cell.key == CellKey()]
     assert {getattr(other.key, name) for name in DIMENSIONS} == {"other"}
-    assert other.requests == 1000 - sum(3 if number < 200 else 2 for number in range(segments.MAX_CELLS - 1))
+    assert other.requests == 1000 - sum(3 if number < 200 else 2 for number in range(cohorts.MAX_CELLS - 1))
 
 
 def test_beyond_so_many_cells_the_oldest_windows_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "TOTAL_CELLS", 10)
-    windows = SegmentWindows()
+    monkeypatch.setattr(cohorts, "TOTAL_CELLS", 10)
+    windows = CohortWindows()
     for number in range(40):
         windows.add(outcome(ended=number // 4 * 60.0, tag=str(number)))
         assert len(cells(windows)) <= 10

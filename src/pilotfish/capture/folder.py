@@ -1,0 +1,190 @@
+"""A folder of captured rows: what lies where, and who writes into it.
+
+DIR/capture.json          says that it is one, and of which format
+DIR/salt                  random bytes, with which a client's name becomes a partition's
+DIR/lock                  locked (flock) by the server that writes
+DIR/9c0e…/                a partition: rows of one client
+DIR/9c0e…/1764100000000-0.rows    those from this millisecond on, of an hour at most
+
+Directories have mode 0700 and files 0600. Whoever reads or removes files needs no lock: the writer opens a file for
+each row, and begins another one where it is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pilotfish.errors import ParameterError
+
+MANIFEST, SALT, LOCK = "capture.json", "salt", "lock"
+FORMAT_VERSION = 1
+FIELD = "capture"
+SALT_BYTES = 32
+#: Neither links nor pipes are followed, waited for or kept open in children.
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: What a folder may hold before it has a manifest.
+_BEFORE_MANIFEST = {LOCK, SALT, f"{SALT}.tmp", f"{MANIFEST}.tmp"}
+_PARTITION = re.compile(r"[0-9a-f]{32}")
+_FILE = re.compile(r"(\d{13})-(\d{1,6})\.rows")
+_OURS = "an empty folder, or one of captured rows"
+
+
+class _CaptureManifest(msgspec.Struct, frozen=True, tag_field="holds", tag="pilotfish capture"):
+    version: int
+
+
+@dataclass(frozen=True)
+class CaptureFile:
+    path: Path
+    begun: float  # seconds since the epoch: no row in it is older
+    number: int  # of those that begin at the same time
+    size: int  # bytes, as they were when it was found
+
+    @property
+    def partition(self) -> str:
+        return self.path.parent.name
+
+
+class ClaimedFolder:
+    """A folder that no other server writes into until this one releases it, or ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the folder where its parent is there. ParameterError for one that cannot be used."""
+        self.path = path
+        with refusing(path):
+            path.mkdir(mode=0o700, exist_ok=True)
+            self._begin()
+            self._lock = _locked(path)
+            try:
+                self.salt = _salt(path)
+                if not (path / MANIFEST).exists():
+                    _write_once(path / MANIFEST, msgspec.json.encode(_CaptureManifest(FORMAT_VERSION)))
+            except BaseException:
+                self.release()
+                raise
+
+    def release(self) -> None:
+        os.close(self._lock)
+
+    def partition(self, client: str) -> str:
+        return partition_of(client, self.salt)
+
+    def _begin(self) -> None:
+        names = set(os.listdir(self.path))  # noqa: PTH208
+        if names - _BEFORE_MANIFEST:
+            check_folder(self.path)
+        elif not names:
+            self.path.chmod(0o700)
+        facts = self.path.stat()
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+            raise ParameterError(FIELD, str(self.path), "a folder of this user alone: mode 0700, as from `chmod 700`")
+
+
+def check_folder(path: Path) -> None:
+    """ParameterError for what is no folder of captured rows, or of another format."""
+    with refusing(path):
+        try:
+            contents = (path / MANIFEST).read_bytes()
+            version = msgspec.json.decode(contents, type=_CaptureManifest).version
+        except (FileNotFoundError, msgspec.DecodeError) as error:
+            raise ParameterError(FIELD, str(path), f"{_OURS}; this one has no {MANIFEST} of ours") from error
+    if version != FORMAT_VERSION:
+        raise ParameterError(FIELD, str(path), f"{_OURS} in format {FORMAT_VERSION}; this one is of format {version}")
+
+
+def read_salt(path: Path) -> bytes:
+    """OSError where there is none. ParameterError for one that is not ours."""
+    descriptor = os.open(path / SALT, os.O_RDONLY | SAFELY)
+    try:
+        salt = os.read(descriptor, SALT_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(salt) != SALT_BYTES:
+        raise ParameterError(FIELD, str(path), f"{_OURS}; the salt of this one is damaged: purge --all")
+    return salt
+
+
+def partition_of(client: str, salt: bytes) -> str:
+    """Without the salt nobody can find out whose it is by trying names."""
+    return hmac.new(salt, client.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def found_rows(path: Path, partition: str | None = None) -> list[CaptureFile]:
+    """The files of a partition, or of all, oldest first."""
+    parents = [path / partition] if partition is not None else partitions(path)
+    return sorted((file for parent in parents for file in _files(parent)), key=lambda file: (file.begun, file.number))
+
+
+def partitions(path: Path) -> list[Path]:
+    with os.scandir(path) as entries:
+        found = [entry for entry in entries if _PARTITION.fullmatch(entry.name)]
+    return sorted(path / entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+
+
+def row_file(parent: Path, time: float, number: int) -> Path:
+    return parent / f"{int(time * 1000):013d}-{number}.rows"
+
+
+def _files(parent: Path) -> Iterator[CaptureFile]:
+    with suppress(FileNotFoundError), os.scandir(parent) as entries:  # removed meanwhile
+        for entry in entries:
+            if match := _FILE.fullmatch(entry.name):
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        yield CaptureFile(parent / entry.name, int(match[1]) / 1000, int(match[2]), status.st_size)
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | SAFELY, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ParameterError(FIELD, str(path), "a folder that no other server writes into") from error
+    return descriptor
+
+
+def _salt(path: Path) -> bytes:
+    """Made where there is nothing yet that another one could have named."""
+    try:
+        return read_salt(path)
+    except (FileNotFoundError, ParameterError) as error:
+        if partitions(path):
+            raise ParameterError(FIELD, str(path), f"{_OURS}; the salt of this one is gone: purge --all") from error
+    salt = secrets.token_bytes(SALT_BYTES)
+    _write_once(path / SALT, salt)
+    return salt
+
+
+def _write_once(path: Path, contents: bytes) -> None:
+    """Whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.tmp")
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(descriptor)
+    unfinished.rename(path)
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Turns what the file system refuses into a line for whoever named the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ParameterError(FIELD, str(path), f"{_OURS} that can be used ({error.strerror or error})") from error

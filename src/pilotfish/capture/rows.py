@@ -1,0 +1,74 @@
+"""Rows: outputs with their prompts, as token ids, in files that are only appended to. A row in a file:
+
+    u32      bytes of the record          both numbers are little-endian
+    u32      its CRC-32
+    …        a CapturedRow in msgpack
+
+Where a writer was interrupted the last row is torn: a reader takes what stands before it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+_HEAD = struct.Struct("<II")
+_TOKEN = np.dtype("<u4")
+
+
+class CapturedRow(Struct, frozen=True, kw_only=True):
+    """An output of a request that has ended well."""
+
+    time: float  # when it ended, seconds since the epoch
+    prompt: bytes  # token ids, u32 each
+    output: bytes
+    temperature: float
+    tag: str | None
+    fingerprint: str  # of the target that wrote the output
+    tokenizer: str  # digest of the one that the ids are of, as `core.vocabulary.text_digest` has it
+
+    @property
+    def prompt_tokens(self) -> NDArray[np.uint32]:
+        return np.frombuffer(self.prompt, _TOKEN)
+
+    @property
+    def output_tokens(self) -> NDArray[np.uint32]:
+        return np.frombuffer(self.output, _TOKEN)
+
+    @property
+    def tokens(self) -> int:
+        return (len(self.prompt) + len(self.output)) // _TOKEN.itemsize
+
+
+_decoder = msgspec.msgpack.Decoder(CapturedRow)
+
+
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, _TOKEN).tobytes()
+
+
+def framed(row: CapturedRow) -> bytes:
+    record = msgspec.msgpack.encode(row)
+    return _HEAD.pack(len(record), zlib.crc32(record)) + record
+
+
+def rows_of(contents: bytes) -> Iterator[CapturedRow]:
+    """The rows of a file, up to the first one that is not whole."""
+    view, place = memoryview(contents), 0
+    while place + _HEAD.size <= len(view):
+        size, checksum = _HEAD.unpack_from(view, place)
+        record = view[place + _HEAD.size : place + _HEAD.size + size]
+        if len(record) < size or zlib.crc32(record) != checksum:
+            return
+        try:
+            row = _decoder.decode(record)
+        except msgspec.DecodeError:  # a tail of zeros, whose checksum is that of nothing
+            return
+        yield row
+        place += _HEAD.size + size

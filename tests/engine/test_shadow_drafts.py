@@ -1,0 +1,364 @@
+"""Shadows beside real engines: whatever they do, outputs are the target's own, and what they score is what it wrote."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from inline_drafts import draft_worker, inline_drafts
+from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, run, write_tokenizer
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.core.constraint import Constraint
+from pilotfish.core.messages import Commit, Hello, Load, Open, Peer, Tree
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.shadow import in_share
+from pilotfish.engine import shadow_drafts
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.target_process import TargetService
+from pilotfish.errors import InputError, ParameterError, WireError
+from pilotfish.target.shadow import ShadowMachine
+from pilotfish.wire.channel import decode_to_draft, encode
+from pilotfish.wire.curve_keys import PoolClient, PoolKeys, new_key_pair, write_key_pair
+from pilotfish.wire.serving import SERVER_DECODER, ShadowReport, Status
+from pilotfish.wire.sockets import ListeningChannel
+
+LONG = 30.0
+LENGTH = 24
+#: Time for a few levels of a tiny draft.
+PACE = "target=6ms"
+
+
+def params(number: int) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": LENGTH, "seed": number, **SETTINGS[number % len(SETTINGS)]})
+
+
+ALL = [params(number) for number in range(len(SNIPPETS))]
+
+
+@pytest.fixture(scope="module")
+def alone(llama: Path) -> list[list[int]]:
+    """What the target writes without any draft."""
+    return run(make_engine(llama), SNIPPETS, ALL)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def report(engine: Engine) -> ShadowReport:
+    assert engine.shadows is not None
+    [found] = engine.shadows.reports()
+    return found
+
+
+@contextmanager
+def shadowed(target: Path, draft: Path, endpoint: str, **config: Any) -> Iterator[Engine]:
+    """Whoever listens at the endpoint is its shadow."""
+    with make_engine(target, draft=draft, **{"mode": "off", "shadow_pool": (endpoint,), **config}) as engine:
+        yield engine
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/shadow"
+
+
+def settled(engine: Engine, requests: int) -> ShadowReport:
+    """Once so many requests were followed to their ends."""
+    shadows = engine.shadows
+    assert shadows is not None
+    eventually(lambda: report(engine).requests == requests and not shadows.busy)
+    return report(engine)
+
+
+@pytest.mark.parametrize("mode", ["off", "sync", "async"])
+def test_outputs_are_those_without_it(
+    llama: Path, draft: Path, alone: list[list[int]], endpoint: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inline_drafts(monkeypatch), draft_worker(EngineConfig(target=llama, draft=draft, kv_slots=4096), endpoint):
+        fields = {"drafter": "lm", "draft_workers": 1} if mode == "async" else {"drafter": "lm"}
+        with shadowed(llama, draft, endpoint, mode=mode, pace=PACE, max_requests=1, **fields) as engine:
+            eventually(lambda: report(engine).ready)
+            assert run(engine, SNIPPETS, ALL) == alone
+            score = settled(engine, len(SNIPPETS))
+            assert score.steps + score.accepted == sum(map(len, alone))  # each token once
+            assert score.late < score.steps and score.accepted > 0 and score.tokens_per_step > 1
+            assert score.tokens_per_second > 0 and score.live_tokens_per_second > 0 and score.cpu_seconds > 0
+            assert score.error > -1
+            assert_idle(engine)
+
+
+def test_a_shadow_that_is_killed_and_comes_back(
+    llama: Path, draft: Path, alone: list[list[int]], endpoint: str
+) -> None:
+    config = EngineConfig(target=llama, draft=draft, kv_slots=4096)
+    with shadowed(llama, draft, endpoint, pace=PACE, max_requests=1) as engine:
+        with draft_worker(config, endpoint):
+            eventually(lambda: report(engine).ready)
+            assert run(engine, SNIPPETS[:4], ALL[:4]) == alone[:4]
+            eventually(lambda: report(engine).steps > 0)
+        eventually(lambda: not report(engine).ready)
+        assert run(engine, SNIPPETS, ALL) == alone  # nobody drafts for them
+        before = report(engine).requests
+        with draft_worker(config, endpoint):
+            eventually(lambda: report(engine).ready and report(engine).requests > before)
+            assert run(engine, SNIPPETS, ALL) == alone
+
+
+def test_where_nobody_listens_nothing_waits(
+    llama: Path,
+    draft: Path,
+    alone: list[list[int]],
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(shadow_drafts, "ANSWER", 0.05)
+    with shadowed(llama, draft, endpoint) as engine:
+        assert run(engine, SNIPPETS, ALL) == alone
+        eventually(lambda: "scored once it serves" in caplog.text)
+        score = report(engine)
+        assert (score.ready, score.requests, score.steps, score.tokens_per_second) == (False, 0, 0, 0.0)
+
+
+class ScriptedPool:
+    """Says that it is ready, and answers each Open and Commit with whatever `answer` gives."""
+
+    def __init__(self, endpoint: str, answer: Callable[[Open | Commit], bytes | None], keys: PoolKeys | None = None):
+        self.channel, self._answer = ListeningChannel(endpoint, keys), answer
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def __enter__(self) -> ScriptedPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.channel.close()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            for received in self.channel.receive(0.01):
+                self._hear(received.peer, bytes(received.frame))
+
+    def _hear(self, peer: Peer, frame: bytes) -> None:
+        message = decode_to_draft(frame)
+        if isinstance(message, Hello):
+            self.channel.send(peer, encode(Load("scripted", 0, 0, 0, 100, 1.0, 1.0, revision="r7")))
+        elif isinstance(message, Open | Commit) and (sent := self._answer(message)) is not None:
+            self.channel.send(peer, sent)
+
+
+def nonsense(seed: int) -> Callable[[Open | Commit], bytes]:
+    """Frames that are no message, trees of foreign tokens, of wrong ids, and of sessions that are not."""
+    rng, numbers = np.random.default_rng(seed), count(1)
+
+    def answer(message: Open | Commit) -> bytes:
+        kind, number = int(rng.integers(4)), next(numbers)
+        base = len(message.tokens) if isinstance(message, Open) else message.base_len + len(message.tokens)
+        tokens = rng.integers(0, VOCAB + (100 if kind == 1 else 0), 8).tolist()
+        ids = [1] * 8 if kind == 2 else list(range(8 * number, 8 * number + 8))
+        tree = Tree(message.session + (kind == 3), message.generation, number, base, ids, [0] * 8, tokens, [-0.1] * 8)
+        return bytes(rng.integers(0, 256, 40).tolist()) if kind == 0 else encode(tree)
+
+    return answer
+
+
+def test_a_malicious_one_harms_its_own_score_alone(
+    llama: Path, draft: Path, alone: list[list[int]], endpoint: str
+) -> None:
+    with ScriptedPool(endpoint, nonsense(0)), shadowed(llama, draft, endpoint, max_requests=1) as engine:
+        eventually(lambda: report(engine).ready)
+        for _ in range(3):
+            assert run(engine, SNIPPETS, ALL) == alone
+        eventually(lambda: report(engine).requests > 0)
+        score = report(engine)
+        assert score.revision == "r7" and score.accepted <= 0.2 * score.steps
+        assert_idle(engine)
+
+
+def test_a_silent_one_is_late_at_every_step(llama: Path, draft: Path, alone: list[list[int]], endpoint: str) -> None:
+    fields = {"max_requests": 1, "drafter": "lm"}
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, **fields) as engine:
+        eventually(lambda: report(engine).ready)
+        assert run(engine, SNIPPETS, ALL) == alone
+        score = settled(engine, len(SNIPPETS))
+        assert score.late == score.steps == sum(map(len, alone)) and score.trees == 0
+        assert score.tokens_per_step == 1.0
+
+
+def test_what_would_guess_beside_it_counts_too(llama: Path, draft: Path, endpoint: str) -> None:
+    """n-grams, where the output repeats itself."""
+    loop = SamplingParams(max_tokens=64, temperature=0.0, allowed_token_ids=(33, 34))
+    fields = {"max_requests": 1, "drafter": "lm+ngram"}
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, **fields) as engine:
+        eventually(lambda: report(engine).ready)
+        [output] = run(engine, [SNIPPETS[0]], [loop])
+        score = settled(engine, 1)
+        assert score.steps + score.accepted == len(output) == 64
+        assert score.trees > 0 and score.accepted > 0 and score.late == score.steps
+
+
+def test_a_constrained_output_is_followed_through_its_grammar(llama: Path, draft: Path, endpoint: str) -> None:
+    """Forced text needs no guess, as if the draft were live."""
+    constraint = Constraint.regex(r"(one fish|two fish)( and red fish){3}")
+    asked = SamplingParams(max_tokens=80, seed=1, temperature=0.8, structured_outputs=constraint)
+    fields = {"max_requests": 1, "drafter": "lm"}
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, **fields) as engine:
+        eventually(lambda: report(engine).ready)
+        [output] = run(engine, [SNIPPETS[0]], [asked])
+        score = settled(engine, 1)
+        assert round(score.tokens_per_step * score.steps) == len(output)  # it may end with a guess
+        assert score.accepted > score.steps
+
+
+def test_outputs_that_end_early_are_followed_to_their_ends(llama: Path, draft: Path, endpoint: str) -> None:
+    fields = {"max_requests": 1, "drafter": "lm"}
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, **fields) as engine:
+        eventually(lambda: report(engine).ready)
+        whole = SamplingParams(max_tokens=40, temperature=0.0, logprobs=1, prompt_logprobs=1)
+        text = engine.submit(SNIPPETS[0], whole)[0]
+        while engine.busy:
+            engine.step()
+        stopped = engine.submit(SNIPPETS[0], SamplingParams(max_tokens=40, temperature=0.0, stop=(text.text[5:9],)))[0]
+        while engine.busy:
+            engine.step()
+        aborted, unbegun = (engine.submit(SNIPPETS[0], whole)[0] for _ in range(2))
+        while len(aborted.token_ids) < 3:
+            engine.step()
+        engine.abort_all()
+        assert len(unbegun.token_ids) == 0 and len(stopped.token_ids) < 40
+        score = settled(engine, 3)
+        assert score.steps == sum(len(one.request.output) for one in (text, stopped, aborted))
+
+
+def test_it_is_told_of_its_share_alone(llama: Path, draft: Path, endpoint: str) -> None:
+    opened = list[Open]()
+
+    def answer(message: Open | Commit) -> None:
+        opened.extend([message] if isinstance(message, Open) else [])
+
+    fields = {"max_requests": 1, "drafter": "lm", "shadow_share": 0.3}
+    with ScriptedPool(endpoint, answer), shadowed(llama, draft, endpoint, **fields) as engine:
+        eventually(lambda: report(engine).ready)
+        prompts = [[20 + number] * 4 for number in range(12)]
+        run(engine, prompts, [SamplingParams(max_tokens=2, seed=1)] * 12)
+        chosen = [number for number in range(12) if in_share(number, 0.3)]
+        settled(engine, len(chosen))
+        eventually(lambda: len(opened) == len(chosen))
+        assert 0 < len(chosen) < 12 and [message.tokens for message in opened] == [prompts[n] for n in chosen]
+
+
+def test_servers_are_told(llama: Path, draft: Path, endpoint: str) -> None:
+    class Told:
+        incarnation, step_seconds = "first", None
+
+        def __init__(self) -> None:
+            self.messages: list[Status] = []
+
+        def tell_all(self, status: Status) -> None:
+            self.messages.append(status)
+
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, max_requests=1) as engine:
+        eventually(lambda: report(engine).ready)
+        run(engine, SNIPPETS[:1], ALL[:1])
+        settled(engine, 1)
+        told = Told()
+        TargetService(engine, told)._tell_status(True)  # type: ignore[arg-type]
+        [status] = told.messages
+        decoded = SERVER_DECODER.decode(msgspec.msgpack.encode(status))
+        assert isinstance(decoded, Status) and decoded.shadows == status.shadows
+        [shadow] = decoded.shadows
+        assert (shadow.name, shadow.revision, shadow.requests) == (endpoint, "r7", 1)
+
+
+def test_one_that_refuses_says_so_in_a_line(
+    llama: Path, draft: Path, alone: list[list[int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in draft.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    write_tokenizer(other, 400)
+    endpoint = f"ipc://{tmp_path}/shadow"
+    with (
+        draft_worker(EngineConfig(target=llama, draft=other, kv_slots=4096), endpoint),
+        shadowed(llama, draft, endpoint) as engine,
+    ):
+        eventually(lambda: f"shadow_pool: {endpoint} refused" in caplog.text)
+        assert run(engine, SNIPPETS, ALL) == alone and report(engine).requests == 0
+
+
+def test_one_whose_steps_cannot_be_made_is_given_up(
+    llama: Path,
+    draft: Path,
+    alone: list[list[int]],
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*_: object) -> float:
+        raise WireError("broken")
+
+    monkeypatch.setattr(ShadowMachine, "turn", broken)
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint) as engine:
+        eventually(lambda: "is not scored any more" in caplog.text)
+        assert run(engine, SNIPPETS, ALL) == alone and not report(engine).ready
+    assert [record.levelno for record in caplog.records if "not scored" in record.message] == [logging.ERROR]
+
+
+def test_a_pool_with_keys(llama: Path, draft: Path, tmp_path: Path) -> None:
+    own, pool = new_key_pair(), new_key_pair()
+    write_key_pair(own, tmp_path / "own.key")
+    keys = PoolKeys(pool, {own.public: PoolClient("target", 1.0)})
+    given = {"draft_key": tmp_path / "own.key", "shadow_pool_key": (pool.public,)}
+    with (
+        ScriptedPool("tcp://127.0.0.1:0", lambda _: None, keys) as scripted,
+        shadowed(llama, draft, scripted.channel.endpoint, **given) as engine,
+    ):
+        eventually(lambda: report(engine).ready)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"shadow_pool": ("ipc:///a", "ipc:///a")}, "shadow_pool"),
+        ({"mode": "async", "draft_pool": ("ipc:///a",), "shadow_pool": ("ipc:///a",)}, "shadow_pool"),
+        ({"shadow_pool": ("ipc:///a",), "shadow_pool_key": ("k" * 40,)}, "draft_key"),
+        ({"shadow_pool_key": ("k" * 40,), "draft_key": Path("own.key")}, "shadow_pool_key"),
+        ({"shadow_pool": ("ipc:///a",), "shadow_share": 0.0}, "shadow_share"),
+        ({"shadow_pool": ("ipc:///a",), "shadow_share": 1.5}, "shadow_share"),
+    ],
+)
+def test_what_cannot_be_is_refused(llama: Path, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ParameterError) as raised:
+        EngineConfig(target=llama, **given)
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize("endpoint", ["http://here", "tcp://192.0.2.1:7070"])
+def test_an_address_that_cannot_be_dialled_is_refused(llama: Path, endpoint: str) -> None:
+    """One that is none, and one of another host without keys."""
+    with pytest.raises(InputError, match="shadow_pool"):
+        make_engine(llama, shadow_pool=(endpoint,))
+
+
+def test_workers_have_none(llama: Path, draft: Path) -> None:
+    keys = {"shadow_pool_key": ("k" * 40,), "draft_key": Path("own.key")}
+    config = EngineConfig(target=llama, draft=draft, shadow_pool=("ipc:///a",), **keys)
+    assert not (config.of_draft.shadow_pool or config.of_prefill.shadow_pool or config.of_rank(1).shadow_pool)

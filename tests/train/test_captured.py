@@ -1,0 +1,204 @@
+"""Drafts that learn captured traffic: what is held out, what is refused, and that it helps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.progress import Progress
+from transformers import GenerationConfig
+
+from pilotfish.capture.folder import ClaimedFolder, found_rows
+from pilotfish.capture.rows import CapturedRow, token_bytes
+from pilotfish.capture.store import CaptureStore, Retention
+from pilotfish.core.vocabulary import text_digest
+from pilotfish.errors import InputError, ParameterError
+from pilotfish.train.captured import LEAST, read_captured
+from pilotfish.train.data import collect, train_tokenizer
+from pilotfish.train.evaluate_captured import CHAIN, accepted_of_chains, evaluate_captured
+from pilotfish.train.export import save_model
+from pilotfish.train.models import build_model, continue_prompts, start_from_target
+from pilotfish.train.recipe import LlamaSize
+from pilotfish.train.redistil import Redistillation, redistil
+from pilotfish.train.taught_recipe import DistilRecipe
+from pilotfish.train.taught_target import TaughtTarget
+
+SIZE = LlamaSize(layers=2, hidden=64, heads=2, kv_heads=1, ffn=64)
+SMALL = replace(SIZE, layers=1)
+VOCAB, CONTEXT, START = 300, 512, 1_764_000_000.0
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A target that was trained on after its draft was made: `folder` has what clients asked and it answered."""
+
+    target: Path
+    draft: Path
+    folder: Path
+
+    def recipe(self, **given: Any) -> DistilRecipe:
+        small = {"sequence_length": 128, "batch_rows": 4, "tokens": 128 * 4 * 40, "learning_rate": 0.01}
+        known = {"target": self.target, "draft": self.draft, "captured": (self.folder,)}
+        return DistilRecipe(**{**known, **small, **given})
+
+    def run(self, out: Path, margin: float = 0.05, **given: Any) -> Redistillation:
+        with Progress(disable=True) as progress:
+            return redistil(self.recipe(**given), margin, out, out / "run", progress, "cpu")
+
+
+def strong_model(size: LlamaSize, seed: int) -> Any:
+    """Untrained, but not without a will."""
+    model = build_model(size, VOCAB, CONTEXT, seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def capture(folder: Path, rows: Sequence[CapturedRow]) -> None:
+    store = CaptureStore(ClaimedFolder(folder), Retention(1e12, 1 << 30))
+    for row in rows:
+        store.add("search", [row])
+    store.close()
+
+
+def row(number: int, tokenizer: str, tokens: Sequence[int] = (1, 2, 3, 4), prompt: int = 2) -> CapturedRow:
+    return CapturedRow(
+        time=START + number,
+        prompt=token_bytes(tokens[:prompt]),
+        output=token_bytes(tokens[prompt:]),
+        temperature=float(number % 2),
+        tag=None,
+        fingerprint="f",
+        tokenizer=tokenizer,
+    )
+
+
+@pytest.fixture(scope="module")
+def served(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    torch.set_num_threads(1)
+    folder, generation = tmp_path_factory.mktemp("served"), GenerationConfig(eos_token_id=0, pad_token_id=0)
+    tokenizer = train_tokenizer((document.text for document in collect([sources], ())), VOCAB, CONTEXT)
+    before, target = strong_model(SIZE, 5), strong_model(SIZE, 6)
+    draft = build_model(SMALL, VOCAB, CONTEXT, 7)
+    start_from_target(draft, before)
+    for model, name in ((target, "target"), (draft, "draft")):
+        tokenizer.save_pretrained(folder / name)
+        save_model(model, generation, folder / name)
+    torch.manual_seed(0)
+    prompts = np.random.default_rng(0).integers(VOCAB, size=(48, 16)).astype(np.uint16)
+    digest = text_digest(tokenizer)
+    texts = [continue_prompts(target.eval(), part, 112, float(n)) for n, part in enumerate(np.split(prompts, 2))]
+    mixed = np.stack(texts, 1).reshape(48, -1)  # temperatures 0 and 1 take turns, as `row` says
+    capture(folder / "captured", [row(number, digest, text.tolist(), 16) for number, text in enumerate(mixed)])
+    return Served(folder / "target", folder / "draft", folder / "captured")
+
+
+def test_a_draft_learns_the_traffic_of_a_target_that_has_changed(served: Served, tmp_path: Path) -> None:
+    made = served.run(tmp_path)
+    assert made.better and made.gain > 0.05
+    assert made.new.divergence < made.present.divergence and made.new.acceptance > made.present.acceptance
+    assert made.new.target_loss == pytest.approx(made.present.target_loss), "both on the same outputs"
+    assert (tmp_path / "draft" / "model.safetensors").is_file() and (tmp_path / "draft" / "tokenizer.json").is_file()
+    names = [path.name for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert sorted(names) == ["checkpoint.pt", "curves.svg", "log.jsonl", "recipe.json"], "no tokens of any row"
+
+
+def test_a_draft_that_is_not_better_is_not_written(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "present").touch()
+    made = served.run(tmp_path, margin=CHAIN + 1.0, tokens=128 * 4 * 10)
+    assert not made.better and os.listdir(tmp_path / "draft") == ["present"]  # noqa: PTH208
+
+
+def test_a_draft_that_is_its_target_gains_nothing(served: Served) -> None:
+    target = TaughtTarget(served.target, CPU)
+    held_out = read_captured(served.recipe(), target).held_out
+    found = evaluate_captured(target.module, target.module, held_out, 128)
+    assert found.divergence == pytest.approx(0, abs=1e-6) and found.agreement == 1
+    assert found.acceptance == pytest.approx(1) and found.target_loss == found.draft_loss
+    assert CHAIN * 0.9 < found.accepted_a_step <= CHAIN + 1e-4  # fewer below an output's last tokens
+
+
+def test_what_a_chain_gains() -> None:
+    assert CHAIN == 4
+    chances = torch.tensor([1.0, 0.5, 0.5, 0.0, 1.0])
+    assert accepted_of_chains(chances).tolist() == [1.75, 0.75, 0.5, 0.0, 1.0]
+
+
+# -- lessons
+
+
+def test_the_newest_are_held_out_whatever_their_folder(served: Served, tmp_path: Path) -> None:
+    target = TaughtTarget(served.target, CPU)
+    digest = text_digest(target.tokenizer)
+    rows = [row(number, digest, [number % VOCAB] * 60, prompt=10) for number in range(200)]
+    for name, part in (("a", rows[::2]), ("b", rows[1::2])):
+        capture(tmp_path / name, part)
+    lessons = read_captured(served.recipe(captured=(tmp_path / "a", tmp_path / "b")), target)
+    assert [text.tokens[0] for text in lessons.held_out] == [number % VOCAB for number in range(180, 200)]
+    assert [text.temperature for text in lessons.held_out[:2]] == [0.0, 1.0]
+    assert set(lessons.windows.tokens.tolist()) == set(range(180)) and len(lessons.windows.tokens) == 180 * 60
+
+
+def test_of_a_prompt_its_end_is_read(served: Served, tmp_path: Path) -> None:
+    target = TaughtTarget(served.target, CPU)
+    digest = text_digest(target.tokenizer)
+    capture(tmp_path / "long", [row(number, digest, [7] * 500 + [8] * 128 + [9] * 3, 628) for number in range(20)])
+    lessons = read_captured(served.recipe(captured=(tmp_path / "long",)), target)
+    assert all(text.tokens.tolist() == [8] * 128 + [9] * 3 and text.prompt == 128 for text in lessons.held_out)
+    assert len(lessons.held_out) == LEAST
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (lambda digest: [row(n, digest if n else "another") for n in range(40)], "another one"),
+        (lambda digest: [row(n, digest) for n in range(2 * LEAST - 1)], "16 or more"),
+        (lambda digest: [row(n, digest) for n in range(40)], "128 tokens to train on; rows of 128 need 256"),
+        (lambda digest: [row(n, digest, [VOCAB] * 4) for n in range(40)], f"below {VOCAB}"),
+    ],
+)
+def test_rows_that_teach_nothing_are_refused(served: Served, tmp_path: Path, rows: Any, told: str) -> None:
+    target = TaughtTarget(served.target, CPU)
+    capture(tmp_path / "captured", rows(text_digest(target.tokenizer)))
+    with pytest.raises(InputError, match=told) as refused:
+        read_captured(served.recipe(captured=(tmp_path / "captured",)), target)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tail_that_was_torn_is_not_missed(served: Served, tmp_path: Path) -> None:
+    target = TaughtTarget(served.target, CPU)
+    digest = text_digest(target.tokenizer)
+    capture(tmp_path / "torn", [row(number, digest, [5] * 60) for number in range(40)])
+    (file,) = found_rows(tmp_path / "torn")
+    os.truncate(file.path, file.size - 5)
+    lessons = read_captured(served.recipe(captured=(tmp_path / "torn",)), target)
+    assert len(lessons.windows.tokens) == (39 - LEAST) * 60
+
+
+def test_a_folder_that_is_none_is_refused(served: Served, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"capture\.json"):
+        read_captured(served.recipe(captured=(tmp_path,)), TaughtTarget(served.target, CPU))
+
+
+def test_rows_are_not_mixed_with_other_text_and_need_a_present_draft(tmp_path: Path) -> None:
+    known: dict[str, Any] = {"target": tmp_path, "captured": (tmp_path,)}
+    for wrong, named in (
+        ({"draft": tmp_path, "data": (tmp_path,)}, "from"),
+        ({"draft": tmp_path, "sources": (tmp_path,)}, "from"),
+        ({"shape": SIZE}, "draft"),
+    ):
+        with pytest.raises(ParameterError) as refused:
+            DistilRecipe(**known, **wrong)
+        assert refused.value.field == named
