@@ -150,6 +150,13 @@ def test_a_file_that_cannot_be_used_changes_nothing(server: Server, text: str, t
     assert server.ask(metadata={"tag": "canary"}).status == 200
 
 
+def test_a_draft_that_no_pool_is_is_told_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """While none has told anything, all may still be loading."""
+    for second, pools in enumerate(({}, {"a": "r1"}, {"a": "r1"}, {"a": "r1", "b": "r2"}, {"a": "r1"}), 1):
+        server.rollout.look(pools, float(10 * second))
+        assert len([one for one in caplog.records if "revision r2" in one.message]) == (0, 1, 1, 1, 2)[second - 1]
+
+
 def test_a_file_that_is_gone_changes_nothing(server: Server) -> None:
     server.file.unlink()
     with pytest.raises(ParameterError, match="a file that can be read"):

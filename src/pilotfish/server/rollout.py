@@ -144,6 +144,7 @@ class Rollout:
         self._running: set[GuidedRequest] = set()
         self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self._looked = 0.0  # monotonic seconds
+        self._told_unknown = set[str]()  # drafts that no pool is
         self._guard_now = 0.0  # seconds since the epoch, which never go back
         self._pools: dict[str, str] = {}  # the revisions of draft pools, by name, as targets last told
 
@@ -231,6 +232,7 @@ class Rollout:
         if now - self._looked < PERIOD:
             return
         self._looked = now
+        self._tell_unknown_drafts()
         tallies, self._tallies = self._tallies, defaultdict(Tally)
         readings = {name: GuardReading(**vars(tally)) for name, tally in tallies.items()}
         self._guard_now = max(self._guard_now, self._wall())  # a clock that is set back must not confuse it
@@ -240,6 +242,15 @@ class Rollout:
         self._cut_running()
         for name in self.variants.names:
             self._metrics.variant_share(name, self.guard.share(name))
+
+    def _tell_unknown_drafts(self) -> None:
+        """Once for each: at the start pools may still be loading, so that the file is not refused for it."""
+        unknown = self.variants.drafts - set(self._pools.values()) if self._pools else set[str]()
+        for draft in sorted(unknown - self._told_unknown):
+            logger.warning(
+                "rollout: no pool tells the revision %s: its variants run without guesses until one does", draft
+            )
+        self._told_unknown = unknown
 
     def _cut_running(self) -> None:
         """Requests that run give up guessing where their variant has just been cut. Those of a variant that the file
