@@ -11,7 +11,22 @@ import typer
 from typer.exceptions import TyperException
 
 from pilotfish import bench
-from pilotfish.cli import chat, cluster, demo, explain, generate, keys, kv, models, plan, rollout, serve, train, workers
+from pilotfish.cli import (
+    capture,
+    chat,
+    cluster,
+    demo,
+    explain,
+    generate,
+    keys,
+    kv,
+    models,
+    plan,
+    rollout,
+    serve,
+    train,
+    workers,
+)
 from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
 from pilotfish.printable import OneLineFormatter, one_line
@@ -39,6 +54,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(kv.app, name="kv")
 app.add_typer(models.app, name="models")
 app.add_typer(plan.app, name="plan")
+rollout.app.add_typer(capture.app, name="capture")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(train.app, name="train")
 
