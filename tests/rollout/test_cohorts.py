@@ -120,3 +120,16 @@ def test_a_cell_is_about_a_kilobyte() -> None:
     finally:
         tracemalloc.stop()
     assert used < 1300 * len(cells(windows))
+
+
+def test_a_request_whose_variant_was_cut_says_nothing_of_drafts() -> None:
+    windows = counted([outcome(tokens=4, trees=1, accepted=3), outcome(tokens=9, steps=9), outcome(tokens=9, steps=9)])
+    cut = counted(
+        [
+            outcome(tokens=4, trees=1, accepted=3),
+            *(msgspec.structs.replace(outcome(tokens=9, steps=9), cut=True) for _ in range(2)),
+        ]
+    )
+    (all_of_them,), (cell,) = cells(windows), cells(cut)
+    assert (all_of_them.requests, all_of_them.steps, all_of_them.cut) == (3, 19, 0)
+    assert (cell.requests, cell.steps, cell.accepted, cell.cut) == (1, 1, 3, 2)

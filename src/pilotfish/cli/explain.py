@@ -34,6 +34,7 @@ INDENT = (0, 0, 0, 3)
 #: Rows of the table of figures.
 ROWS = {
     "requests": "requests",
+    "cut": "others, whose variant was cut",
     "accepted_per_step": "accepted tokens a step",
     "wanted": "steps that wanted a tree",
     "late": "of them, without one in time",
@@ -146,7 +147,7 @@ def _figures(before: CohortFigures, after: CohortFigures) -> Table:
 def _number(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.1%}" if name in SHARES else f"{value:.2f}" if name != "requests" else str(value)
+    return f"{value:.1%}" if name in SHARES else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _cause(number: int, cause: Cause) -> Iterator[Text | Padding]:

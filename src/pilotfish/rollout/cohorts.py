@@ -47,11 +47,12 @@ DIMENSIONS = CellKey.__struct_fields__
 
 
 class Cell(Struct, kw_only=True, omit_defaults=True):
-    """Sums over requests that gave tokens; fields of the same name are those of `RequestOutcome`."""
+    """Sums over requests that gave tokens; fields of the same name are those of `RequestOutcome`. Those that ran without
+    guesses because their variant was cut say nothing of drafts: they are in `cut` alone."""
 
     key: CellKey
     requests: Count = 0
-    cut: Count = 0
+    cut: Count = 0  # requests
     tokens: Count = 0
     steps: Count = 0
     trees: Count = 0
@@ -66,8 +67,10 @@ class Cell(Struct, kw_only=True, omit_defaults=True):
 
     def take(self, outcome: RequestOutcome) -> None:
         """Count a request."""
+        if outcome.cut:
+            self.cut += 1
+            return
         self.requests += 1
-        self.cut += outcome.cut
         for name in OF_OUTCOMES:
             setattr(self, name, getattr(self, name) + getattr(outcome, name))
         self.accepted_squared += outcome.accepted**2

@@ -26,7 +26,7 @@ ADVICE: dict[Kind, str] = {
     "structured": "Nothing is broken: outputs have another form. A draft that was trained on such ones guesses better.",
     "context": "Nothing is broken: prompts have other lengths. Train the draft on such ones, or copy from prompts.",
     "late": "The draft is too slow, not wrong: look at the load of its pools and the delay to them; add a pool.",
-    "wanted": "The budget guessed less, as under load it does, or a variant was cut: look at the load and the guard.",
+    "wanted": "The budget guessed less, as under load it does: look at the load.",
 }
 #: Whose advice fits where requests of such a kind became fewer.
 SHRUNK: dict[Kind, Kind] = {"draft": "variant", "client": "mix"}
@@ -97,8 +97,7 @@ def _within(cause: Cause) -> str:
         late = f"{_share(new.late)} of the steps that wanted a tree had none in time"
         return f"{where}, {late}, {_share(old.late)} before."
     if cause.factor == "wanted":
-        cut = f"; {new.cut} of {new.requests} requests were cut, {old.cut} of {old.requests} before"
-        return f"{where}, {_share(new.wanted)} of the steps wanted a tree, {_share(old.wanted)} before{cut}."
+        return f"{where}, {_share(new.wanted)} of the steps wanted a tree, {_share(old.wanted)} before."
     trees = f"{_number(new.accepted_per_tree)} tokens of a tree are accepted, {_number(old.accepted_per_tree)} before"
     return f"{where}, {trees}; trees have {_number(new.nodes_per_tree)} nodes, {_number(old.nodes_per_tree)} before."
 

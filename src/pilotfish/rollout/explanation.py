@@ -18,7 +18,7 @@ class CohortFigures(Struct, frozen=True, kw_only=True):
     """Of some requests of a window. None: there was nothing to divide by."""
 
     requests: int
-    cut: int  # requests
+    cut: int  # requests beside these, whose variant was cut
     share: float  # of the window's steps
     accepted_per_step: float | None
     wanted: float | None  # steps that wanted a tree, of all
