@@ -155,3 +155,7 @@ def everything(metrics: ServerMetrics) -> None:
     metrics.feedback(("search", "sync"), "success", 1.0, 12, 4)
     metrics.rejected(429)
     metrics.http("/v1/completions", "POST", 200)
+    metrics.variant_step("next", Verified(1.0, 3, 7, 2), since=0.02)
+    metrics.variant_share("next", 1.0)
+    metrics.variant_event("next", "cut")
+    metrics.canary("equal")

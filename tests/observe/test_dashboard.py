@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metric_queries import assert_asks_for_what_there_is, labels_by_sample
 from prometheus_client.parser import text_string_to_metric_families as parse
 from server_traffic import everything
 
@@ -21,21 +22,6 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "observability" / "grafana.json").read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
-METRIC = re.compile(r"\b(?:vllm:|pilotfish_|http_|process_)[a-z0-9_]+")
-#: What follows `by (`, or stands before `=` in a selector.
-LABELS = re.compile(r"by \(([a-z_, ]+)\)|([a-z_]+)=~?\"")
-
-
-@pytest.fixture(scope="module")
-def samples() -> dict[str, set[str]]:
-    """Labels of every sample of a server that has seen traffic."""
-    metrics = ServerMetrics("target")
-    everything(metrics)
-    found: dict[str, set[str]] = {}
-    for family in parse(metrics.render()[0].decode()):
-        for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
 
 
 def queries(panel: dict[str, Any]) -> list[str]:
@@ -43,24 +29,17 @@ def queries(panel: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("panel", GRAPHS, ids=lambda panel: panel["title"])
-def test_a_panel_asks_for_what_there_is(panel: dict[str, Any], samples: dict[str, set[str]]) -> None:
+def test_a_panel_asks_for_what_there_is(panel: dict[str, Any]) -> None:
     assert queries(panel)
     for query in queries(panel):
-        asked = METRIC.findall(query)
-        assert asked and set(asked) <= samples.keys()
-        known = set().union(*(samples[name] for name in asked))
-        labels = {
-            name.strip() for found in LABELS.findall(query) for name in ",".join(found).split(",") if name.strip()
-        }
-        assert labels <= known
-        assert all(query.count(a) == query.count(b) for a, b in ("()", "{}", "[]"))
+        assert_asks_for_what_there_is(query)
 
 
-def test_variables_ask_for_what_there_is(samples: dict[str, set[str]]) -> None:
+def test_variables_ask_for_what_there_is() -> None:
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] == "query":
             metric, label = re.fullmatch(r"label_values\(([\w:]+), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
-            assert label in samples[metric]
+            assert label in labels_by_sample()[metric]
 
 
 def test_queries_use_the_variables_that_there_are() -> None:

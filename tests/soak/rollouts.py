@@ -68,8 +68,8 @@ def sample(server: LiveServer, name: str, pool: str) -> float:
     return float(lines[0].rsplit(" ", 1)[1]) if lines else -1.0
 
 
-def tokens_of(server: LiveServer, body: dict[str, Any]) -> tuple[int, ...]:
-    status, answer = server.post("/v1/completions", {**body, "return_token_ids": True})
+def tokens_of(server: LiveServer, body: dict[str, Any], **headers: str) -> tuple[int, ...]:
+    status, answer = server.post("/v1/completions", {**body, "return_token_ids": True}, **headers)
     assert status == 200, answer
     return tuple(answer["choices"][0]["token_ids"])
 
@@ -80,6 +80,7 @@ class Load:
     def __init__(self, server: LiveServer, bodies: Sequence[dict[str, Any]]) -> None:
         self.server, self.bodies = server, bodies
         self.expected: list[set[tuple[int, ...]]] = [set() for _ in bodies]
+        self.headers = dict[str, str]()
         self.done = self.unequal = 0
         self.ended = threading.Event()
         self._lock = threading.Lock()
@@ -92,7 +93,7 @@ class Load:
     def stream(self, number: int) -> None:
         while not self.ended.is_set():
             which = number % len(self.bodies)
-            equal = tokens_of(self.server, self.bodies[which]) in self.expected[which]
+            equal = tokens_of(self.server, self.bodies[which], **self.headers) in self.expected[which]
             with self._lock:
                 self.done, self.unequal = self.done + 1, self.unequal + (not equal)
             number += 1

@@ -9,10 +9,11 @@ shadow can be told of the request then, at the steps that would have been its ow
 
 Beside the live steps it would have another rhythm: under plain decoding it has the time of three steps for three tokens
 that it would guess for in one, and whichever positions are counted, its trees are deeper there than they would be. In
-simulations that was up to 140 % too many tokens a step, where a level takes half of a step; here what is left is below
-2 % (tests/simulation/test_simulated_shadow.py).
+simulations that was up to 140 % too many tokens a step, where a level takes half of a step; here what is left is about
+1 % (docs/shadow.md).
 
-A step takes the target about as long whoever guesses, so the time of each is that of live steps of as many rows.
+A step takes the target about as long whoever guesses, so the time of each is that of live steps of as many rows; and
+what its loop itself takes longer for the trees, as the shadow's own loop does the same work.
 """
 
 from __future__ import annotations
@@ -47,6 +48,20 @@ def known_tokens(step: Step, known: Mapping[int, Sequence[int]]) -> Ints:
         places = (base, *(base + depth for depth in depths[first:end]))
         given += [tokens[place] if place < len(tokens) else NO_TOKEN for place in places]
     return np.array(given, np.int64)
+
+
+class RecentMean:
+    """Of about the last `1 / RATE` values."""
+
+    RATE = 0.05
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._empty = True
+
+    def add(self, value: float) -> None:
+        self.value += (1.0 if self._empty else self.RATE) * (value - self.value)
+        self._empty = False
 
 
 class RecentRate:

@@ -30,6 +30,7 @@ from pilotfish.core.messages import Hello
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RemoteOptions
+from pilotfish.engine.costs import KNOTS
 from pilotfish.engine.remote_drafts import ANSWER, SWITCH_INTERVAL, RemoteDrafter, salt_key
 from pilotfish.observe.records import StepRecord
 from pilotfish.target.shadow import LiveSteps, ShadowMachine, ShadowSetup
@@ -139,17 +140,19 @@ class ShadowDrafts:
         own = None if config.draft_key is None else load_key_pair("draft_key", config.draft_key)
         options = RemoteOptions(config.wanted, salt_key=salt_key(own))
         drafter = RemoteDrafter(target.hello, [pool], self._thread.post, options, self._channel.problem)
-        machine = ShadowMachine(
-            target.executor, drafter, [target.beside()], self._budget(), self._live, target.setup, target.grammars
-        )
+        guesses = drafter, [target.beside()], self._budget(target)
+        known = self._live, target.setup, target.grammars
+        machine = ShadowMachine(target.executor, *guesses, *known, cpu_seconds)
         return Shadow(pool, drafter, machine)
 
-    def _budget(self) -> Budget:
-        """As it would be if the draft were live."""
-        config = self._config
+    def _budget(self, target: ShadowedTarget) -> Budget:
+        """As it would be if the draft were live: an adaptive one learns from would-be steps, which live ones are not to
+        be confused with."""
+        config, executor = self._config, target.executor
         if config.budget == "fixed":
             return FixedBudget(config.nodes, config.levels)
-        return AdaptiveBudget(config.nodes, config.levels, self._live.costs, 0.0)
+        seconds = {rows: target.costs.at(rows) for rows in KNOTS if rows <= config.max_rows}
+        return AdaptiveBudget(config.nodes, config.levels, StepCosts(seconds, executor.padded), 0.0)
 
     def close(self) -> None:
         """Leave the pools. Idempotent."""

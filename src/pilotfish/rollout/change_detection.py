@@ -19,17 +19,17 @@ class RunningMean:
 
     def __init__(self, memory: int) -> None:
         self.value = 0.0
-        self.count = 0
+        self.weight = 0  # the values that it is of
         self._memory = memory
 
     def observe(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / min(self.count, self._memory)
+        self.weight = min(self.weight + 1, self._memory)
+        self.value += (value - self.value) / self.weight
 
 
 class NoiseOfMeans:
-    """The noise in means of `length` successive readings, times `length`: a reading's own variance if readings do not
-    depend on each other, more if what is off stays off, as a request that is unlike others does while it runs."""
+    """The variance of means of `length` successive readings, times `length`: a reading's own variance if readings do
+    not depend on each other, more if what is off stays off, as a request that is unlike others is while it runs."""
 
     MEMORY = 600  # readings
     PRIOR = 4  # means that a belief counts for
@@ -42,7 +42,7 @@ class NoiseOfMeans:
 
     def variance(self, belief: float) -> float:
         """With what was believed before there were readings."""
-        count = min(self._squares.count, self.MEMORY // self._length)
+        count = self._squares.weight
         return (self.PRIOR * belief + count * self._squares.value) / (self.PRIOR + count)
 
     def observe(self, deviation: float, belief: float) -> None:
@@ -55,40 +55,48 @@ class NoiseOfMeans:
 
 
 class NoiseEstimate:
-    """What a figure's noise is, for each of LENGTHS, from its deviations from its own mean. What means of fewer readings
-    show is believed of those of more until they have shown it themselves."""
+    """What a figure's noise is, from its deviations from its own mean lately. Means of more readings are believed to
+    have the noise that means of fewer show, until they have shown that theirs is more."""
 
-    MEMORY = 60  # readings: of the mean
+    MEMORY = 30  # readings: of what the figure was lately
     LENGTHS = (3, 6, 12, 24)
-    FIRST_BELIEF = 1.0  # tokens' times vary about as much as their mean
+    FIRST_BELIEF = 1.0  # tokens' times vary about as much as their mean; some of it stays, so that no noise is 0
+    OUTLIER = 5.0  # standard deviations: what is further off counts as if it were so far
 
     def __init__(self) -> None:
-        self._mean = RunningMean(self.MEMORY)
+        #: By length, of a reading of scale 1.
+        self.variances = [self.FIRST_BELIEF] * len(self.LENGTHS)
+        self._lately = RunningMean(self.MEMORY)
         self._means = [NoiseOfMeans(length) for length in self.LENGTHS]
 
-    def variances(self) -> list[float]:
-        """By length, of a reading of scale 1."""
-        belief = self.FIRST_BELIEF
-        return [belief := noise.variance(belief) for noise in self._means]
-
     def observe(self, value: float, scale: float) -> None:
-        if self._mean.count:
-            deviation = (value - self._mean.value) / sqrt(scale)
-            for noise, belief in zip(self._means, [self.FIRST_BELIEF, *self.variances()], strict=False):
-                noise.observe(deviation, belief)
-        self._mean.observe(value)
+        if self._lately.weight:
+            most = self.OUTLIER * sqrt(self.variances[0] * scale)
+            deviation = max(-most, min(most, value - self._lately.value))
+            self.variances = self._learned(deviation / sqrt(scale))
+            value = self._lately.value + deviation
+        self._lately.observe(value)
+
+    def _learned(self, deviation: float) -> list[float]:
+        found: list[float] = []
+        for noise in self._means:
+            belief = found[-1] if found else self.FIRST_BELIEF
+            noise.observe(deviation, belief)
+            found.append(max([noise.variance(belief), *found[-1:]]))
+        return found
 
 
 class ChangeDetector:
-    """Finds a rise whose size and time are unknown. It is an e-detector (Shin, Ramdas and Rinaldo 2022): the mean of the
-    statistics of Shiryaev and Roberts for a few sizes. With z, by how many standard deviations of its noise a reading
-    is above what is tolerated, and a rise of s of them,
+    """Finds a rise whose size and time are unknown. It is an e-detector (Shin, Ramdas and Rinaldo 2022): the mean of
+    the statistics of Shiryaev and Roberts for a few sizes. With z, by how many standard deviations of its noise a
+    reading is above what is tolerated, and a rise of s of them,
 
         R_s ← (R_s + 1) exp(s z − s²/2)        evidence = mean over s of R_s        detected: evidence ≥ LIMIT
 
-    A rise of s is found after about 2 log(LIMIT) / s² readings, so its z is by the noise in means of about as many. While
-    nothing is wrong (z is symmetric about 0 or less, and its noise is known) the factor is 1 on average or less. Then
-    evidence grows by 1 a reading on average at most, and a false alarm comes after LIMIT readings on average or more.
+    A rise of s is found after about 2 log(LIMIT) / s² readings, so its z is by the noise in means of about as many.
+    While nothing is wrong (z is symmetric about 0 or less, and its noise is known) the factor is 1 on average or less.
+    Then evidence grows by 1 a reading on average at most, and a false alarm comes after LIMIT readings on average or
+    more.
     """
 
     LIMIT = 86_400.0  # readings: a day of seconds
@@ -106,7 +114,7 @@ class ChangeDetector:
         return sum(self._statistics) / len(self.SIZES)
 
     @property
-    def detected(self) -> bool:
+    def is_detected(self) -> bool:
         return self.evidence >= self.LIMIT
 
     def observe(self, excess: float, variances: Sequence[float]) -> None:
@@ -121,8 +129,8 @@ class ChangeDetector:
 
 
 class SequentialTest:
-    """Whether a mean is `centre` + `half` or `centre` − `half`: Wald's test (1945) for Gaussian noise, with odds of 20 to
-    1 either way. A reading counts for a third of these at most."""
+    """Whether a mean is `centre` + `half` or `centre` − `half`: Wald's test (1945) for Gaussian noise, with odds of 20
+    to 1 either way. A reading counts for a third of these at most."""
 
     ODDS = 20.0
 

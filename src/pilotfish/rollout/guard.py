@@ -19,8 +19,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pilotfish.errors import ParameterError
-from pilotfish.rollout.guard_readings import NOTHING
-from pilotfish.rollout.guard_readings import GuardReading as GuardReading
+from pilotfish.rollout.guard_readings import NOTHING, GuardReading
 from pilotfish.rollout.variant_evidence import VariantEvidence
 
 #: Events that are kept.
@@ -112,10 +111,8 @@ class VariantGuard:
         return self._change("trial", "trial", f"{self._pause:g} s after the cut", now)
 
     def _restore(self, now: float) -> GuardEvent:
-        event = self._change("live", "restored", f"in the trial {self._evidence.figures}", now)
         self._restored = now
-        self._evidence.start()
-        return event
+        return self._change("live", "restored", f"in the trial {self._evidence.figures}", now)
 
     def _fail(self, now: float) -> GuardEvent:
         self._pause = self._longer_pause()

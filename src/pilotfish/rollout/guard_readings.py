@@ -31,15 +31,19 @@ class GuardReading(Struct, frozen=True, kw_only=True):
 
     @property
     def has_times(self) -> bool:
-        return self.tokens > 0 and self.itl_seconds > 0
+        return self.tokens > 0 and self.itl_seconds > 0 and self.steps > 0
 
     @property
     def token_ms(self) -> float:
         return 1000 * self.itl_seconds / self.tokens
 
     @property
+    def log_token_seconds(self) -> float:
+        return log(self.itl_seconds) - log(self.tokens)
+
+    @property
     def log_step_tokens(self) -> float:
-        """The logarithm of the tokens that a step gave an output, of a reading with both."""
+        """The logarithm of the tokens that a step gave an output."""
         return log(self.tokens / self.steps)
 
 
@@ -55,12 +59,17 @@ class Comparison(Struct, frozen=True):
     @property
     def slowdown(self) -> float:
         """The logarithm of the variant's time a token over the holdout's: below 0 the variant is faster."""
-        return log(self.own.token_ms / self.holdout.token_ms)
+        return self.own.log_token_seconds - self.holdout.log_token_seconds
 
     @property
     def scale(self) -> float:
         """Of the noise in that."""
         return 1 / self.own.tokens + 1 / self.holdout.tokens
+
+    def unbiased_slowdown(self, variance: float) -> float:
+        """With noise of this variance in one token's time, as a part of it: the logarithm of a noisy mean is too low by
+        half the mean's variance (delta method)."""
+        return self.slowdown + variance * (1 / self.own.tokens - 1 / self.holdout.tokens) / 2
 
     def joined(self, other: Comparison | None) -> Comparison:
         return self if other is None else Comparison(self.own + other.own, self.holdout + other.holdout)

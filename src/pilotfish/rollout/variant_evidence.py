@@ -9,8 +9,8 @@ from pilotfish.rollout.guard_readings import ENOUGH, NOTHING, Comparison, GuardR
 
 
 class AcceptanceDrop:
-    """Whether a variant's accepted tokens a tree have fallen below their own level of the last ten minutes, by more than
-    is left to prompts that become harder."""
+    """Whether a variant's accepted tokens a tree have fallen below their own level of the last ten minutes, by more
+    than is left to prompts that become harder."""
 
     MEMORY = 600  # readings
     TOLERATED = log(1.5)
@@ -27,7 +27,7 @@ class AcceptanceDrop:
 
     @property
     def is_detected(self) -> bool:
-        return self._detector.detected
+        return self._detector.is_detected
 
     def observe(self, own: GuardReading) -> None:
         present = self._pending + own
@@ -39,9 +39,9 @@ class AcceptanceDrop:
         self.since = self.since + present if self.is_suspected else NOTHING
 
     def _compare(self, acceptance: float, scale: float) -> None:
-        if self._level.count:
+        if self._level.weight:
             drop = self._level.value - acceptance
-            self._detector.observe(drop - self.TOLERATED, [scale * v for v in self._noise.variances()])
+            self._detector.observe(drop - self.TOLERATED, [scale * v for v in self._noise.variances])
         self._noise.observe(acceptance, scale)
         self._level.observe(acceptance)
 
@@ -81,7 +81,7 @@ class VariantEvidence:
         self._acceptance.observe(own)
         if (compared := self._pairs.add(own, holdout)) is not None:
             self._compare(compared)
-        if self._slower.detected:
+        if self._slower.is_detected:
             return self.figures
         if self._acceptance.is_detected and self._slowdown_since_drop() > -self._allowance:
             return f"{self._acceptance}; no longer faster than the holdout: {self._since_drop or 'which is silent'}"
@@ -91,26 +91,21 @@ class VariantEvidence:
         """After one more reading of a variant on trial: whether it has passed, None while that is open."""
         if (compared := self._pairs.add(own, holdout)) is not None:
             self._figures = compared.joined(self._figures)
-            slowdown = self._slowdown(compared)
-            self._trial.observe(slowdown, compared.scale * self._noise.variances()[-1])
+            slowdown = compared.unbiased_slowdown(self._noise.variances[0])
+            self._trial.observe(slowdown, compared.scale * self._noise.variances[-1])
             self._noise.observe(slowdown, compared.scale)
         return True if self._trial.is_below else False if self._trial.is_above else None
 
     def _compare(self, compared: Comparison) -> None:
         self._figures = compared.joined(self._figures if self._slower.evidence >= 1 else None)
         self._since_drop = compared.joined(self._since_drop) if self._acceptance.is_suspected else None
-        slowdown, scale = self._slowdown(compared), compared.scale
-        self._slower.observe(slowdown - self._allowance, [scale * v for v in self._noise.variances()])
+        slowdown, scale = compared.unbiased_slowdown(self._noise.variances[0]), compared.scale
+        self._slower.observe(slowdown - self._allowance, [scale * v for v in self._noise.variances])
         self._noise.observe(slowdown, scale)
         self._overhead.observe(slowdown + compared.own.log_step_tokens)
-
-    def _slowdown(self, compared: Comparison) -> float:
-        """The logarithm of a noisy mean is too low by half its variance (delta method): here that of either side."""
-        own, holdout = 1 / compared.own.tokens, 1 / compared.holdout.tokens
-        return compared.slowdown + (own - holdout) * self._noise.variances()[0] / 2
 
     def _slowdown_since_drop(self) -> float:
         """Where the holdout is silent its step is taken to be as much shorter than the variant's as it was before."""
         if self._since_drop is not None:
             return self._since_drop.slowdown
-        return self._overhead.value - self._acceptance.since.log_step_tokens if self._overhead.count else -inf
+        return self._overhead.value - self._acceptance.since.log_step_tokens if self._overhead.weight else -inf

@@ -46,7 +46,7 @@ class VirtualShadow:
         limits = ShadowSetup(
             setup.kv_slots, setup.max_rows, setup.max_requests, prefix_cache=setup.prefix_cache, share=shadow.share
         )
-        beside, budget = [NgramDrafter()] * speculation.ngrams, budget_over(self._live.costs, speculation)
+        beside, budget = [NgramDrafter()] * speculation.ngrams, budget_over(costs_of(own), speculation)
         self._machine = ShadowMachine(target.worker.executor, self._drafter, beside, budget, self._live, limits)
         self._planned = False  # the next turn
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pilotfish.core.budget import Budget
@@ -22,7 +22,7 @@ from pilotfish.core.executor import Executor, ForwardSeconds, Outcome
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.scheduler import Scheduler
-from pilotfish.core.shadow import RecentRate, ShadowScore, ShadowTally, in_share, known_tokens
+from pilotfish.core.shadow import RecentMean, RecentRate, ShadowScore, ShadowTally, in_share, known_tokens
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.step import RequestCommit
 from pilotfish.core.tree import Guesses
@@ -36,16 +36,15 @@ MAX_WAITING = 1 << 19
 
 
 class LiveSteps:
-    """What shadows are to know of the live steps of their target: how many sequences there are in one, and how long it
-    takes by its rows."""
-
-    RATE = 0.05  # share of a step in the mean of sequences
+    """What shadows are to know of the live steps of their target: how many sequences there are in one, how long it
+    takes by its rows, and how much of that is the loop's own."""
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs = costs
         self.speed = RecentRate()
+        self.loop = RecentMean()  # seconds of a step outside its forward and the draft's
         self._modelled = RecentRate()
-        self._sequences = 0.0
+        self._sequences = RecentMean()
         self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
 
     def observe(self, step: StepRecord) -> None:
@@ -59,7 +58,7 @@ class LiveSteps:
     @property
     def sequences(self) -> int:
         """In a step, lately; at least one."""
-        return max(round(self._sequences), 1)
+        return max(round(self._sequences.value), 1)
 
     @property
     def error(self) -> float:
@@ -68,15 +67,17 @@ class LiveSteps:
         return self._modelled.value / self.speed.value - 1 if self.speed.value else 0.0
 
     def _learn(self, step: StepRecord) -> None:
-        """Of one that decodes alone, and right after another: prompts, and pauses, say nothing of its time."""
+        """Of its time only if it decodes alone, and right after another: prompts, and pauses, take theirs."""
+        if step.sequences:
+            self._sequences.add(step.sequences)
         waited, own = step.began - step.before, step.ended - step.began
         if not decodes(step) or waited > own:
             return
         drafting = step.drafted - step.planned
-        self._sequences += (self.RATE if self._sequences else 1.0) * (step.sequences - self._sequences)
         self.speed.add(step.committed, step.sequences * (waited + own))
         self._modelled.add(step.committed, step.sequences * (self.costs.at(step.rows) + drafting))
         self.costs.observe(step.rows, waited + own - drafting)
+        self.loop.add((step.planned - step.began) + (step.scheduled - step.drafted) + (step.ended - step.verified))
 
 
 def decodes(step: StepRecord) -> bool:
@@ -97,8 +98,7 @@ class ShadowSetup:
 
 
 class ShadowMachine:
-    """Follows requests that have ended, as many at a time as ran live, and scores the drafter. So its draft has as much
-    to do as if it were live, but none of the prompts' reading is hurried by traffic that comes in bursts."""
+    """Follows requests that have ended, and scores the drafter (core/shadow.py)."""
 
     def __init__(
         self,
@@ -109,11 +109,13 @@ class ShadowMachine:
         live: LiveSteps,
         setup: ShadowSetup,
         grammars: GrammarSource = no_grammars,
+        cpu_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Of the live target's `executor` only the vocabulary is looked at. `drafter` is scored; those `beside` it
-        guess too, as they would if it were live. They, and `budget`, are this machine's alone."""
+        guess too, as they would if it were live. They, and `budget`, are this machine's alone. `cpu_seconds` tells
+        what the calling thread has taken so far."""
         self.score = ShadowScore()  # another record after each step: any thread may read it
-        self._share, self._live, self._grammars = setup.share, live, grammars
+        self._share, self._live, self._grammars, self._cpu = setup.share, live, grammars, cpu_seconds
         self._tally = ShadowTally()
         self._time = 0.0  # of would-be steps: it stands still between them
         pool = SlotPool(setup.slots, setup.window)
@@ -127,6 +129,8 @@ class ShadowMachine:
         self._known: dict[int, Sequence[int]] = {}  # tokens of those that are followed now, by id
         self._begun: BegunStep | None = None
         self._seconds = 0.0  # of the present one
+        self._loop = RecentMean()  # CPU seconds of this machine's loop for one
+        self._beginning = 0.0  # of them, for the beginning of the present one
         self._due = -math.inf  # when it ends, in real time
 
     def ended(self, request: Request) -> None:
@@ -180,18 +184,23 @@ class ShadowMachine:
     # -- steps
 
     def _begin(self, now: float) -> float:
+        began = self._cpu()
         begun = self._begun = self._worker.begin() if self._known else None
         if begun is None:
             return math.inf
-        self._seconds = self._live.costs.at(begun.step.num_rows)
+        self._beginning = self._cpu() - began
+        own = max(self._loop.value - self._live.loop.value, 0.0)  # trees, where live steps have none
+        self._seconds = self._live.costs.at(begun.step.num_rows) + own
         kept_up = now - self._due < self._seconds  # whoever is called a little late keeps the pace
         self._due = (self._due if kept_up else now) + self._seconds
         return self._due
 
     def _end(self, begun: BegunStep) -> None:
+        began = self._cpu()
         self._begun, self._time = None, self._time + self._seconds
         tokens = known_tokens(begun.step, self._known)
         commits = self._worker.end(begun, Outcome(tokens, seconds=ForwardSeconds(model=self._seconds)))
+        self._loop.add(self._beginning + self._cpu() - began)
         step = self._worker.last_step
         assert step is not None  # it has just ended
         self._tally.add(commits, step.hits)

@@ -163,8 +163,8 @@ class PoolLoad(Readable, frozen=True):
 
 class ShadowReport(Readable, frozen=True):
     """A draft pool that is scored and not used (core/shadow.py). Counts are since the target started, of the requests
-    that the pool was told of; a step is one of one sequence. Rates are of about the last two thousand steps, in tokens a
-    second of a sequence that decodes; 0 where none is known yet."""
+    that the pool was told of; a step is one of one sequence. Rates are of about the last two thousand steps, in tokens
+    a second of a sequence that decodes; 0 where none is known yet."""
 
     name: Text
     ready: bool  # it answers, and is scored
