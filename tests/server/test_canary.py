@@ -33,7 +33,8 @@ class Rig:
 
     def results(self) -> dict[str, float]:
         lines = [line for line in self.metrics.render()[0].decode().splitlines() if "canary_replays_total{" in line]
-        return {line.split('result="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+        counts = {line.split('result="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+        return {result: count for result, count in counts.items() if count}
 
     def run(self, monkeypatch: pytest.MonkeyPatch, turns: int = 50) -> None:
         monkeypatch.setattr("pilotfish.server.canary.LOOK", 0.0)

@@ -22,6 +22,8 @@ from pilotfish.wire.serving import Delta, StepReport, Verified
 #: Distinct tags of one server, whatever clients send; requests with further ones count as OTHER.
 MAX_TAGS = 32
 NO_TAG, OTHER = "none", "other"
+#: What a guard may do about a variant.
+EVENTS = ("cut", "trial", "restored", "failed trial")
 #: Of a prompt's tokens, those whose KV a prefill worker computed, and those whose KV was nowhere.
 PREFILL, COMPUTED = "prefill", "computed"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -127,8 +129,10 @@ class ServerMetrics:
             self._metrics["pilotfish_variant_token_seconds", variant].inc(since)
 
     def variant_share(self, variant: str, share: float) -> None:
-        """Of its requests that may speculate now."""
+        """Of its requests that may speculate now. Alerts need its events from 0 on."""
         self._metrics["pilotfish_variant_share", variant].set(share)
+        for kind in EVENTS:
+            self._metrics["pilotfish_variant_events", variant, kind].inc(0)
 
     def variant_event(self, variant: str, kind: str) -> None:
         """The guard did something about it."""

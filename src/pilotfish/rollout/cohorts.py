@@ -47,8 +47,8 @@ DIMENSIONS = CellKey.__struct_fields__
 
 
 class Cell(Struct, kw_only=True, omit_defaults=True):
-    """Sums over requests that gave tokens; fields of the same name are those of `RequestOutcome`. Those that ran without
-    guesses because their variant was cut say nothing of drafts: they are in `cut` alone."""
+    """Sums over requests that gave tokens; fields of the same name are those of `RequestOutcome`. Those that ran
+    without guesses because their variant was cut say nothing of drafts: they are in `cut` alone."""
 
     key: CellKey
     requests: Count = 0
