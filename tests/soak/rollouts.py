@@ -41,21 +41,22 @@ class Files:
     def __init__(self, directory: Path) -> None:
         self.members, self.variants = directory / "members.json", directory / "rollout.toml"
 
-    def write_members(self, pools: Sequence[tuple[str, bool]], targets: Sequence[tuple[str, bool]] = ()) -> None:
+    def write_members(self, pools: Sequence[tuple[str, bool]]) -> None:
         """Endpoints, and whether each drains."""
-        drafts, served = ([{"endpoint": one, "draining": drains} for one, drains in some] for some in (pools, targets))
+        drafts = [{"endpoint": endpoint, "draining": drains} for endpoint, drains in pools]
         fresh = self.members.with_suffix(".new")
-        fresh.write_text(json.dumps({"targets": served, "draft_pools": drafts, "prefill_pools": []}))
+        fresh.write_text(json.dumps({"targets": [], "draft_pools": drafts, "prefill_pools": []}))
         fresh.chmod(0o600)
         fresh.replace(self.members)
 
-    def write_variants(self, *variants: str, holdout: float = 0.1) -> None:
-        off = f'[[variant]]\nname = "holdout"\nmode = "off"\nholdout = true\nshare = {holdout}\n'
-        self.variants.write_text(off + "".join(f"[[variant]]\n{variant}\n" for variant in variants))
+    def write_variants(self, *variants: str) -> None:
+        """Beside a holdout."""
+        holdout = '[[variant]]\nname = "holdout"\nmode = "off"\nholdout = true\nshare = 0.1\n'
+        self.variants.write_text(holdout + "".join(f"[[variant]]\n{variant}\n" for variant in variants))
 
 
-def until(what: str, holds: Callable[[], bool], server: LiveServer, patience: float = PATIENCE) -> None:
-    ends = time.monotonic() + patience
+def until(what: str, holds: Callable[[], bool], server: LiveServer) -> None:
+    ends = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < ends, f"{what}: {server.log[-3000:]}"
         time.sleep(0.1)
@@ -68,8 +69,8 @@ def sample(server: LiveServer, name: str, pool: str) -> float:
     return float(lines[0].rsplit(" ", 1)[1]) if lines else -1.0
 
 
-def tokens_of(server: LiveServer, body: dict[str, Any], **headers: str) -> tuple[int, ...]:
-    status, answer = server.post("/v1/completions", {**body, "return_token_ids": True}, **headers)
+def tokens_of(server: LiveServer, body: dict[str, Any]) -> tuple[int, ...]:
+    status, answer = server.post("/v1/completions", {**body, "return_token_ids": True})
     assert status == 200, answer
     return tuple(answer["choices"][0]["token_ids"])
 
@@ -80,7 +81,6 @@ class Load:
     def __init__(self, server: LiveServer, bodies: Sequence[dict[str, Any]]) -> None:
         self.server, self.bodies = server, bodies
         self.expected: list[set[tuple[int, ...]]] = [set() for _ in bodies]
-        self.headers = dict[str, str]()
         self.done = self.unequal = 0
         self.ended = threading.Event()
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class Load:
     def stream(self, number: int) -> None:
         while not self.ended.is_set():
             which = number % len(self.bodies)
-            equal = tokens_of(self.server, self.bodies[which], **self.headers) in self.expected[which]
+            equal = tokens_of(self.server, self.bodies[which]) in self.expected[which]
             with self._lock:
                 self.done, self.unequal = self.done + 1, self.unequal + (not equal)
             number += 1

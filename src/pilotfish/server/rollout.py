@@ -14,7 +14,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -91,7 +91,9 @@ class GuidedRequest:
     record: RequestRecord
     ended: Callable[[GuidedRequest], None]
     cut: bool  # for a part of it at least
-    replay: ReplayedRequest | None = None  # where the canary may want it; its output grows
+    replay: ReplayedRequest | None = None  # where the canary may want it, without its output
+    tokens: list[int] = field(default_factory=list)  # of it, for the canary
+    seed: int | None = None
     stream: Stream | None = None  # once it is submitted
     pool: str = ""  # that guessed for it at first
 
@@ -105,9 +107,15 @@ class GuidedRequest:
         """An output has grown."""
         self.pool = self.pool or delta.pool
         if self.replay is not None:
-            seed = self.replay.params.seed if delta.seed is None else delta.seed
-            params = dataclasses.replace(self.replay.params, seed=seed)
-            self.replay = dataclasses.replace(self.replay, params=params, output=[*self.replay.output, *delta.tokens])
+            self.tokens += delta.tokens
+            self.seed = delta.seed if self.seed is None else self.seed
+
+    def replayed(self) -> ReplayedRequest | None:
+        """With its output, and the seed that it had."""
+        if self.replay is None or self.seed is None:
+            return None
+        params = dataclasses.replace(self.replay.params, seed=self.seed)
+        return dataclasses.replace(self.replay, params=params, output=self.tokens)
 
     def close(self) -> None:
         self.ended(self)
@@ -179,8 +187,8 @@ class Rollout:
 
     def _ended(self, guided: GuidedRequest) -> None:
         self._running.discard(guided)
-        if guided.replay is not None and guided.record.reason in WHOLE:
-            self.offer(guided.replay)
+        if guided.record.reason in WHOLE and (replayed := guided.replayed()) is not None:
+            self.offer(replayed)
         outcome = self._outcome(guided)
         self.arms.add(outcome)
         self.cohorts.add(outcome)
