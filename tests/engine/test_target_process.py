@@ -41,6 +41,7 @@ from pilotfish.wire.serving import (
     Delta,
     Failure,
     Progress,
+    Revise,
     Status,
     Submit,
     ToServer,
@@ -73,6 +74,10 @@ class Target:
     def abort(self, number: int) -> None:
         self.attendance.sent += 1
         self.tell(Abort(number, self.servers.incarnation))
+
+    def revise(self, number: int, max_nodes: int | None) -> None:
+        self.attendance.sent += 1
+        self.tell(Revise(number, self.servers.incarnation, max_nodes))
 
     def hear(self, seconds: float = 10.0) -> list[ToServer]:
         """All but Beats, of which none tells of a loss."""
@@ -242,6 +247,27 @@ def test_a_request_without_speculation_beside_one_with_it(engines: dict[str, Eng
         engine.step()
     assert plain.token_ids == other.token_ids
     assert plain.stats()["draft_tokens"] == 0 < other.stats()["draft_tokens"]
+
+
+def test_what_is_guessed_for_a_request_may_change_while_it_runs(target: Target) -> None:
+    """From 0 nodes on it decodes plainly, to the same end; a request that has ended needs nothing."""
+    tokens, long = target.engine.tokenizer.encode(SNIPPETS[3]), params(max_tokens=120, temperature=0.0)
+    (expected,) = target.engine.submit(tokens, long, max_nodes=0)
+    while target.engine.busy:
+        target.engine.step()
+    target.start()
+    target.submit(1, tokens, long)
+    heard = target.until(Progress)
+    target.revise(1, 0)
+    heard += target.until()
+    target.revise(1, None)
+    target.submit(2, tokens, long)
+    again = whole(deltas_of(target.until(request=2), 2))
+    output = whole(deltas_of(heard))
+    assert output.tokens == again.tokens == expected.token_ids
+    speculates = target.engine.config.mode == "sync"
+    assert any(v.nodes for v in again.verified) == speculates
+    assert not output.verified[-1].nodes and sum(v.nodes > 0 for v in output.verified) <= len(again.verified)
 
 
 def test_the_stop_that_ended_an_output(target: Target) -> None:

@@ -152,6 +152,21 @@ def test_every_prompt_with_every_setting(llama: Path, draft: Path) -> None:
     )
 
 
+def test_what_is_guessed_for_changes_on_the_way(llama: Path, draft: Path) -> None:
+    """As a guard does that cuts a variant, and lets it go on."""
+    with drafting(llama, draft) as d:
+        samples = [d.engine.submit(SNIPPETS[i], params((i, j)))[0] for i, j in MIXED]
+        for step in range(10**6):
+            if not d.engine.busy:
+                break
+            sample = samples[step % len(samples)]
+            if sample.finish_reason is None:
+                d.engine.revise(sample, (0, None, 2)[step // 3 % 3])
+            d.engine.step()
+        assert [sample.token_ids for sample in samples] == [alone(llama)[case] for case in MIXED]
+    d.settle(0.0)
+
+
 def test_int8_kv(llama: Path, draft: Path) -> None:
     plain = generate(make_engine(llama, kv_dtype="int8"), MIXED, together=False)
     with drafting(llama, draft, kv_dtype="int8", pace="target=4ms") as d:  # time for a level in each step
