@@ -14,10 +14,12 @@ from http_double import Answer, Client, Engine, Submitted, Update, application, 
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
 from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.rollout.variants import ONE_VARIANT
 from pilotfish.server.auth import ANONYMOUS, Caller
 from pilotfish.server.http_errors import ClientGone, HttpError
 from pilotfish.server.limits import Admission
 from pilotfish.server.params import Generation
+from pilotfish.server.rollout import VariantChoice
 from pilotfish.wire.serving import Delta, Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -185,6 +187,12 @@ class Recorder:
             raise HttpError(429, "too many", "rate_limit_error", headers={"retry-after": "7"})
         self.admitted.append(generation)
         return self
+
+    def choose(self, request: Any, caller: Caller, body: Any, own: int | None) -> VariantChoice:  # noqa: ARG002
+        return VariantChoice(ONE_VARIANT.variant[0], own)
+
+    def submitted(self, stream: Any) -> None:
+        """Nothing is revised."""
 
     def update(self, index: int, delta: Any) -> None:  # noqa: ARG002
         self.updates.append(delta)

@@ -131,6 +131,10 @@ class RequestHandle:
         self.record, self.guided = record, guided
         self._reservation, self._span, self._capture = reservation, span, capture
 
+    def submitted(self, stream: Stream) -> None:
+        """The engine has the request."""
+        self.guided.submitted(stream)
+
     def update(self, index: int, delta: Delta) -> None:
         """`delta` was added to output `index`, counted over all prompts."""
         self.record.update(index, delta, time.monotonic())
@@ -194,7 +198,7 @@ class GenerationResponse(Response):
         self._stream = self._engine.submit(
             prompts, given.params, given.cache_salt, guesses.max_nodes, given.session, guesses.draft
         )
-        self._handle.guided.submitted(self._stream)
+        self._handle.submitted(self._stream)
         try:
             while True:
                 async with asyncio.timeout_at(ends):
