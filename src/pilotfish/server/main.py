@@ -133,7 +133,7 @@ class _Server(uvicorn.Server):
     """Calls `on_signal` in place of ending, and `reload` on SIGHUP where there is something to reload."""
 
     def __init__(
-        self, config: uvicorn.Config, on_signal: Callable[[], None], reload: Callable[[], None] | None
+        self, config: uvicorn.Config, on_signal: Callable[[], None], reload: Callable[[], None] | None = None
     ) -> None:
         super().__init__(config)
         self._on_signal = on_signal
