@@ -332,6 +332,7 @@ def test_a_pool_with_keys(llama: Path, draft: Path, tmp_path: Path) -> None:
         shadowed(llama, draft, scripted.channel.endpoint, **given) as engine,
     ):
         eventually(lambda: report(engine).ready)
+        assert report(engine).ready
 
 
 @pytest.mark.parametrize(

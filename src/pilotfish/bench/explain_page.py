@@ -7,8 +7,8 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from pilotfish.bench.charts import Axis, Series, bar_chart, line_chart
-from pilotfish.bench.markup import document, tag
-from pilotfish.bench.page import STYLE, table
+from pilotfish.bench.markup import tag
+from pilotfish.bench.page import table, whole_page
 from pilotfish.errors import ParameterError
 from pilotfish.rollout.explain_wording import headline
 from pilotfish.rollout.explanation import Cause, Explanation
@@ -28,18 +28,11 @@ def write_explanation(found: Explanation, path: Path) -> None:
 
 
 def explanation_page(found: Explanation) -> str:
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"Pilotfish: {TITLE}"),
-        tag("style", STYLE.read_text("utf-8")),
-    )
     changed = "good" if found.change > 0 else "alarm"
     notice = {"unclear": "notice", "same": "good", "changed": changed}[found.verdict]
     parts = [tag("h1", TITLE), tag("p", found.sentence, class_=notice), *map(_cause, found.causes)]
     body = tag("main", *parts, tag("div", *_plots(found), class_="plots"))
-    return document(tag("html", head, tag("body", body), lang="en"))
+    return whole_page(TITLE, body)
 
 
 def _cause(cause: Cause) -> Element:

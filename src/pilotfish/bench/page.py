@@ -26,6 +26,12 @@ def write_page(result: SavedResult, path: Path) -> None:
 def page(result: SavedResult) -> str:
     drawn = Drawn.of(result)
     title = f"Speculation, measured: {_models(result)}" if result.target else f"Served: {result.model or 'a model'}"
+    body = tag("main", *_heading(drawn, title), _legend(drawn), *_sections(drawn), _conditions(result))
+    return whole_page(title, body)
+
+
+def whole_page(title: str, body: Element) -> str:
+    """A document that needs no other file."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -33,7 +39,6 @@ def page(result: SavedResult) -> str:
         tag("title", f"Pilotfish: {title}"),
         tag("style", STYLE.read_text("utf-8")),
     )
-    body = tag("main", *_heading(drawn, title), _legend(drawn), *_sections(drawn), _conditions(result))
     return document(tag("html", head, tag("body", body), lang="en"))
 
 

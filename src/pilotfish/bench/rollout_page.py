@@ -7,8 +7,8 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from pilotfish.bench.charts import BOTTOM, LABEL, RIGHT, TOP, WIDTH, Axis, line, number, svg, text
-from pilotfish.bench.markup import document, tag
-from pilotfish.bench.page import STYLE, table
+from pilotfish.bench.markup import tag
+from pilotfish.bench.page import table, whole_page
 from pilotfish.errors import ParameterError
 from pilotfish.rollout.findings import WORDS, value_text
 from pilotfish.rollout.intervals import Interval
@@ -39,13 +39,6 @@ def write_rollout_page(report: RolloutReport, path: Path) -> None:
 
 def rollout_page(report: RolloutReport) -> str:
     title = "Variants of speculation beside the holdout"
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"Pilotfish: {title}"),
-        tag("style", STYLE.read_text("utf-8")),
-    )
     keys = [tag("span", tag("i", class_=f"swatch {style}"), words) for style, words in KEYS.items()]
     body = tag(
         "main",
@@ -55,7 +48,7 @@ def rollout_page(report: RolloutReport) -> str:
         tag("div", *_sections(report), class_="plots"),
         tag("section", tag("h2", "How to read it"), *(tag("p", words) for words in notes(report))),
     )
-    return document(tag("html", head, tag("body", body), lang="en"))
+    return whole_page(title, body)
 
 
 def _sections(report: RolloutReport) -> Iterator[Element]:
