@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,10 +163,14 @@ def native_model(directory: Path, dtype: torch.dtype = torch.float32, kv_dtype: 
 
 # -- engines
 
+#: cuda runs the tests of engines there (docs/gpu.md).
+ENGINE_DEVICE = os.environ.get("PILOTFISH_TEST_DEVICE", "cpu")
+
 
 def make_engine(target: Path, drafter: Drafter | None = None, /, **config: Any) -> Engine:
-    """A float32 engine on one thread that verifies whole trees, unless `config` says otherwise."""
+    """A float32 engine on one thread of `ENGINE_DEVICE` that verifies whole trees, unless `config` says otherwise."""
     defaults: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_slots": 4096, "budget": "fixed"}
+    defaults["device"] = ENGINE_DEVICE
     return Engine(EngineConfig(target=target, **{**defaults, **config}), drafter)
 
 

@@ -47,6 +47,13 @@ def test_a_prefill_worker_computes_more_rows_at_a_time_than_a_target(llama: Path
     assert of_few.max_rows == PREFILL_ROWS and of_many.max_rows == 4096
 
 
+@pytest.mark.parametrize(("own", "device"), [("", "cuda:0"), ("cpu", "cpu"), ("cuda:1", "cuda:1")])
+def test_a_draft_runs_on_its_own_device_or_the_targets(llama: Path, own: str, device: str) -> None:
+    target = EngineConfig(target=llama, draft=llama, mode="async", device="cuda:0", draft_device=own)
+    assert target.of_draft.device == device and not target.of_draft.draft_device
+    assert target.of_prefill.device == target.device == "cuda:0"
+
+
 @pytest.mark.parametrize("name", ["draft_pool", "prefill_pool"])
 def test_a_pool_is_named_once(llama: Path, name: str) -> None:
     pools: dict[str, Any] = {name: ("ipc:///a", "ipc:///b", "ipc:///a")}

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def attend(rows: TreeRows, chosen: list[int], extra_width: int = 0, **features: 
 
 def plain_attention(rows: TreeRows, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> Any:
     """Head by head in float64, over the keys that a row sees and no others. After the rows' KV is in the pools."""
-    keys, values = rows.kv.read(torch.arange(len(rows.kv.keys)))
+    everywhere = torch.arange(len(rows.kv.keys), device=rows.kv.keys.device)
+    keys, values = (each.cpu() for each in rows.kv.read(everywhere))
     group = rows.q.shape[1] // keys.shape[1]
     out = torch.empty_like(rows.q, dtype=torch.float64)
     for row, head in np.ndindex(*rows.q.shape[:2]):
@@ -184,16 +186,15 @@ def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
 def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows, a soft cap, sinks."""
     monkeypatch.setattr(native, "load_kernels", lambda: False)
+    on_cpu = torch.device("cpu")
     tree = random_tree(np.random.default_rng(0), VOCAB, 4)
     slots = np.arange(20, 20 + len(tree), dtype=np.int32)
     rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), NodeRows.of(tree, slots), [19])
-    expected = TorchExecutor(load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=True), 30).forward(
-        [rows]
-    )
+    expected = TorchExecutor(load_model(tiny_models[kind], torch.float32, on_cpu, eager=True), 30).forward([rows])
     calls = []
     monkeypatch.setattr(attention, "attention_on", lambda _: lambda *a: calls.append(1) or triton_tree_attention(*a))
-    model = load_model(tiny_models[kind], torch.float32, torch.device("cpu"), eager=False)
-    got = TorchExecutor(model, 30).forward([rows])
+    model = replace(load_model(tiny_models[kind], torch.float32, DEVICE, eager=False), recordable=False)
+    got = TorchExecutor(model, 30).forward([rows]).cpu()
     assert len(calls) == model.config.num_hidden_layers
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
@@ -259,7 +260,8 @@ def test_one_binary_a_kernel_compiles_for_ampere_and_hopper(tmp_path: Path) -> N
     """The compiler may refuse kernels that the interpreter accepts; and a binary for each width could change the order
     of sums."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    environment["PYTHONPATH"] = str(Path(triton_attention.__file__).parents[2])
+    source = Path(triton_attention.__file__).parents[2]
+    environment["PYTHONPATH"] = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
     script = Path(__file__).with_name("compile_triton.py")
     result = subprocess.run([sys.executable, script, *COMPILED], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

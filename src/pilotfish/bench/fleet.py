@@ -84,7 +84,7 @@ def traffic_of(options: BenchOptions) -> Callable[[int], Iterable[SimulatedReque
 
 def plan_of(options: BenchOptions) -> Callable[[int], FleetPlan]:
     """For so many targets."""
-    placed, draft = place(options.target_device), place(options.draft_device)
+    placed, draft = place(options.target_device), place(options.pool_device)
     target = target_of(
         placed,
         max_rows=options.engine["max_rows"],

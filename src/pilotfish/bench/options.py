@@ -67,7 +67,7 @@ class BenchOptions:
     rate: Annotated[float, option("Requests a second for each target.", 0.0001, MANY)] = 0.5
     routings: Annotated[str, option("Policies, separated by commas.")] = "round-robin,power-of-two,prefix"
     target_device: Annotated[str, option("What a target runs on.")] = "llama-3.1-70b@h200x4"
-    draft_device: Annotated[str, option("What a draft pool runs on.")] = "llama-3.2-1b@h200"
+    pool_device: Annotated[str, option("What a draft pool runs on.", names=("--draft-device",))] = "llama-3.2-1b@h200"
     per_server: Annotated[int, option("Targets for each server.", 1, MANY)] = 20
     per_pool: Annotated[int, option("Targets for each draft pool.", 1, MANY)] = 4
     per_prefill: Annotated[int, option("Targets for each prefill worker; 0: none.", 0, MANY)] = 0

@@ -187,15 +187,17 @@ MEBIBYTE = 1 << 20
 
 
 def describe_machine(dtype: str) -> Row:
-    """Processor, libraries, and the speed of two simple operations with the threads of the run. Probes read 512 MiB and
-    multiply two matrices of 2048 by 2048 in `dtype`; in float32 where PyTorch has no instructions for bfloat16, whose
-    emulation would take minutes and say nothing about our kernels."""
+    """Processor, GPU if there is one, libraries, and the speed of two simple operations with the threads of the run.
+    Probes read 512 MiB and multiply two matrices of 2048 by 2048 in `dtype`; in float32 where PyTorch has no
+    instructions for bfloat16, whose emulation would take minutes and say nothing about our kernels."""
     import transformers
 
     product = library_dtype(DTYPES[dtype], torch.device("cpu"))
     read, multiply = read_probe(), matmul_probe(product)
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "cpu": cpu_name(),
+        **gpu,
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

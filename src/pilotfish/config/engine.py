@@ -106,6 +106,7 @@ class EngineConfig:
     leaves: Annotated[int, elsewhere("Leaves that a draft forward expands.", 1, 1024)] = 32
     draft_workers: Annotated[int, elsewhere("Draft processes.", 1, 64)] = 1
     draft_cores: Annotated[str, elsewhere("Their cores.", shown="a few")] = ""
+    draft_device: Annotated[str, elsewhere("Their device.", shown="that of --device")] = ""
     draft_pool: Annotated[
         tuple[str, ...], elsewhere("Pools instead: ipc://… or tcp://…, joined by ,", parse=separated(","))
     ] = ()
@@ -237,6 +238,7 @@ class EngineConfig:
         """For the process of a draft worker, whose parent has placed it on its cores."""
         assert self.draft is not None  # as in every mode that starts one
         own: dict[str, Any] = {"cores": "", "threads": 0, "max_model_len": 0, "max_rows": EngineConfig.max_rows}
+        own |= {"device": self.draft_device or self.device, "draft_device": ""}
         return replace(self, target=self.draft, draft=None, features=None, mode="off", allotted=0, **own, **ALONE)
 
     @property
