@@ -5,7 +5,9 @@ None of this asserts a time. Float32 is compared with ==; bfloat16 has a measure
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, random_tree, run
 
 from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.core.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import Slots
 from pilotfish.core.tree import ROOT, TokenTree
@@ -23,6 +26,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.graphs import GraphCache
+from pilotfish.model.kv_copy import DeviceCopier
 from pilotfish.model.kv_planes import FP8_CAPABILITY, LayerKV
 from pilotfish.model.loader import load_model
 
@@ -127,6 +131,27 @@ def test_a_replay_has_the_bits_of_the_forward(directory: Path, dtype: torch.dtyp
         rows = [bench.rows(tokens, nodes, seed=tokens)]
         for _ in range(2):  # recorded, then replayed
             assert torch.equal(bench.replaying.forward(rows), bench.plain.forward(rows)), f"{tokens} and {nodes}"
+
+
+def test_a_recording_stands_what_other_threads_copy(llama: Path) -> None:
+    bench, ended, copied = Bench(llama, torch.float32), threading.Event(), [0]
+    copier, slots = DeviceCopier(bench.replaying.kv), np.arange(SLOTS - OBJECT_TOKENS, SLOTS, dtype=np.int32)
+
+    def copy() -> None:
+        while not ended.is_set():
+            copier.write(slots, copier.read(slots))
+            copied[0] += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(copy)
+        try:
+            for nodes in (0, 9, 17, 25, 33, 41):
+                rows = [bench.rows(9 + nodes, nodes, seed=nodes)]
+                assert torch.equal(bench.replaying.forward(rows), bench.plain.forward(rows))
+        finally:
+            ended.set()
+        copying.result()
+    assert copied[0] > 1
 
 
 def test_logits_are_those_of_the_cpu(directory: Path) -> None:

@@ -38,7 +38,10 @@ class GraphCache:
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share scratch memory: they run one after another, each result is copied at once."""
+    """Records CUDA graphs that share scratch memory: they run one after another, each result is copied at once.
+
+    Only this thread's calls can spoil a recording: KV is copied by other threads meanwhile (`kv_copy.DeviceCopier`),
+    which allocate and wait as they like."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -50,7 +53,7 @@ class CudaRecorder:
             call()  # compiles kernels and sets libraries up, which cannot be recorded
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = call()
         return graph.replay, output
 
