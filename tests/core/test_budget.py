@@ -216,6 +216,20 @@ def test_a_draft_that_becomes_good_comes_back() -> None:
     assert budget.choice.effort is Effort.DRAFT
 
 
+def test_a_draft_that_is_replaced_by_a_wrong_one_leaves_and_a_right_one_comes_back() -> None:
+    """Each is sure of its first nodes. What was learned of how often the wrong one is right must not last."""
+    sequences, device = 8, Device(FLAT, 0.001, (0.85,))
+    budget = adaptive(device)
+    assert speed(budget, device, sequences, 3000) > 0.95 * best_fixed(device, sequences)
+    device.chances, device.bias = (0.05,), math.log(0.85) / math.log(0.05)
+    began, tokens = device.now, device.tokens
+    speed(budget, device, sequences, 3000)
+    assert budget.choice.effort is Effort.NONE
+    assert (device.tokens - tokens) / (device.now - began) > 0.98 * sequences / FLAT(sequences)
+    device.chances, device.bias = (0.85,), 1.0
+    assert speed(budget, device, sequences, 3000) > 0.95 * best_fixed(device, sequences), device.choices
+
+
 def test_probes_are_rare_while_nothing_pays() -> None:
     device = Device(BOUND, 0.004, (0.05,))
     budget = adaptive(device)

@@ -22,7 +22,8 @@ class VariantPace:
     """How a variant does."""
 
     slowdown: float  # its time a token over the holdout's
-    accepted: float = 1.5  # tokens a tree
+    accepted: float = 1.5  # tokens a step
+    sharing: int = 8  # sequences a step; 0: prompts leave no room for guesses
 
 
 GOOD, SLOW = VariantPace(0.7), VariantPace(1.5)
@@ -79,7 +80,7 @@ class GuardTraffic:
         if self.persistent:
             self._persisting = 0.8 * self._persisting + 0.6 * self.persistent * float(self._random.normal())
         own_step = step * pace.slowdown * math.exp(self._persisting)
-        own = self._reading(self.tokens * self.guard.share(VARIANT), own_step, pace.accepted)
+        own = self._reading(self.tokens * self.guard.share(VARIANT), own_step, pace)
         readings = {HOLDOUT: self._reading(self.holdout_tokens, step, None), VARIANT: own}
         self.now += 1
         self.speculated += own.tokens
@@ -87,7 +88,7 @@ class GuardTraffic:
         self.events += found
         return found
 
-    def _reading(self, mean_tokens: float, token_seconds: float, accepted: float | None) -> GuardReading:
+    def _reading(self, mean_tokens: float, token_seconds: float, pace: VariantPace | None) -> GuardReading:
         tokens = int(self._random.poisson(mean_tokens))
         if tokens == 0:
             return GuardReading()
@@ -95,11 +96,13 @@ class GuardTraffic:
         seconds = tokens * token_seconds * float(self._random.lognormal(-(noise**2) / 2, noise))
         if self._random.random() < self.spikes:
             seconds *= self._random.uniform(3, 10)
-        if accepted is None:
+        if pace is None:
             return GuardReading(tokens=tokens, itl_seconds=seconds, steps=tokens)
-        trees = max(1, round(tokens / (1 + accepted)))
-        found = int(self._random.poisson(accepted * trees))
-        return GuardReading(tokens=tokens, itl_seconds=seconds, steps=trees, trees=trees, accepted=found)
+        steps = max(1, round(tokens / (1 + pace.accepted)))
+        found = int(self._random.poisson(pace.accepted * steps))
+        guessable = steps if pace.sharing else 0
+        counts = {"steps": steps, "guessable": guessable, "sharing": pace.sharing * steps, "accepted": found}
+        return GuardReading(tokens=tokens, itl_seconds=seconds, **counts)
 
 
 #: A guard has watched a good variant for so many seconds.

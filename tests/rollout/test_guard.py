@@ -54,7 +54,7 @@ def test_a_cut_says_why_in_figures() -> None:
     assert slow.variant == VARIANT and WARM < slow.at < WARM + 60
     assert slow.reason.endswith("ms") and " ms a token, holdout " in slow.reason
     assert (
-        "accepted tokens a tree, 1.4" in unaccepted.reason
+        "accepted tokens a step, 1.4" in unaccepted.reason
         and "no longer faster than the holdout: " in unaccepted.reason
     )
 
@@ -62,6 +62,26 @@ def test_a_cut_says_why_in_figures() -> None:
 def test_fewer_accepted_tokens_cut_no_variant_that_still_pays() -> None:
     for seed in range(5):
         assert warm(seed).run(300, VariantPace(0.8, accepted=0.5)) == []
+
+
+#: Where a step's rows cost too much a budget guesses no more, and a variant is as fast as the holdout; so it is where
+#: guesses are right no more, and where prompts take all rows.
+BUSY, GIVEN_UP, PROMPTS = VariantPace(1.0, 0.0, sharing=64), VariantPace(1.0, 0.01), VariantPace(1.0, 0.0, sharing=0)
+
+
+def test_a_variant_that_the_budget_has_given_up_is_cut() -> None:
+    """Once the drop is seen, in three seconds, it has to be clear that the variant is no longer faster."""
+    seconds = sorted(warm(seed).seconds_until("cut", GIVEN_UP, 60) for seed in range(20))
+    assert seconds[15] < 5 and seconds[-1] <= 10
+
+
+@pytest.mark.parametrize("resting", [BUSY, PROMPTS], ids=["busy", "prompts"])
+def test_guesses_that_rest_because_they_do_not_pay_are_no_drop(resting: VariantPace) -> None:
+    """Half an hour of turns; then the drop is one."""
+    traffic = GuardTraffic(0, load=swings)
+    for seconds in (20, 7, 45, 3, 90) * 5:
+        assert traffic.run(seconds, GOOD) == traffic.run(seconds, resting) == []
+    assert traffic.seconds_until("cut", GIVEN_UP, 60) < 5
 
 
 # -- noise

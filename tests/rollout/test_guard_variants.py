@@ -66,7 +66,7 @@ def test_the_holdout_is_never_cut() -> None:
 
 def test_without_a_holdout_nothing_is_ever_cut() -> None:
     guard = Guard("", [VARIANT])
-    reading = GuardReading(tokens=100, itl_seconds=5.0, steps=50, trees=50, accepted=50)
+    reading = GuardReading(tokens=100, itl_seconds=5.0, steps=50, guessable=50, sharing=400, accepted=50)
     slow = msgspec.structs.replace(reading, itl_seconds=50.0, accepted=0)
     assert [guard.observe({VARIANT: reading if now < 100 else slow}, float(now)) for now in range(200)] == [[]] * 200
     assert guard.share(VARIANT) == 1.0
@@ -148,8 +148,9 @@ READINGS = st.builds(
     tokens=st.integers(0, 100),
     itl_seconds=st.floats(0, 10),
     steps=st.integers(0, 100),
-    trees=st.integers(0, 100),
+    guessable=st.integers(0, 100),
     accepted=st.integers(0, 400),
+    sharing=st.integers(0, 10**6),
 )
 
 

@@ -129,6 +129,8 @@ class AdaptiveBudget:
         self._resumed = before is not Effort.DRAFT
         if probed in self._gains and not self._probing:
             self._forget(probed, 0 if before is not probed else self._asked(self.choice.bucket, load))
+            if probed is Effort.DRAFT and self._resumed:  # or nothing that it is sure of is ever verified again
+                self._calibration.forget()
         self._probing = probed is not None
         self._total = self._nodes * load.sequences if probed else self.choice.bucket
         levels = self._levels if self._effort is Effort.DRAFT else 0

@@ -71,9 +71,10 @@ class StepCosts:
 class Calibration:
     """How often nodes of a score turn out to be on the accepted path. A drafter's score is the log of the chance
     that it believes in; bins of a tenth of e hold what came of it, each with a prior of `PRIOR` nodes that did as
-    believed, and old counts fade by `DECAY` a step."""
+    believed. Old counts fade by `DECAY` a step, and a bin remembers `MEMORY` nodes, so that many sequences together
+    learn as much faster that a draft has become a worse one."""
 
-    WIDTH, BINS, PRIOR, DECAY = 0.1, 60, 10.0, 0.999
+    WIDTH, BINS, PRIOR, DECAY, MEMORY = 0.1, 60, 10.0, 0.999, 300.0
 
     def __init__(self) -> None:
         believed = np.exp(-(np.arange(self.BINS) + 0.5) * self.WIDTH)
@@ -94,6 +95,13 @@ class Calibration:
         self._seen *= self.DECAY
         self._seen += np.bincount(self._bins(verified), minlength=self.BINS)
         self._hits += np.bincount(self._bins(accepted), minlength=self.BINS)
+        kept = self.MEMORY / np.maximum(self._seen, self.MEMORY)
+        self._hits *= kept
+        self._seen *= kept
+
+    def forget(self) -> None:
+        """Believe the drafter, as at first: what was seen is some time ago."""
+        self._hits[:] = self._seen[:] = 0.0
 
     def _bins(self, scores: Floats) -> Ints:
         depths = -scores / self.WIDTH

@@ -83,7 +83,7 @@ class Sample:
     def _verified(self, commit: RequestCommit, at: float) -> Verified:
         resumed, self.resumed = self.resumed, False
         counts = (len(commit.tokens), commit.nodes, commit.accepted)
-        return Verified(at, *counts, commit.origins, resumed, commit.depth, commit.late)
+        return Verified(at, *counts, commit.origins, resumed, commit.depth, commit.late, commit.sharing)
 
     def finish(self, reason: FinishReason) -> None:
         self.stream.finish()

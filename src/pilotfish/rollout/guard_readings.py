@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from math import log
+from math import log, log2
 
 from msgspec import Struct
 
-#: A mean of fewer tokens, or trees, is too skewed to compare its logarithm.
+#: A mean of fewer tokens, or steps, is too skewed to compare its logarithm.
 ENOUGH = 8
 
 
@@ -17,16 +17,18 @@ class GuardReading(Struct, frozen=True, kw_only=True):
     tokens: int = 0  # that came a step after others of their output
     itl_seconds: float = 0.0  # between the steps that gave an output these tokens and the steps before
     steps: int = 0
-    trees: int = 0
-    accepted: int = 0
+    guessable: int = 0  # of the steps, those in which prompts left rows for guesses
+    accepted: int = 0  # tokens, in these
+    sharing: int = 0  # sequences among which these shared out their guesses, summed
 
     def __add__(self, other: GuardReading) -> GuardReading:
         return GuardReading(
             tokens=self.tokens + other.tokens,
             itl_seconds=self.itl_seconds + other.itl_seconds,
             steps=self.steps + other.steps,
-            trees=self.trees + other.trees,
+            guessable=self.guessable + other.guessable,
             accepted=self.accepted + other.accepted,
+            sharing=self.sharing + other.sharing,
         )
 
     @property
@@ -40,6 +42,16 @@ class GuardReading(Struct, frozen=True, kw_only=True):
     @property
     def log_token_seconds(self) -> float:
         return log(self.itl_seconds) - log(self.tokens)
+
+    @property
+    def load(self) -> int:
+        """The power of two that is nearest to the sequences that shared a step; of one that was guessable."""
+        return round(log2(max(self.sharing / self.guessable, 1)))
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted tokens a step that was guessable."""
+        return self.accepted / self.guessable
 
     @property
     def log_step_tokens(self) -> float:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from math import exp, inf, log, log1p
+from collections import defaultdict
+from functools import partial
+from math import inf, log1p
 
 from pilotfish.rollout.change_detection import ChangeDetector, NoiseEstimate, RunningMean, SequentialTest
 from pilotfish.rollout.guard_readings import ENOUGH, NOTHING, Comparison, GuardReading, ReadingPairs
 
 
 class AcceptanceDrop:
-    """Whether a variant's accepted tokens a tree have fallen below their own level of the last ten minutes, by more
-    than is left to prompts that become harder."""
+    """Whether a variant's accepted tokens a step have fallen below their own level of the last ten minutes, by more
+    than is left to prompts that become harder. Beside more sequences fewer guesses pay, so each load has a level of
+    its own."""
 
     MEMORY = 600  # readings
-    TOLERATED = log(1.5)
+    TOLERATED = 1.5  # times fewer
 
     def __init__(self) -> None:
         self._detector, self._noise = ChangeDetector(), NoiseEstimate()
-        self._level = RunningMean(self.MEMORY)
+        self._levels = defaultdict[int, RunningMean](partial(RunningMean, self.MEMORY))  # by load
         self._pending = NOTHING
         self.since = NOTHING  # what came since the drop is suspected, or the last of it
 
@@ -31,24 +34,26 @@ class AcceptanceDrop:
 
     def observe(self, own: GuardReading) -> None:
         present = self._pending + own
-        if present.trees < ENOUGH:
+        if present.guessable < ENOUGH:
             self._pending = present
             return
         self._pending = NOTHING
-        self._compare(log((present.accepted + 0.5) / present.trees), 1 / present.trees)
+        self._compare(present)
         self.since = self.since + present if self.is_suspected else NOTHING
 
-    def _compare(self, acceptance: float, scale: float) -> None:
-        if self._level.weight:
-            drop = self._level.value - acceptance
-            self._detector.observe(drop - self.TOLERATED, [scale * v for v in self._noise.variances])
-        self._noise.observe(acceptance, scale)
-        self._level.observe(acceptance)
+    def _compare(self, present: GuardReading) -> None:
+        """A step gives 1 + accepted tokens: what the logarithm of that has lost is what the variant has."""
+        level, scale, tokens = self._levels[present.load], 1 / present.guessable, log1p(present.acceptance)
+        if level.weight:
+            excess = log1p(level.value / self.TOLERATED) - tokens
+            self._detector.observe(excess, [scale * v for v in self._noise.variances])
+            self._noise.observe(tokens - log1p(level.value), scale)
+        level.observe(present.acceptance)
 
     def __str__(self) -> str:
         """Of a drop that is suspected."""
-        present = self.since.accepted / self.since.trees
-        return f"{present:.2f} accepted tokens a tree, {exp(self._level.value):.2f} before"
+        before = self._levels[self.since.load].value
+        return f"{self.since.acceptance:.2f} accepted tokens a step, {before:.2f} before"
 
 
 class VariantEvidence:

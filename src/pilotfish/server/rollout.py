@@ -70,12 +70,14 @@ class Tally:
     tokens: int = 0
     itl_seconds: float = 0.0
     steps: int = 0
-    trees: int = 0
+    guessable: int = 0
     accepted: int = 0
+    sharing: int = 0
 
     def add(self, verified: Verified, since: float | None) -> None:
         self.steps += 1
-        self.trees += verified.nodes > 0
+        self.guessable += verified.sharing > 0
+        self.sharing += verified.sharing
         self.accepted += verified.accepted
         if since is not None:
             self.tokens += verified.tokens

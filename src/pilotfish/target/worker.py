@@ -35,6 +35,7 @@ class BegunStep:
     step: Step
     offered: int  # nodes in the trees before the budget's choice
     late: frozenset[int]  # requests whose drafter was asked for a tree and had none
+    sharing: int  # as in RequestCommit
     began: float
     planned: float
     drafted: float
@@ -93,14 +94,15 @@ class TargetWorker:
         late = self.drafter.late(sampling, offered, limits)
         nodes = self.budget.nodes(load, offered, drafted - planned, self.drafter.levels)
         step = self.scheduler.schedule(chunks, offered, nodes)
-        return BegunStep(step, len(offered), late, began, planned, drafted, self._clock())
+        sharing = load.sequences if load.room else 0
+        return BegunStep(step, len(offered), late, sharing, began, planned, drafted, self._clock())
 
     def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
         """The step after its forward."""
         step, verified = begun.step, self._clock()
         computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
         self.scheduler.computed(computed, verified - begun.scheduled)
-        commits = self._commit(step, outcome, begun.late)
+        commits = self._commit(begun, outcome)
         hits = sum([self._tell_drafter(commit) for commit in commits])
         self.drafter.flush()
         before, self._ended = self._ended, self._clock()
@@ -142,12 +144,13 @@ class TargetWorker:
         start = partial(self._masks, masked.paths, self.executor.vocab_size)
         return replace(sampling, masks=TokenMasks(masked.samples, start))
 
-    def _commit(self, step: Step, outcome: Outcome, late: frozenset[int]) -> list[RequestCommit]:
+    def _commit(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
+        step = begun.step
         try:
             scoring, broken = step.scoring_rows(), set(outcome.broken)
             unscored = {request for request, rows in scoring.items() if not broken.isdisjoint(rows)}
             commits = self.scheduler.commit(step, outcome.tokens, unscored)
-            return [_with_logprobs(_marked(commit, late), step, scoring, outcome) for commit in commits]
+            return [_with_logprobs(_marked(commit, begun), step, scoring, outcome) for commit in commits]
         except BaseException:
             self._abort_all(step)
             raise
@@ -194,8 +197,8 @@ def _counts(step: Step, commits: Sequence[RequestCommit]) -> dict[str, int]:
     }
 
 
-def _marked(commit: RequestCommit, late: frozenset[int]) -> RequestCommit:
-    return replace(commit, late=True) if commit.request.id in late else commit
+def _marked(commit: RequestCommit, begun: BegunStep) -> RequestCommit:
+    return replace(commit, late=commit.request.id in begun.late, sharing=begun.sharing)
 
 
 def _with_logprobs(commit: RequestCommit, step: Step, scoring: Mapping[int, range], outcome: Outcome) -> RequestCommit:
