@@ -48,6 +48,7 @@ class Traffic:
     right: float = 0.7  # the chance of a first guess
     late: float = 0.05
     wanted: float = 0.95
+    load: int = 8  # sequences a step
     requests: int = 2000
 
     def outcomes(self, seed: int, begin: float = 0.0) -> list[RequestOutcome]:
@@ -95,6 +96,7 @@ class Traffic:
     ) -> list[RequestOutcome]:
         accepted = reached[1:].sum(axis=0)
         columns = {"steps": steps, "trees": reached[0], "late": wanted - reached[0], "accepted": accepted}
+        columns |= {"guessable": steps, "sharing": self.load * steps}
         columns |= {"tokens": steps + accepted, "nodes": 8 * reached[0], "variant": values["variant"]}
         columns |= {"tried_by_depth": reached[:-1].T, "accepted_by_depth": reached[1:].T}
         names = Cohort.__struct_fields__

@@ -155,9 +155,16 @@ def test_a_new_draft_that_is_late_is_told_to_be_slow_and_not_wrong() -> None:
     assert "too slow, not wrong" in cause.advice
 
 
-def test_fewer_wanted_trees_are_no_worse_guesses() -> None:
-    (cause,) = explained(USUAL, Traffic(wanted=0.6)).causes
+def test_fewer_wanted_trees_are_no_worse_guesses_where_the_load_rose() -> None:
+    (cause,) = explained(USUAL, Traffic(wanted=0.6, load=24)).causes
     assert named(cause) == ("wanted", None, ())
+    assert cause.sentence.endswith("before; 24.00 sequences shared a step, 8.00 before.")
+
+
+def test_what_a_budget_gives_up_at_the_same_load_is_a_drift() -> None:
+    (cause,) = explained(USUAL, Traffic(wanted=0.05, load=9)).causes
+    assert (*named(cause), cause.factor) == ("drift", None, (), "wanted")
+    assert "train it" in cause.advice
 
 
 def test_a_holdout_that_cannot_change_does_not_place_a_drift() -> None:
@@ -233,7 +240,7 @@ def test_the_page_has_every_cause() -> None:
 def figures(by_depth: tuple[float, ...], reached: tuple[float, ...]) -> CohortFigures:
     accepted = sum(share * trees for share, trees in zip(by_depth, reached, strict=True))
     return CohortFigures(requests=9, cut=0, share=1.0, accepted_per_step=accepted, wanted=1.0, late=0.0,
-                          accepted_per_tree=accepted, nodes_per_tree=8.0, tokens_per_step=1 + accepted,
+                          accepted_per_tree=accepted, nodes_per_tree=8.0, tokens_per_step=1 + accepted, load=8.0,
                           by_depth=by_depth, reached=reached)  # fmt: skip
 
 

@@ -59,6 +59,8 @@ class Cell(Struct, kw_only=True, omit_defaults=True):
     late: Count = 0
     nodes: Count = 0
     accepted: Count = 0
+    guessable: Count = 0
+    sharing: Count = 0
     accepted_squared: Count = 0  # of the squares of each request's, for the variance of accepted tokens a step
     accepted_steps: Count = 0  # of the products accepted · steps
     steps_squared: Count = 0
@@ -89,7 +91,7 @@ class Cell(Struct, kw_only=True, omit_defaults=True):
             setattr(self, name, [a + b for a, b in zip_longest(mine, theirs, fillvalue=0)])
 
 
-OF_OUTCOMES = ("tokens", "steps", "trees", "late", "nodes", "accepted")
+OF_OUTCOMES = ("tokens", "steps", "trees", "late", "nodes", "accepted", "guessable", "sharing")
 SUMS = ("requests", "cut", *OF_OUTCOMES, "accepted_squared", "accepted_steps", "steps_squared")
 BY_DEPTH = ("tried_by_depth", "accepted_by_depth")
 

@@ -31,6 +31,8 @@ from pilotfish.rollout.paired import PairedCells
 TELLABLE = 0.05
 #: Requests of a window; of fewer not even the error of a mean is known.
 FEWEST = 30
+#: Times the load: within that a budget guesses as much as before.
+LIKE_LOAD = 1.25
 #: Of shares that changed, by dimension; the others are a mix.
 OF_SHARES: dict[str, Kind] = {
     "draft": "draft",
@@ -97,7 +99,7 @@ def _cause(cells: PairedCells, found: FoundCause, change: float, both: BothFigur
     """`both`: of all requests."""
     own = both if found.dimension is None else _figures(cells, cells.holds(found.dimension, found.values))
     cause = Cause(
-        kind=_kind(found),
+        kind=_kind(found, own),
         part=found.part,
         factor=found.factor,
         dimension=found.dimension,
@@ -121,7 +123,15 @@ def _depth(found: FoundCause, own: BothFigures, both: BothFigures) -> DepthLoss 
     return depth_loss(both.before, own.before if own.before.requests else own.after)
 
 
-def _kind(found: FoundCause) -> Kind:
+def _kind(found: FoundCause, own: BothFigures) -> Kind:
+    """Where a budget wants fewer trees and the load does not say why, they are worth less: guesses are worse."""
     if found.part == "mix":
         return OF_SHARES.get(found.dimension or "", "mix")
-    return OF_RATES.get(found.dimension or "", "drift") if found.factor == "right" else found.factor
+    if found.factor == "late" or (found.factor == "wanted" and not _is_like_load(own)):
+        return found.factor
+    return OF_RATES.get(found.dimension or "", "drift")
+
+
+def _is_like_load(own: BothFigures) -> bool:
+    loads = own.before.load or 0.0, own.after.load or 0.0
+    return 0 < max(loads) <= LIKE_LOAD * min(loads)

@@ -18,7 +18,7 @@ DIFFERENCES: dict[Factor, str] = {
 GOOD = "Nothing: it raised acceptance."
 ADVICE: dict[Kind, str] = {
     "mix": "Nothing is broken: the traffic is another. If it stays so, train the draft on it.",
-    "drift": "If the draft and the nodes of its trees are as before, the texts are others: train it on recent ones.",
+    "drift": "If draft and nodes of trees are as before, the texts or the target are others: train it on recent ones.",
     "draft": "Take this revision out of its variant, or give it a smaller share, until it guesses as well as others.",
     "client": "Give this client's requests a variant of their own, or train the draft on such texts.",
     "variant": "Their shares were changed, or one guesses otherwise now: compare variants in the rollout's report.",
@@ -97,7 +97,8 @@ def _within(cause: Cause) -> str:
         late = f"{_share(new.late)} of the steps that wanted a tree had none in time"
         return f"{where}, {late}, {_share(old.late)} before."
     if cause.factor == "wanted":
-        return f"{where}, {_share(new.wanted)} of the steps wanted a tree, {_share(old.wanted)} before."
+        wanted = f"{_share(new.wanted)} of the steps wanted a tree, {_share(old.wanted)} before"
+        return f"{where}, {wanted}; {_number(new.load)} sequences shared a step, {_number(old.load)} before."
     trees = f"{_number(new.accepted_per_tree)} tokens of a tree are accepted, {_number(old.accepted_per_tree)} before"
     return f"{where}, {trees}; trees have {_number(new.nodes_per_tree)} nodes, {_number(old.nodes_per_tree)} before."
 

@@ -26,6 +26,7 @@ class CohortFigures(Struct, frozen=True, kw_only=True):
     accepted_per_tree: float | None
     nodes_per_tree: float | None
     tokens_per_step: float | None
+    load: float | None  # sequences that shared a step in which prompts left rows for guesses, in the mean
     by_depth: tuple[float | None, ...]  # of the guesses whose path was accepted up to there, those that were accepted
     reached: tuple[float | None, ...]  # trees that came to try this depth, of all
 
@@ -45,6 +46,7 @@ class CohortFigures(Struct, frozen=True, kw_only=True):
             accepted_per_tree=_ratio(count["accepted"], count["trees"]),
             nodes_per_tree=_ratio(count["nodes"], count["trees"]),
             tokens_per_step=_ratio(count["tokens"], count["steps"]),
+            load=_ratio(count["sharing"], count["guessable"]),
             by_depth=tuple(_ratio(part, whole) for part, whole in zip(accepted, tried, strict=True)),
             reached=tuple(_ratio(part, count["trees"]) for part in tried),
         )

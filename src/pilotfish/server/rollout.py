@@ -219,6 +219,8 @@ class Rollout:
             late=record.late,
             nodes=record.drafted,
             accepted=record.accepted,
+            guessable=record.guessable,
+            sharing=record.sharing,
             tried_by_depth=record.tried_by_depth,
             accepted_by_depth=record.accepted_by_depth,
             valid=None if failed or guided.cohort.output not in CONSTRAINED else record.reason is FinishReason.STOP,
