@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from http_clients import LIMIT, Client, alive, balanced, completion
 from live import LiveServer
+from sizes import in_soak
 from workers import eventually
 
 BODIES = [completion(i, max_tokens=160, stream=i % 3 != 0) for i in range(16)]
@@ -28,6 +29,7 @@ def serving(server: LiveServer) -> dict[str, int]:
     return {one["name"]: one["requests"] for one in server.get("/ready")[1]["replicas"]}
 
 
+@in_soak
 def test_no_client_notices_that_a_target_is_killed(fleet: LiveServer) -> None:
     expected = [client.answer.text for client in [Client(fleet, body) for body in BODIES]]
     clients = [Client(fleet, body) for body in BODIES]

@@ -90,7 +90,7 @@ def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("harm", [kill, stop])
+@pytest.mark.parametrize("harm", sized([kill], [kill, stop]))
 def test_no_client_notices_what_happens_to_a_draft(
     harm: Callable[[int], None], server: LiveServer, long_texts: list[str]
 ) -> None:

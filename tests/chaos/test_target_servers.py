@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from attending import TARGET, AttendingServer
+from sizes import sized
 from support import SNIPPETS, assert_idle, make_engine, run
 from workers import eventually
 
@@ -83,7 +84,7 @@ def lost(server: AttendingServer) -> bool:
     return not server.whole
 
 
-@pytest.mark.parametrize("how", ["killed", "silent"])
+@pytest.mark.parametrize("how", sized(["silent"], ["killed", "silent"]))
 def test_a_server_that_is_gone_loses_its_requests_and_nobody_else_any(
     how: str, rig: Rig, expected: list[list[int]]
 ) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from sizes import paired
 from support import (
     KINDS,
     SNIPPETS,
@@ -137,7 +138,7 @@ def test_the_request_ends_and_no_other(llama: Path, way: dict[str, Any], own: di
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), paired(list(KINDS), list(WAYS)), indirect=["way"])
 def test_no_architecture_lets_it_spread(kind: str, tiny_models: dict[str, Path], way: dict[str, Any]) -> None:
     """Not through padding, masked keys, windows, sinks or experts."""
     prompts = [SNIPPETS[0], list(range(30, 60)), list(range(60, 63))]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from recurrent_formulas import HIDDEN, VOCAB, Formulas, random_head
 from recurrent_rig import SLOTS, executor_of
+from sizes import paired
 from support import limits, paths_of, proposed
 
 from pilotfish.core.features import Features
@@ -48,8 +49,7 @@ class Target:
         self.plane[slots] = features_of(request.tokens[:end])[first:]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle3.1", "mtp deepseek"])
-@pytest.mark.parametrize("draft_vocab", [VOCAB, 40])
+@pytest.mark.parametrize(("kind", "draft_vocab"), paired(["eagle3", "eagle3.1", "mtp deepseek"], [VOCAB, 40]))
 def test_every_node_has_the_formulas_token_and_chance(kind: str, draft_vocab: int) -> None:
     files, target = random_head(kind, draft_vocab=draft_vocab), Target()
     drafter = LMDrafter(executor_of(files, eager=False), 4, CHILDREN, source=target)

@@ -51,7 +51,7 @@ def test_the_kernels_compile_for_what_this_processor_lacks(name: str, tmp_path: 
     compiled(tmp_path, "c++", *native._flags()[name], sized("-O0", "-O3"))
 
 
-@pytest.mark.skipif(sized("amx" in usable(), False), reason="this processor has AMX: its kernels have their own tests")
+@in_soak
 def test_amx_is_right_with_emulated_tiles(tmp_path: Path) -> None:
     """On any processor: AMX's instructions in plain C++."""
     check(compiled(tmp_path, "c++", EMULATED_TILES))

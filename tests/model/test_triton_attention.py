@@ -8,12 +8,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import torch
-from sizes import sized
+from sizes import paired, sized
 from support import KINDS, VOCAB, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
 from tree_rows import TreeRows, shifted, unread_kv
@@ -36,7 +36,8 @@ HAS_FP8 = DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= FP8_CAPA
 #: KV as it is computed, or rounded.
 STORED = (None, torch.int8, *((torch.float8_e4m3fn,) if HAS_FP8 else ()))
 #: What is computed in, and how KV is stored: every one of both.
-KEPT = [*((dtype, None) for dtype in DTYPES), *zip(DTYPES, STORED[1:], strict=False)]
+Kept: TypeAlias = tuple[torch.dtype, torch.dtype | None]
+KEPT: list[Kept] = [*((dtype, None) for dtype in DTYPES), *zip(DTYPES, STORED[1:], strict=False)]
 SCALE = 0.25
 OTHER_HEADS = [(1, 1, 16), (6, 2, 24), (20, 1, 8), (3, 3, 80)]
 FEATURES: list[dict[str, Any]] = [
@@ -81,9 +82,9 @@ def check(rows: TreeRows, features: dict[str, Any]) -> None:
     torch.testing.assert_close(got, plain_attention(rows, **features), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "stored"), KEPT, ids=str)
-@pytest.mark.parametrize("prefixes", [[1], [64], [256], [3, 70, 540]], ids=str)
-def test_it_is_softmax_attention(prefixes: list[int], dtype: torch.dtype, stored: torch.dtype | None) -> None:
+@pytest.mark.parametrize(("prefixes", "kept"), paired([[1], [64], [256], [3, 70, 540]], KEPT), ids=str)
+def test_it_is_softmax_attention(prefixes: list[int], kept: Kept) -> None:
+    dtype, stored = kept
     check(tree_rows(prefixes, nodes=2, dtype=dtype, stored=stored), {})
 
 
@@ -101,12 +102,12 @@ def test_features(features: dict[str, Any], stored: torch.dtype | None) -> None:
     check(tree_rows([5, 300], nodes=1, stored=stored), features)
 
 
-@pytest.mark.parametrize(("dtype", "stored"), KEPT, ids=str)
-@pytest.mark.parametrize("features", [features for features in FEATURES if "window" in features], ids=str)
-def test_what_lies_before_a_window_is_not_read(
-    features: dict[str, Any], stored: torch.dtype | None, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize(
+    ("features", "kept"), paired([features for features in FEATURES if "window" in features], KEPT), ids=str
+)
+def test_what_lies_before_a_window_is_not_read(features: dict[str, Any], kept: Kept) -> None:
     """It may be NaN, or another sequence's."""
+    dtype, stored = kept
     rows = tree_rows([5, 300], nodes=1, dtype=dtype, stored=stored)
     features = {**features, "sinks": rows.sinks.to(DEVICE) if features.get("sinks") else None}
     before = attend(rows, rows.everything, **features)
@@ -114,11 +115,9 @@ def test_what_lies_before_a_window_is_not_read(
     assert torch.equal(attend(rows, rows.everything, **features), before)
 
 
-@pytest.mark.parametrize(("dtype", "stored"), KEPT, ids=str)
-@pytest.mark.parametrize("features", [{}, {"window": 40}], ids=str)
-def test_a_row_has_the_same_bits_in_any_company(
-    dtype: torch.dtype, stored: torch.dtype | None, features: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("kept", "features"), paired(KEPT, [{}, {"window": 40}]), ids=str)
+def test_a_row_has_the_same_bits_in_any_company(kept: Kept, features: dict[str, Any]) -> None:
+    dtype, stored = kept
     rows = tree_rows([5, 260], nodes=3, dtype=dtype, stored=stored)
     together = attend(rows, rows.everything, **features)
     rng = np.random.default_rng(0)

@@ -41,11 +41,11 @@ class Files:
     def __init__(self, directory: Path) -> None:
         self.members, self.variants = directory / "members.json", directory / "rollout.toml"
 
-    def write_members(self, pools: Sequence[tuple[str, bool]]) -> None:
+    def write_members(self, pools: Sequence[tuple[str, bool]], targets: Sequence[tuple[str, bool]] = ()) -> None:
         """Endpoints, and whether each drains."""
-        drafts = [{"endpoint": endpoint, "draining": drains} for endpoint, drains in pools]
+        drafts, verifiers = ([{"endpoint": e, "draining": drains} for e, drains in each] for each in (pools, targets))
         fresh = self.members.with_suffix(".new")
-        fresh.write_text(json.dumps({"targets": [], "draft_pools": drafts, "prefill_pools": []}))
+        fresh.write_text(json.dumps({"targets": verifiers, "draft_pools": drafts, "prefill_pools": []}))
         fresh.chmod(0o600)
         fresh.replace(self.members)
 
@@ -69,18 +69,19 @@ def sample(server: LiveServer, name: str, pool: str) -> float:
     return float(lines[0].rsplit(" ", 1)[1]) if lines else -1.0
 
 
-def tokens_of(server: LiveServer, body: dict[str, Any]) -> tuple[int, ...]:
-    status, answer = server.post("/v1/completions", {**body, "return_token_ids": True})
+def tokens_of(server: LiveServer, body: dict[str, Any], **headers: str) -> tuple[int, ...]:
+    status, answer = server.post("/v1/completions", {**body, "return_token_ids": True}, **headers)
     assert status == 200, answer
     return tuple(answer["choices"][0]["token_ids"])
 
 
 class Load:
-    """Streams that ask for the same few outputs again and again. `expected`: the outputs that each may have."""
+    """Streams that ask for the same outputs again and again. `expected`: the outputs that each may have."""
 
     def __init__(self, server: LiveServer, bodies: Sequence[dict[str, Any]]) -> None:
         self.server, self.bodies = server, bodies
         self.expected: list[set[tuple[int, ...]]] = [set() for _ in bodies]
+        self.headers: dict[str, str] = {}
         self.done = self.unequal = 0
         self.ended = threading.Event()
         self._lock = threading.Lock()
@@ -93,7 +94,7 @@ class Load:
     def stream(self, number: int) -> None:
         while not self.ended.is_set():
             which = number % len(self.bodies)
-            equal = tokens_of(self.server, self.bodies[which]) in self.expected[which]
+            equal = tokens_of(self.server, self.bodies[which], **self.headers) in self.expected[which]
             with self._lock:
                 self.done, self.unequal = self.done + 1, self.unequal + (not equal)
             number += 1

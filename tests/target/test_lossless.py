@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sizes import sized
+from sizes import paired, sized
 from support import DENSE, KINDS, MIXTURES, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
 
 from pilotfish.core.sampling_params import SamplingParams
@@ -106,8 +106,9 @@ def mixed_alone(target: Path, **config: Any) -> list[list[int]]:
     return generate(make_engine(target, **config), MIXED, together=False)
 
 
-@pytest.mark.parametrize("name", sized(["lm 16", "random"], ["lm 16", "ngram", "random"]))
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama"])
+@pytest.mark.parametrize(
+    ("kind", "name"), paired([kind for kind in KINDS if kind != "llama"], ["lm 16", "random", "ngram"])
+)
 def test_a_draft_changes_nothing_in_other_architectures(
     tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, name: str
 ) -> None:
@@ -142,11 +143,11 @@ def test_int8_weights_in_the_reference_operations_hold_it_too(llama: Path, draft
     assert generate(drafting(name, llama, draft, **int8), cases, together=True) == plain
 
 
-@pytest.mark.parametrize(("name", "dtype"), sized(ROUNDED[:2], ROUNDED))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "rounded"), paired(list(KINDS), ROUNDED))
 def test_a_draft_changes_nothing_with_int8_kv(
-    tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, name: str, dtype: str
+    tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, rounded: tuple[str, str]
 ) -> None:
+    name, dtype = rounded
     own = {"kv_dtype": "int8", "dtype": dtype}
     plain = mixed_alone(tiny_models[kind], **own)
     assert generate(drafting(name, tiny_models[kind], tiny_drafts[kind], **own), MIXED, together=True) == plain

@@ -34,7 +34,8 @@ class GuardPolicy(Struct, frozen=True, kw_only=True):
     allowance: float = 0.05  # a live variant may take so much more time a token than the holdout
     pause: float = 30.0  # from a cut to the first trial
     longest_pause: float = 600.0
-    trial: float = 0.05  # share of a variant's requests that speculate in a trial
+    trial: float = 0.05  # share of a variant's requests that speculate in a trial, at first
+    patience: float = 30.0  # twice as many do after each such time that has decided nothing
 
     def __post_init__(self) -> None:
         """ParameterError for what is out of bounds."""
@@ -46,6 +47,8 @@ class GuardPolicy(Struct, frozen=True, kw_only=True):
             raise ParameterError("longest_pause", self.longest_pause, f"at least the pause, {self.pause:g} seconds")
         if not 0 < self.trial <= 1:
             raise ParameterError("trial", self.trial, "more than 0 and at most 1")
+        if not 0 < self.patience < inf:
+            raise ParameterError("patience", self.patience, "a positive number of seconds")
 
 
 DEFAULT_POLICY = GuardPolicy()
@@ -79,12 +82,22 @@ class VariantGuard:
         self._reason = ""
         self._pause = policy.pause
         self._restored = -inf
+        self._seen = -inf  # the last observation
         self.forget_evidence()
 
     def forget_evidence(self) -> None:
         self._evidence = VariantEvidence(self._policy.allowance)
 
+    @property
+    def share(self) -> float:
+        """Of its requests, those that may speculate. Where few requests come a small share of them tells nothing."""
+        if self.state != "trial":
+            return float(self.state == "live")
+        doublings = int((self._seen - (self._since or 0.0)) / self._policy.patience)
+        return min(1.0, self._policy.trial * 2.0 ** min(doublings, 64))
+
     def observe(self, own: GuardReading, holdout: GuardReading, now: float) -> GuardEvent | None:
+        self._seen = now
         if self.state == "live":
             reason = self._evidence.collapse(own, holdout)
             return self._cut(reason, now) if reason else None
@@ -171,7 +184,7 @@ class Guard:
             return 1.0
         if variant not in self._variants:
             raise ParameterError("variant", variant, f"one of {', '.join([self._holdout, *self._variants])}")
-        return {"live": 1.0, "trial": self._policy.trial, "cut": 0.0}[self._variants[variant].state]
+        return self._variants[variant].share
 
     def told(self) -> dict[str, GuardedVariant]:
         """All but the holdout, by name."""
