@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from openapi_responses import ResponseEvent, ResponseObject, ResponseTokenCount
 
+from pilotfish.observe.feedback import ServedMode
 from pilotfish.rollout.cohorts import CohortStatistics
 from pilotfish.server import routes
 from pilotfish.server.message_errors import OVERLOADED
@@ -366,7 +367,7 @@ class Detokenized(Struct, frozen=True):
 class FeedbackTold(Struct, frozen=True):
     request_id: str
     category: str  # of the table: "other" beyond its limit, "none" without any
-    mode: Literal["off", "sync", "async"]  # of the request's speculation
+    mode: ServedMode  # of the request's speculation
     success: bool
     score: float
     object: Literal["feedback"] = "feedback"
@@ -376,7 +377,7 @@ class FeedbackSums(Struct, frozen=True):
     """Requests of a category and mode that feedback came for."""
 
     category: str
-    mode: Literal["off", "sync", "async"]
+    mode: ServedMode
     requests: int
     successes: int
     success_rate: float

@@ -78,6 +78,7 @@ class Run:
     texts: list[str] = field(default_factory=list)  # of each output; empty for foreign engines
     ends: list[str] = field(default_factory=list)  # of each output: its finish reason, or the error
     times: list[OutputTimes] = field(default_factory=list)  # of each output; empty for foreign engines
+    logprobs: list[list[float]] = field(default_factory=list)  # of each output's tokens, where its job asked for them
 
     @property
     def tokens(self) -> int:
@@ -213,7 +214,8 @@ class Contestant:
         outputs, stats = [one.token_ids for one in samples], [one.request.stats for one in samples]
         texts, ends = [one.text for one in samples], [str(one.error or one.finish_reason) for one in samples]
         passed = [OutputTimes(one.started + (one.queued or 0.0), times[one.request_id]) for one in samples]
-        return Run(seconds, outputs, stats, steps, overruns(engine), texts, ends, passed)
+        scored = [[token.logprob for token in one.logprobs] for one in samples]
+        return Run(seconds, outputs, stats, steps, overruns(engine), texts, ends, passed, scored)
 
 
 PLAIN = Contestant(NoDrafter, partial(FixedBudget, 1, 1))

@@ -18,6 +18,7 @@ from pilotfish.core.sampling_params import MAX_TOKENS
 from pilotfish.errors import ParameterError
 from pilotfish.options import REQUIRED, Option, option, options_of, pick
 from pilotfish.pairs import PairDirs, resolve_pair
+from pilotfish.rollout.cascade import MAX_JUDGED
 
 MANY = 1 << 20
 #: Settings among which the best sync one is sought.
@@ -115,7 +116,10 @@ class BenchOptions:
     engines: Annotated[int, option("Engines that stay loaded at a time; others are loaded again.", 1, 64)] = 4
     candidates: Annotated[int, option("Settings of the grid that are tried, beside off and the default.", 1, 1000)] = 15
     seed: Annotated[int, option("Draws the settings and the order of prompts.", 0, MANY)] = 0
-    save: Annotated[Path, option("Write what was chosen to this file, for `pilotfish serve --config`.")] | None = None
+    save: Annotated[Path, option("Write what was chosen to this file: TOML.")] | None = None
+    small: Annotated[Path, option("The small model, as of --target; by default the pair's draft.")] | None = None
+    tokens: Annotated[int, option("Of an output, by which the small model is judged.", 1, MAX_JUDGED)] = 16
+    loss: Annotated[float, option("Share of the tasks that may succeed less than with the large model.", 0, 1)] = 0.01
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:
@@ -124,9 +128,9 @@ class BenchOptions:
             return resolve_pair(self.pair or "pycode", *([] if self.draft is None else [str(self.draft)]))
         if self.pair is not None:
             raise ParameterError("pair", self.pair, "either a pair or --target and --draft")
-        if self.draft is None:
+        if (draft := self.draft or self.small) is None:
             raise ParameterError("draft", None, "--target and --draft together")
-        return PairDirs(self.target, self.draft)
+        return PairDirs(self.target, draft)
 
     def compared_drafts(self) -> list[Path]:
         """Directories of `drafts`."""

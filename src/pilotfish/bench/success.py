@@ -46,11 +46,11 @@ def run_eval(options: BenchOptions, progress: ProgressBar) -> Report:
     config = options.engine_config()
     sandbox = Sandbox() if options.allow_code_execution else None
     judge = Judge(load_tokenizer(config.target), sandbox)
-    asked = [Asked(category, task, _job(task, judge, options)) for category, each in tasks.items() for task in each]
+    asked = asked_tasks(tasks, judge, options)
     progress.total = len(modes) * len(asked)
     runs = {mode: _run(options.engine_config(mode=mode), asked, options.concurrency, progress) for mode in modes}
     failures = {
-        mode: [_failure(*each, judge) for each in zip(asked, run.texts, run.ends, strict=True)]
+        mode: [failure_of(*each, judge) for each in zip(asked, run.texts, run.ends, strict=True)]
         for mode, run in runs.items()
     }
     unequal = [len({tuple(run.outputs[i]) for run in runs.values()}) > 1 for i in range(len(asked))]
@@ -85,6 +85,11 @@ def chosen_tasks(options: BenchOptions) -> dict[str, list[Task]]:
     return {category: each[: options.each] for category, each in tasks.items()}
 
 
+def asked_tasks(tasks: Mapping[str, Sequence[Task]], judge: Judge, options: BenchOptions) -> list[Asked]:
+    """`tasks` by category."""
+    return [Asked(category, task, _job(task, judge, options)) for category, each in tasks.items() for task in each]
+
+
 def _job(task: Task, judge: Judge, options: BenchOptions) -> Job:
     prompt, own = task.asked(judge), task.params(judge)
     params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=prompt.seed, **own)
@@ -97,7 +102,7 @@ def _run(config: EngineConfig, asked: Sequence[Asked], concurrency: int, progres
         return contestant_of(engine).run(engine, jobs, concurrency, done)
 
 
-def _failure(asked: Asked, text: str, end: str, judge: Judge) -> str:
+def failure_of(asked: Asked, text: str, end: str, judge: Judge) -> str:
     """In one line; "" for a success."""
     if end not in (FinishReason.STOP, FinishReason.LENGTH):
         return end

@@ -241,6 +241,15 @@ class EngineConfig:
         own |= {"device": self.draft_device or self.device, "draft_device": ""}
         return replace(self, target=self.draft, draft=None, features=None, mode="off", allotted=0, **own, **ALONE)
 
+    def of_small(self, target: Path, **own: Any) -> EngineConfig:
+        """For a smaller model that answers beside this engine's, plainly. What is planned for a model is planned anew,
+        unless `own`, fields of it, say otherwise."""
+        planned = {
+            name: getattr(EngineConfig, name) for name in ("max_model_len", "kv_slots", "memory", "allotted", "pace")
+        }
+        alone = {**ALONE, "draft": None, "features": None, "mode": "off", "trace": None}
+        return replace(self, target=target, **{**planned, **alone, **own})
+
     @property
     def of_prefill(self) -> EngineConfig:
         """For the process of a prefill worker, likewise."""

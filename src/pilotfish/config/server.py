@@ -81,6 +81,10 @@ class ServerConfig:
     ] = "auto"
     default_max_tokens: Annotated[int, answer("0: what the context leaves.", 0, MAX_TOKENS)] = 0
     rollout: Annotated[Path, answer("A TOML file of variants of speculation, of docs/rollout.md.")] | None = None
+    cascade: (
+        Annotated[Path, answer("A TOML file of a smaller model that answers what it is sure of: docs/cascade.md.")]
+        | None
+    ) = None
     capture: (
         Annotated[Path, captured("A folder that keeps token ids of requests that allow it: docs/redistil.md.")] | None
     ) = None

@@ -52,6 +52,16 @@ def why_unequal(target: Any, draft: Any) -> str | None:
     return f"their {' and '.join(known) or 'models'} differ" if differing else None
 
 
+def why_ids_differ(one: Any, other: Any) -> str | None:
+    """Why a text's ids of one tokenizer may mean something else to the other; None: they mean the same. Added tokens
+    count too."""
+    if (reason := why_unequal(one, other)) is not None:
+        return reason
+    ours, theirs = added_tokens(one), added_tokens(other)
+    differing = sorted({i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i)})
+    return f"only one of them has the added token {differing[0]}; {len(differing)} differ" if differing else None
+
+
 def difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str | None:
     """Where two maps of tokens to ids differ: the first token, its ids, and how many there are. None: nowhere."""
     differing = {token for token in target.keys() | draft.keys() if target.get(token) != draft.get(token)}

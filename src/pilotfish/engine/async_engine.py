@@ -26,6 +26,7 @@ from pilotfish.core.vocabulary import text_digest
 from pilotfish.engine.fleet import Fleet
 from pilotfish.engine.members import Member
 from pilotfish.engine.open_request import OpenRequest
+from pilotfish.engine.own_targets import TARGET
 from pilotfish.engine.replica import Replica
 from pilotfish.engine.stream import Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable
@@ -63,9 +64,10 @@ class AsyncEngine:
         environment: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
         routing: Routing | None = None,
+        own_name: str = TARGET,
     ) -> None:
         """`server` says how many targets there are, and where. `environment` is added to that of the processes that are
-        started. `routing` is for comparisons; None: by prefixes and load."""
+        started, which are called `own_name`. `routing` is for comparisons; None: by prefixes and load."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
@@ -74,7 +76,7 @@ class AsyncEngine:
         self.resumes = 0  # requests that went on at another target
         self.routed = RoutedTokens()
         self._server = server or ServerConfig()
-        self._fleet = Fleet(config, self._server, self, routing or Router(), environment, clock)
+        self._fleet = Fleet(config, self._server, self, routing or Router(), environment, clock, own_name)
         self._clock = clock
         self._open: set[OpenRequest] = set()
         self._waiting: list[OpenRequest] = []  # for a target that may go on with them

@@ -28,7 +28,7 @@ from pilotfish.core.routing import Routing
 from pilotfish.engine.launch import Supervisor, WorkerState
 from pilotfish.engine.members import Member, Members, MembersFile, MembersThread
 from pilotfish.engine.open_request import OpenRequest
-from pilotfish.engine.own_targets import OwnTarget, own_targets
+from pilotfish.engine.own_targets import TARGET, OwnTarget, num_own, own_targets
 from pilotfish.engine.process import WorkerSpec
 from pilotfish.engine.replica import Replica
 from pilotfish.errors import ParameterError, WireError
@@ -97,13 +97,14 @@ class Fleet:
         routing: Routing,
         environment: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
+        own_name: str = TARGET,
     ) -> None:
-        """`environment` is added to that of the processes that are started."""
+        """`environment` is added to that of the processes that are started, which are called `own_name`."""
         self.replicas: list[Replica] = []
         self.routing = routing
         self.closed = False
         self._config, self._server, self._user = config, server, user
-        self._environment, self._clock = environment, clock
+        self._environment, self._clock, self._own_name = environment, clock, own_name
         self._by_peer: dict[Peer, Replica] = {}
         self._next = 1
         self._key: KeyPair | None = None
@@ -139,7 +140,7 @@ class Fleet:
             self._key = load_key_pair("target_key", server.target_key)
         elsewhere = await asyncio.to_thread(members_of, server, insecure)
         self._thread.start(self._receive, self._tick)
-        for own in own_targets(self._config, self._num_own):
+        for own in own_targets(self._config, num_own(self._config, server), self._own_name):
             self._start_own(own)
         if self._config.members is None:
             await self.set_members(elsewhere)
@@ -152,13 +153,6 @@ class Fleet:
         options = (f"--listen={endpoint}", f"--name={own.name}", f"--config={config_text(own.config)}")
         command = [sys.executable, "-m", "pilotfish", "target", *options]
         self._supervisor.start([WorkerSpec(own.name, command, own.cores, self._environment)])
-
-    @property
-    def _num_own(self) -> int:
-        """Targets that are started here: unless it is said, one where none is known elsewhere."""
-        if self._server.replicas is not None:
-            return self._server.replicas
-        return int(not self._server.target_pool and self._config.members is None)
 
     async def _follow(self, file: MembersFile, fixed: Sequence[Member]) -> None:
         """Targets are those in a file, and those that are known without it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
+from pilotfish.errors import ParameterError
 
 GIB = 1 << 30
 #: Of the memory that is available at start, where no limit is given.
@@ -23,16 +24,60 @@ def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:
     processes = targets * (1 + config.prefill_workers)
     if processes == 1 or config.memory or config.allotted or not config.device.startswith("cpu"):
         return config
-    beyond = config.kv_host_memory + config.prefill_workers * PrefillConfig.segment_memory  # planned by each on top
-    free = SHARE * free_memory() - targets * (beyond * GIB + _of_drafts(config))
+    free = SHARE * free_memory() - targets * _beside(config)
     return replace(config, allotted=max(int(free / processes), 1))
+
+
+@dataclass(frozen=True)
+class SharedHost:
+    """Engines of two models that are started on one host."""
+
+    large: EngineConfig
+    small: EngineConfig
+
+
+def shared(large: EngineConfig, targets: int, small: EngineConfig) -> SharedHost:
+    """Says how much each of `targets` of the large model, each of their prefill workers, and the target of the small
+    one may take: its weights, and an equal part of what is left. Devices that have memory of their own are not divided:
+    ParameterError unless both engines say how much they take."""
+    if targets == 0 or large.device != small.device:
+        return SharedHost(large, small)
+    if not small.device.startswith("cpu"):
+        for field, config in (("cascade.small.kv_slots", small), ("kv_slots", large)):
+            if not (config.kv_slots or config.memory):
+                raise ParameterError(field, 0, f"it or memory, here and there: both models are on {small.device}")
+        return SharedHost(large, small)
+    processes = targets * (1 + large.prefill_workers) * large.tensor_parallel
+    of_large, of_small = (_given(one) or file_size(one.target) // one.tensor_parallel for one in (large, small))
+    left = SHARE * free_memory() - targets * _beside(large) - processes * of_large - of_small
+    sharing = (0 if large.memory else processes) + (0 if small.memory else 1)
+    share = left / max(sharing, 1)
+    return SharedHost(_allotted(large, of_large + share), _allotted(small, of_small + share))
+
+
+def _given(config: EngineConfig) -> int:
+    return round(config.memory * GIB)
+
+
+def _allotted(config: EngineConfig, size: float) -> EngineConfig:
+    return config if config.memory else replace(config, allotted=max(int(size), 1))
+
+
+def file_size(model: Path) -> int:
+    """Bytes of a model's weights on disk."""
+    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
+
+
+def _beside(config: EngineConfig) -> float:
+    """Bytes that a target plans on top, and those of its draft workers."""
+    planned = config.kv_host_memory + config.prefill_workers * PrefillConfig.segment_memory
+    return planned * GIB + _of_drafts(config)
 
 
 def _of_drafts(config: EngineConfig) -> int:
     if not config.starts_drafts or config.draft is None:
         return 0
-    weights = sum(path.stat().st_size for path in config.draft.glob("*.safetensors"))
-    return config.draft_workers * (2 * weights + _OF_A_DRAFT)
+    return config.draft_workers * (2 * file_size(config.draft) + _OF_A_DRAFT)
 
 
 def free_memory() -> int:

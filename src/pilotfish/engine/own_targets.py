@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
 from pilotfish.engine.host_memory import divided
 from pilotfish.engine.placement import equal_parts
 from pilotfish.errors import ParameterError
@@ -27,11 +28,18 @@ class OwnTarget:
     cores: frozenset[int] = frozenset()  # of its process, and of the workers that it starts; empty: those of the server
 
 
-def own_targets(config: EngineConfig, count: int) -> list[OwnTarget]:
+def num_own(config: EngineConfig, server: ServerConfig) -> int:
+    """Targets that a server starts here: unless it is said, one where none is known elsewhere."""
+    if server.replicas is not None:
+        return server.replicas
+    return int(not server.target_pool and config.members is None)
+
+
+def own_targets(config: EngineConfig, count: int, name: str = TARGET) -> list[OwnTarget]:
     """`count` targets as configured. Several divide the cores and the memory that one would have. ParameterError for
     what they cannot divide."""
     if count <= 1:
-        return [OwnTarget(TARGET, config)] * count
+        return [OwnTarget(name, config)] * count
     for field, allowed in ALONE.items():
         if value := getattr(config, field):
             raise ParameterError(field, str(value), allowed)
@@ -40,4 +48,4 @@ def own_targets(config: EngineConfig, count: int) -> list[OwnTarget]:
         raise ParameterError("device", config.device, allowed)
     cores = equal_parts(config.core_set or frozenset(os.sched_getaffinity(0)), count)
     each = replace(divided(config, count), cores="")
-    return [OwnTarget(f"{TARGET} {i}", each, part) for i, part in enumerate(cores)]
+    return [OwnTarget(f"{name} {i}", each, part) for i, part in enumerate(cores)]

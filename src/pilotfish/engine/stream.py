@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from msgspec.structs import replace
 
+from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.wire.serving import Delta, StepReport
 
 
@@ -20,6 +22,30 @@ class Update:
     steps: tuple[StepReport, ...]
 
 
+class Updates(Protocol):
+    """What an answer is made of: a Stream, or what stands for one."""
+
+    async def __anext__(self) -> Update: ...
+
+    def abort(self) -> None: ...
+
+    def revise(self, max_nodes: int | None, /) -> None: ...
+
+
+class Submits(Protocol):
+    """Takes requests: an AsyncEngine, or what stands for one."""
+
+    def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        cache_salt: str | None = None,
+        max_nodes: int | None = None,
+        session: str | None = None,
+        draft: str = "",
+    ) -> Updates: ...
+
+
 #: What a delta adds to its output.
 ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs", "handovers")
 
@@ -29,6 +55,10 @@ def joined(first: Delta, later: Delta) -> Delta:
     sums = {name: getattr(first, name) + getattr(later, name) for name in ADDED}
     begin = first if first.tokens else later  # `seed`, `queued`, `cached` and `pool` come with the first tokens
     return replace(begin, **sums, finish=later.finish)
+
+
+def merged(first: Update, later: Update) -> Update:
+    return Update(first.index, joined(first.delta, later.delta), (*first.steps, *later.steps))
 
 
 class Stream:
@@ -67,10 +97,8 @@ class Stream:
     def add(self, prompt: int, delta: Delta, step: StepReport) -> None:
         """What a step added to an output of the prompt in this place. To be called in the event loop's thread."""
         index = prompt * self._n + delta.index
-        if (before := self._updates.get(index)) is None:
-            self._updates[index] = Update(index, delta, (step,))
-        else:
-            self._updates[index] = Update(index, joined(before.delta, delta), (*before.steps, step))
+        update, before = Update(index, delta, (step,)), self._updates.get(index)
+        self._updates[index] = update if before is None else merged(before, update)
         self.open -= delta.finish is not None
         self._changed.set()
 

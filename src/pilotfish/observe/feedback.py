@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pilotfish.config.fields import Mode
 
 if TYPE_CHECKING:
     from pilotfish.observe.metrics import ServerMetrics
 
+#: Of a request's speculation, or of a cascade's answer: the side that gave it, once that is known.
+ServedMode: TypeAlias = Mode | Literal["cascade", "small", "large"]
 #: Requests of one caller that are remembered, at least, and their ids.
 MAX_REQUESTS = 4096
 MAX_IDS = 2 * MAX_REQUESTS
@@ -28,7 +30,7 @@ class ServedRequest:
     """A request that feedback may come for."""
 
     tag: str | None
-    mode: Mode  # of its speculation
+    mode: ServedMode
     tokens: int = 0  # of its outputs, so far
     steps: int = 0  # that gave them
     told: bool = False  # there was feedback
@@ -68,7 +70,7 @@ class Feedback:
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self._requests: dict[str, OrderedDict[str, ServedRequest]] = {}  # by caller, then by id
-        self._rows: dict[tuple[str, Mode], FeedbackRow] = {}  # by category and mode
+        self._rows: dict[tuple[str, ServedMode], FeedbackRow] = {}  # by category and mode
 
     def remember(self, caller: str, ids: Iterable[str], served: ServedRequest) -> None:
         """Of two requests with one id the newer one is meant by it."""

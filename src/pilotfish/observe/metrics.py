@@ -104,12 +104,23 @@ class ServerMetrics:
         self._metrics["pilotfish_requests_in_flight"].dec()
         self._metrics["vllm:request_success", reason].inc()
         self._metrics["pilotfish_requests", *labels, reason].inc()
-        self._metrics["pilotfish_variant_requests", facts.variant, reason].inc()
+        self._count_answer(record, reason)
         self._metrics["pilotfish_request_tokens", *labels, "prompt"].inc(facts.prompt_tokens)
         self._metrics["pilotfish_request_tokens", *labels, "generation"].inc(record.generation_tokens)
         for name, labelled, observed in self._metrics.of_requests:
             if (value := observed(record)) is not None:
                 self._metrics[(name, *labels) if labelled else name].observe(value)
+
+    def _count_answer(self, record: RequestRecord, reason: str) -> None:
+        """By whoever answers: a variant of speculation, or one of a cascade's models, once it is known which."""
+        if record.facts.mode != "cascade":
+            self._metrics["pilotfish_variant_requests", record.facts.variant, reason].inc()
+        elif (side := record.cascade.side) is not None:
+            self._metrics["pilotfish_cascade_requests", side, record.cascade.reason].inc()
+
+    def cascade_ready(self, model: str, ready: bool) -> None:
+        """Whether the small model takes requests."""
+        self._metrics["pilotfish_cascade_ready", model].set(ready)
 
     def feedback(self, labels: tuple[str, str], outcome: str, score: float, tokens: int, steps: int) -> None:
         """Of a request of a category and mode, the labels, which had so many `tokens` in so many `steps`."""

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pilotfish.config.fields import Mode
 from pilotfish.core.handover import HandOverReport
 from pilotfish.core.request import FinishReason
 from pilotfish.errors import ParameterError
-from pilotfish.observe.feedback import ServedRequest
+from pilotfish.observe.feedback import ServedMode, ServedRequest
+from pilotfish.rollout.cascade import CascadeAnswer
 from pilotfish.rollout.outcome import DEPTHS
 from pilotfish.rollout.variants import DEFAULT
 from pilotfish.wire.serving import Delta, Verified
@@ -32,7 +32,7 @@ class RequestFacts:
     prompts: tuple[int, ...]  # tokens of each
     max_tokens: int  # of an output
     n: int = 1
-    mode: Mode = "off"  # of its speculation
+    mode: ServedMode = "off"  # of its speculation; cascade: it is for an alias of two models
     streaming: bool = False
     output: OutputKind = "completion"
     tag: str | None = None
@@ -97,6 +97,7 @@ class RequestRecord:
         #: Called with each step of an output, and the seconds since its step before; None: there was none.
         self.observe_step: Callable[[Verified, float | None], None] = lambda *_: None
         self.handovers: list[HandOverReport] = []
+        self.cascade = CascadeAnswer()  # who answers, where the request is for a cascade
         self.served = ServedRequest(facts.tag, facts.mode)  # for feedback, which may come when all else is gone
         self._metrics = metrics
         self._steps: list[float | None] = [None] * facts.sequences  # of each output's newest tokens: the target's clock
@@ -152,6 +153,7 @@ class RequestRecord:
     def finish(self, now: float, reason: FinishReason | None = None) -> None:
         """The request has ended, for `reason` or else as its outputs did."""
         self.ended, self.reason = now, reason or self._worst_reason()
+        self.served.mode = self.cascade.side or self.served.mode
         self._metrics.finished(self)
 
     def _worst_reason(self) -> FinishReason:

@@ -20,6 +20,7 @@ from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
 from pilotfish.server.canary import Canary
 from pilotfish.server.capture import start_capture
+from pilotfish.server.cascade import Cascade, cascade_setup
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.rollout import Rollout, draft_pools
 from pilotfish.server.routes import VERSION, make_app
@@ -47,7 +48,9 @@ class Application:
 
     def __init__(self, setup: ServerSetup) -> None:
         self._setup = setup
-        self.engine = AsyncEngine(setup.engine, setup.server, {LOG_FORMAT: setup.log_format})
+        cascade, environment = cascade_setup(setup.engine, setup.server), {LOG_FORMAT: setup.log_format}
+        self.engine = AsyncEngine(setup.engine if cascade is None else cascade.large, setup.server, environment)
+        self.cascade = None if cascade is None else Cascade(cascade, self.engine, environment)
         self.admission = Admission(setup.server)
         name = (setup.server.served_model_name or (self.engine.name,))[0]
         self._metrics = ServerMetrics(name)
@@ -56,7 +59,7 @@ class Application:
         self.rollout = Rollout(setup.server.rollout, self._metrics)
         self._capture = start_capture(setup.server, self._metrics)
         guard = RequestGuard(setup.keys, self.admission, self._metrics, self._tracer, self.rollout, self._capture)
-        self.asgi = make_app(self.engine, setup.server, guard)
+        self.asgi = make_app(self.engine, setup.server, guard, self.cascade)
         self._canary = Canary(self.engine, self._metrics, self._is_idle)
         self.rollout.offer = self._canary.offer
         self._tasks = set[asyncio.Task[None]]()
@@ -66,6 +69,8 @@ class Application:
     async def start(self) -> None:
         """ModelError for a model that cannot be served."""
         await self.engine.start()
+        if self.cascade is not None:
+            await self.cascade.start()
         apply_overrides(self.engine, self._setup.server)
         self._tasks.add(asyncio.create_task(self._canary.run()))
 
@@ -80,6 +85,9 @@ class Application:
         health = self.engine.health
         self._metrics.fleet.tell(health.replicas, self.engine.resumes, self.engine.routed)
         self.rollout.look(draft_pools(health), time.monotonic())
+        if self.cascade is not None:
+            small = self.cascade.small
+            self._metrics.cascade_ready(small.name, small.health.ready)
         if health.ready != self._is_ready:
             self._is_ready = health.ready
             self._log_change(health)
@@ -105,10 +113,15 @@ class Application:
         except ParameterError as error:
             logger.error("rollout: %s; the last file stays", error)
 
+    async def end_targets(self) -> None:
+        """Of all models; open requests fail. Idempotent."""
+        cascade = [] if self.cascade is None else [self.cascade.close()]
+        await asyncio.gather(self.engine.close(), *cascade)
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await self.engine.close()
+        await self.end_targets()
         if self._capture is not None:
             await asyncio.to_thread(self._capture.close)
         if self._tracer is not None:

@@ -109,12 +109,17 @@ class AnswerFormat:
         return {"usage": None} if self.options.include_usage else {}
 
     def metrics(self) -> Part:
-        """Of several outputs no speculation, as in vLLM. The variant, where the server has several."""
-        return {**self._speculation(), **({"pilotfish": variant} if (variant := self._variant()) else {})}
+        """Of several outputs no speculation, as in vLLM. Who answers, where the server has several variants or
+        models."""
+        return {**self._speculation(), **({"pilotfish": answers} if (answers := self._answers()) else {})}
 
-    def _variant(self) -> Part:
-        choice = self.generation.choice
-        return {"variant": choice.variant.name} if choice.named else {}
+    def _answers(self) -> Part:
+        """The variant that speculates, and the model, where the server has several. A cascade's small model never
+        speculates."""
+        choice, cascade = self.generation.choice, self.generation.cascade
+        named = choice.named and not (cascade is not None and cascade.side == "small")
+        variant = {"variant": choice.variant.name} if named else {}
+        return variant if cascade is None else {**variant, **vars(cascade)}
 
     def _speculation(self) -> Part:
         level = self.generation.metrics
@@ -142,7 +147,7 @@ class AnswerFormat:
         delta = output.delta
         if not self.detailed or delta is None:
             return {}
-        said = {**self._variant(), "text": delta.text, "tokens": delta.tokens, "ends": delta.ends}
+        said = {**self._answers(), "text": delta.text, "tokens": delta.tokens, "ends": delta.ends}
         handovers = [report.as_json() for report in delta.handovers]
         return {"pilotfish": {**said, "verified": delta.verified, "steps": output.steps, "handovers": handovers}}
 

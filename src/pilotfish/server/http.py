@@ -113,6 +113,7 @@ class RequestMiddleware:
             fields["generation_tokens"] = record.generation_tokens
             fields["finish_reason"] = record.reason
             fields["variant"] = record.facts.variant
+            fields["answered_by"], fields["escalated"] = record.cascade.answered_by, record.cascade.escalated
         ms = 1000 * (time.monotonic() - state.arrived)
         with request_context(state.id, state.caller.name if state.caller else None):
             log_access(scope["method"], scope["path"], status, ms, **fields)

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from pilotfish.config.fields import Mode
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import ParameterError
-from pilotfish.observe.feedback import Feedback
+from pilotfish.observe.feedback import Feedback, ServedMode
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
 from pilotfish.rollout.outcome import NONE, Cohort, context_band, temperature_band
@@ -260,20 +260,25 @@ class RequestGuard:
             prompts=tuple(len(prompt.tokens) for prompt in generation.prompts),
             max_tokens=params.max_tokens,
             n=params.n,
-            mode=cast(Mode, "off" if generation.choice.max_nodes == 0 else target.mode),
+            mode=_mode(generation),
             streaming=bool(body.stream),
             output=body.output,
-            tag=_tag(request, body),
+            tag=request_tag(request, body),
             client=caller.name,
             variant=generation.choice.variant.name,
         )
         reservation = self.admission.admit(caller, facts, target)
         span = None if self._tracer is None else self._tracer.request(facts.output, state.id, request.headers)
         record = RequestRecord(self.metrics, facts, state.arrived)
+        record.cascade = generation.cascade or record.cascade
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
         cohort, replay = self._cohort(generation, facts), _replay(state.id, generation, facts)
-        guided = self.rollout.begin(generation.choice, cohort, record, replay)
-        kept = None if self._capture is None else self._capture.begin(caller, facts.tag, request.headers, generation)
+        counted = (
+            generation.cascade is None
+        )  # or what the small model does would be told of the large one's speculation
+        guided = self.rollout.begin(generation.choice, cohort, record, replay if counted else None, counted=counted)
+        capture = self._capture if counted else None
+        kept = None if capture is None else capture.begin(caller, facts.tag, request.headers, generation)
         state.handle = RequestHandle(reservation, record, span, guided, kept)
         return state.handle
 
@@ -282,7 +287,7 @@ class RequestGuard:
         asked = body.speculation
         own_choice = asked is not None and (asked.mode is not None or asked.max_nodes is not None)
         number = state_of(request.scope).id
-        return self.rollout.choose(caller.name, number, _tag(request, body), own, own_choice=own_choice)
+        return self.rollout.choose(caller.name, number, request_tag(request, body), own, own_choice=own_choice)
 
     def _cohort(self, generation: Generation, facts: RequestFacts) -> Cohort:
         return Cohort(
@@ -302,5 +307,11 @@ def _replay(number: str, generation: Generation, facts: RequestFacts) -> Replaye
     return ReplayedRequest(number, facts.variant, generation.prompts[0].tokens, generation.params, ())
 
 
-def _tag(request: Request, body: GenerationRequest) -> str | None:
+def _mode(generation: Generation) -> ServedMode:
+    if generation.cascade is not None:
+        return "cascade"
+    return cast(Mode, "off" if generation.choice.max_nodes == 0 else generation.target.mode)
+
+
+def request_tag(request: Request, body: GenerationRequest) -> str | None:
     return request.headers.get(TAG_HEADER) if body.tag is None else checked_tag(body.tag)

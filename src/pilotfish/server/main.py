@@ -125,7 +125,7 @@ class _ApiProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await admission.idle.wait()
-        await self._application.engine.close()
+        await self._application.end_targets()
         self._server.should_exit = True
 
 

@@ -15,6 +15,7 @@ from pilotfish.config.server import MetricsLevel, ServerConfig
 from pilotfish.core.sampling_params import SAMPLING_OPTIONS, SamplingParams
 from pilotfish.errors import PromptError
 from pilotfish.prompts import chat_prompt
+from pilotfish.rollout.cascade import CascadeAnswer
 from pilotfish.server.conversation import template_message
 from pilotfish.server.http_errors import HttpError, bad, bad_request
 from pilotfish.server.reading import OutputReading
@@ -60,6 +61,7 @@ class Generation:
     session: str | None  # requests of one belong together
     timeout: float  # seconds
     metrics: MetricsLevel
+    cascade: CascadeAnswer | None = None  # who answers, of a request for a cascade's alias
 
 
 def sampling_params(

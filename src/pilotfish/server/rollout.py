@@ -15,13 +15,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.async_engine import Health
-from pilotfish.engine.stream import Stream
+from pilotfish.engine.stream import Updates
 from pilotfish.errors import ParameterError
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.observe.requests import RequestRecord
@@ -32,6 +33,7 @@ from pilotfish.rollout.guard_readings import GuardReading
 from pilotfish.rollout.outcome import NONE, Cohort, RequestOutcome
 from pilotfish.rollout.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
 from pilotfish.server.canary import ReplayedRequest
+from pilotfish.server.operator_file import operator_text
 from pilotfish.wire.serving import Delta, Verified
 
 logger = logging.getLogger(__name__)
@@ -44,8 +46,6 @@ ANY = "any"
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 #: Outputs that have a form, which the end of `max_tokens` may break.
 CONSTRAINED = ("json", "grammar")
-#: Bytes of a file of variants.
-MAX_FILE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,11 @@ class GuidedRequest:
     replay: ReplayedRequest | None = None  # where the canary may want it, without its output
     tokens: list[int] = field(default_factory=list)  # of it, for the canary
     seed: int | None = None
-    stream: Stream | None = None  # once it is submitted
+    stream: Updates | None = None  # once it is submitted
+    counted: bool = True  # False: nothing is concluded from it
     pool: str = ""  # that guessed for it at first
 
-    def submitted(self, stream: Stream) -> None:
+    def submitted(self, stream: Updates) -> None:
         """With what was chosen for it: it may have been cut meanwhile."""
         self.stream = stream
         if self.cut and not self.choice.cut:
@@ -170,25 +171,35 @@ class Rollout:
         return VariantChoice(variant, nodes, cut, assigned.pinned or own_choice, named=self.file is not None)
 
     def begin(
-        self, choice: VariantChoice, cohort: Cohort, record: RequestRecord, replay: ReplayedRequest | None = None
+        self,
+        choice: VariantChoice,
+        cohort: Cohort,
+        record: RequestRecord,
+        replay: ReplayedRequest | None = None,
+        *,
+        counted: bool = True,
     ) -> GuidedRequest:
         """The request is admitted; its `close` follows, once, after that of its record. `replay`: what a canary needs,
-        of a request with one output."""
+        of a request with one output. `counted`: whether anything is concluded from it."""
         wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
         guided = GuidedRequest(choice, cohort, record, self._ended, choice.cut, replay if wanted else None)
+        guided.counted = counted
         self._running.add(guided)
-        name = choice.variant.name
-
-        def observe(verified: Verified, since: float | None) -> None:
-            self._metrics.variant_step(name, verified, since)
-            if not guided.cut:
-                self._tallies[name].add(verified, since)
-
-        record.observe_step = observe
+        if counted:
+            record.observe_step = partial(self._observe, guided)
         return guided
+
+    def _observe(self, guided: GuidedRequest, verified: Verified, since: float | None) -> None:
+        """A step of one of its outputs."""
+        name = guided.choice.variant.name
+        self._metrics.variant_step(name, verified, since)
+        if not guided.cut:
+            self._tallies[name].add(verified, since)
 
     def _ended(self, guided: GuidedRequest) -> None:
         self._running.discard(guided)
+        if not guided.counted:
+            return
         if guided.record.reason in WHOLE and (replayed := guided.replayed()) is not None:
             self.offer(replayed)
         outcome = self._outcome(guided)
@@ -312,14 +323,4 @@ def draft_pools(health: Health) -> dict[str, str]:
 
 def read_file(file: Path) -> Variants:
     """ParameterError for a file that cannot be read, or used."""
-    try:
-        with file.open("rb") as opened:
-            text = opened.read(MAX_FILE + 1)
-    except OSError as error:
-        raise ParameterError("rollout", str(file), f"a file that can be read ({error.strerror})") from error
-    if len(text) > MAX_FILE:
-        raise ParameterError("rollout", str(file), f"a file of {MAX_FILE} bytes at most")
-    try:
-        return read_variants(text.decode())
-    except UnicodeDecodeError as error:
-        raise ParameterError("rollout", str(file), "TOML in UTF-8") from error
+    return read_variants(operator_text("rollout", file))

@@ -28,17 +28,19 @@ from starlette.staticfiles import StaticFiles
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.engine.stream import Submits
 from pilotfish.errors import TargetUnavailable
 from pilotfish.logs import log_prompt, prompts_are_logged
 from pilotfish.rollout.outcome import script_of
 from pilotfish.server import params, requests, response_chat
 from pilotfish.server.auth import Caller
+from pilotfish.server.cascade import Cascade
 from pilotfish.server.chat_format import ChatFormat
 from pilotfish.server.feedback import told
 from pilotfish.server.formats import AnswerFormat, TextFormat, TokenNames, token_text
 from pilotfish.server.http import RequestMiddleware, on_routing_error, state_of
 from pilotfish.server.http_errors import HttpError, bad, bad_request, encode, short
-from pilotfish.server.limits import RequestGuard
+from pilotfish.server.limits import RequestGuard, request_tag
 from pilotfish.server.message_chat import chat_of
 from pilotfish.server.message_format import MessageFormat
 from pilotfish.server.messages import CountTokensRequest, MessagesRequest
@@ -65,8 +67,10 @@ Form = Callable[[Generation, Any, TokenNames], AnswerFormat]
 class Api:
     """Handlers of all routes: OpenAI's, vLLM's /tokenize and /detokenize, and the server's own."""
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> None:
-        self._engine, self._config, self._guard = engine, config, guard
+    def __init__(
+        self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None = None
+    ) -> None:
+        self._engine, self._config, self._guard, self._cascade = engine, config, guard, cascade
         self._started = int(time.time())
         self._openapi = encode(msgspec.json.decode(Path(__file__).with_name("openapi.json").read_bytes()))
 
@@ -165,9 +169,9 @@ class Api:
         return json(to_builtins(self._guard.rollout.told()))
 
     async def models(self, request: Request) -> Response:
-        """The model that is served, by each of its names."""
+        """The model that is served, by each of its names, and the alias of a cascade."""
         self._guard.identify(request)
-        return json({"data": [self._model(name) for name in self._names], "object": "list"})
+        return json({"data": [self._model(name) for name in self._asked_for], "object": "list"})
 
     async def model(self, request: Request) -> Response:
         """404 for a model that is not served."""
@@ -215,10 +219,15 @@ class Api:
         """The model's names; answers say the first one."""
         return self._config.served_model_name or (self._identity.model,)
 
+    @property
+    def _asked_for(self) -> tuple[str, ...]:
+        """All names that requests may have: those of the model, and a cascade's."""
+        return self._names if self._cascade is None else (*self._names, self._cascade.name)
+
     def _name(self, asked: str | None) -> str:
         """The name to answer with. HttpError 404 for a model that is not served; None asks for the one that is."""
-        if asked is not None and asked not in self._names:
-            message = f"model: {short(asked)} is not served; expected {' or '.join(self._names)}"
+        if asked is not None and asked not in self._asked_for:
+            message = f"model: {short(asked)} is not served; expected {' or '.join(self._asked_for)}"
             raise HttpError(404, message, param="model", code="model_not_found")
         return asked or self._names[0]
 
@@ -226,11 +235,10 @@ class Api:
         most = self._identity.context
         return {"id": name, "created": self._started, "max_model_len": most, "object": "model", "owned_by": "pilotfish"}
 
-    @property
-    def _fingerprint(self) -> str:
-        """Equal for equal model, version and precision, on which outputs depend."""
-        target = self._identity
-        text = f"{target.model}\n{target.dtype}\n{target.quantization}\n{target.kv_dtype}\n{VERSION}"
+    def _fingerprint(self, cascade: Cascade | None) -> str:
+        """Equal for equal models, version and precision, on which outputs depend."""
+        target, beside = self._identity, "" if cascade is None else f"\n{cascade.facts}"
+        text = f"{target.model}\n{target.dtype}\n{target.quantization}\n{target.kv_dtype}\n{VERSION}{beside}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @cached_property
@@ -283,7 +291,13 @@ class Api:
         if prompts_are_logged():
             for prompt in generation.prompts:
                 log_prompt(tokenizer.decode(prompt.tokens))
-        return GenerationResponse(form(generation, tokenizer, self._token_text), self._engine, handle)
+        return GenerationResponse(form(generation, tokenizer, self._token_text), self._engine_of(generation), handle)
+
+    def _engine_of(self, generation: Generation) -> Submits:
+        if self._cascade is None or generation.cascade is None:
+            return self._engine
+        exact = generation.body.limit[1] is not None
+        return self._cascade.of(generation.cascade, self._names[0], exact=exact)
 
     def _generation(
         self,
@@ -301,6 +315,7 @@ class Api:
             raise bad("cache_salt", body.cache_salt, "none, as the key has its own")
         parts = params.kept(prompts, body, target.longest)
         longest = max(len(prompt.tokens) for prompt in parts)
+        cascade = None if self._cascade is None or body.model != self._cascade.name else self._cascade
         return Generation(
             body=body,
             head={
@@ -308,7 +323,7 @@ class Api:
                 "object": body.event_object if body.stream else body.answer_object,
                 "created": int(time.time()),
                 "model": self._name(body.model),
-                "system_fingerprint": self._fingerprint,
+                "system_fingerprint": self._fingerprint(cascade),
             },
             target=target,
             prompts=parts,
@@ -320,6 +335,7 @@ class Api:
             session=request.headers.get(SESSION_HEADER) or body.session,
             timeout=min(body.timeout or math.inf, self._config.request_timeout),
             metrics=speculation.metrics or self._config.metrics,
+            cascade=None if cascade is None else cascade.begin(request_tag(request, body), longest),
         )
 
 
@@ -330,8 +346,10 @@ def json(answer: dict[str, Any], status: int = 200) -> Response:
 # -- the application
 
 
-def make_app(engine: AsyncEngine, config: ServerConfig, guard: RequestGuard) -> Starlette:
-    api = Api(engine, config, guard)
+def make_app(
+    engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None = None
+) -> Starlette:
+    api = Api(engine, config, guard, cascade)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),

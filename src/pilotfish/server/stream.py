@@ -24,8 +24,7 @@ from starlette.types import Receive, Scope, Send
 from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.handover import HandOverReport
 from pilotfish.core.request import FinishReason
-from pilotfish.engine.async_engine import AsyncEngine
-from pilotfish.engine.stream import Stream
+from pilotfish.engine.stream import Submits, Updates
 from pilotfish.observe.requests import RequestRecord
 from pilotfish.parsers.pieces import Content, ContentParser, OutputParser, Piece
 from pilotfish.server.constraints import blaming
@@ -131,7 +130,7 @@ class RequestHandle:
         self.record, self.guided = record, guided
         self._reservation, self._span, self._capture = reservation, span, capture
 
-    def submitted(self, stream: Stream) -> None:
+    def submitted(self, stream: Updates) -> None:
         """The engine has the request."""
         self.guided.submitted(stream)
 
@@ -167,10 +166,10 @@ def _without_output(delta: Delta) -> Delta:
 class GenerationResponse(Response):
     """Runs an admitted request to its end, and closes it whatever happens."""
 
-    def __init__(self, form: AnswerFormat, engine: AsyncEngine, handle: RequestHandle) -> None:
+    def __init__(self, form: AnswerFormat, engine: Submits, handle: RequestHandle) -> None:
         super().__init__()
         self._generation, self._format, self._engine, self._handle = form.generation, form, engine, handle
-        self._stream: Stream | None = None  # until the request is submitted
+        self._stream: Updates | None = None  # until the request is submitted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An error before anything was sent is raised; a client that is gone gets no answer."""

@@ -1,0 +1,87 @@
+"""From tasks that a small and a large model did alone to a threshold between them. Pure.
+
+half of the tasks ─► every threshold: who answers, what succeeds ─► the lowest that loses little enough
+the other half    ─► what that one is worth
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pilotfish.bench.report import Row
+from pilotfish.rollout.cascade import NOBODY
+
+#: Thresholds are rounded down to so many parts of 1.
+STEPS = 10_000
+#: A share that is too low by less is not.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class CascadedTask:
+    """A task that both models did, and how sure the small one was."""
+
+    category: str
+    confidence: float  # mean log-probability of its first tokens
+    small: bool  # whether its output succeeded
+    large: bool
+
+    def answered_by_small(self, threshold: float) -> bool:
+        return self.confidence >= threshold
+
+
+@dataclass(frozen=True)
+class CascadeOutcome:
+    """What a threshold makes of some tasks."""
+
+    threshold: float
+    answered_by_small: float  # share of the tasks
+    success: float  # likewise, of the cascade
+    small_success: float  # of the small model alone
+    large_success: float
+    tasks: int
+
+    def row(self) -> Row:
+        return dict(vars(self))
+
+
+def outcome(tasks: Sequence[CascadedTask], threshold: float) -> CascadeOutcome:
+    """Of one task or more."""
+    stays = [task.answered_by_small(threshold) for task in tasks]
+    successes = [task.small if stay else task.large for task, stay in zip(tasks, stays, strict=True)]
+    small, large = (share([getattr(task, side) for task in tasks]) for side in ("small", "large"))
+    return CascadeOutcome(threshold, share(stays), share(successes), small, large, len(tasks))
+
+
+def share(of: Sequence[bool]) -> float:
+    return sum(of) / len(of)
+
+
+def outcomes(tasks: Sequence[CascadedTask]) -> list[CascadeOutcome]:
+    """Of every threshold that differs from the one before, the lowest first: there the small model answers all. At the
+    last one it answers nothing."""
+    found = {math.floor(task.confidence * STEPS) / STEPS for task in tasks}
+    return [outcome(tasks, threshold) for threshold in (*sorted(found), NOBODY)]
+
+
+def chosen(found: Sequence[CascadeOutcome], loss: float) -> CascadeOutcome:
+    """The lowest threshold whose success is that of the large model less `loss` or more."""
+    return next(one for one in found if one.success >= one.large_success - loss - ROUNDING)
+
+
+@dataclass(frozen=True)
+class Halves:
+    choosing: list[CascadedTask]
+    judging: list[CascadedTask]
+
+
+def halves(tasks: Sequence[CascadedTask]) -> Halves:
+    """Tasks of each category in turn, the first to choose by."""
+    counts, parts = defaultdict[str, int](int), Halves([], [])
+    for task in tasks:
+        (parts.judging if counts[task.category] % 2 else parts.choosing).append(task)
+        counts[task.category] += 1
+    return parts
