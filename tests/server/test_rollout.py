@@ -122,6 +122,13 @@ def test_what_came_of_requests_is_told_by_variant_and_by_cohort(server: Server) 
     assert samples['pilotfish_variant_accepted_tokens_total{variant="next"}'] > 0
 
 
+def test_the_guard_hears_nothing_of_requests_whose_clients_want_no_guesses(server: Server) -> None:
+    server.ask(metadata={"tag": "canary"}, speculation={"mode": "off"})
+    assert not server.rollout._tallies
+    server.ask(metadata={"tag": "canary"})
+    assert server.rollout._tallies.keys() == {"next"}
+
+
 def test_a_reload_takes_effect_for_the_next_request(server: Server) -> None:
     with_pools(server.engine, first="r2", second="r3")
     server.file.write_text(FILE.replace("nodes = 4", "nodes = 7").replace('"r2"', '"r3"'))

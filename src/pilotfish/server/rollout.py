@@ -62,6 +62,11 @@ class VariantChoice:
     def draft(self) -> str:
         return self.variant.draft
 
+    @property
+    def declined(self) -> bool:
+        """Its client wants no guesses where its variant has some, so it says nothing of the variant."""
+        return self.max_nodes == 0 and not self.cut and self.variant.mode == "on"
+
 
 @dataclass
 class Tally:
@@ -193,7 +198,7 @@ class Rollout:
         """A step of one of its outputs."""
         name = guided.choice.variant.name
         self._metrics.variant_step(name, verified, since)
-        if not guided.cut:
+        if not (guided.cut or guided.choice.declined):
             self._tallies[name].add(verified, since)
 
     def _ended(self, guided: GuidedRequest) -> None:
