@@ -27,8 +27,10 @@ settings.register_profile("pilotfish", deadline=None, derandomize=True, database
 settings.load_profile("pilotfish")
 
 
-#: How the names of files begin that share live servers.
+#: How the names of files begin that share live servers, or that must not run at once: these look for each other's
+#: sandboxed processes.
 SHARING = (
+    ("tests/bench/test_sandbox", "tests/bench/test_success", "tests/bench/test_tasks"),
     ("tests/server/test_openai_", "tests/server/test_messages_live"),
     ("tests/server/test_feedback", "tests/server/test_page_live", "tests/server/test_schemathesis"),
     ("tests/chaos/test_server_",),

@@ -33,6 +33,7 @@ from handovers import (
 )
 from inline_prefills import assert_nothing_left, held
 from msgspec.structs import replace
+from sizes import paired
 from support import assert_idle, make_engine, run
 from workers import endpoint_in, eventually
 
@@ -425,8 +426,7 @@ class BadDialing(BadChannel):
         return getattr(self.channel, name)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "transport"), paired(list(FAULTS), list(TRANSPORTS)))
 def test_a_bad_network(
     fault: str,
     transport: str,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sizes import sized
 from support import CONTEXT, KINDS, VOCAB, WINDOW, native_model, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -135,7 +136,7 @@ def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, option
         )
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", sized([False], [False, True]))
 @pytest.mark.parametrize(("kind", "options"), OTHER_FIELDS, ids=str)
 def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str, Any], eager: bool) -> None:
     """Each gives the logits of transformers, and others than the tiny model without the field."""
@@ -148,7 +149,7 @@ def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str,
     assert "dynamic" in str(options) or (expected - other).abs().max() > 1e-2  # dynamic: beyond the context only
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", sized([False], [False, True]))
 def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
     reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     bench = Bench(directory, torch.float32, eager=eager)
