@@ -18,7 +18,7 @@ demo: $(READY)
 
 test: export PILOTFISH_REQUIRE_BROWSER := $(if $(IS_ROOT),$(if $(shell command -v apt-get),1))
 test: check $(BROWSER) $(CROSS)
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What takes minutes by nature: every case of parity, servers and pools under load, a cluster.
 soak: $(READY)
