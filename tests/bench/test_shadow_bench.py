@@ -33,12 +33,19 @@ def _pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_pools")
-def test_windows_without_and_with_a_shadow_take_turns(measure: Measure) -> None:
-    sizes = {"seconds": 0.2, "repeats": 1, "max_tokens": 12, "pace": "target=4ms,draft=1ms", "budget": "fixed"}
+def test_runs_without_and_with_a_shadow_take_turns(measure: Measure) -> None:
+    sizes = {
+        "limit": 2,
+        "streams": 2,
+        "repeats": 2,
+        "max_tokens": 12,
+        "pace": "target=4ms,draft=1ms",
+        "budget": "fixed",
+    }
     results = measure(run_shadow, "shadow", **sizes).results
     assert [row["live"] for row in results["engines"]] == ["off", "async"]
     for row in results["engines"]:
-        assert row["without"].count == row["with_shadow"].count == 1
+        assert row["without"].count == row["with_shadow"].count == 2 and row["equal_outputs"] == 1
         assert row["tokens_per_step"] >= 1 and row["promised"] > 0 and row["cpu_share"] > 0
     assert [promise["beside"] for promise in results["promises"]] == ["off", "async"]
     assert results["promises"][1]["live"] == results["engines"][1]["live_rate"] > 0

@@ -170,6 +170,7 @@ def test_keys_that_do_not_fit(refused: Refused, keys: Callable[[str], Path], tmp
         (("--cores", "4000"), "cores: '4000'"),
         (("--draft-cores", "4000"), "draft_cores: '4000'"),
         (("--draft-cores", "x"), "draft_cores: 'x'"),
+        (("--draft-device", "x"), "draft_device: 'x'"),
         (("--cores", "0", "--draft-cores", "0"), "draft_cores: '0' is not allowed; expected other cores than"),
         (("--draft-workers", "0"), "draft_workers: 0"),
         (("--draft", "/no/such/draft"), "draft: '/no/such/draft'"),

@@ -19,7 +19,7 @@ from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.errors import TargetUnavailable
-from pilotfish.rollout.cascade import LEAST, NOBODY, CascadeAnswer, CascadePolicy, SmallModel
+from pilotfish.rollout.cascade import LEAST, NOBODY, CascadeAnswer, CascadePolicy, SmallModelConfig
 from pilotfish.server.cascade import CascadeRequest, CascadeStream
 
 PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8, n=2)
@@ -57,7 +57,7 @@ class Models:
     large: Side
 
     def ask(self, threshold: float, params: SamplingParams = PARAMS, count: int = 3) -> CascadeStream:
-        policy = CascadePolicy(name="auto", small=SmallModel(target="x"), threshold=threshold, tokens=4)
+        policy = CascadePolicy(name="auto", small=SmallModelConfig(target="x"), threshold=threshold, tokens=4)
         self.answer = CascadeAnswer()
         request = CascadeRequest(policy, self.small.engine, self.large.engine, "large", self.answer, True)
         return request.submit(self.prompts[:count], params)

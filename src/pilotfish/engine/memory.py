@@ -240,14 +240,20 @@ def precision_here(config: EngineConfig, directory: Path) -> Precision:
     return precision_of(config.dtype, load_config(directory), device_of(config), eager=config.eager)
 
 
+def device_named(name: str, field: str = "device") -> torch.device:
+    """ParameterError, naming `field`, if this machine does not have it."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ParameterError(field, name, "cpu or cuda") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise ParameterError(field, name, "cpu, or cuda where there is one")
+    return device
+
+
 def device_of(config: EngineConfig) -> torch.device:
     """ParameterError if this machine does not have it."""
-    try:
-        device = torch.device(config.device)
-    except RuntimeError as error:
-        raise ParameterError("device", config.device, "cpu or cuda") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise ParameterError("device", config.device, "cpu, or cuda where there is one")
+    device = device_named(config.device)
     if device.type == "cuda" and config.tensor_parallel > (devices := torch.cuda.device_count()):
         raise ParameterError("tensor_parallel", config.tensor_parallel, f"at most {devices}, the GPUs of this machine")
     return device

@@ -39,6 +39,7 @@ from pilotfish.core.tree import Guesses
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.members import Member
+from pilotfish.engine.memory import device_named
 from pilotfish.engine.placement import split_cores
 from pilotfish.engine.pool_members import PoolMembers
 from pilotfish.engine.process import WorkerSpec
@@ -69,7 +70,7 @@ class RemoteDrafts:
     drafter: RemoteDrafter  # once `connect` has made it
 
     def __init__(self, config: EngineConfig) -> None:
-        """ParameterError for cores that cannot be used."""
+        """ParameterError for cores, and a device, that cannot be used."""
         self.cores = config.core_set  # of the target; empty: wherever the system likes
         self.taken = frozenset[int]()  # cores of the workers
         self._config = config
@@ -82,6 +83,8 @@ class RemoteDrafts:
 
     def _start_workers(self, names: Sequence[str]) -> None:
         config, own = self._config, frozenset(os.sched_getaffinity(0))
+        if config.draft_device:
+            device_named(config.draft_device, "draft_device")
         placement = split_cores(own, config.cores, config.draft_cores, len(names))
         self.cores, self.taken = placement.target, placement.taken
         self._supervisor = supervisor = Supervisor()

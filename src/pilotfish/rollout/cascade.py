@@ -18,15 +18,14 @@ writes, else the large one.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from pilotfish.errors import ParameterError
+from pilotfish.rollout.toml_text import parsed
 
 #: Why the large model answers.
 Escalation = Literal["tag", "length", "confidence", "unavailable"]
@@ -40,7 +39,7 @@ LEAST = -9999.0
 NOBODY = 1.0
 
 
-class SmallModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SmallModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where it is, and how it runs. None: as the server's own engine, or as that is planned."""
 
     target: str  # its directory
@@ -72,7 +71,7 @@ class CascadePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A file of it."""
 
     name: str
-    small: SmallModel
+    small: SmallModelConfig
     threshold: float
     tags: list[str] = []
     longest: int | None = None
@@ -143,12 +142,7 @@ class CascadeAnswer:
 
 def read_cascade(text: str) -> CascadePolicy:
     """Of a TOML file. ParameterError names the field."""
-    try:
-        policy = msgspec.convert(tomllib.loads(text), CascadePolicy)
-    except tomllib.TOMLDecodeError as error:
-        raise ParameterError("cascade", None, f"TOML ({error})") from error
-    except msgspec.ValidationError as error:
-        raise ParameterError("cascade", None, f"what docs/cascade.md says: {error}") from error
+    policy = parsed("cascade", text, CascadePolicy)
     for field, value, allowed in _faults(policy):
         raise ParameterError(field, value, allowed)
     return policy

@@ -31,16 +31,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from pilotfish.errors import ParameterError
+from pilotfish.rollout.toml_text import parsed
 
 #: Variants are labels of metrics.
 MAX_VARIANTS = 16
@@ -150,14 +149,7 @@ def unit(text: str, use: str = "variant") -> float:
 
 def read_variants(text: str) -> Variants:
     """Of a TOML file. ParameterError names the field."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ParameterError("rollout", None, f"TOML ({error})") from error
-    try:
-        variants = msgspec.convert(raw, Variants)
-    except msgspec.ValidationError as error:
-        raise ParameterError("rollout", None, f"what docs/rollout.md says: {error}") from error
+    variants = parsed("rollout", text, Variants)
     for field, value, allowed in _faults(variants):
         raise ParameterError(field, value, allowed)
     return variants
