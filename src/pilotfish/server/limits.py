@@ -273,9 +273,8 @@ class RequestGuard:
         record.cascade = generation.cascade or record.cascade
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
         cohort, replay = self._cohort(generation, facts), _replay(state.id, generation, facts)
-        counted = (
-            generation.cascade is None
-        )  # or what the small model does would be told of the large one's speculation
+        # of a cascade, what the small model does would be told of the large one's speculation
+        counted = generation.cascade is None
         guided = self.rollout.begin(generation.choice, cohort, record, replay if counted else None, counted=counted)
         capture = self._capture if counted else None
         kept = None if capture is None else capture.begin(caller, facts.tag, request.headers, generation)
