@@ -63,7 +63,7 @@ class Drafter:
         if message["type"] == "hello":
             if self.tokenizer is None:
                 self.tokenizer, self.vocab = message["tokenizer"], range(message["vocab_size"])
-            if message["version"] != 1 or message["tokenizer"] != self.tokenizer:
+            if not message.get("oldest", 1) <= 1 <= message["version"] or message["tokenizer"] != self.tokenizer:
                 reason = f"expected version 1 and tokenizer {self.tokenizer[:16]}"
                 self.send(route, "refuse", session=0, generation=0, reason=reason)
                 return

@@ -252,10 +252,8 @@ def children_of(tree: TokenTree, node: int) -> list[int]:
     return children
 
 
-class RandomDrafter:
+class RandomDrafter(Drafter):
     """Guesses at random, knows nothing: the worst draft that is still polite."""
-
-    levels = 0
 
     def __init__(self, vocab_size: int, nodes: int = 12, seed: int = 0) -> None:
         self.vocab_size, self.nodes = vocab_size, nodes
@@ -263,18 +261,6 @@ class RandomDrafter:
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
         return [random_guesses(self._rng, self.vocab_size, self.nodes) for _ in requests]
-
-    def expect(self, requests: Sequence[Request]) -> None:
-        """Nothing is held."""
-
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
-        """Nothing is held."""
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def close(self, request: Request) -> None:
-        """Nothing is held."""
 
 
 # -- sampling, said again in another way

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pilotfish.printable import one_line
+from pilotfish.printable import one_line, printable
 
 
 class PilotfishError(Exception):
@@ -53,6 +53,14 @@ class ModelError(InputError):
 
 class WireError(PilotfishError):
     """A frame from another process that is no message, or breaks the protocol: dropped and counted."""
+
+
+class UnknownTypeError(WireError):
+    """A message of a type that this side does not know: a newer side may send it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"type: {printable(kind)[:64]} is not known here")
+        self.kind = printable(kind)[:64]
 
 
 class SegmentError(PilotfishError):

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from support import follow, limits
 
-from pilotfish.core.drafter import CombinedDrafter, DraftLimits
+from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import ROOT, Guesses
+from pilotfish.core.tree import ROOT, Forest, Guesses
 
 
-class Fixed:
+class Fixed(Drafter):
     """Proposes one path with one score a node; counts what it is told."""
 
     levels = 1
@@ -32,11 +32,18 @@ class Fixed:
     def expect(self, requests: Sequence[Request]) -> None:
         self.told.append(f"expect {[request.id for request in requests]}")
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> None:
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         self.told.append(f"commit {request.id} {list(tokens)}")
+        return False
+
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        self.told.append(f"verified {len(trees)} of {[request.id for request in requests]}")
 
     def flush(self) -> None:
         self.told.append("flush")
+
+    def pause(self, request: Request) -> None:
+        self.told.append(f"pause {request.id}")
 
     def close(self, request: Request) -> None:
         self.told.append(f"close {request.id}")
@@ -58,7 +65,10 @@ def test_everyone_is_told() -> None:
     drafters = [Fixed([1], -1.0), Fixed([2], -1.0)]
     combined = CombinedDrafter(drafters)
     combined.expect(REQUESTS)
+    combined.verified(REQUESTS, Forest.of([Fixed([1, 2], -1.0)._tree(), Guesses()]))
     combined.commit(REQUESTS[1], [3, 4])
     combined.flush()
+    combined.pause(REQUESTS[0])
     combined.close(REQUESTS[1])
-    assert [d.told for d in drafters] == [["expect [0, 1]", "commit 1 [3, 4]", "flush", "close 1"]] * 2
+    told = ["expect [0, 1]", "verified 2 of [0, 1]", "commit 1 [3, 4]", "flush", "pause 0", "close 1"]
+    assert [d.told for d in drafters] == [told] * 2

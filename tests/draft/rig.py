@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from support import CONTEXT, VOCAB, RowSampling, native_model, sampling_of
 
-from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.connected_targets import DraftIdentity
+from pilotfish.core.draft_machine import DraftMachine
 from pilotfish.core.draft_sessions import DraftSession, SessionTable
 from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.level_choice import LevelShape

@@ -17,6 +17,7 @@ from pilotfish.core.feature_sending import FEATURE_DROPS, FeaturePiece, frames_o
 from pilotfish.core.features import Features
 from pilotfish.core.messages import (
     CONNECTION,
+    FEATURES,
     Close,
     Commit,
     FeatureOffer,
@@ -60,7 +61,7 @@ class HeadMachine(DraftMachine):
         """As it tells them."""
         self.tick(self._reported + 1.0)
         load = self.said(Load)[-1]
-        assert load.wants_features and set(load.own_feature_drops) <= set(FEATURE_DROPS)
+        assert FEATURES in load.capabilities and set(load.own_feature_drops) <= set(FEATURE_DROPS)
         drops: dict[str, int] = load.own_feature_drops
         return drops
 
@@ -110,7 +111,7 @@ def test_targets_without_these_features_are_refused(offer: FeatureOffer | None, 
 def test_a_draft_without_a_need_says_so_and_takes_any_target() -> None:
     machine = HeadMachine(need=None)
     (load,) = machine.said(Load)
-    assert not load.wants_features
+    assert FEATURES not in load.capabilities
     machine.receive(TARGET, make_open(prompt(8)), 0.0)
     machine.receive(TARGET, frame(0, 4), 0.0)
     assert machine.session().features is None and machine.counts.features == 0

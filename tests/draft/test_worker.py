@@ -22,7 +22,7 @@ from pilotfish.core.lookahead import NewNodes
 from pilotfish.core.messages import (
     CONNECTION,
     MAX_NODES,
-    PROTOCOL_VERSION,
+    PREFIX_KEYS,
     Close,
     Commit,
     Hello,
@@ -76,7 +76,7 @@ def test_a_hello_is_answered_with_the_load(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (msgspec.structs.replace(HELLO, version=PROTOCOL_VERSION + 1), "version"),
+        (msgspec.structs.replace(HELLO, oldest=2, version=3), "version 2 to 3"),
         (msgspec.structs.replace(HELLO, tokenizer="another"), "tokenizer"),
         (
             msgspec.structs.replace(HELLO, added_tokens={VOCAB: "<other>"}),
@@ -561,7 +561,7 @@ def test_only_a_draft_that_keeps_kv_says_that_it_knows_keys(llama: Path) -> None
         rig = Rig(llama, cached=cached)
         rig.say(TARGET, HELLO)
         rig.turns()
-        assert rig.heard(TARGET, Load)[-1].knows_keys is cached
+        assert rig.heard(TARGET, Load)[-1].capabilities.count(PREFIX_KEYS) == cached
 
 
 # -- too little room

@@ -25,7 +25,7 @@ from support import (
     sampling_of,
 )
 
-from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import ROOT, Guesses
@@ -41,10 +41,8 @@ from pilotfish.model.sampling import non_finite_rows
 POISON = 499
 
 
-class Oracle:
+class Oracle(Drafter):
     """Guesses one path that it was told, and a child of the root that is never right."""
-
-    levels = 0
 
     def __init__(self, path: Sequence[int], wrong: int) -> None:
         self.path, self.wrong = list(path), wrong
@@ -59,18 +57,6 @@ class Oracle:
             node = tree.add(node, token, -0.1 * depth)
         tree.add(ROOT, self.wrong, -0.5)
         return tree
-
-    def expect(self, requests: Sequence[Request]) -> None:
-        """Nothing is held."""
-
-    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        return False
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def close(self, request: Request) -> None:
-        """Nothing is held."""
 
 
 def params(max_tokens: int = 24, **fields: Any) -> SamplingParams:

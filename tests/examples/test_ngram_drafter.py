@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -23,13 +23,18 @@ import zmq
 from pages import codes, table
 from support import follow, tree_of
 
+from pilotfish.core.error_reports import CODES
 from pilotfish.core.feature_rows import FEATURE_TYPES, coded
 from pilotfish.core.feature_sending import FEATURE_DROPS
 from pilotfish.core.messages import (
     CONNECTION,
+    FEATURES,
+    PREFIX_KEYS,
     PROTOCOL_VERSION,
+    TARGET_CAPABILITIES,
     Close,
     Commit,
+    Echo,
     FeatureOffer,
     FeatureRows,
     Hello,
@@ -38,8 +43,8 @@ from pilotfish.core.messages import (
     Refuse,
     RequestSampling,
     Resync,
-    Skip,
     ToDraft,
+    ToTarget,
     Tree,
 )
 from pilotfish.core.noise import gumbel_of
@@ -173,7 +178,7 @@ def test_load_keeps_coming(target: Target) -> None:
 
 def test_targets_of_another_version_or_vocabulary_are_refused(dial: Dial) -> None:
     dial(b"first")
-    for hello in (Hello(2, "digest", VOCAB, "m"), Hello(PROTOCOL_VERSION, "another", VOCAB, "m")):
+    for hello in (Hello(3, "digest", VOCAB, "m", oldest=2), Hello(PROTOCOL_VERSION, "another", VOCAB, "m")):
         stranger = dial(b"stranger", greet=False)
         stranger.send(hello)
         refused = stranger.next(Refuse)
@@ -401,7 +406,13 @@ def test_the_pages_features_are_those_of_the_code() -> None:
 
 def test_the_page_names_every_field() -> None:
     page = PAGE.read_text()
-    kinds = (Hello, FeatureOffer, RequestSampling, Open, FeatureRows, Commit, Close, Tree, Resync, Skip, Refuse, Load)
-    for message in kinds:
+    for message in (*get_args(ToDraft), *get_args(ToTarget), FeatureOffer, RequestSampling, Echo):
         for field in msgspec.structs.fields(message):
             assert f"`{field.encode_name}`" in page, f"{message.__name__}.{field.name}"
+
+
+def test_the_page_names_every_capability_and_every_code() -> None:
+    capabilities = {name for row in table(PAGE.name, "Capabilities") for name in codes(row[0])}
+    assert {*TARGET_CAPABILITIES, PREFIX_KEYS, FEATURES} <= capabilities
+    errors = PAGE.read_text().split("\n### Errors\n")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", errors, re.MULTILINE) == list(CODES)

@@ -15,7 +15,8 @@ import torch
 from head_files import write_block, write_eagle3
 from support import SNIPPETS, assert_idle, make_engine, run
 
-from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.connected_targets import DraftIdentity
+from pilotfish.core.draft_machine import DraftMachine
 from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.feature_intake import FeatureNeed

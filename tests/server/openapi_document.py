@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from openapi_responses import ResponseEvent, ResponseObject, ResponseTokenCount
 
+from pilotfish.observe.draft_pools import DraftPools
 from pilotfish.observe.feedback import ServedMode
 from pilotfish.rollout.cohorts import CohortStatistics
 from pilotfish.server import routes
@@ -464,6 +465,7 @@ OPERATIONS = {
     "detokenize": Operation("/detokenize", Detokenized, DetokenizeRequest),
     "feedback": Operation("/v1/feedback", FeedbackTold, FeedbackRequest, conflicts=True),
     "feedback_table": Operation("/v1/feedback", FeedbackTable),
+    "drafts": Operation("/v1/drafts", DraftPools),
     "rollout": Operation("/v1/rollout", RolloutState),
     "rollout_reload": Operation("/v1/rollout/reload", RolloutState, posts=True),
     "rollout_statistics": Operation("/v1/rollout/statistics", CohortStatistics),

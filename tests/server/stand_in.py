@@ -134,6 +134,7 @@ class StandIn:
         self.pause = 0.0
         self.hold = False  # whether the stream stays open after the last piece
         self.refusal: tuple[int, Any] | None = None  # status and body instead of a stream
+        self.pools: list[dict[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
@@ -141,7 +142,11 @@ class StandIn:
 
     def app(self) -> Starlette:
         answers = [Route(f"/v1/{path}", self._answer, methods=["POST"]) for path in ("completions", "chat/completions")]
-        return Starlette(routes=[*page_routes(), Route("/v1/models", self._models), *answers])
+        told = [Route("/v1/models", self._models), Route("/v1/drafts", self._drafts)]
+        return Starlette(routes=[*page_routes(), *told, *answers])
+
+    async def _drafts(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": self.pools})
 
     async def _models(self, _: Request) -> Response:
         if self.refusal is not None:

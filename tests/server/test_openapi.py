@@ -43,6 +43,7 @@ def test_every_reference_is_there(client: Client) -> None:
         "/tokenize",
         "/detokenize",
         "/v1/feedback",
+        "/v1/drafts",
         "/v1/rollout",
         "/v1/rollout/reload",
         "/v1/rollout/statistics",

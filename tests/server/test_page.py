@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from browser import TIMEOUT, Playground, browser, needs_browser
 from playwright.sync_api import Browser, expect
@@ -13,6 +14,8 @@ from stand_in import DONE, HANDED, STORY, StandIn, chunk, error, event, last, se
 from starlette.testclient import TestClient
 
 from pilotfish.core.handover import HandOverReport
+from pilotfish.observe.draft_pools import KnownPool
+from pilotfish.wire.serving import PoolLoad
 
 HEIGHT = "one => one.getBoundingClientRect().height"
 PHONE = {"width": 360, "height": 740}
@@ -146,6 +149,29 @@ def test_what_a_draft_elsewhere_pushed_is_told_of_and_drawn(playground: Playgrou
         "2 % wait for a draft, 5 % coordination. The draft pushed 208 nodes in 72 messages."
     )
     assert playground.page.locator("#timeline").screenshot() != before
+
+
+def test_the_draft_pools_are_shown(playground: Playground, stand_in: StandIn) -> None:
+    pools = playground.page.locator("#pools")
+    expect(pools).to_be_hidden()
+    known = PoolLoad(
+        *("<b>east</b>", True, 3, 50, 4.0, 0.5),
+        drops={"late_nodes": 25, "gaps": 2, "stale_frames": 9},
+        capabilities=["pauses", "errors"],
+        delay_ms=0.25,
+        nodes=100,
+        verified=40,
+        accepted=30,
+    )
+    gone = PoolLoad("west", False, 0, 0, 0.0, 0.0)
+    stand_in.pools = msgspec.to_builtins([KnownPool("target", known), KnownPool("target", gone)])
+    stand_in.parts = greeting()
+    playground.run("Say hello")
+    expect(pools).to_be_visible()
+    assert [row.split("\t") for row in pools.locator("tbody tr").all_inner_texts()] == [
+        ["<b>east</b> of target", "ready", "0.25 ms", "4.00 ms", "25.0 %", "75.0 %", "pauses, errors", "gaps 2"],
+        ["west of target", "silent", "–", "0.00 ms", "–", "–", "–", "none"],
+    ]
 
 
 def test_what_a_prefill_worker_handed_over_is_told_of_and_drawn(playground: Playground, stand_in: StandIn) -> None:

@@ -75,6 +75,18 @@ def with_pools(engine: Engine, **revisions: str) -> None:
     engine.health = replace(Health(), replicas=(ReplicaHealth("target", status=status),))
 
 
+def test_the_draft_pools_of_all_targets_are_told(engine: Engine) -> None:
+    client = Client(application(engine))
+    assert client.get("/v1/drafts").json == {"data": [], "object": "list"}
+    with_pools(engine, east="r1", west="r2")
+    told = client.get("/v1/drafts").json["data"]
+    assert [(one["target"], one["pool"]["name"], one["pool"]["revision"]) for one in told] == [
+        ("target", "east", "r1"),
+        ("target", "west", "r2"),
+    ]
+    assert told[0]["pool"]["delay_ms"] is None and told[0]["pool"]["capabilities"] == []
+
+
 def test_each_request_gets_its_variant(server: Server) -> None:
     names = [server.ask(user=str(number)).json["pilotfish"]["variant"] for number in range(40)]
     given = {(one.max_nodes, one.draft) for one in server.engine.submitted}
@@ -187,7 +199,7 @@ def test_only_an_admin_may_look(engine: Engine, tmp_path: Path) -> None:
     keys = load_keyring(["a-secret-of-one-caller"])
     server = Server(engine, tmp_path, keys=keys)
     header = {"authorization": "Bearer a-secret-of-one-caller"}
-    for path in ("/v1/rollout", "/v1/rollout/statistics"):
+    for path in ("/v1/rollout", "/v1/rollout/statistics", "/v1/drafts"):
         assert server.client.get(path).status == 401
         assert server.client.get(path, **header).status == 403
     assert server.client.post("/v1/rollout/reload", {}, **header).json["error"]["code"] == "not_an_admin"

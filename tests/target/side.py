@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -67,8 +68,8 @@ class Side:
         self.drafter.flush()
 
 
-def load(sessions: int = 0, own: int = 0, knows_keys: bool = False) -> Load:
-    return Load("draft", sessions, own, 0, 100, 1.0, 1.0, knows_keys=knows_keys)
+def load(sessions: int = 0, own: int = 0, capabilities: Sequence[str] = ()) -> Load:
+    return Load("draft", sessions, own, 0, 100, 1.0, 1.0, capabilities=list(capabilities))
 
 
 def make_request(number: int = 0, prompt: int = 5, salt: str | None = None, **params: object) -> Request:

@@ -17,7 +17,8 @@ from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, native_
 from test_lossless import LENGTH, MIXED, alone, generate, params
 
 from pilotfish.core import pools
-from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.connected_targets import DraftIdentity
+from pilotfish.core.draft_machine import DraftMachine
 from pilotfish.core.draft_sessions import FORGOTTEN, SessionTable
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer

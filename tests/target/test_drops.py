@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 from side import NODES, VOCAB, Side, load, make_request, tree
 
-from pilotfish.core.messages import CONNECTION, Notice, Open, Refuse, Resync
+from pilotfish.core.messages import CONNECTION, Error, Notice, Open, Pause, Refuse, Resync
 from pilotfish.core.pools import FAULTS, FIRST_PAUSE, REASONS, Drops
 from pilotfish.wire.channel import Received
 
@@ -16,7 +17,7 @@ def test_each_reason_is_counted_for_its_pool() -> None:
     side, request = Side(pools=2), make_request()
 
     def reopened() -> Open:
-        side.now += 5.0
+        side.now += 20.0
         side.hear(load())
         side.hear(load(), b"1")
         side.propose(request)
@@ -41,6 +42,10 @@ def test_each_reason_is_counted_for_its_pool() -> None:
     side.hear(Refuse(message.session, message.generation, "too long"))
     side.hear(Refuse(CONNECTION, 0, "not you"))
     side.drafter.receive(Received(b"0", b"\xc1"))
+    side.drafter.receive(Received(b"0", msgspec.msgpack.encode({"type": "greeting"})))
+    side.hear(Error("malformed", "open", "what is this"))
+    message = reopened()
+    side.hear(Pause(message.session, message.generation))
     assert side.drops() == {**dict.fromkeys(REASONS, 1), "refusals": 2}
     assert side.drops(1) == {"refusals": 1}
 

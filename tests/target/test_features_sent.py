@@ -11,13 +11,13 @@ from pilotfish.core import feature_sending
 from pilotfish.core.feature_rows import decoded_rows
 from pilotfish.core.feature_sending import FRESH, LOST_AFTER, SESSION_BYTES, STEP_BYTES
 from pilotfish.core.features import Features
-from pilotfish.core.messages import Commit, FeatureOffer, FeatureRows, Hello, Open, Resync, Skip
+from pilotfish.core.messages import FEATURES, Commit, FeatureOffer, FeatureRows, Hello, Open, Resync, Skip
 from pilotfish.core.request import Request
 from pilotfish.core.slots import GONE, Slots
 
 WIDTH = 1024
 ROW = 4 * WIDTH
-WANTS = replace(load(), wants_features=True)
+WANTS = load(capabilities=[FEATURES])
 
 
 class Computed:

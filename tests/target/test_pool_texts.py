@@ -55,7 +55,10 @@ def test_complaints(frame: bytes, caplog: pytest.LogCaptureFixture, capfd: pytes
     with caplog.at_level(logging.DEBUG):
         for _ in range(MAX_FAULTS + 1):
             side.drafter.receive(Received(b"0", frame))
-    assert len(caplog.records) == 2 and not side.pools[0].ready
+    if isinstance(msgspec.msgpack.decode(frame)["type"], str) and "unknown_messages" in side.drops():
+        assert len(caplog.records) == 1 and side.pools[0].ready  # a newer draft may send it
+    else:
+        assert len(caplog.records) == 2 and not side.pools[0].ready
     assert_nothing_raw(caplog.records, capfd.readouterr().err)
 
 

@@ -11,9 +11,10 @@ import pytest
 from side import LIMITS, NODES, VOCAB, Side, load, make_request, tree
 from support import limits, paths_of
 
-from pilotfish.core.messages import CONNECTION, Close, Commit, Hello, Open, Peer, Refuse, Resync
+from pilotfish.core.messages import CONNECTION, PREFIX_KEYS, Close, Commit, Hello, Open, Peer, Refuse, Resync
 from pilotfish.core.pools import MAX_FAULTS, PAUSE, SILENCE
 from pilotfish.core.prefix_keys import prefix_keys
+from pilotfish.core.remote_sessions import MOST_OPENED, PERIOD
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RESTING_NODES, RESTING_PERIOD
 from pilotfish.core.told_prefixes import text_root
@@ -82,7 +83,7 @@ def test_targets_that_hold_one_key_have_the_key_of_salts_in_common() -> None:
 
 def test_what_a_pool_was_told_is_named_by_its_key(side: Side) -> None:
     """From an Open on, and what was committed once the session has ended; all of it after a Resync."""
-    side.hear(load(knows_keys=True))
+    side.hear(load(capabilities=[PREFIX_KEYS]))
     first = make_request(0, prompt=100)
     assert opened(side, first).prefix_key is None
     side.commit(first, *range(10, 70))
@@ -99,7 +100,7 @@ def test_what_a_pool_was_told_is_named_by_its_key(side: Side) -> None:
 
 
 def test_what_was_kept_back_until_the_end_is_not_named(side: Side) -> None:
-    side.hear(load(knows_keys=True))
+    side.hear(load(capabilities=[PREFIX_KEYS]))
     first = make_request(0, prompt=100)
     opened(side, first)
     side.commit(first, 10)
@@ -113,7 +114,7 @@ def test_what_was_kept_back_until_the_end_is_not_named(side: Side) -> None:
 
 @pytest.mark.parametrize("loss", ["silent", "disconnected", "never said so"])
 def test_a_pool_that_may_have_forgotten_is_sent_all_tokens(side: Side, loss: str) -> None:
-    side.hear(load(knows_keys=loss != "never said so"))
+    side.hear(load(capabilities=[PREFIX_KEYS] if loss != "never said so" else []))
     opened(side, make_request(0, prompt=100))
     if loss == "silent":
         side.now += SILENCE + 0.1
@@ -122,7 +123,7 @@ def test_a_pool_that_may_have_forgotten_is_sent_all_tokens(side: Side, loss: str
         side.problems[b"0"] = "it hung up"
         side.drafter.tick()
         side.problems.clear()
-    side.hear(load(knows_keys=loss != "never said so"))
+    side.hear(load(capabilities=[PREFIX_KEYS] if loss != "never said so" else []))
     message = opened(side, make_request(1, prompt=100))
     assert message.prefix_key is None and len(message.tokens) == 100
     named = opened(side, make_request(2, prompt=100))
@@ -229,13 +230,19 @@ def test_a_pool_that_asks_again_and_again_waits_longer_and_longer(side: Side) ->
     assert (gaps[1:] > 1.5 * gaps[:-1]).all()
 
 
-def test_one_that_served_for_a_while_is_opened_at_once(side: Side) -> None:
-    request = make_request()
-    for _ in range(10):
-        message = opened(side, request)
-        side.now += 1.5
+def test_one_that_served_for_a_while_is_opened_at_once_and_not_too_often(side: Side) -> None:
+    request, times = make_request(), []
+    for _ in range(500):
         side.hear(load())
-        side.hear(Resync(message.session, message.generation, "lost"))
+        side.propose(request)
+        for message in side.said(Open):
+            times.append(side.now)
+            side.now += 1.5
+            side.hear(load())
+            side.hear(Resync(message.session, message.generation, "lost"))
+        side.now += 0.5
+    assert times[:MOST_OPENED] == [2.0 * n for n in range(MOST_OPENED)]
+    assert all(sum(at <= other < at + PERIOD for other in times) == MOST_OPENED for at in times[:-MOST_OPENED])
 
 
 def test_a_breach_pauses_the_session(side: Side) -> None:

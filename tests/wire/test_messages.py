@@ -18,18 +18,24 @@ from pilotfish.core.messages import (
     SALT_BYTES,
     Close,
     Commit,
+    Echo,
+    Error,
     FeatureOffer,
     FeatureRows,
     Hello,
     Load,
     Open,
+    Pause,
+    Progress,
     Refuse,
     RequestSampling,
+    Resume,
     Resync,
     Skip,
     ToDraft,
     ToTarget,
     Tree,
+    TreeFeedback,
 )
 from pilotfish.core.prefix_keys import KEY_BYTES
 from pilotfish.errors import WireError
@@ -57,8 +63,25 @@ sampling = st.builds(
 )
 offers = st.builds(FeatureOffer, texts, st.integers(1, 1 << 18), texts)
 kinds, digests = st.sampled_from(FEATURE_TYPES), st.binary(min_size=8, max_size=8)
+capabilities = st.lists(st.text(min_size=1, max_size=20), max_size=5)
+micros = st.integers(0, (1 << 53) - 1)
+echoes = st.none() | st.builds(Echo, micros, st.none() | micros, micros)
+errors = st.builds(Error, texts, texts, texts, st.integers(1, 1 << 40), indices, indices)
 to_draft: st.SearchStrategy[ToDraft] = st.one_of(
-    st.builds(Hello, indices, texts, lengths, texts, features=st.none() | offers),
+    st.builds(
+        Hello,
+        *(indices, texts, lengths, texts),
+        features=st.none() | offers,
+        oldest=indices,
+        capabilities=capabilities,
+        echo=echoes,
+        step_ms=milliseconds,
+        depth=indices,
+    ),
+    st.builds(TreeFeedback, ids, ids, lengths, st.lists(ids), st.lists(ids), st.lists(ids)),
+    st.builds(Pause, ids, ids),
+    st.builds(Resume, ids, ids),
+    errors,
     st.builds(FeatureRows, ids, ids, ids, indices, kinds, st.binary(min_size=1), digests, st.binary()),
     st.builds(Open, ids, ids, tokens, lengths, lengths, st.integers(0, (1 << 64) - 1), sampling, indices, salts, keys),
     st.builds(Commit, ids, ids, lengths, st.lists(indices, min_size=1, max_size=20), indices),
@@ -84,7 +107,19 @@ to_target: st.SearchStrategy[ToTarget] = st.one_of(
     st.builds(Resync, ids, ids, texts),
     st.builds(Skip, ids, ids, indices),
     st.builds(Refuse, indices, indices, texts),
-    st.builds(Load, texts, indices, indices, counts, indices, milliseconds, milliseconds, counts, st.booleans()),
+    st.builds(
+        Load,
+        *(texts, indices, indices, counts, indices, milliseconds, milliseconds, counts, texts),
+        version=indices,
+        capabilities=capabilities,
+        echo=echoes,
+        slots=counts,
+        busy_ms=milliseconds,
+    ),
+    st.builds(Progress, ids, ids, indices),
+    st.builds(Pause, ids, ids),
+    st.builds(Resume, ids, ids),
+    errors,
 )
 
 TREE = Tree(1, 1, 0, 5, [1, 2], [0, 1], [7, 8], [-0.5, -1.5])
@@ -148,7 +183,7 @@ def test_flipped_and_cut_bytes(message: ToDraft | ToTarget, data: st.DataObject)
 )
 def test_what_is_no_message(frame: bytes) -> None:
     for decode in (decode_to_draft, decode_to_target):
-        with pytest.raises(WireError, match=r"^frame: ") as caught:
+        with pytest.raises(WireError, match=r"^(frame|type): ") as caught:
             decode(frame)
         assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
 

@@ -24,7 +24,8 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.core.budget import FixedBudget
-from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.connected_targets import DraftIdentity
+from pilotfish.core.draft_machine import DraftMachine
 from pilotfish.core.draft_sessions import LevelPart, SessionTable
 from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.feature_intake import FeatureNeed

@@ -15,7 +15,7 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, percentile
 from pilotfish.core.constrained import constrained
 from pilotfish.core.constraint import Constraint, GrammarState, words
-from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.tree import OTHER, ROOT, Guesses
 from pilotfish.engine.engine import Engine
@@ -27,7 +27,7 @@ PROMISE = 0.05
 PATIENCE = 4
 
 
-class LegalDrafter:
+class LegalDrafter(Drafter):
     """Random trees of so many nodes, all legal: no model writes more that a grammar has to look at. What they take is
     not measured."""
 
@@ -63,18 +63,6 @@ class LegalDrafter:
         state.mask(path, self._bits)
         legal = np.flatnonzero(np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab_size])
         return int(self._draw.choice(legal.tolist())) if len(legal) else None
-
-    def expect(self, requests: Sequence[Request]) -> None:
-        """Nothing is held."""
-
-    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        return False
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def close(self, request: Request) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True)

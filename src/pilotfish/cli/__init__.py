@@ -16,6 +16,7 @@ from pilotfish.cli import (
     chat,
     cluster,
     demo,
+    draft_status,
     explain,
     generate,
     keys,
@@ -45,6 +46,7 @@ app.command("demo")(demo.demo)
 app.command("serve", cls=ServeCommand)(serve.serve)
 app.command("explain")(explain.explain)
 app.command("draft")(workers.draft)
+app.command("draft-status")(draft_status.draft_status)
 app.command("prefill")(workers.prefill)
 app.command("target")(workers.target)
 app.command("rank", hidden=True)(workers.rank)

@@ -2,8 +2,11 @@
 
     Hello ──► Load, or Refuse          Open, Commit, Close ──► sessions change; Resync or Refuse where they cannot
     FeatureRows ──► what waits for them can be computed
-    next_level ──► the caller runs the forward ──► level_done ──► a Tree for each session that has grown
+    next_level ──► the caller runs the forward ──► level_done ──► a Tree for each session that has grown,
+                                                                  Progress for each whose prompt is not read yet
 
+Where slots are short a session that is in use may lose its KV: its target is told Pause, keeps its commits back, and is
+told Resume when there is room again.
 The machine has no model, socket or clock: `draft/worker.py` owns those, sends `outbox` and logs `notices`.
 """
 
@@ -11,41 +14,50 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from pilotfish.core.calibration import SecondsBySize
+from pilotfish.core.connected_targets import ConnectedTarget, DraftIdentity
 from pilotfish.core.constraint import GrammarSource, no_grammars
-from pilotfish.core.draft_sessions import MAX_SESSIONS, DraftSession, LevelPart, SessionKey, SessionTable, Unshared
+from pilotfish.core.draft_sessions import IDLE, MAX_SESSIONS, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.feature_intake import FeatureIntake, FeatureNeed
 from pilotfish.core.level_choice import LevelChoice, LevelShape
 from pilotfish.core.lookahead import NewNodes
 from pilotfish.core.messages import (
     CONNECTION,
+    ERRORS,
+    FEATURES,
     MAX_NODES,
     MAX_TEXT,
+    PAUSES,
+    PREFIX_KEYS,
+    PROGRESS,
     PROTOCOL_VERSION,
     Close,
     Commit,
+    Error,
     FeatureRows,
     Hello,
     Load,
     Notice,
     Open,
     Outgoing,
+    Pause,
     Peer,
+    Progress,
     Refuse,
+    Resume,
     Resync,
     Skip,
     ToDraft,
     ToTarget,
     Tree,
+    TreeFeedback,
 )
 from pilotfish.core.told_prefixes import KnownPrefixes
-from pilotfish.core.vocabulary import clash
 from pilotfish.errors import InputError
 
 #: Seconds between reports of the load to each target.
@@ -56,30 +68,11 @@ SILENCE = 10.0
 BETWEEN = 0.001
 #: Targets of one tenant, and of all without keys.
 MAX_TARGETS = 256
-
-
-@dataclass(frozen=True)
-class DraftIdentity:
-    """The draft, as targets compare and show it."""
-
-    model: str
-    tokenizer: str  # digest of the base vocabulary
-    added_tokens: Mapping[int, str]  # by their ids
-    revision: str = ""  # as its operator names it
-
-
-@dataclass
-class ConnectedTarget:
-    """A target that said Hello."""
-
-    tenant: str
-    heard: float
-    unshared: Unshared
-    rows: int = 0  # grown for it
-    cached: int = 0  # tokens of its sessions whose KV was there
-    malformed: int = 0  # frames
-    last_features: int = 0  # the number of the last frame of features
-    feature_drops: Counter[str] = field(default_factory=Counter)  # by reason
+#: Seconds that a level is expected to take from which on targets are told that the draft is busy, and for how many
+#: times as long they are.
+LONG, BUSY = 0.3, 2.0
+#: Seconds after which a paused session is tried again, room or not.
+PAUSED = 5.0
 
 
 @dataclass
@@ -94,7 +87,9 @@ class DraftCounts:
     misses: int = 0
     cached: int = 0  # tokens whose KV was there when their session was opened, or woken
     malformed: int = 0  # frames
+    unknown: int = 0  # messages of types that are not known here
     resyncs: int = 0
+    paused: int = 0  # sessions, for want of room
     features: int = 0  # frames of them that were of use
 
 
@@ -124,7 +119,13 @@ class DraftMachine:
         self._longest = min(context, table.pool.capacity)
         self._targets: dict[Peer, ConnectedTarget] = {}
         self._level_seconds = SecondsBySize(0.0)
+        self._row_seconds = SecondsBySize(0.0)  # of a level, by its rows
         self._queue_seconds = SecondsBySize(0.0)
+        self.capabilities = [
+            *(PAUSES, ERRORS),
+            *([] if self.known is None else [PREFIX_KEYS]),
+            *([] if features is None else [FEATURES]),
+        ]
         self._reported = -REPORT
         self._ended = 0.0  # the last level
 
@@ -140,14 +141,19 @@ class DraftMachine:
             if self.known is not None:
                 self.known.forget(peer)
             del self._targets[peer]
+        self._resume(now)
+        self._tell_load(now)
+
+    def _tell_load(self, now: float, busy: float = 0.0) -> None:
         own = self._own_sessions()
         for peer in self._targets:
-            self._send(peer, self._load(peer, own))
+            self._send(peer, self._load(peer, own, now, busy))
 
     def _own_sessions(self) -> Counter[Peer]:
         return Counter(session.key.target for session in self.table)
 
-    def _load(self, peer: Peer, own: Counter[Peer]) -> Load:
+    def _load(self, peer: Peer, own: Counter[Peer], now: float, busy: float = 0.0) -> Load:
+        """`busy`: seconds for which nothing may be heard of the draft."""
         target = self._targets[peer]
         return Load(
             self.identity.model,
@@ -158,12 +164,15 @@ class DraftMachine:
             1000 * self._level_seconds.at(1),
             1000 * self._queue_seconds.at(1),
             target.cached,
-            self.known is not None,
             self.identity.revision,
-            self._intake is not None,
             target.last_features,
             dict(target.feature_drops),
             "" if self._intake is None else self._intake.need.target,
+            PROTOCOL_VERSION,
+            self.capabilities,
+            target.echo.stamp(now),
+            self.table.pool.capacity,
+            1000 * busy,
         )
 
     def _send(self, peer: Peer, message: ToTarget) -> None:
@@ -181,40 +190,57 @@ class DraftMachine:
             self._open(peer, message, tenant or peer.hex(), weight, now)
         elif isinstance(message, FeatureRows):
             self._take_features(peer, message, now)
-        else:
+        elif isinstance(message, Error):
+            self._hear_error(peer, message)
+        elif not isinstance(message, TreeFeedback):  # nobody asked for one
             self._follow(peer, message, now)
 
-    def malformed(self, peer: Peer, reason: str) -> None:
-        """A frame that is no message costs nobody anything. A target's first gives a notice."""
+    def malformed(self, peer: Peer, reason: str, now: float, about: str = "") -> None:
+        """A frame that is no message, of type `about` if it has one, costs nobody anything. A target's first gives a
+        notice."""
         self.counts.malformed += 1
         target = self._targets.get(peer)
         if target is not None:
             target.malformed += 1
             if target.malformed == 1:
                 self.notices.append(Notice(logging.WARNING, f"dropped a frame of {peer.hex()}: {reason}"))
+            self._report(peer, "malformed", about, reason, now)
+
+    def unknown(self, peer: Peer, kind: str, now: float) -> None:
+        """A message of a type that is not known here: a newer target may send it."""
+        self.counts.unknown += 1
+        target = self._targets.get(peer)
+        if target is not None:
+            target.unknown += 1
+            self._report(peer, "unknown_type", kind, f"messages of type {kind} are not known here", now)
+
+    def _report(self, peer: Peer, code: str, about: str, reason: str, now: float) -> None:
+        """To a target that understands it, now and then."""
+        target = self._targets[peer]
+        if ERRORS in target.capabilities and (error := target.reports.of(code, about, reason, now)) is not None:
+            self._send(peer, error)
+
+    def _hear_error(self, peer: Peer, error: Error) -> None:
+        target = self._targets[peer]
+        if not target.errors:
+            about = f"{peer.hex()} could not use a frame: {error.code}: {error.reason}"
+            self.notices.append(Notice(logging.WARNING, about))
+        target.errors += error.count
 
     def _greet(self, peer: Peer, hello: Hello, tenant: str, now: float) -> None:
         known = self._targets.get(peer)
         if known is not None:
-            known.heard = now
+            known.greeted(hello, now)
             return
-        reason = self._mismatch(hello) or self._too_many_targets(tenant)
+        need = None if self._intake is None else self._intake.need
+        reason = self.identity.mismatch(hello, need) or self._too_many_targets(tenant)
         if reason is not None:
             self._send(peer, Refuse(CONNECTION, 0, reason))
         else:
-            lacking = self.identity.added_tokens.keys() - hello.added_tokens.keys()
-            unshared = Unshared(np.array(sorted(lacking), np.int64), hello.vocab_size)
-            self._targets[peer] = ConnectedTarget(tenant, now, unshared)
-            self._send(peer, self._load(peer, self._own_sessions()))
-
-    def _mismatch(self, hello: Hello) -> str | None:
-        if hello.version != PROTOCOL_VERSION:
-            return f"protocol version {hello.version}; this draft speaks {PROTOCOL_VERSION}"
-        if hello.tokenizer != self.identity.tokenizer:
-            return f"its tokenizer {hello.tokenizer[:12]} is not that of the draft {self.identity.model}"
-        if self._intake is not None and (reason := self._intake.need.mismatch(hello.features)) is not None:
-            return reason
-        return clash(hello.added_tokens, self.identity.added_tokens)
+            target = ConnectedTarget(tenant, now, self.identity.unshared(hello), frozenset())
+            target.greeted(hello, now)
+            self._targets[peer] = target
+            self._send(peer, self._load(peer, self._own_sessions(), now))
 
     def _too_many_targets(self, tenant: str) -> str | None:
         count = sum(target.tenant == tenant for target in self._targets.values())
@@ -282,10 +308,10 @@ class DraftMachine:
         else:
             target.feature_drops[reason] += 1
 
-    def _follow(self, peer: Peer, message: Commit | Close, now: float) -> None:
+    def _follow(self, peer: Peer, message: Commit | Pause | Resume | Close, now: float) -> None:
         session = self.table.get(SessionKey(peer, message.session))
         if session is None:
-            if isinstance(message, Commit):
+            if isinstance(message, Commit | Resume):
                 self._ask_again(peer, message, "there is no such session")
         elif message.generation < session.generation:
             return
@@ -294,8 +320,10 @@ class DraftMachine:
             self.table.close(session)
         elif message.generation > session.generation:
             self._ask_again(peer, message, "it was not opened")
-        else:
+        elif isinstance(message, Commit):
             self._commit(peer, session, message, now)
+        else:
+            session.paused, session.touched = isinstance(message, Pause), now
 
     def _commit(self, peer: Peer, session: DraftSession, message: Commit, now: float) -> None:
         """A repeated Commit changes nothing."""
@@ -314,15 +342,15 @@ class DraftMachine:
         elif session.evicted and session.features is not None:
             self._ask_again(peer, message, "its KV went to another, and its features are gone")
         else:
-            session.wanted, session.touched = min(message.wanted, MAX_NODES), now
+            session.wanted, session.touched, session.paused = min(message.wanted, MAX_NODES), now, False
             rerooted = self.table.commit(session, message.tokens)
-            if session.evicted:
+            if session.evicted and session.parked is None:
                 self._found(peer, self.table.wake(session))
             self.counts.used += rerooted.accepted
             self.counts.hits += rerooted.hit
             self.counts.misses += not rerooted.hit
 
-    def _ask_again(self, peer: Peer, message: Open | Commit, reason: str) -> None:
+    def _ask_again(self, peer: Peer, message: Open | Commit | Pause | Resume, reason: str) -> None:
         self.counts.resyncs += 1
         session = self.table.get(SessionKey(peer, message.session))
         if session is not None:
@@ -332,13 +360,39 @@ class DraftMachine:
     # -- levels
 
     def next_level(self, now: float) -> list[LevelPart]:
-        """Empty where nothing is to be grown."""
-        return self.choice.next_level(now)
+        """Empty where nothing is to be grown. Targets are to hear what is in `outbox` before it runs."""
+        level = self.choice.next_level(now)
+        self._park(now)
+        seconds = self._row_seconds.at(sum(part.rows for part in level)) if level else 0.0
+        if seconds > LONG:
+            self._tell_load(now, BUSY * seconds)
+        return level
+
+    def _park(self, now: float) -> None:
+        """Sessions in use that have lost their KV are paused, where their targets understand it."""
+        for session in self.table.take_evicted():
+            peer = session.key.target
+            if PAUSES in self._targets[peer].capabilities and now - session.touched <= IDLE and not session.paused:
+                session.parked = now
+                self.counts.paused += 1
+                self._send(peer, Pause(session.key.number, session.generation))
+
+    def _resume(self, now: float) -> None:
+        """Those that were paused go on, first paused first, as far as there is room."""
+        room = self.table.pool.num_available
+        parked = [(session.parked, session) for session in self.table if session.parked is not None]
+        for since, session in sorted(parked, key=lambda pair: pair[0]):
+            room -= len(session.tokens) + self.choice.shape.leaves
+            if room >= 0 or now - since > PAUSED:
+                session.parked, session.touched = None, now
+                self._found(session.key.target, self.table.wake(session))
+                self._send(session.key.target, Resume(session.key.number, session.generation))
 
     def level_done(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, now: float) -> None:
         """A forward over `level` has added nodes to the trees of its parts."""
         self.counts.levels += 1
         self._level_seconds.observe(1, now - began)
+        self._row_seconds.observe(sum(part.rows for part in level), now - began)
         rows, spent = sum(part.rows for part in level), now - max(self._ended, began - BETWEEN)
         if rows <= self.choice.width.most and spent > 0:
             self.choice.width.observe(rows, spent)
@@ -353,6 +407,9 @@ class DraftMachine:
             self._targets[session.key.target].rows += part.rows
             if part.leaves:
                 self._push(session, nodes)
+            elif PROGRESS in self._targets[session.key.target].capabilities:
+                read = len(session.slots)
+                self._send(session.key.target, Progress(session.key.number, session.generation, read))
 
     def _push(self, session: DraftSession, added: NewNodes) -> None:
         """Tell the target of `added`, the newest nodes of the session's tree."""

@@ -79,7 +79,9 @@ class DraftSession:
     read: float = 0.0  # when a level last read tokens of it
     slots: Slots = field(default_factory=lambda: NO_SLOTS)
     tree: Lookahead = field(default_factory=Lookahead)
-    evicted: bool = False  # its KV went to another; rests until its next commit
+    evicted: bool = False  # its KV went to another; rests until its next commit or, where it is parked, Resume
+    parked: float | None = None  # when its target was told Pause, and to keep its commits back
+    paused: bool = False  # its target has it rest
     pushes: int = 0
     features: FeatureLog | None = None  # of a trained head's
 
@@ -230,6 +232,7 @@ class SessionTable:
         self.cache = cache
         self.calibrations = TenantCalibrations()
         self._sessions: dict[SessionKey, DraftSession] = {}
+        self._evicted: list[DraftSession] = []  # since `take_evicted`
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -300,6 +303,12 @@ class SessionTable:
         """Take its KV; it rests until it is woken."""
         self._free(session)
         session.evicted = True
+        self._evicted.append(session)
+
+    def take_evicted(self) -> list[DraftSession]:
+        """Those that lost their KV since this was last asked, and rest."""
+        evicted, self._evicted = self._evicted, []
+        return [session for session in evicted if session.evicted and self.get(session.key) is session]
 
     def wake(self, session: DraftSession) -> int:
         """A session that was evicted goes on, with the KV that is still known of its tokens: of how many."""
@@ -368,8 +377,8 @@ class SessionTable:
     def make_room(self, count: int, kept: Collection[SessionKey], tenants: Collection[str], now: float) -> None:
         """Have `count` slots available, if they can be had: idle sessions and those of `tenants` lose theirs, the ones
         idle longest first, but none of `kept`."""
-        losers = [s for s in self if (now - s.touched > IDLE or s.tenant in tenants) and s.key not in kept]
-        for session in sorted((s for s in losers if len(s.slots)), key=lambda s: s.touched):
+        losers = [s for s in self if (s.paused or now - s.touched > IDLE or s.tenant in tenants) and s.key not in kept]
+        for session in sorted((s for s in losers if len(s.slots)), key=lambda s: (not s.paused, s.touched)):
             if self.pool.num_available >= count:
                 return
             self.evict(session)

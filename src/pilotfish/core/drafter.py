@@ -1,13 +1,12 @@
-"""The protocol that a target knows of a draft, no draft at all, and several drafts in one."""
+"""What a target knows of a draft, no draft at all, and several drafts in one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from pilotfish.core.request import Request
-from pilotfish.core.tree import Guesses
+from pilotfish.core.tree import Forest, Guesses
 
 
 @dataclass(frozen=True)
@@ -20,51 +19,46 @@ class DraftLimits:
     price: float  # tokens a second that the time of one more level would give otherwise
 
 
-class Drafter(Protocol):
+class Drafter:
     """Guesses what comes next. Whatever it answers, no output changes."""
 
     @property
     def levels(self) -> int:
         """Forwards of a draft model that the last trees took one after the other."""
+        return 0
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         """A tree below each request's last committed token, for the caller to keep; an empty tree is always right."""
+        raise NotImplementedError
 
     def expect(self, requests: Sequence[Request]) -> None:
         """These were admitted, and will be proposed for once their KV is there: a draft elsewhere may read their tokens
         meanwhile."""
 
-    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
-        """`tokens` were just added to `request`: re-root; whether it is a hit: all were in a tree that lives on."""
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        """A step has verified these trees, one of each request; its commits come next."""
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
+        """`tokens` were just added to `request`: re-root; whether it is a hit: all were in a tree that lives on. Never
+        one for a drafter that guesses only when it is asked."""
+        return False
 
     def flush(self) -> None:
         """The commits of a step are all told: what waits for that can go."""
 
+    def pause(self, request: Request) -> None:
+        """It lost its KV, and may be proposed for again later: free what costs."""
+        self.close(request)
+
     def close(self, request: Request) -> None:
-        """Free what is held for `request`: it has ended, or it lost its KV and may be proposed for again later.
-        Requests never proposed for are closed as well."""
+        """Free what is held for `request`, which has ended. Requests never proposed for are closed as well."""
 
 
-class NoDrafter:
+class NoDrafter(Drafter):
     """Mode `off`: every tree is empty, every step is plain decoding."""
-
-    levels = 0
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
         return [Guesses() for _ in requests]
-
-    def expect(self, requests: Sequence[Request]) -> None:
-        """Nothing is held."""
-
-    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        """Nothing is held."""
-        return False
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def close(self, request: Request) -> None:
-        """Nothing is held."""
 
 
 def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
@@ -72,7 +66,7 @@ def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
     return drafter.drafters if isinstance(drafter, CombinedDrafter) else [drafter]
 
 
-class CombinedDrafter:
+class CombinedDrafter(Drafter):
     """Merges the drafters' trees and keeps the best nodes. Where paths meet the first drafter's score and name hold."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -90,6 +84,10 @@ class CombinedDrafter:
         for drafter in self.drafters:
             drafter.expect(requests)
 
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        for drafter in self.drafters:
+            drafter.verified(requests, trees)
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         hits = [drafter.commit(request, tokens) for drafter in self.drafters]  # each must hear of it
         return any(hits)
@@ -97,6 +95,10 @@ class CombinedDrafter:
     def flush(self) -> None:
         for drafter in self.drafters:
             drafter.flush()
+
+    def pause(self, request: Request) -> None:
+        for drafter in self.drafters:
+            drafter.pause(request)
 
     def close(self, request: Request) -> None:
         for drafter in self.drafters:

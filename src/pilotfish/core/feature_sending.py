@@ -23,7 +23,7 @@ from pilotfish.core.messages import MAX_FEATURE_BYTES, FeatureRows
 from pilotfish.core.slots import Slots
 
 if TYPE_CHECKING:
-    from pilotfish.core.target_machine import RemoteSession
+    from pilotfish.core.remote_sessions import RemoteSession
 
 #: Rows of a session up to which they are no backlog.
 FRESH = 64

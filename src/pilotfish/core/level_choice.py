@@ -78,7 +78,8 @@ class FairShare:
 
 
 def _can_grow(session: DraftSession) -> bool:
-    return not session.evicted and session.max_depth > 0 and len(session.tree) < session.wanted and not session.waits
+    rests = session.evicted or session.paused or session.waits
+    return not rests and session.max_depth > 0 and len(session.tree) < session.wanted
 
 
 def _part(session: DraftSession, leaves: Sequence[int]) -> LevelPart:

@@ -12,6 +12,14 @@
 To a draft that wants features, those of the tokens since come right before each Commit; those of a prompt in pieces, as
 the target computes them.
 
+What goes beyond this each side names as its *capabilities*, in Hello and in Load, and a message of one goes only to a
+side that has named it:
+
+    feedback      TreeFeedback ───►        what became of nodes
+    progress      ◄──────── Progress       how much of a long prompt is read
+    pauses        Pause, Resume ◄─►        a session rests, and is kept
+    errors        Error ◄─────────►        why a frame was of no use
+
 Ids of nodes, sessions and generations are positive. Every number has its limit here, so that what decodes can be
 handled.
 """
@@ -39,6 +47,15 @@ from pilotfish.core.vocabulary import MAX_ADDED
 from pilotfish.printable import printable
 
 PROTOCOL_VERSION = 1
+#: Capabilities. A draft's alone: an Open may have a `prefix_key`; send features of every session.
+PREFIX_KEYS, FEATURES = "prefix_keys", "features"
+#: A target's, which sends them, and a draft's, which wants them.
+FEEDBACK = "feedback"
+#: A target's, which wants it.
+PROGRESS = "progress"
+#: Either's, which understands them.
+PAUSES, ERRORS = "pauses", "errors"
+TARGET_CAPABILITIES = FEEDBACK, PROGRESS, PAUSES, ERRORS
 #: Bytes of one frame.
 MAX_FRAME = 1 << 24
 #: Nodes of one Tree.
@@ -67,6 +84,11 @@ SaltDigest: TypeAlias = Annotated[bytes, Meta(min_length=SALT_BYTES, max_length=
 FEATURE_DIGEST_BYTES = 8
 FeatureDigest: TypeAlias = Annotated[bytes, Meta(min_length=FEATURE_DIGEST_BYTES, max_length=FEATURE_DIGEST_BYTES)]
 PrefixKey: TypeAlias = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+Capability: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+Capabilities: TypeAlias = Annotated[list[Capability], Meta(max_length=64)]
+#: By the sender's own clock, whatever its origin.
+Microseconds: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
+NodeIds: TypeAlias = Annotated[list[Id], Meta(max_length=MAX_NODES)]
 #: As many as a request may name.
 TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
 
@@ -94,15 +116,29 @@ class FeatureOffer(Readable, frozen=True):
     dtype: Text  # as which they are sent
 
 
-class Hello(Readable, tag="hello", frozen=True):
-    """Who the target is. A draft of another version, of another tokenizer, or for other features, answers Refuse."""
+class Echo(Struct, frozen=True):
+    """What both sides measure the way between them with (core/echo.py)."""
 
-    version: Index
+    sent: Microseconds  # when this message was
+    heard: Microseconds | None = None  # `sent` of the last message of the other side's that had an echo
+    held: Microseconds = 0  # between that message's arrival and `sent`
+
+
+class Hello(Readable, tag="hello", frozen=True, omit_defaults=True):
+    """Who the target is. A draft that speaks no version of its range, of another tokenizer, or for other features,
+    answers Refuse."""
+
+    version: Index  # the newest that it speaks
     tokenizer: Text  # digest of the base vocabulary
     vocab_size: Length
     model: Text
     added_tokens: Annotated[dict[Index, Text], Meta(max_length=MAX_ADDED)] = {}  # beyond the base vocabulary, by id
     features: FeatureOffer | None = None
+    oldest: Index = 1  # version that it speaks
+    capabilities: Capabilities = []
+    echo: Echo | None = None
+    step_ms: Milliseconds = 0.0  # from one of its steps to the next, lately; 0: it is not known
+    depth: Index = 0  # of the deepest node that it lately verified
 
 
 class RequestSampling(Struct, frozen=True, omit_defaults=True):
@@ -226,6 +262,45 @@ class FeatureRows(Struct, tag="features", frozen=True):
         return hashlib.blake2b(header + self.scales + self.rows, digest_size=FEATURE_DIGEST_BYTES).digest()
 
 
+class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
+    """What became of nodes in a step, ahead of its Commit; of the last step of a sequence there is none. A node that is
+    gone after the Commit, and was never named, was never looked at."""
+
+    session: Id
+    generation: Id
+    base_len: Length  # where the root was
+    verified: NodeIds = []
+    accepted: NodeIds = []  # of `verified`, from below the root down
+    late: NodeIds = []  # came, since the last of these, when their parents were gone
+
+
+class Pause(Struct, tag="pause", frozen=True):
+    """From a target: the sequence waits, without KV; keep the session, and grow nothing. From a draft: it has no room
+    for the session's KV, and will say Resume; Commits are kept back until then."""
+
+    session: Id
+    generation: Id
+
+
+class Resume(Struct, tag="resume", frozen=True):
+    """A paused session goes on. From a target: where the pause was of its own; a Commit means it, too. From a draft: it
+    gets one Commit of all tokens since."""
+
+    session: Id
+    generation: Id
+
+
+class Error(Readable, tag="error", frozen=True):
+    """A frame was of no use. Sent seldom: `count` says of how many this tells."""
+
+    code: Text  # which rule was broken (core/error_reports.py)
+    about: Text  # the type of the frame; "": it has none
+    reason: Text
+    count: Annotated[int, Meta(ge=1)] = 1  # since the last Error of this code
+    session: Index = 0  # 0: none
+    generation: Index = 0
+
+
 class Close(Struct, tag="close", frozen=True):
     """The sequence has ended."""
 
@@ -266,6 +341,14 @@ class Skip(Struct, tag="skip", frozen=True):
     first: Index
 
 
+class Progress(Struct, tag="progress", frozen=True):
+    """How many of a session's tokens are read. It is a word, too: the draft is not silent."""
+
+    session: Id
+    generation: Id
+    read: Index
+
+
 class Refuse(Readable, tag="refuse", frozen=True):
     """The draft will not serve this session, or (`CONNECTION`) this target."""
 
@@ -274,8 +357,8 @@ class Refuse(Readable, tag="refuse", frozen=True):
     reason: Text
 
 
-class Load(Readable, tag="load", frozen=True):
-    """How busy the draft is."""
+class Load(Readable, tag="load", frozen=True, omit_defaults=True):
+    """How busy the draft is, and what it can do."""
 
     model: Text
     sessions: Index  # of all targets
@@ -285,17 +368,20 @@ class Load(Readable, tag="load", frozen=True):
     step_ms: Milliseconds  # of a level, lately
     queue_ms: Milliseconds  # that committed tokens lately waited before a level took them
     own_cached: Count = 0  # tokens of that target whose KV was there when they were opened
-    knows_keys: bool = False  # an Open may have a `prefix_key`
     revision: Text = ""  # of the draft, as its operator names it
-    wants_features: bool = False
     own_features: Count = 0  # the number of that target's last FeatureRows that came; 0: none did
     #: FeatureRows of that target that could not be used, by reason.
     own_feature_drops: Annotated[dict[Text, Count], Meta(max_length=16)] = {}
     target_digest: Text = ""  # of the embedding of the target whose features it was given to expect
+    version: Index = PROTOCOL_VERSION  # of the target's range, which it has chosen
+    capabilities: Capabilities = []
+    echo: Echo | None = None
+    slots: Count = 0  # tokens that its KV has room for; 0: it says nothing of that
+    busy_ms: Milliseconds = 0.0  # for so long it may say nothing
 
 
-ToDraft: TypeAlias = Hello | Open | FeatureRows | Commit | Close
-ToTarget: TypeAlias = Tree | Resync | Skip | Refuse | Load
+ToDraft: TypeAlias = Hello | Open | FeatureRows | TreeFeedback | Commit | Pause | Resume | Error | Close
+ToTarget: TypeAlias = Tree | Progress | Pause | Resume | Resync | Skip | Refuse | Error | Load
 
 
 @dataclass(frozen=True)

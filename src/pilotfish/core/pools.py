@@ -5,16 +5,22 @@
       └───────────── any message ──────────┴──────────────── Load, its answer to Hello ────────┘
 
 A silent pool keeps its sessions, because a chip that reads a long prompt may have no time to answer: closing them would
-waste its work. It gets no new ones, and hears of later commits when it speaks again. One that drains gets no new ones
-either, and its sessions go at their next commit where another pool takes them.
+waste its work. It gets no new ones, and hears of later commits when it speaks again. A pool that said for how long it
+would be busy is not silent before. One that drains gets no new sessions either, and its own go at their next commit
+where another pool takes them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from pilotfish.core.calibration import Calibration
+from pilotfish.core.echo import EchoClock
+from pilotfish.core.error_reports import ErrorReports
 from pilotfish.core.feature_sending import FEATURE_DROPS, FeatureLine
 from pilotfish.core.messages import Load, Notice, Peer
 from pilotfish.core.told_prefixes import ToldPrefixes
@@ -32,6 +38,9 @@ BACK, TRUSTED = 5.0, 60.0
 #: Malformed frames after which a pool is left alone, and for how long.
 MAX_FAULTS, PAUSE = 32, 5.0
 
+#: The longest time, in seconds, that a pool may say it is busy.
+MAX_BUSY = 30.0
+
 #: The meaning of each count of `Drops`. Healthy drafts have late and repeated nodes, and stale frames.
 REASONS = {
     "late_nodes": "nodes whose parents were gone",
@@ -39,14 +48,48 @@ REASONS = {
     "dropped_nodes": "nodes against the protocol",
     "stale_frames": "frames of ended sessions, older generations or earlier pushes",
     "malformed_frames": "frames that are no message",
+    "unknown_messages": "messages of types that are not known here",
     "gaps": "Trees that did not follow the one before",
     "resyncs": "sessions that it could not follow",
     "refusals": "sessions that it refused",
+    "pauses": "sessions that it had no room for",
+    "errors": "frames of this target that it could not use",
 }
 #: Those that no draft has reason to cause.
-FAULTS = frozenset({"dropped_nodes", "malformed_frames", "refusals"})
+FAULTS = frozenset({"dropped_nodes", "malformed_frames", "refusals", "errors"})
 #: Seconds until a reason that was logged is logged again: twice as many each time.
 FIRST_PAUSE, LAST_PAUSE = 60.0, 3600.0
+
+
+@dataclass
+class PoolScore:
+    """What became of a pool's nodes, of all that a target was sent."""
+
+    trees: int = 0  # frames that were attached
+    nodes: int = 0  # in them
+    verified: int = 0
+    accepted: int = 0
+    calibration: Calibration = field(default_factory=Calibration)
+    _verified: list[float] = field(default_factory=list)  # scores in the last step
+    _accepted: list[float] = field(default_factory=list)
+
+    def observe(self, verified: Sequence[float], accepted: Sequence[float]) -> None:
+        """Scores of its nodes in one sequence's tree, and of those that were accepted."""
+        self.verified += len(verified)
+        self.accepted += len(accepted)
+        self._verified += verified
+        self._accepted += accepted
+
+    def end_step(self) -> None:
+        """What was observed of its sequences becomes known."""
+        if self._verified:
+            self.calibration.observe(np.array(self._verified), np.array(self._accepted))
+            self._verified, self._accepted = [], []
+
+    def calibrated(self, scores: Sequence[float]) -> list[float]:
+        """Log of the chance that its nodes of these scores are accepted, as far as was seen."""
+        chances: list[float] = np.log(self.calibration.chances(np.array(scores))).tolist()
+        return chances
 
 
 @dataclass
@@ -114,10 +157,14 @@ class DraftPool:
     features: FeatureLine = field(default_factory=FeatureLine)
     target_digest: str = ""  # of this target's embedding, where a draft may ask for its features
     role: str = "draft"  # or shadow, in notices
+    echo: EchoClock = field(default_factory=EchoClock)
+    reports: ErrorReports = field(default_factory=ErrorReports)
+    score: PoolScore = field(default_factory=PoolScore)
     losses: int = 0  # times that it fell silent or was lost
     notices: list[Notice] = field(default_factory=list)  # for the log
     drops: Drops = field(init=False)
     _last_heard: float = 0.0
+    _busy_until: float = 0.0
     _answers_since: float = 0.0
     _last_greeted: float = -GREETING
     _given_up: int = 0  # times, one after the other
@@ -147,14 +194,17 @@ class DraftPool:
         """Of its draft, as its operator names it; "" until it has told."""
         return "" if self.load is None else self.load.revision
 
-    @property
-    def knows_keys(self) -> bool:
-        """Whether an Open may have a `prefix_key`."""
-        return self.load is not None and self.load.knows_keys
+    def can(self, capability: str) -> bool:
+        """Whether it has said so."""
+        return self.load is not None and capability in self.load.capabilities
 
-    @property
-    def wants_features(self) -> bool:
-        return self.load is not None and self.load.wants_features
+    def is_busy(self, now: float) -> bool:
+        """It has said that nothing is to be expected of it yet."""
+        return now < self._busy_until
+
+    def quiet(self, now: float) -> float:
+        """Seconds without a word, beyond what it said."""
+        return now - max(self._last_heard, self._busy_until)
 
     @property
     def feature_drops(self) -> dict[str, int]:
@@ -165,7 +215,7 @@ class DraftPool:
     def keeps_sessions(self, now: float, *, alone: bool) -> bool:
         """Whether its sessions stay with it; `alone`: no other pool answers."""
         patience = (PATIENCE_ALONE if alone else PATIENCE) * 2.0 ** min(self._given_up, MAX_DOUBLINGS)
-        return self.ready or (self.silent and now - self._last_heard <= patience)
+        return self.ready or (self.silent and self.quiet(now) <= patience)
 
     def give_up(self) -> None:
         """Its sessions were taken from it."""
@@ -174,6 +224,8 @@ class DraftPool:
 
     def heard_load(self, load: Load, now: float) -> None:
         self.load, self._faults, self._last_heard = load, 0, now
+        self._busy_until = now + min(load.busy_ms / 1000, MAX_BUSY) if load.busy_ms else 0.0
+        self.echo.hear(load.echo, now)
         self.features.came(load.own_features)
         self._compare(load.target_digest)
         if now >= self._left_alone_until:
@@ -224,7 +276,7 @@ class DraftPool:
 
     def tick(self, now: float) -> None:
         """Notice silence, and its end."""
-        if self.ready and now - self._last_heard > SILENCE:
+        if self.ready and self.quiet(now) > SILENCE:
             self._lose(f"{self.name} has been silent for {SILENCE:.1f} s")
             self.silent = True
         if self.ready and now - self._answers_since >= TRUSTED:

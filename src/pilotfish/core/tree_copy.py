@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from math import isnan
 from operator import lt
 
+from msgspec import Struct
+
 from pilotfish.core.living_tree import SPARE, LivingTree
-from pilotfish.core.messages import Tree
-from pilotfish.core.tree import ROOT
+from pilotfish.core.messages import MAX_NODES, Tree
+from pilotfish.core.tree import ROOT, Forest
 
 #: What a pushed score is raised to: of no use, and sums of many stay numbers.
 LEAST = -1000.0
 
 #: A node as it was pushed: its id, its parent's, its token, its score.
 Row = tuple[int, int, int, float]
+
+
+class PushedNode(Struct, frozen=True):
+    """A node by the id that it was pushed with."""
+
+    id: int
+    score: float  # of its path
 
 
 class TreeCopy(LivingTree):
@@ -35,7 +45,7 @@ class TreeCopy(LivingTree):
         """Of a sequence of `length` tokens."""
         super().__init__()
         self.dropped = 0  # nodes that broke the protocol: foreign tokens, ids that do not rise, too many
-        self.breach = ""  # how the last of them did
+        self.breach, self.breach_code = "", ""  # how the last of them did, and which rule it broke
         self.repeated = 0  # nodes that were there already
         self.late = 0  # nodes that were no longer, or never, below the root
         self._first_length = self._length = length
@@ -43,6 +53,8 @@ class TreeCopy(LivingTree):
         self._max_nodes = max_nodes
         self._last_id = 0
         self._told = [length]  # of each node: how many tokens the push knew of that its own score is from
+        self._ids = [0]  # of each node; 0: it was committed before it was pushed
+        self._late_ids = deque[int](maxlen=MAX_NODES)  # since they were taken
         self._by_id: dict[int, int] = {}  # a repeated node's id is one more of the first's
         self._committed = [0]  # from the last token that the last push knew of to the root
         self._lives = {0: True, ROOT: False}  # whether nodes from before the last commit are below the root
@@ -62,7 +74,29 @@ class TreeCopy(LivingTree):
         self._lives, self._newer = {self.root: True, ROOT: False}, len(self._tokens)
         return hit
 
-    def _new(self, parent: int, token: int, score: float, told: int) -> int:
+    def nodes_of(self, trees: Forest, first: int, end: int) -> list[PushedNode]:
+        """Those of this tree that are also the nodes [first, end) of `trees`."""
+        parents, tokens = (values[first:end].tolist() for values in (trees.nodes.parents, trees.nodes.tokens))
+        found, pushed = {ROOT: self.root}, list[PushedNode]()
+        for place, parent, token in zip(range(first, end), parents, tokens, strict=True):
+            node = self._children.get(found.get(parent, ROOT), {}).get(token)
+            if node is not None:
+                found[place] = node
+                pushed.append(PushedNode(self._ids[node], self._scores[node] - self._scores[self.root]))
+        return pushed
+
+    def ids_along(self, tokens: Sequence[int]) -> list[int]:
+        """Of the nodes along `tokens` from the root, as far as the tree goes."""
+        return [self._ids[node] for node in self.follow(tokens)]
+
+    def take_late(self) -> list[int]:
+        """Ids of late nodes, those of the last ones if they are very many."""
+        late = list(self._late_ids)
+        self._late_ids.clear()
+        return late
+
+    def _new(self, parent: int, token: int, score: float, told: int, number: int = 0) -> int:
+        self._ids.append(number)
         self._own.append(score)
         self._told.append(told)
         self._parents.append(parent)
@@ -94,7 +128,7 @@ class TreeCopy(LivingTree):
                     self._own[known], self._told[known] = score, push.base_len
                     changed = min(changed, known)
             else:
-                self._by_id[node] = siblings[token] = self._new(above, token, score, push.base_len)
+                self._by_id[node] = siblings[token] = self._new(above, token, score, push.base_len, node)
         if changed < first:
             self._rescore(changed)
 
@@ -111,6 +145,7 @@ class TreeCopy(LivingTree):
     def _add_late(self, node: int, above: int, token: int) -> None:
         """It may be a committed token's, for those that hang below it."""
         self.late += 1
+        self._late_ids.append(node)
         known = self._children.get(above, {}).get(token)
         if known is not None:
             self._by_id[node] = known
@@ -127,17 +162,17 @@ class TreeCopy(LivingTree):
         self._last_id = push.ids[-1] if rising else self._last_id
         rows: list[Row] = []
         if not rising:
-            breach = "ids do not rise"
+            code, breach = "ids", "ids do not rise"
         elif not first_known <= push.base_len <= self._length:
-            breach = f"base_len {push.base_len} is not {first_known} to {self._length}"
+            code, breach = "base_len", f"base_len {push.base_len} is not {first_known} to {self._length}"
         else:
-            rows, breach = self._readable(push), "a token that is not in the vocabulary"
+            rows, code, breach = self._readable(push), "vocabulary", "a token that is not in the vocabulary"
             if len(rows) == len(push.ids):
-                breach = f"more than {self._max_nodes} nodes"
+                code, breach = "room", f"more than {self._max_nodes} nodes"
             rows = rows[: self._room(len(rows))]
         if len(rows) < len(push.ids):
             self.dropped += len(push.ids) - len(rows)
-            self.breach = breach
+            self.breach_code, self.breach = code, breach
         return rows
 
     def _readable(self, push: Tree) -> list[Row]:
@@ -162,7 +197,7 @@ class TreeCopy(LivingTree):
         """Forget all but the committed tokens and what is below the root."""
         kept = sorted({*self._committed, *self._below_root()})
         place = self._renumber(kept)
-        self._told = [self._told[node] for node in kept]
+        self._told, self._ids = ([x[node] for node in kept] for x in (self._told, self._ids))
         self._by_id = {number: place[node] for number, node in self._by_id.items() if node in place and number}
         self._committed = [place[node] for node in self._committed]
         self._lives, self._newer = {self.root: True, ROOT: False}, len(place)

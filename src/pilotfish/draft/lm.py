@@ -14,7 +14,7 @@ import numpy as np
 from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
 from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, SessionTable, Unshared
-from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.executor import Executor
 from pilotfish.core.features import FeatureSource
 from pilotfish.core.messages import Open
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # imports transformers
 CHUNK = 256
 
 
-class LMDrafter:
+class LMDrafter(Drafter):
     """Trees of a target in the same process. They are re-rooted when it commits, and grow when it asks: what survives
     keeps its KV.
 
@@ -58,7 +58,7 @@ class LMDrafter:
         self.executor = executor
         pool = SlotPool(executor.num_slots)
         self.table = SessionTable(pool, PrefixCache(pool) if prefix_cache else None)
-        self.levels = 0
+        self._levels = 0
         self.pacer = pacer
         self._grower = Grower(executor, self.table, children, pacer, masks)
         self._grammars = grammars
@@ -75,7 +75,7 @@ class LMDrafter:
     # -- the protocol
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        self.levels = 0
+        self._levels = 0
         if limits.levels == 0:
             return [Guesses() for _ in requests]
         sessions = [self._session(request) for request in requests]
@@ -86,8 +86,9 @@ class LMDrafter:
         self._grow(served, limits)
         return [session.tree.best(limits.nodes, LM) for session in sessions]
 
-    def expect(self, requests: Sequence[Request]) -> None:
-        """A draft in the target's process reads tokens when it is asked for a tree."""
+    @property
+    def levels(self) -> int:
+        return self._levels
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """Never a hit: those are counted of trees that grow while the target verifies."""
@@ -95,9 +96,6 @@ class LMDrafter:
         if session is not None:
             self.table.commit(session, tokens)
         return False
-
-    def flush(self) -> None:
-        """Nothing waits."""
 
     def close(self, request: Request) -> None:
         session = self.table.get(_key(request))
@@ -175,7 +173,7 @@ class LMDrafter:
                 return
             began = self._clock()
             self._grower.grow(level)
-            self.levels += 1
+            self._levels += 1
             if not pending:
                 self._level_seconds.observe(len(sessions), self._clock() - began)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.request import Request
 from pilotfish.core.tree import NGRAM, Guesses
 
@@ -38,7 +38,7 @@ class NgramIndex:
         return None
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Proposes, as a chain, what followed the longest suffix of prompt and output seen before."""
 
     levels = 0
@@ -61,16 +61,6 @@ class NgramDrafter:
         tokens = request.tokens[start : start + nodes]
         confidence = math.log(CONFIDENCE[min(n, max(CONFIDENCE))])
         return Guesses.chain(tokens, [confidence * (place + 1) for place in range(len(tokens))], NGRAM)
-
-    def expect(self, requests: Sequence[Request]) -> None:
-        """Nothing takes time ahead."""
-
-    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        """The index catches up in `propose`."""
-        return False
-
-    def flush(self) -> None:
-        """Nothing waits."""
 
     def close(self, request: Request) -> None:
         self._indexes.pop(request.id, None)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
-from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.noise import gumbel_of
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.tree import ROOT, SUFFIX, Guesses
@@ -140,7 +140,7 @@ def perturbed(chances: dict[int, float], request: Request, position: int) -> dic
     return {token: weight / total for token, weight in weights.items()}
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Grows a tree best-first from an automaton of the request's own tokens and those of its tenant's past
     responses; `next_token_chances` over the contexts of all of them is a node's guess of what follows.
 
@@ -151,24 +151,12 @@ class SuffixDrafter:
     A request that ends by itself leaves its output to its tenant; without a salt nothing is left or looked up.
     """
 
-    levels = 0
-
     def __init__(self, responses: ResponseCache) -> None:
         self.responses = responses
         self._own: dict[int, SuffixAutomaton] = {}
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         return [self._tree(request, limits.nodes) for request in requests]
-
-    def expect(self, requests: Sequence[Request]) -> None:
-        """The automaton catches up in `propose`."""
-
-    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        """The automaton catches up in `propose`."""
-        return False
-
-    def flush(self) -> None:
-        """Nothing waits."""
 
     def close(self, request: Request) -> None:
         self._own.pop(request.id, None)

@@ -18,9 +18,9 @@ from pilotfish.core.draft_machine import REPORT, DraftMachine
 from pilotfish.core.draft_sessions import LevelPart, SessionTable, add_children
 from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Sampling, SequenceRows, TokenMasks
 from pilotfish.core.lookahead import NewNodes, path_table
-from pilotfish.errors import WireError
+from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.observe.records import LevelRecord, ObserveLevel
-from pilotfish.wire.channel import Channel, Received, decode_to_draft, framed
+from pilotfish.wire.channel import Channel, Received, decode_to_draft, framed, type_of
 
 if TYPE_CHECKING:  # imports transformers
     from pilotfish.model.pacer import Pacer
@@ -78,6 +78,7 @@ class DraftWorker:
         self._send()
         level = self.machine.next_level(self._clock())
         if level:
+            self._send()
             began = self._clock()
             added = self.grower.grow(level)
             ended = self._clock()
@@ -102,8 +103,11 @@ class DraftWorker:
                 context = self.grower.executor.context
                 raise WireError(f"frame: {len(received.frame)} bytes; a context of {context} needs fewer")
             message = decode_to_draft(received.frame)
+        except UnknownTypeError as error:
+            self.machine.unknown(received.peer, error.kind, self._clock())
+            return
         except WireError as error:
-            self.machine.malformed(received.peer, str(error))
+            self.machine.malformed(received.peer, str(error), self._clock(), type_of(received.frame))
             return
         self.machine.receive(received.peer, message, self._clock(), received.tenant, received.weight)
 

@@ -13,7 +13,8 @@ import torch
 
 from pilotfish.config.fields import model_name
 from pilotfish.config.workers import DraftConfig
-from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.connected_targets import DraftIdentity
+from pilotfish.core.draft_machine import DraftMachine
 from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.executor import Executor
 from pilotfish.core.feature_intake import FeatureNeed

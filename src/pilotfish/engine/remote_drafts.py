@@ -27,15 +27,15 @@ import numpy as np
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import model_name
 from pilotfish.config.text import config_text
-from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.feature_rows import coded, feature_type
 from pilotfish.core.feature_sending import FeaturePiece, frames_of, row_bytes
 from pilotfish.core.features import FeatureSource
-from pilotfish.core.messages import PROTOCOL_VERSION, FeatureOffer, FeatureRows, Hello, Peer
+from pilotfish.core.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, FeatureOffer, FeatureRows, Hello, Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.target_machine import RemoteOptions, TargetMachine
-from pilotfish.core.tree import Guesses
+from pilotfish.core.tree import Forest, Guesses
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.members import Member
@@ -43,9 +43,9 @@ from pilotfish.engine.memory import device_named
 from pilotfish.engine.placement import split_cores
 from pilotfish.engine.pool_members import PoolMembers
 from pilotfish.engine.process import WorkerSpec
-from pilotfish.errors import EngineError, ModelError, WireError
+from pilotfish.errors import EngineError, ModelError, UnknownTypeError, WireError
 from pilotfish.heads.target_facts import TargetFacts
-from pilotfish.wire.channel import ChannelThread, Received, decode_to_target, framed
+from pilotfish.wire.channel import ChannelThread, Received, decode_to_target, framed, type_of
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
 from pilotfish.wire.endpoints import check_spelling
 from pilotfish.wire.sockets import DialingChannel
@@ -182,7 +182,8 @@ class RemoteDrafts:
 def hello_of(config: EngineConfig, tokenizer: Any, vocab_size: int, offer: FeatureOffer | None = None) -> Hello:
     """How a target greets its pools."""
     digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
-    return Hello(PROTOCOL_VERSION, digest, vocab_size, model_name(config.target), added, offer)
+    name, can = model_name(config.target), list(TARGET_CAPABILITIES)
+    return Hello(PROTOCOL_VERSION, digest, vocab_size, name, added, offer, capabilities=can)
 
 
 def _draft_pool(target_digest: str, member: Member, peer: Peer) -> DraftPool:
@@ -214,10 +215,8 @@ def salt_key(own: KeyPair | None) -> bytes:
     return hashlib.blake2b(own.secret.encode(), person=b"pilotfish salts", digest_size=32).digest()
 
 
-class RemoteDrafter:
+class RemoteDrafter(Drafter):
     """Implements `Drafter` over the trees that pools push. The target waits for nothing here."""
-
-    levels = 0  # of a draft they cost the target nothing
 
     def __init__(
         self,
@@ -262,6 +261,10 @@ class RemoteDrafter:
         with self._turn() as now:
             self.machine.expect(requests, now)
 
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        with self._lock:
+            self.machine.verified(requests, trees)
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """The draft is told by `flush`, or with what it is told next."""
         with self._lock:
@@ -284,6 +287,10 @@ class RemoteDrafter:
             return (), ()
         found = self._source.features(np.concatenate([piece.slots for piece in pieces]))
         return pieces, frames_of(pieces, coded(found, kind), kind)
+
+    def pause(self, request: Request) -> None:
+        with self._turn():
+            self.machine.pause(request)
 
     def close(self, request: Request) -> None:
         with self._turn():
@@ -324,9 +331,13 @@ class RemoteDrafter:
             return
         try:
             message = decode_to_target(received.frame)
+        except UnknownTypeError as error:
+            with self._turn() as now:
+                self.machine.unknown(pool, error.kind, now)
+            return
         except WireError as error:
             with self._turn() as now:
-                pool.malformed(str(error), now)
+                self.machine.malformed(pool, str(error), now, type_of(received.frame))
             return
         with self._turn() as now:
             self.machine.receive(pool, message, now)

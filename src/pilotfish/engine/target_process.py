@@ -34,6 +34,7 @@ from pilotfish.engine.servers import AttendedServer, Dropped, FromServer, Malfor
 from pilotfish.errors import EngineError, InputError, RankLost
 from pilotfish.model.metadata import config_digest
 from pilotfish.observe.records import StepRecord
+from pilotfish.printable import printable
 from pilotfish.wire.serving import Abort, Delta, Identity, PoolLoad, PrefillPoolLoad, Revise, Status, StepReport, Submit
 
 logger = logging.getLogger(__name__)
@@ -408,10 +409,31 @@ def _pools(engine: Engine) -> list[PoolLoad]:
 
 
 def _pool_load(pool: DraftPool, load: Load, own: bool) -> PoolLoad:
-    times, counts = (load.step_ms, load.queue_ms), (pool.drops.counts, load.own_cached)
-    features = pool.features.size, pool.feature_drops
+    delay, score = pool.echo.delay, pool.score
     return PoolLoad(
-        pool.name, pool.ready, load.sessions, load.free_slots, *times, *counts, load.revision, own, *features
+        name=pool.name,
+        ready=pool.ready,
+        sessions=load.sessions,
+        free_slots=load.free_slots,
+        step_ms=load.step_ms,
+        queue_ms=load.queue_ms,
+        drops=pool.drops.counts,
+        cached=load.own_cached,
+        revision=load.revision,
+        own=own,
+        feature_bytes=pool.features.size,
+        feature_drops=pool.feature_drops,
+        model=load.model,
+        capabilities=[printable(name) for name in load.capabilities],
+        own_sessions=len(pool.sessions),
+        slots=load.slots,
+        busy=pool.is_busy(time.monotonic()),
+        refusal=pool.refusal,
+        delay_ms=None if delay is None else 1000 * delay,
+        trees=score.trees,
+        nodes=score.nodes,
+        verified=score.verified,
+        accepted=score.accepted,
     )
 
 

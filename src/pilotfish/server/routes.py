@@ -36,6 +36,7 @@ from pilotfish.server import params, requests, response_chat
 from pilotfish.server.auth import Caller
 from pilotfish.server.cascade import Cascade
 from pilotfish.server.chat_format import ChatFormat
+from pilotfish.server.drafts import pools_of
 from pilotfish.server.feedback import told
 from pilotfish.server.formats import AnswerFormat, TextFormat, TokenNames, token_text
 from pilotfish.server.http import RequestMiddleware, on_routing_error, state_of
@@ -159,6 +160,11 @@ class Api:
         """What came of requests by cohort and minute, to explain a change later."""
         self._guard.identify_admin(request)
         return json(to_builtins(self._guard.rollout.statistics()))
+
+    async def drafts(self, request: Request) -> Response:
+        """The draft pools that each target knows."""
+        self._guard.identify_admin(request)
+        return json(to_builtins(pools_of(self._engine.health)))
 
     async def rollout_reload(self, request: Request) -> Response:
         """Read the file of variants again. 400 for one that cannot be used: then the last one stays."""
@@ -360,6 +366,7 @@ def make_app(
         Route("/tokenize", api.tokenize, methods=["POST"]),
         Route("/detokenize", api.detokenize, methods=["POST"]),
         Route("/v1/feedback", api.feedback, methods=["GET", "POST"]),
+        Route("/v1/drafts", api.drafts),
         Route("/v1/rollout", api.rollout),
         Route("/v1/rollout/reload", api.rollout_reload, methods=["POST"]),
         Route("/v1/rollout/statistics", api.rollout_statistics),

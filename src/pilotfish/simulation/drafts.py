@@ -8,7 +8,8 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from typing import cast
 
-from pilotfish.core.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.connected_targets import DraftIdentity
+from pilotfish.core.draft_machine import DraftMachine
 from pilotfish.core.draft_sessions import LevelPart, SessionTable
 from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits, NoDrafter
 from pilotfish.core.level_choice import LevelShape
@@ -19,7 +20,7 @@ from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions, TargetMachine
-from pilotfish.core.tree import Guesses
+from pilotfish.core.tree import Forest, Guesses
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.worker import Grower
@@ -132,10 +133,8 @@ class VirtualPool:
         self.machine.notices.clear()
 
 
-class PooledDrafter:
+class PooledDrafter(Drafter):
     """Implements `Drafter` over pools: what `engine.remote_drafts.RemoteDrafter` is over sockets."""
-
-    levels = 0
 
     def __init__(
         self,
@@ -160,6 +159,9 @@ class PooledDrafter:
         self.machine.expect(requests, self._clock())
         self.flush()
 
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        self.machine.verified(requests, trees)
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         return self.machine.commit(request, tokens, self._clock())
 
@@ -167,6 +169,10 @@ class PooledDrafter:
         for outgoing in self.machine.outbox:
             self._post(outgoing.peer, cast(ToDraft, outgoing.message))
         self.machine.outbox.clear()
+
+    def pause(self, request: Request) -> None:
+        self.machine.pause(request)
+        self.flush()
 
     def close(self, request: Request) -> None:
         self.machine.close(request)

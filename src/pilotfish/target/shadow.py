@@ -25,7 +25,7 @@ from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.shadow import RecentMean, RecentRate, ShadowScore, ShadowTally, in_share, known_tokens
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.step import RequestCommit
-from pilotfish.core.tree import Guesses
+from pilotfish.core.tree import Forest, Guesses
 from pilotfish.observe.records import StepRecord
 from pilotfish.target.worker import BegunStep, TargetWorker
 
@@ -235,7 +235,7 @@ class _EndedRequest:
         return Request(ended.id, prompt, params, ended.seed, *limits, grammar=grammar)
 
 
-class _LateDrafter:
+class _LateDrafter(Drafter):
     """The drafter that is scored: counts how often it had nothing."""
 
     def __init__(self, drafter: Drafter, tally: ShadowTally) -> None:
@@ -253,11 +253,17 @@ class _LateDrafter:
     def expect(self, requests: Sequence[Request]) -> None:
         self._drafter.expect(requests)
 
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        self._drafter.verified(requests, trees)
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         return self._drafter.commit(request, tokens)
 
     def flush(self) -> None:
         self._drafter.flush()
+
+    def pause(self, request: Request) -> None:
+        self._drafter.pause(request)
 
     def close(self, request: Request) -> None:
         self._drafter.close(request)

@@ -103,6 +103,7 @@ class TargetWorker:
         computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
         self.scheduler.computed(computed, verified - begun.scheduled)
         commits = self._commit(begun, outcome)
+        self.drafter.verified(step.requests, step.forest)
         hits = sum([self._tell_drafter(commit) for commit in commits])
         self.drafter.flush()
         before, self._ended = self._ended, self._clock()
@@ -115,7 +116,7 @@ class TargetWorker:
     def _plan(self) -> list[Chunk]:
         plan = self.scheduler.plan()
         for request in plan.preempted:
-            self.drafter.close(request)
+            self.drafter.pause(request)
         if self._speculates and plan.admitted:
             sampling = {chunk.request for chunk in plan.chunks if chunk.complete}
             self.drafter.expect([request for request in plan.admitted if request not in sampling])
@@ -250,11 +251,17 @@ class GuardedDrafter:
         if wanting:
             self._try(lambda: self.drafter.expect(wanting), None)
 
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        self._try(lambda: self.drafter.verified(requests, trees), None)
+
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         return bool(self._try(lambda: self.drafter.commit(request, tokens), False))
 
     def flush(self) -> None:
         self._try(lambda: self.drafter.flush(), None)
+
+    def pause(self, request: Request) -> None:
+        self._try(lambda: self.drafter.pause(request), None)
 
     def close(self, request: Request) -> None:
         self._try(lambda: self.drafter.close(request), None)

@@ -8,19 +8,19 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, get_args
 
 import msgspec
 import zmq
 
 from pilotfish.core.messages import MAX_FRAME, Outgoing, Peer, ToDraft, ToTarget, Tree
 from pilotfish.core.prefill_messages import FromPrefill, ToPrefill
-from pilotfish.errors import WireError
+from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.wire.endpoints import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -64,19 +64,55 @@ def framed(outbox: Iterable[Outgoing]) -> dict[Peer, list[bytes]]:
     return frames
 
 
+class Typed(msgspec.Struct):
+    """What tells of any message's type."""
+
+    type: str = ""
+
+
+_typed: msgspec.msgpack.Decoder[Typed] = msgspec.msgpack.Decoder(Typed)
+
+
+def _kinds(messages: Iterable[type[msgspec.Struct]]) -> frozenset[str]:
+    return frozenset(str(message.__struct_config__.tag) for message in messages)
+
+
+_FROM_TARGET, _FROM_DRAFT = _kinds(get_args(ToDraft)), _kinds(get_args(ToTarget))
+
+
+def type_of(frame: Frame) -> str:
+    """The message's type, as far as it can be read; "" where it cannot."""
+    try:
+        return _typed.decode(frame).type
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
 def decode_to_draft(frame: Frame) -> ToDraft:
-    return decoded(_to_draft, frame)
+    """UnknownTypeError for a message of another type, WireError for what is no message."""
+    return _of_kind(_to_draft, frame, _FROM_TARGET)
 
 
 def decode_to_target(frame: Frame) -> ToTarget:
-    """WireError also for a Tree whose lists differ in length."""
-    message = decoded(_to_target, frame)
+    """UnknownTypeError for a message of another type, WireError for what is no message, as for a Tree whose lists
+    differ in length."""
+    message = _of_kind(_to_target, frame, _FROM_DRAFT)
     if (
         isinstance(message, Tree)
         and len({len(x) for x in (message.ids, message.parents, message.tokens, message.scores)}) > 1
     ):
         raise WireError("tree: ids, parents, tokens and scores differ in length")
     return message
+
+
+def _of_kind(decoder: msgspec.msgpack.Decoder[Message], frame: Frame, kinds: Collection[str]) -> Message:
+    try:
+        return decoded(decoder, frame)
+    except WireError as error:
+        kind = type_of(frame) if len(frame) <= MAX_FRAME else ""
+        if kind and kind not in kinds:
+            raise UnknownTypeError(kind) from error
+        raise
 
 
 def decode_to_prefill(frame: Frame) -> ToPrefill:

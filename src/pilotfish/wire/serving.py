@@ -159,6 +159,17 @@ class PoolLoad(Readable, frozen=True):
     own: bool = False  # a worker of the target itself; others may be known to several targets
     feature_bytes: Count = 0  # sent to it since the target started
     feature_drops: dict[str, Count] = msgspec.field(default_factory=dict)  # of their frames there, by reason
+    model: Text = ""  # the draft's name
+    capabilities: list[Text] = msgspec.field(default_factory=list)  # as it names them
+    own_sessions: Count = 0  # of this target
+    slots: Count = 0  # tokens that its KV has room for; 0: it does not say
+    busy: bool = False  # it said that nothing is to be expected of it yet
+    refusal: Text | None = None  # why it does not serve this target
+    delay_ms: Seconds | None = None  # of a message one way; None until one came back
+    trees: Count = 0  # that came since the target started
+    nodes: Count = 0  # in them
+    verified: Count = 0  # of them
+    accepted: Count = 0
 
 
 class ShadowReport(Readable, frozen=True):

@@ -2,6 +2,7 @@
 
 import { drawTimeline, drawTrees, Timeline } from "./charts.js";
 import { Figures, showFigures, treesSummary } from "./figures.js";
+import { showPools } from "./pools.js";
 import { showSources } from "./sources.js";
 import { chunks, modelName } from "./stream.js";
 import { TokenText } from "./tokens.js";
@@ -53,8 +54,10 @@ function body() {
 }
 
 async function learnModel() {
-  model ??= await modelName(at("key").value);
+  if (model) return;
+  model = await modelName(at("key").value);
   at("model").textContent = model;
+  await showPools(at("pools"), at("key").value);
 }
 
 /** Asks for the model's name before the first request does. */
@@ -79,6 +82,7 @@ async function run() {
     running.abort(); // after an error event the server may still hold the connection
     running = null;
     rest();
+    if (model) showPools(at("pools"), at("key").value);
   }
 }
 

@@ -7,6 +7,13 @@ export async function modelName(key) {
   return (await response.json()).data[0].id;
 }
 
+/** The draft pools that the server's targets know. */
+export async function knownPools(key) {
+  const response = await fetch("v1/drafts", { headers: authorization(key) }).catch(broken);
+  if (!response.ok) throw await failure(response);
+  return (await response.json()).data;
+}
+
 /** The chunks of an answer, as they come. Ends with `[DONE]`; throws where the server reports an error. */
 export async function* chunks(path, body, key, signal) {
   const response = await fetch(path, {

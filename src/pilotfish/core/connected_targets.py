@@ -1,0 +1,69 @@
+"""A draft's view of the targets that connect: who they are, what they understand, how far away they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pilotfish.core.draft_sessions import Unshared
+from pilotfish.core.echo import EchoClock
+from pilotfish.core.error_reports import ErrorReports
+from pilotfish.core.feature_intake import FeatureNeed
+from pilotfish.core.messages import PROTOCOL_VERSION, Hello
+from pilotfish.core.vocabulary import clash
+
+
+@dataclass(frozen=True)
+class DraftIdentity:
+    """The draft, as targets compare and show it."""
+
+    model: str
+    tokenizer: str  # digest of the base vocabulary
+    added_tokens: Mapping[int, str]  # by their ids
+    revision: str = ""  # as its operator names it
+
+    def mismatch(self, hello: Hello, need: FeatureNeed | None) -> str | None:
+        """Why it cannot draft for that target; `need`: of a trained head."""
+        if not hello.oldest <= PROTOCOL_VERSION <= hello.version:
+            return f"protocol version {_versions(hello)}; this draft speaks {PROTOCOL_VERSION}"
+        if hello.tokenizer != self.tokenizer:
+            return f"its tokenizer {hello.tokenizer[:12]} is not that of the draft {self.model}"
+        if need is not None and (reason := need.mismatch(hello.features)) is not None:
+            return reason
+        return clash(hello.added_tokens, self.added_tokens)
+
+    def unshared(self, hello: Hello) -> Unshared:
+        """Its token ids that the target lacks."""
+        lacking = self.added_tokens.keys() - hello.added_tokens.keys()
+        return Unshared(np.array(sorted(lacking), np.int64), hello.vocab_size)
+
+
+def _versions(hello: Hello) -> str:
+    return str(hello.version) if hello.oldest >= hello.version else f"{hello.oldest} to {hello.version}"
+
+
+@dataclass
+class ConnectedTarget:
+    """A target that said Hello."""
+
+    tenant: str
+    heard: float
+    unshared: Unshared
+    capabilities: frozenset[str]
+    rows: int = 0  # grown for it
+    cached: int = 0  # tokens of its sessions whose KV was there
+    malformed: int = 0  # frames
+    unknown: int = 0  # messages of types that are not known here
+    last_features: int = 0  # the number of the last frame of features
+    feature_drops: Counter[str] = field(default_factory=Counter)  # by reason
+    echo: EchoClock = field(default_factory=EchoClock)
+    reports: ErrorReports = field(default_factory=ErrorReports)
+    errors: int = 0  # frames of this draft's that it says were of no use
+
+    def greeted(self, hello: Hello, now: float) -> None:
+        """It said Hello, again perhaps."""
+        self.heard, self.capabilities = now, frozenset(hello.capabilities)
+        self.echo.hear(hello.echo, now)
