@@ -21,7 +21,7 @@ from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
 from pilotfish.core.draft_sessions import FORGOTTEN, SessionTable
 from pilotfish.core.level_choice import LevelShape
-from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer
+from pilotfish.core.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, Hello, Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.slots import SlotPool
@@ -115,7 +115,7 @@ def drafting(
     machine = DraftMachine(DraftIdentity("draft", "digest", {}), table, shape, executor.context)
     grower = Grower(executor, table, shape.children)
     worker = DraftWorker(machine, grower, ends[1])
-    hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
+    hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target", capabilities=list(TARGET_CAPABILITIES))
     draft_pool = DraftPool("loopback", POOL)
     options = RemoteOptions(wanted=100, quarantine=0.0)
     channel_thread = ChannelThread(ends[0], period=0.01)

@@ -61,7 +61,8 @@ class EngineConfig:
 
     `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow
     trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, the pools that listen at `draft_pool`, or
-    those that `members`, a file of draft and prefill pools (`engine/members.py`), names while the target runs.
+    those that `members`, a file of draft and prefill pools (`engine/members.py`), names while the target runs. Of pools
+    `draft_pools_each` guess for a sequence, and their trees are merged (`core/merging.py`).
     `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup of the last tokens in the sequence),
     suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept). In async the draft grows
     up to `wanted` nodes of a sequence. A draft may be a trained head of the target, which needs `features` of it: they
@@ -110,6 +111,7 @@ class EngineConfig:
     draft_pool: Annotated[
         tuple[str, ...], elsewhere("Pools instead: ipc://… or tcp://…, joined by ,", parse=separated(","))
     ] = ()
+    draft_pools_each: Annotated[int, elsewhere("Pools that guess for a sequence at once.", 1, 8)] = 1
     draft_key: Annotated[Path, elsewhere("This target's key file, for pools with keys.")] | None = None
     draft_pool_key: Annotated[
         tuple[str, ...], elsewhere("The pools' public keys, joined by a space.", parse=separated(None))
@@ -204,6 +206,9 @@ class EngineConfig:
             raise ParameterError("trace", str(self.trace), "a file in a directory that exists")
         if self.draft_pool and self.mode != "async":
             raise ParameterError("mode", self.mode, "async with draft_pool")
+        if self.members is None and self.draft_pools_each > max(len(self.draft_pool), 1):
+            allowed = f"at most {max(len(self.draft_pool), 1)}, the number of pools in draft_pool"
+            raise ParameterError("draft_pools_each", self.draft_pools_each, allowed)
         needs_draft = "lm" in self.drafters  # which checks them
         if needs_draft and (self.mode == "sync" or self.starts_drafts) and self.draft is None:
             allowed = f"a model directory for drafter {self.drafter}, or a drafter without lm"

@@ -111,7 +111,8 @@ class RemoteDrafts:
         channel = DialingChannel((), secrets.token_bytes(8), insecure=config.insecure)
         thread = ChannelThread(channel)
         hello = hello_of(config, tokenizer, vocab_size, offer)
-        options = RemoteOptions(config.wanted, salt_key=salt_key(own), first_pool=secrets.randbelow(MANY_POOLS))
+        first, each = secrets.randbelow(MANY_POOLS), config.draft_pools_each
+        options = RemoteOptions(config.wanted, salt_key=salt_key(own), pools_each=each, first_pool=first)
         drafter = self.drafter = RemoteDrafter(hello, (), thread.post, options, channel.problem, source=source)
         self._channel = channel
         known_by = "" if offer is None else TargetFacts.read(config.target).digest()
