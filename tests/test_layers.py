@@ -25,7 +25,7 @@ LAYERS = (
     ("pairs",),
     ("heads",),
     ("model",),
-    ("observe",),
+    ("observe", "conformance"),
     ("wire",),
     ("rollout",),  # policy and statistics alone
     ("config",),  # a configuration is checked when it is made, paces of named devices included

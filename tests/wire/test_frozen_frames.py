@@ -3,46 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
+from frozen_frames import FRAMES, Frame
 
 from pilotfish.core.messages import Echo, FeatureOffer, Hello, Load, RequestSampling, ToDraft, ToTarget
-from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
+from pilotfish.wire.channel import encode
 
-PAGE = Path(__file__).parents[2] / "docs" / "draft-frames.md"
 #: Of all frames of the page, in order. Version 1 is frozen: who has to change this line breaks drafts that exist.
 FROZEN = "b35b4f411197c037887d0879642702f8462b870195443b5a35dff2e9f307fe23"
 
 
-@dataclass(frozen=True)
-class Frame:
-    title: str
-    to_target: bool
-    values: Any
-    data: bytes
-
-    def decoded(self, data: bytes) -> Any:
-        return decode_to_target(data) if self.to_target else decode_to_draft(data)
-
-
-def frames() -> list[Frame]:
-    found = []
-    for direction in PAGE.read_text().split("\n## ")[1:]:
-        for section in direction.split("\n### ")[1:]:
-            values, data = re.findall(r"```(?:json|hex)\n(.*?)```", section, re.DOTALL)
-            title = section.splitlines()[0]
-            to_target = direction.startswith("To the target")
-            found.append(Frame(title, to_target, json.loads(values), bytes.fromhex("".join(data.split()))))
-    return found
-
-
-FRAMES = frames()
 NAMES = [f"{frame.title} {'to the target' if frame.to_target else 'to the draft'}" for frame in FRAMES]
 
 

@@ -16,6 +16,8 @@ from pilotfish.cli import (
     chat,
     cluster,
     demo,
+    draft_check,
+    draft_dump,
     draft_status,
     explain,
     generate,
@@ -46,6 +48,8 @@ app.command("demo")(demo.demo)
 app.command("serve", cls=ServeCommand)(serve.serve)
 app.command("explain")(explain.explain)
 app.command("draft")(workers.draft)
+app.command("draft-check")(draft_check.draft_check)
+app.command("draft-dump")(draft_dump.draft_dump)
 app.command("draft-status")(draft_status.draft_status)
 app.command("prefill")(workers.prefill)
 app.command("target")(workers.target)

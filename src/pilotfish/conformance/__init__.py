@@ -1,0 +1,1 @@
+"""The conformance kit of the draft protocol: targets played at a drafter, which tell what rules that breaks."""
