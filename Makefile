@@ -22,7 +22,7 @@ test: check $(BROWSER) $(CROSS)
 
 # What takes minutes by nature: every case of parity, servers and pools under load, a cluster.
 soak: $(READY)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[manifests,ray]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[llama-cpp,manifests,ray]'
 	$(BIN)/pytest tests/soak
 
 check: $(READY)

@@ -23,7 +23,7 @@ LAYERS = (
     ("simulation",),  # production's policy in virtual time, without torch
     ("target", "draft", "prefill"),  # these three meet only through core and wire
     ("pairs",),
-    ("heads",),
+    ("heads", "backends"),
     ("model",),
     ("observe", "conformance"),
     ("wire",),

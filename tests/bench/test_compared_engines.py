@@ -11,11 +11,12 @@ import torch
 from support import write_model
 from transformers import AutoModelForCausalLM
 
-from pilotfish.bench.peers.protocol import PLAIN, LoadedPeer, PeerSetup, Question, Weights
+from pilotfish.bench.peers.protocol import PLAIN, LoadedPeer, PeerSetup, Question
+from pilotfish.config.fields import GGUFWeights
 from pilotfish.errors import ModelError
 
 pytest.importorskip("gguf")
-from pilotfish.bench.peers.gguf_file import gguf_of
+from pilotfish.backends.gguf_file import gguf_of
 
 TOKENS = [7, 99, 250, 3, 41, 41, 180, 7, 99, 250]
 ALLOWED = {"qwen3": {"use_sliding_window": False, "layer_types": ["full_attention", "full_attention"]}}
@@ -38,7 +39,7 @@ def logits_of(model: Path) -> np.ndarray:
         return reference(torch.tensor([TOKENS])).logits[0].numpy()
 
 
-def setup_for(model: Path, weights: Weights) -> str:
+def setup_for(model: Path, weights: GGUFWeights) -> str:
     file = str(gguf_of(model, weights))
     return PeerSetup(target=file, draft=file, threads=1, dtype="float32", context=64, guesses=(3,)).text
 
@@ -54,7 +55,7 @@ def check_outputs(peer: LoadedPeer, model: Path) -> None:
 
 
 @pytest.mark.parametrize(("weights", "error"), [("f32", 1e-4), ("f16", 0.02), ("bf16", 0.15)])
-def test_llama_cpp_has_transformers_logits(model: Path, weights: Weights, error: float) -> None:
+def test_llama_cpp_has_transformers_logits(model: Path, weights: GGUFWeights, error: float) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     kind = llama_cpp.GGML_TYPE_F32
     options = {"n_ctx": 64, "n_threads": 1, "logits_all": True, "verbose": False, "type_k": kind, "type_v": kind}

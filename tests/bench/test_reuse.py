@@ -153,7 +153,7 @@ def test_openvino_plays_too(measure: Measure, monkeypatch: pytest.MonkeyPatch) -
     peer = LoadedPeer(dict.fromkeys(reuse.THEIRS.values(), generate), "exact")
     monkeypatch.setattr(compare, "find_spec", lambda name: name)
     writer = SimpleNamespace(gguf_of=lambda model, weights: f"{model}-{weights}")
-    monkeypatch.setitem(sys.modules, "pilotfish.bench.peers.gguf_file", writer)
+    monkeypatch.setitem(sys.modules, "pilotfish.backends.gguf_file", writer)
     monkeypatch.setitem(sys.modules, "pilotfish.bench.peers.openvino_turns", SimpleNamespace(load=lambda _: peer))
     monkeypatch.setattr(reuse, "start_peer", start_inline)
     results = measure(run_reuse, "reuse", **SIZES, max_tokens=2, repeats=1, openvino=True).results

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pilotfish.core.draft_sessions import LevelPart, SessionTable
+from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionTable
 
 
 class SlotContents:
-    """The KV in each slot: by the root of its session, which says who may share it, and the tokens up to its own."""
+    """The KV in each slot: by the root of its session, which says who may share it, and what was read up to its
+    own."""
 
     def __init__(self, table: SessionTable) -> None:
         self.table = table
@@ -20,9 +21,9 @@ class SlotContents:
         for part in level:
             session, self.rows = part.session, self.rows + part.rows
             for length in range(len(session.slots) - part.pending + 1, len(session.slots) + 1):
-                self.written[int(session.slots[length - 1])] = session.root, tuple(session.tokens[:length])
+                self.written[int(session.slots[length - 1])] = session.root, tuple(session.inputs[:length])
             for leaf in part.leaves if not part.pending else ():
-                whole = *session.tokens, *session.tree.path_tokens(leaf)
+                whole = *session.inputs, *path_inputs(session, leaf)
                 self.written[session.tree.path(leaf)[-1]] = session.root, whole
 
     def check(self) -> None:
@@ -30,8 +31,14 @@ class SlotContents:
         self.table.check()
         for session in self.table:
             for length, slot in enumerate(session.slots.tolist(), 1):
-                assert self.written[slot] == (session.root, tuple(session.tokens[:length]))
+                assert self.written[slot] == (session.root, tuple(session.inputs[:length]))
             for node in session.tree.expanded:
-                whole = (*session.tokens, *session.tree.path_tokens(node))
-                for length, slot in enumerate(session.tree.path(node), len(session.tokens) + 1):
+                whole = (*session.inputs, *path_inputs(session, node))
+                for length, slot in enumerate(session.tree.path(node), len(session.inputs) + 1):
                     assert self.written[slot] == (session.root, whole[:length])
+
+
+def path_inputs(session: DraftSession, node: int) -> list[int]:
+    """What is read of the nodes from below the root down to this one."""
+    tokens = session.tree.path_tokens(node)
+    return tokens if session.text is None else [session.text.map.counterpart(token) for token in tokens]

@@ -18,11 +18,11 @@ from pilotfish.bench.comparison import PILOTFISH, TRANSFORMERS, Contender, ratio
 from pilotfish.bench.contestants import take_turns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.peers.process import ask, ready, start_peer
-from pilotfish.bench.peers.protocol import DRAFT, Generated, PeerSetup, Question, Weights
+from pilotfish.bench.peers.protocol import DRAFT, Generated, PeerSetup, Question
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.success import parse_modes
 from pilotfish.bench.workload import Job, parse_numbers
-from pilotfish.config.fields import available_cores
+from pilotfish.config.fields import GGUFWeights, available_cores
 from pilotfish.config.text import config_text
 from pilotfish.engine.memory import precision_here
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError
@@ -43,7 +43,7 @@ class Library:
     engine: str
     module: str  # its peer
     package: str
-    weights: Mapping[str, Weights]  # those of its GGUF files by the dtype of its products
+    weights: Mapping[str, GGUFWeights]  # those of its GGUF files by the dtype of its products
 
     def absent(self) -> str:
         """Packages of its that are not installed, if any."""
@@ -234,7 +234,7 @@ def converted_setup(library: Library, setup: PeerSetup, progress: ProgressBar) -
         raise EngineError(f"{absent} not installed: {INSTALL}")
     if setup.quantization != "none":
         raise EngineError(f"weights of {setup.quantization} are torchao's, which it cannot load")
-    from pilotfish.bench.peers.gguf_file import gguf_of
+    from pilotfish.backends.gguf_file import gguf_of
 
     progress.note(f"converting for {library.engine}")
     weights, draft = library.weights[setup.dtype], Path(str(setup.draft))

@@ -60,6 +60,9 @@ class BenchOptions:
     pause: Annotated[float, option("Seconds for which the draft is stopped.", 0.01, 1 << 20)] = 5.0
     openvino: Annotated[bool, option("OpenVINO GenAI too, of the extra 'compare'.")] = False
     peers: Annotated[str, option("Engines of the extra 'compare', separated by commas.")] = "openvino,llama.cpp"
+    backends: Annotated[str, option("Whose engines run the draft, separated by commas.")] = (
+        "pilotfish,llama.cpp,openvino"
+    )
     guesses: Annotated[str, option("Tokens that their drafts guess at a time, separated by commas.")] = "3,8"
     trace: Annotated[str, option("JSON Lines of input_length and hash_ids; .gz or not.", metavar="FILE")] = ""
     target_counts: Annotated[str, option("Targets of a fleet, separated by commas.", names=("--targets",))] = (

@@ -61,13 +61,13 @@ def run_network(options: BenchOptions, progress: ProgressBar) -> Report:
         for round_trip in round_trips:
             endpoint = stack.enter_context(start_proxy(pool, round_trip, options.mbit)).told["endpoint"]
             remote = stack.enter_context(attached(engine, endpoint))
-            contestants[f"{round_trip:g} ms"] = _contestant(engine, remote.drafter)
+            contestants[f"{round_trip:g} ms"] = contestant_of(engine, remote.drafter)
         rounds = compete(engine, contestants, jobs, options.concurrency, progress)
         [load] = [one.load for one in remote.pools]
     return Report({**distances_of(rounds), "level_ms": 0.0 if load is None else load.step_ms})
 
 
-def _contestant(engine: Engine, drafter: RemoteDrafter) -> Contestant:
+def contestant_of(engine: Engine, drafter: RemoteDrafter) -> Contestant:
     """Async with the engine's own budget; the clock of an adaptive one stands still while others run."""
     budget = make_budget(engine.config, engine.worker.executor, drafter)
     budgets = WatchedBudget(budget).begin_run if isinstance(budget, AdaptiveBudget) else always(budget)

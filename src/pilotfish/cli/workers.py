@@ -25,7 +25,7 @@ from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import PREFILL_ROWS, EngineConfig
 from pilotfish.config.text import config_of
-from pilotfish.config.workers import OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig, TargetConfig
+from pilotfish.config.workers import GGUF, OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig, TargetConfig
 from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.logs import configure
 from pilotfish.options import pick
@@ -39,7 +39,9 @@ def draft(
     engine: Given,
     draft: Annotated[
         Path | None,
-        typer.Option(help="The draft's directory; with --pair one of its drafts, by name."),
+        typer.Option(
+            "--draft", "--model", help="The draft's directory, or GGUF file; with --pair one of its drafts, by name."
+        ),
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The bundled pair whose draft to run: pycode, the default.")] = None,
     log_format: Annotated[
@@ -68,9 +70,10 @@ def draft(
 
 
 def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Given) -> DraftConfig:
-    """Of a draft's directory, or of a pair's draft by name; then a head's target is the pair's."""
+    """Of a draft's directory or file, or of a pair's draft by name; then a head's target is the pair's."""
     if draft is not None and pair is None:
-        return DraftConfig(model=EngineConfig(target=model_directory("draft", draft), **engine), **pool)
+        found = draft if draft.suffix == GGUF and draft.is_file() else model_directory("draft", draft)
+        return DraftConfig(model=EngineConfig(target=found, **engine), **pool)
     from pilotfish.heads.detect import is_head
 
     models = pairs.resolve_pair(pair or DEFAULT_PAIR, *([] if draft is None else [str(draft)]))

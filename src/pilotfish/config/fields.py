@@ -15,6 +15,10 @@ BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
+#: Of a GGUF file.
+GGUFWeights = Literal["bf16", "f16", "f32"]
+#: Whose engine runs a draft.
+Backend = Literal["pilotfish", "llama.cpp", "openvino"]
 KVDType = Literal["auto", "int8", "fp8"]
 TOKENS: Any = {"parse": count, "metavar": "TOKENS"}  # as in 8192, 8k or 8K
 #: The group, in the help of commands, of bounds that engines and servers have.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.config.fields import TOKENS
+from pilotfish.config.fields import TOKENS, Backend
 from pilotfish.core.segments import SEGMENT_BYTES
 from pilotfish.errors import ParameterError
 from pilotfish.options import check_options, count, option, refuse_unknown
@@ -19,6 +19,10 @@ POOL_MODEL = (
     *("dtype", "quantization", "kv_dtype", "device", "threads", "cores"),
     *("kv_slots", "memory", "pace", "trace", "prefix_cache", "eager", "draft_layers"),
 )
+#: What is ours alone, and must be so with another engine.
+NOT_ELSEWHERE = {"quantization": "none", "kv_dtype": "auto", "eager": False, "device": "cpu", "memory": 0.0}
+#: How names of GGUF files end.
+GGUF = ".gguf"
 #: And a prefill pool besides.
 OF_PREFILLS = ("max_model_len", "max_rows", "features")
 
@@ -28,11 +32,15 @@ OF_PREFILLS = ("max_model_len", "max_rows", "features")
 class DraftConfig:
     """A draft pool: `model`, whose target is the draft, serves targets that come to `listen`. Without `key` and
     `allow` only this host's processes may come, unless `insecure`. A draft that is a trained head is one of `target`,
-    whose tokenizer, embeddings and output layer it shares."""
+    whose tokenizer, embeddings and output layer it shares. Another `backend` runs the draft on an engine of others, on
+    one of that engine's devices (`backends/`). The draft of llama.cpp may be a GGUF file."""
 
     model: EngineConfig
     listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
     target: Annotated[Path, option("The target of a draft that is a trained head.")] | None = None
+    target_tokenizer: Annotated[
+        tuple[Path, ...], option("A directory with the tokenizer of targets that are served through a map.")
+    ] = ()
     name: Annotated[str, option("What ps and logs call it.")] = "draft"
     revision: Annotated[str, option("Of the draft, for targets' metrics.", most=MAX_REVISION)] = ""
     key: Annotated[Path, option("This pool's key file, as `pilotfish keys new` makes it.")] | None = None
@@ -40,9 +48,33 @@ class DraftConfig:
     insecure: Annotated[bool, option("Listen beyond this host without keys.")] = False
     leaves: Annotated[int, option("Nodes that a forward expands.", 1, 1024)] = EngineConfig.leaves
     children: Annotated[int, option("Children that an expanded node gets.", 1, 64)] = 12
+    backend: Annotated[Backend, option("Whose engine runs the draft: pilotfish, llama.cpp or openvino.")] = "pilotfish"
+    backend_device: Annotated[
+        str, option("The engine's: CPU, GPU, NPU of openvino; cpu or gpu of llama.cpp.", shown="its CPU")
+    ] = ""
+    tokenizer: Annotated[Path, option("Directory of a GGUF file's tokenizer.", shown="beside it")] | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.is_gguf and self.backend != "llama.cpp":
+            raise ParameterError("backend", self.backend, f"llama.cpp: {self.model.target} is a GGUF file")
+        if self.tokenizer is not None and not self.is_gguf:
+            raise ParameterError("tokenizer", str(self.tokenizer), f"nothing: {self.model.target} is no GGUF file")
+        if self.backend == "pilotfish" and self.backend_device:
+            raise ParameterError("backend_device", self.backend_device, "nothing with backend pilotfish; see device")
+        for name, usual in NOT_ELSEWHERE.items() if self.backend != "pilotfish" else ():
+            if (given := getattr(self.model, name)) != usual:
+                raise ParameterError(name, given, f"{usual} with backend {self.backend}")
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the draft is one file of llama.cpp's."""
+        return self.model.target.suffix == GGUF
+
+    @property
+    def tokenizer_directory(self) -> Path:
+        target = self.model.target
+        return self.tokenizer or (target.parent if self.is_gguf else target)
 
 
 @refuse_unknown

@@ -14,6 +14,7 @@ from pilotfish.core.error_reports import ErrorReports
 from pilotfish.core.feature_intake import FeatureNeed
 from pilotfish.core.messages import PROTOCOL_VERSION, Hello
 from pilotfish.core.vocabulary import clash
+from pilotfish.core.vocabulary_map import MappedVocabulary
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,31 @@ class DraftIdentity:
     tokenizer: str  # digest of the base vocabulary
     added_tokens: Mapping[int, str]  # by their ids
     revision: str = ""  # as its operator names it
+    mapped: Mapping[str, MappedVocabulary] = field(default_factory=dict)  # other vocabularies, by their digests
 
     def mismatch(self, hello: Hello, need: FeatureNeed | None) -> str | None:
         """Why it cannot draft for that target; `need`: of a trained head."""
         if not hello.oldest <= PROTOCOL_VERSION <= hello.version:
             return f"protocol version {_versions(hello)}; this draft speaks {PROTOCOL_VERSION}"
-        if hello.tokenizer != self.tokenizer:
-            return f"its tokenizer {hello.tokenizer[:12]} is not that of the draft {self.model}"
+        if hello.tokenizer not in (self.tokenizer, *self.mapped):
+            known = f"its tokenizer {hello.tokenizer[:12]} is not that of the draft {self.model}"
+            return f"{known}, nor one that its operator has named with --target-tokenizer"
         if need is not None and (reason := need.mismatch(hello.features)) is not None:
             return reason
-        return clash(hello.added_tokens, self.added_tokens)
+        return clash(hello.added_tokens, self._added_tokens(hello))
+
+    def vocabulary(self, hello: Hello) -> MappedVocabulary | None:
+        """The target's, where it is not the draft's own."""
+        return self.mapped.get(hello.tokenizer)
+
+    def _added_tokens(self, hello: Hello) -> Mapping[int, str]:
+        """Those that may be guessed."""
+        vocabulary = self.vocabulary(hello)
+        return self.added_tokens if vocabulary is None else vocabulary.added_tokens
 
     def unshared(self, hello: Hello) -> Unshared:
-        """Its token ids that the target lacks."""
-        lacking = self.added_tokens.keys() - hello.added_tokens.keys()
+        """Token ids that may be guessed, and that the target lacks."""
+        lacking = self._added_tokens(hello).keys() - hello.added_tokens.keys()
         return Unshared(np.array(sorted(lacking), np.int64), hello.vocab_size)
 
 
@@ -53,6 +65,7 @@ class ConnectedTarget:
     heard: float
     unshared: Unshared
     capabilities: frozenset[str]
+    vocabulary: MappedVocabulary | None = None  # the draft's own
     rows: int = 0  # grown for it
     cached: int = 0  # tokens of its sessions whose KV was there
     malformed: int = 0  # frames

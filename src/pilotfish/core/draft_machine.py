@@ -22,7 +22,15 @@ import msgspec
 from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.connected_targets import ConnectedTarget, DraftIdentity
 from pilotfish.core.constraint import GrammarSource, no_grammars
-from pilotfish.core.draft_sessions import IDLE, MAX_SESSIONS, DraftSession, LevelPart, SessionKey, SessionTable
+from pilotfish.core.draft_sessions import (
+    IDLE,
+    MAX_SESSIONS,
+    MOST_TO_ONE,
+    DraftSession,
+    LevelPart,
+    SessionKey,
+    SessionTable,
+)
 from pilotfish.core.feature_intake import FeatureIntake, FeatureNeed
 from pilotfish.core.level_choice import LevelChoice, LevelShape
 from pilotfish.core.lookahead import NewNodes
@@ -30,6 +38,7 @@ from pilotfish.core.messages import (
     CONNECTION,
     ERRORS,
     FEATURES,
+    MAPPED,
     MAX_NODES,
     MAX_TEXT,
     PAUSES,
@@ -169,7 +178,7 @@ class DraftMachine:
             dict(target.feature_drops),
             "" if self._intake is None else self._intake.need.target,
             PROTOCOL_VERSION,
-            self.capabilities,
+            self.capabilities if target.vocabulary is None else [*self.capabilities, MAPPED],
             target.echo.stamp(now),
             self.table.pool.capacity,
             1000 * busy,
@@ -237,7 +246,8 @@ class DraftMachine:
         if reason is not None:
             self._send(peer, Refuse(CONNECTION, 0, reason))
         else:
-            target = ConnectedTarget(tenant, now, self.identity.unshared(hello), frozenset())
+            vocabulary = self.identity.vocabulary(hello)
+            target = ConnectedTarget(tenant, now, self.identity.unshared(hello), frozenset(), vocabulary)
             target.greeted(hello, now)
             self._targets[peer] = target
             self._send(peer, self._load(peer, self._own_sessions(), now))
@@ -259,7 +269,8 @@ class DraftMachine:
         try:
             self._check_tokens(message, target)
             known = target.unshared, now, self._grammars, 0 if self._intake is None else self._intake.need.width
-            session = DraftSession.of(key, message, tenant, weight, self._longest, *known)
+            session = DraftSession.of(key, message, tenant, weight, self._longest, *known, target.vocabulary)
+            self._check_length(len(session.inputs), self._longest)
             if before is None and not self.table.admit(tenant):
                 raise InputError(f"sessions: there are {MAX_SESSIONS} already")
         except InputError as error:
@@ -291,11 +302,17 @@ class DraftMachine:
         self._targets[peer].cached += tokens
 
     def _check_tokens(self, message: Open, target: ConnectedTarget) -> None:
-        """InputError where the sequence cannot be served."""
-        if len(message.tokens) >= self._longest:
-            raise InputError(f"tokens: {len(message.tokens)} do not fit into the {self._longest} that the draft has")
+        """InputError where the sequence cannot be served, as far as its tokens tell."""
+        most = self._longest if target.vocabulary is None else MOST_TO_ONE * self._longest
+        self._check_length(len(message.tokens), most)
         if max(message.tokens, default=0) >= target.unshared.first or not message.tokens:
             raise InputError("tokens: they are none, or not all in the vocabulary that Hello told of")
+
+    @staticmethod
+    def _check_length(length: int, most: int) -> None:
+        """InputError where nothing could be guessed."""
+        if length >= most:
+            raise InputError(f"tokens: {length} do not fit into the {most} that the draft has")
 
     def _take_features(self, peer: Peer, message: FeatureRows, now: float) -> None:
         if self._intake is None:
@@ -332,9 +349,7 @@ class DraftMachine:
         if after <= length:
             return
         if after > session.max_length:
-            reason = f"tokens: {after} are more than the {session.max_length} that it can have here"
-            self.table.close(session)
-            self._send(peer, Refuse(message.session, message.generation, reason))
+            self._refuse_longer(session, after, session.max_length)
         elif message.base_len != length:
             self._ask_again(peer, message, f"base_len {message.base_len} does not follow {length}")
         elif max(message.tokens) >= session.unshared.first:
@@ -343,12 +358,22 @@ class DraftMachine:
             self._ask_again(peer, message, "its KV went to another, and its features are gone")
         else:
             session.wanted, session.touched, session.paused = min(message.wanted, MAX_NODES), now, False
-            rerooted = self.table.commit(session, message.tokens)
-            if session.evicted and session.parked is None:
-                self._found(peer, self.table.wake(session))
-            self.counts.used += rerooted.accepted
-            self.counts.hits += rerooted.hit
-            self.counts.misses += not rerooted.hit
+            self._advance(session, message.tokens)
+
+    def _advance(self, session: DraftSession, tokens: Sequence[int]) -> None:
+        rerooted = self.table.commit(session, tokens)
+        self.counts.used += rerooted.accepted
+        self.counts.hits += rerooted.hit
+        self.counts.misses += not rerooted.hit
+        if len(session.inputs) > session.longest:
+            self._refuse_longer(session, len(session.inputs), session.longest)
+        elif session.evicted and session.parked is None:
+            self._found(session.key.target, self.table.wake(session))
+
+    def _refuse_longer(self, session: DraftSession, length: int, most: int) -> None:
+        reason = f"tokens: {length} are more than the {most} that it can have here"
+        self.table.close(session)
+        self._send(session.key.target, Refuse(session.key.number, session.generation, reason))
 
     def _ask_again(self, peer: Peer, message: Open | Commit | Pause | Resume, reason: str) -> None:
         self.counts.resyncs += 1
@@ -382,7 +407,7 @@ class DraftMachine:
         room = self.table.pool.num_available
         parked = [(session.parked, session) for session in self.table if session.parked is not None]
         for since, session in sorted(parked, key=lambda pair: pair[0]):
-            room -= len(session.tokens) + self.choice.shape.leaves
+            room -= len(session.inputs) + self.choice.shape.leaves
             if room >= 0 or now - since > PAUSED:
                 session.parked, session.touched = None, now
                 self._found(session.key.target, self.table.wake(session))

@@ -16,11 +16,13 @@ from pilotfish.core.executor import ANY_DEPTH
 from pilotfish.core.features import FeatureLog
 from pilotfish.core.logit_rules import LogitEdits, LogitRules
 from pilotfish.core.lookahead import Lookahead, NewNodes, RerootResult
+from pilotfish.core.mapped_text import MappedText
 from pilotfish.core.messages import MAX_NODES, Open, Peer
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots
 from pilotfish.core.tree import Floats, Ints
+from pilotfish.core.vocabulary_map import MappedVocabulary
 from pilotfish.errors import EngineError
 
 #: Seconds without a commit after which a sequence's KV may go to another.
@@ -28,6 +30,8 @@ IDLE = 0.5
 #: Seconds without one after which a sequence is forgotten; its next commit has it opened anew.
 FORGOTTEN = 20.0
 MAX_SESSIONS = 4096
+#: Tokens of a target with another vocabulary for each that its draft can read, at most.
+MOST_TO_ONE = 4
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,11 @@ class DraftSession:
     """A sequence as the draft knows it.
 
     tokens   [ prompt ....... output ...... ]
-    slots    [ ===================== ]        those with KV here; while any is missing the tree does not grow
+    inputs   [ prompt ....... output ...... ]     the same, or as a draft with another vocabulary reads them
+    slots    [ ===================== ]            those with KV here; while any is missing the tree does not grow
 
-    A trained head's rows need the target's features, so some of the missing tokens may have to wait for those.
+    Lengths that targets know, and positions of the noise, are those of the tokens. A trained head's rows need the
+    target's features, so some of the missing tokens may have to wait for those.
     """
 
     key: SessionKey
@@ -67,13 +73,16 @@ class DraftSession:
     salt: bytes | None  # a digest, as Open has it
     weight: float
     tokens: list[int]
-    opened: int  # of them, those of the Open
-    max_length: int
+    opened: int  # inputs at the Open
+    max_length: int  # in tokens
+    longest: int  # in inputs
     seed: int
     params: SamplingParams
     rules: LogitRules | None
     grammar: FollowedGrammar | None
     unshared: Unshared
+    vocabulary: MappedVocabulary | None  # the target's; None: it is the draft's
+    text: MappedText | None  # by it
     wanted: int  # nodes after which its tree stops growing
     touched: float  # when it was last opened or committed to
     read: float = 0.0  # when a level last read tokens of it
@@ -97,11 +106,14 @@ class DraftSession:
         now: float,
         grammars: GrammarSource = no_grammars,
         feature_width: int = 0,
+        vocabulary: MappedVocabulary | None = None,
     ) -> DraftSession:
-        """A session of at most `longest` tokens; ParameterError for sampling parameters that no target takes.
+        """A session of at most `longest` inputs; ParameterError for sampling parameters that no target takes.
         `feature_width` is that of a trained head, else 0."""
         params, constraint = message.sampling.params(), message.constraint
         output = message.tokens[message.prompt_tokens :]
+        text = None if vocabulary is None else MappedText(vocabulary.map, message.tokens)
+        grammars = grammars if vocabulary is None else vocabulary.grammars
         return cls(
             key,
             message.generation,
@@ -109,22 +121,30 @@ class DraftSession:
             message.salt,
             weight,
             list(message.tokens),
-            len(message.tokens),
-            min(message.max_length, longest),
+            len(message.tokens if text is None else text.inputs),
+            min(message.max_length, longest if text is None else MOST_TO_ONE * longest),
+            longest,
             message.seed,
             params,
             message.sampling.rules(params, message.tokens, message.prompt_tokens),
             None if constraint is None else FollowedGrammar(grammars(constraint), output),
             unshared,
+            vocabulary,
+            text,
             min(message.wanted, MAX_NODES),
             touched=now,
             features=FeatureLog(feature_width) if feature_width else None,
         )
 
     @property
+    def inputs(self) -> list[int]:
+        """What the model reads of the tokens."""
+        return self.tokens if self.text is None else self.text.inputs
+
+    @property
     def num_missing(self) -> int:
-        """Committed tokens without KV here."""
-        return len(self.tokens) - len(self.slots)
+        """Inputs without KV here."""
+        return len(self.inputs) - len(self.slots)
 
     @property
     def num_pending(self) -> int:
@@ -143,7 +163,12 @@ class DraftSession:
     @property
     def max_depth(self) -> int:
         """Depth of the deepest node that could be committed."""
-        return self.max_length - len(self.tokens) - 1
+        return min(self.max_length - len(self.tokens), self.longest - len(self.inputs)) - 1
+
+    def input_at(self, leaf: int) -> int:
+        """What the model reads of that node."""
+        token = self.tree.token(leaf)
+        return token if self.text is None else self.text.map.counterpart(token)
 
     @property
     def greedy(self) -> bool:
@@ -231,6 +256,7 @@ class SessionTable:
         self.pool = pool
         self.cache = cache
         self.calibrations = TenantCalibrations()
+        self.rewritten = 0  # commits after which what a mapped session reads was not as before
         self._sessions: dict[SessionKey, DraftSession] = {}
         self._evicted: list[DraftSession] = []  # since `take_evicted`
 
@@ -282,16 +308,32 @@ class SessionTable:
             session.slots = np.concatenate((session.slots, np.array(rerooted.path_slots, np.int32)))
         self.pool.release(rerooted.freed)
         session.tokens.extend(tokens)
+        if session.text is not None:
+            self._read(session, session.text, tokens, rerooted)
         if session.rules is not None:
             session.rules.extend(tokens)
         if session.grammar is not None:
             session.grammar.extend(tokens)
         return rerooted
 
+    def _read(self, session: DraftSession, text: MappedText, tokens: Sequence[int], rerooted: RerootResult) -> None:
+        """A mapped session reads the tokens as its vocabulary writes them: KV of what that changes goes."""
+        text.follow(tokens[: rerooted.accepted])
+        if not rerooted.hit:
+            before = len(text.inputs)
+            kept = text.read(tokens[rerooted.accepted :])
+            self.rewritten += kept < before
+            self._keep(session, kept)
+
     def drop_tree(self, session: DraftSession) -> None:
         """Free the slots of its nodes. The last token is computed again, for its logits."""
-        kept = min(len(session.slots), len(session.tokens) - 1)
-        self.pool.release([*session.slots[kept:].tolist(), *session.tree.drop()])
+        self.pool.release(session.tree.drop())
+        self._keep(session, len(session.slots))
+
+    def _keep(self, session: DraftSession, count: int) -> None:
+        """KV of the first `count` inputs, but not of the last one."""
+        kept = min(count, len(session.slots), len(session.inputs) - 1)
+        self.pool.release(session.slots[kept:].tolist())
         self._set_slots(session, session.slots[:kept])
 
     def close(self, session: DraftSession) -> None:
@@ -318,7 +360,7 @@ class SessionTable:
     def _find(self, session: DraftSession) -> int:
         """Give a session without KV what is known; not of the last token, which is computed for its logits."""
         if self.cache is not None:
-            self._set_slots(session, self.cache.match(session.root, session.tokens[:-1]))
+            self._set_slots(session, self.cache.match(session.root, session.inputs[:-1]))
             self.pool.share(session.slots)
         return len(session.slots)
 
@@ -333,7 +375,7 @@ class SessionTable:
         computed without features that were lost is for itself alone."""
         if self.cache is not None:
             count = count if session.features is None else session.features.num_whole(count)
-            own = self.cache.insert(session.root, session.tokens[:count], session.slots[:count])
+            own = self.cache.insert(session.root, session.inputs[:count], session.slots[:count])
             session.slots = np.concatenate((own, session.slots[count:]))
 
     def _free(self, session: DraftSession) -> None:

@@ -95,6 +95,22 @@ class TokenMasks:
         assert self._wait is not None
         return self._wait()
 
+    def of(self, samples: Ints) -> TokenMasks | None:
+        """Those of some samples, ascending, which count from 0."""
+        chosen = np.isin(self.samples, samples)
+        if not chosen.any():
+            return None
+        places = np.searchsorted(samples, self.samples[chosen])
+        return TokenMasks(places, lambda: lambda: np.ascontiguousarray(self.bits()[chosen]))
+
+
+class SharedTokens(Struct, frozen=True):
+    """The tokens that a draft can give to a target with another vocabulary. Noise, masks and rules know them by the
+    target's ids, and so does what is given."""
+
+    ids: Ints  # [m], the target's, ascending
+    columns: Ints  # [m], the draft's own
+
 
 class Sampling(Struct, frozen=True):
     """How tokens are drawn after rows of a forward. Many samples share the parameters and the seed of a sequence."""
@@ -107,9 +123,20 @@ class Sampling(Struct, frozen=True):
     edits: Sequence[LogitEdits | None] = ()  # [samples], or empty: no sequence has rules on logits
     masks: TokenMasks | None = None  # None: all tokens may be given. They come before the edits
     children: int = 0  # 0: draw the token; k: the k tokens that are likeliest to be drawn, and their chances
+    vocabularies: Sequence[
+        SharedTokens | None
+    ] = ()  # [sequences] of other ids than the model's; or empty: there is none
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    def of(self, samples: Ints) -> Sampling:
+        """Some of the samples, ascending; all of one vocabulary, which is left out."""
+        rows = samples if self.rows is None else self.rows[samples]
+        edits = [self.edits[sample] for sample in samples.tolist()] if self.edits else ()
+        masks = None if self.masks is None else self.masks.of(samples)
+        places = self.sequences[samples], self.positions[samples]
+        return Sampling(rows, self.params, self.seeds, *places, edits, masks, self.children)
 
     @property
     def greedy(self) -> NDArray[np.bool_]:

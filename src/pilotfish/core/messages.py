@@ -49,6 +49,8 @@ from pilotfish.printable import printable
 PROTOCOL_VERSION = 1
 #: Capabilities. A draft's alone: an Open may have a `prefix_key`; send features of every session.
 PREFIX_KEYS, FEATURES = "prefix_keys", "features"
+#: A draft's, of another tokenizer, which serves the target that hears of it through a map.
+MAPPED = "mapped"
 #: A target's, which sends them, and a draft's, which wants them.
 FEEDBACK = "feedback"
 #: A target's, which wants it.

@@ -7,17 +7,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pilotfish.core.constraint import MAX_LENGTH, MaskedPaths, MaskMaker, masks_when_asked
+from pilotfish.core.constraint import MAX_LENGTH, Bits, MaskedPaths, MaskMaker, masks_when_asked
 from pilotfish.core.draft_machine import REPORT, DraftMachine
 from pilotfish.core.draft_sessions import LevelPart, SessionTable, add_children
 from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Sampling, SequenceRows, TokenMasks
 from pilotfish.core.lookahead import NewNodes, path_table
+from pilotfish.core.vocabulary_map import MappedVocabulary
 from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.observe.records import LevelRecord, ObserveLevel
 from pilotfish.wire.channel import Channel, Received, decode_to_draft, framed, type_of
@@ -163,14 +163,20 @@ class Grower:
 
     def _masks(self, level: Sequence[LevelPart]) -> TokenMasks | None:
         """Of the leaves whose sequences have a grammar."""
-        samples, masked, first = list[int](), list[MaskedPaths](), 0
+        groups, first = dict[int, MaskedGroup](), 0
         for part in level:
-            if part.leaves and (state := part.session.grammar_state()) is not None:
-                samples += range(first, first + len(part.leaves))
-                masked.append(MaskedPaths(state, [part.session.tree.path_tokens(leaf) for leaf in part.leaves]))
+            session = part.session
+            if part.leaves and (state := session.grammar_state()) is not None:
+                group = groups.setdefault(id(session.vocabulary), self._group(session.vocabulary))
+                group.samples += range(first, first + len(part.leaves))
+                group.paths.append(MaskedPaths(state, [session.tree.path_tokens(leaf) for leaf in part.leaves]))
             first += len(part.leaves)
-        start = partial(self.masks, masked, self.executor.vocab_size)
-        return TokenMasks(np.array(samples), start) if masked else None
+        return masks_of(list(groups.values())) if groups else None
+
+    def _group(self, vocabulary: MappedVocabulary | None) -> MaskedGroup:
+        if vocabulary is None:
+            return MaskedGroup(self.masks, self.executor.vocab_size)
+        return MaskedGroup(vocabulary.masks, vocabulary.map.size)
 
     def _rows(self, level: Sequence[LevelPart]) -> list[SequenceRows]:
         nodes, used, rows = leaf_rows([part for part in level if not part.pending]), 0, []
@@ -178,7 +184,7 @@ class Grower:
             slots = part.session.slots
             if part.pending:
                 start = len(slots) - part.pending
-                tokens = _readable(part.session.tokens[start : len(slots)], self.executor.vocab_size)
+                tokens = _readable(part.session.inputs[start : len(slots)], self.executor.vocab_size)
                 kept, log = [part.pending - 1] if part.leaves else [], part.session.features
                 features = None if log is None else log.of_rows(start, part.pending)
                 rows.append(SequenceRows(start, tokens, slots, NO_NODES, kept, features))
@@ -188,16 +194,44 @@ class Grower:
         return rows
 
 
+@dataclass
+class MaskedGroup:
+    """Samples whose tokens grammars of one vocabulary decide."""
+
+    maker: MaskMaker
+    vocab_size: int
+    samples: list[int] = field(default_factory=list)
+    paths: list[MaskedPaths] = field(default_factory=list)
+
+    def start(self) -> Callable[[], Bits]:
+        return self.maker(self.paths, self.vocab_size)
+
+
+def masks_of(groups: Sequence[MaskedGroup]) -> TokenMasks:
+    """All of them; those of smaller vocabularies allow nothing beyond."""
+
+    def start() -> Callable[[], Bits]:
+        waiting = [group.start() for group in groups]
+        return lambda: _stacked([wait() for wait in waiting])
+
+    return TokenMasks(np.array([sample for group in groups for sample in group.samples]), start)
+
+
+def _stacked(masks: Sequence[Bits]) -> Bits:
+    widest = max(bits.shape[1] for bits in masks)
+    return np.concatenate([np.pad(bits, ((0, 0), (0, widest - bits.shape[1]))) for bits in masks])
+
+
 def leaf_rows(level: Sequence[LevelPart]) -> NodeRows:
     """The leaves of all parts, one after the other."""
-    leaves = [(part.session.tree, leaf) for part in level for leaf in part.leaves]
-    tokens = np.array([tree.token(leaf) for tree, leaf in leaves], np.int64)
-    depths = np.array([tree.depth(leaf) for tree, leaf in leaves], np.int64)
-    return NodeRows(tokens, depths, path_table([tree.path(leaf) for tree, leaf in leaves]))
+    leaves = [(part.session, leaf) for part in level for leaf in part.leaves]
+    tokens = np.array([session.input_at(leaf) for session, leaf in leaves], np.int64)
+    depths = np.array([session.tree.depth(leaf) for session, leaf in leaves], np.int64)
+    return NodeRows(tokens, depths, path_table([session.tree.path(leaf) for session, leaf in leaves]))
 
 
 def _readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
-    """A target's tokens as a draft with `vocab_size` embeddings reads them: 0 in place of those that it lacks."""
+    """Inputs as a draft with `vocab_size` embeddings reads them: 0 in place of those that it lacks."""
     return [token if token < vocab_size else 0 for token in tokens]
 
 
@@ -212,4 +246,6 @@ def sampling_of(level: Sequence[LevelPart], children: int, masks: TokenMasks | N
     ruled = any(session.rules is not None for session in sessions)
     edits = [sessions[place].edits_at(leaf) for place, leaf in leaves] if ruled else ()
     params, seeds = [session.params for session in sessions], [session.seed for session in sessions]
-    return Sampling(None, params, seeds, sequences, positions, edits, masks, children)
+    mapped = any(session.text is not None for session in sessions)
+    shared = [None if session.text is None else session.text.map.shared for session in sessions] if mapped else ()
+    return Sampling(None, params, seeds, sequences, positions, edits, masks, children, shared)

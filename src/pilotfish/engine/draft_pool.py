@@ -25,6 +25,7 @@ from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.draft.worker import DraftWorker, Grower
 from pilotfish.engine.draft_notes import note_head
 from pilotfish.engine.heads import ConfiguredHead
+from pilotfish.engine.mapped_vocabularies import MappedVocabularies
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.process import Signals, run_worker, supervised
 from pilotfish.errors import ParameterError
@@ -74,17 +75,34 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
     if model.core_set:
         os.sched_setaffinity(0, model.core_set)
     torch.set_num_threads(model.num_threads)
-    draft = _load_head(config) if is_head(model.target) else _load_model(config)
+    mapped = _mapped(config)
+    draft = _load_head(config) if is_head(model.target) else load_draft(config)
     tokenizer, executor = draft.tokenizer, draft.executor
     pool = SlotPool(executor.num_slots)
     table = SessionTable(pool, PrefixCache(pool) if model.prefix_cache else None)
     known_by = model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer)
-    identity = DraftIdentity(*known_by, config.revision)
+    identity = DraftIdentity(*known_by, config.revision, mapped.by_digest)
     grammars = GrammarThreads(Grammars(tokenizer, executor.vocab_size, sorted(draft.eos_ids)))
     shape = LevelShape(config.leaves, config.children)
     machine = DraftMachine(identity, table, shape, executor.context, grammars.pending, draft.features)
     grower = Grower(executor, table, config.children, pacer, grammars.masks)
-    return DraftWorker(machine, grower, channel, ended=grammars.close)
+
+    def end() -> None:
+        grammars.close()
+        mapped.close()
+
+    return DraftWorker(machine, grower, channel, ended=end)
+
+
+def _mapped(config: DraftConfig) -> MappedVocabularies:
+    """Before anything is loaded."""
+    draft, named = config.model.target, config.target_tokenizer
+    if not named:
+        return MappedVocabularies()
+    if is_head(draft):
+        raise ParameterError("target_tokenizer", str(named[0]), f"nothing: {draft} is a trained head, of its target's")
+    tokenizer = load_tokenizer(config.tokenizer_directory)
+    return MappedVocabularies.of(named, tokenizer, len(tokenizer) if config.is_gguf else load_config(draft).vocab_size)
 
 
 @dataclass(frozen=True)
@@ -97,11 +115,14 @@ class LoadedDraft:
     features: FeatureNeed | None = None  # of a trained head
 
 
-def _load_model(config: DraftConfig) -> LoadedDraft:
+def load_draft(config: DraftConfig) -> LoadedDraft:
+    """One that is a model, on whatever back-end."""
     model = config.model
     if config.target is not None:
         raise ParameterError("target", str(config.target), f"nothing: {model.target} is a model, no trained head")
-    tokenizer = load_tokenizer(model.target)
+    tokenizer = load_tokenizer(config.tokenizer_directory)
+    if config.backend != "pilotfish":
+        return _load_backend(config, tokenizer)
     logger.info("%s", precision_here(model, model.target))
     memory = plan_memory(model)
     loaded = load_configured(model, model.target)
@@ -109,9 +130,19 @@ def _load_model(config: DraftConfig) -> LoadedDraft:
     return LoadedDraft(executor, tokenizer, loaded.generation.eos_ids)
 
 
+def _load_backend(config: DraftConfig, tokenizer: Any) -> LoadedDraft:
+    from pilotfish.engine.draft_backends import make_backend
+
+    executor, directory = make_backend(config, tokenizer), config.tokenizer_directory
+    eos = tokenizer.eos_token_id if config.is_gguf else load_config(directory).eos_token_id
+    return LoadedDraft(executor, tokenizer, read_generation_config(directory, eos, executor.vocab_size).eos_ids)
+
+
 def _load_head(config: DraftConfig) -> LoadedDraft:
     """It takes the features of either convention that its layers may be counted in: its target chooses."""
     model, target = config.model, config.target
+    if config.backend != "pilotfish":
+        raise ParameterError("backend", config.backend, f"pilotfish: {model.target} is a trained head")
     if target is None:
         raise ParameterError("target", None, f"the directory of the target of {model.target}, which is a trained head")
     head, tokenizer = ConfiguredHead.of(model, model.target, target), load_tokenizer(target)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.executor import Sampling, TokenLogprobs, TokenMasks
+from pilotfish.core.executor import Sampling, SharedTokens, TokenLogprobs, TokenMasks
 from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.noise import philox, split
 from pilotfish.core.sampling_params import SamplingParams
@@ -37,9 +37,41 @@ def draw(
     finite. `ids` int64 [vocab], ascending, are the tokens of a reduced vocabulary: no others are given."""
     if not len(sampling):
         return np.zeros(0, np.int64), None
+    if sampling.vocabularies:
+        return _drawn_by_vocabulary(logits, broken, sampling)
+    return _drawn(logits, broken, sampling, ids)
+
+
+def _drawn_by_vocabulary(
+    logits: Tensor, broken: Sequence[int], sampling: Sampling
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Children of samples whose targets may know tokens by other ids than the model."""
+    shape = len(sampling), sampling.children
+    tokens, chances = np.zeros(shape, np.int64), np.full(shape, -np.inf)
+    kinds = {id(one): one for one in sampling.vocabularies}
+    which = np.array([id(one) for one in sampling.vocabularies])[sampling.sequences]
+    for kind, shared in kinds.items():
+        samples = np.flatnonzero(which == kind)
+        if len(samples):
+            given, own = _drawn(logits, broken, sampling.of(samples), shared=shared)
+            assert own is not None
+            tokens[samples, : own.shape[1]], chances[samples, : own.shape[1]] = given, own
+    return tokens, chances
+
+
+def _drawn(
+    logits: Tensor,
+    broken: Sequence[int],
+    sampling: Sampling,
+    ids: Tensor | None = None,
+    shared: SharedTokens | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
     usable = logits.index_fill(0, torch.tensor(broken, device=logits.device), 0.0) if broken else logits
     if sampling.rows is not None:
         usable = usable[torch.from_numpy(sampling.rows).to(logits.device)]
+    if shared is not None:
+        ids, columns = (torch.from_numpy(numbers).to(logits.device) for numbers in (shared.ids, shared.columns))
+        usable = usable.index_select(1, columns)
     if ids is not None and (not sampling.children or _names_tokens(sampling)):
         usable, ids = _over_all_tokens(usable, ids), None
     drawn = likely_tokens(usable, sampling, ids) if sampling.children else (np.array(sample(usable, sampling)), None)

@@ -10,7 +10,6 @@ In real arithmetic the added terms are exactly 0; the work and the bytes read ar
 import hashlib
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pilotfish.config.cache import cache_folder
 from pilotfish.errors import ParameterError
 
 SEED = 0
@@ -111,7 +111,3 @@ def _digest(directory: Path) -> str:
     for path in sorted(directory.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def cache_folder(name: str) -> Path:
-    return Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish") / name

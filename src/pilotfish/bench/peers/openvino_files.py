@@ -11,7 +11,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from pilotfish.pairs.inflate import cache_folder
+from pilotfish.config.cache import cache_folder
 
 MODEL = "openvino_model.xml"
 PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}

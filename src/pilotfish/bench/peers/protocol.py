@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
 from msgspec import Struct
@@ -14,8 +14,6 @@ from msgspec import Struct
 from pilotfish.engine.process import die_with_parent
 
 PLAIN, DRAFT, LOOKUP = "plain", "draft", "prompt lookup"
-#: Of a GGUF file.
-Weights = Literal["bf16", "f16", "f32"]
 
 
 class PeerSetup(Struct, frozen=True, kw_only=True):

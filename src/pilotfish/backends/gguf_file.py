@@ -1,5 +1,5 @@
 """Models as GGUF files, the format of llama.cpp, from which OpenVINO GenAI makes its own: the same weights, not
-quantized. The extra `pilotfish[compare]` has the library that writes them."""
+quantized."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pilotfish.bench.peers.protocol import Weights
+from pilotfish.config.cache import cache_folder
+from pilotfish.config.fields import GGUFWeights
 from pilotfish.errors import ModelError
 from pilotfish.model.checkpoint import weight_files
 from pilotfish.model.loader import load_config
-from pilotfish.pairs.inflate import cache_folder
 
 #: GGUF's architecture by transformers' model type.
 ARCHITECTURES = {
@@ -38,7 +38,7 @@ FILE_TYPES = {
 SPLIT = "llama-bpe"
 
 
-def gguf_of(model: Path, weights: Weights) -> Path:
+def gguf_of(model: Path, weights: GGUFWeights) -> Path:
     """The cached file of the model in a directory, written on first use: `<name>-<weights>-<digest>.gguf`. ModelError
     for what this cannot write."""
     cached = cache_folder("gguf") / f"{model.name}-{weights}-{digest(model)}.gguf"
@@ -60,7 +60,7 @@ def digest(model: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def write_gguf(model: Path, path: Path, weights: Weights) -> None:
+def write_gguf(model: Path, path: Path, weights: GGUFWeights) -> None:
     config = _checked(load_config(model))
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
@@ -136,7 +136,7 @@ def _interleaved(name: str, tensor: Tensor, config: Any) -> Tensor:
     return halves.swapaxes(1, 2).reshape(tensor.shape)
 
 
-def _add_tensor(writer: Any, name: str, tensor: Tensor, weights: Weights) -> None:
+def _add_tensor(writer: Any, name: str, tensor: Tensor, weights: GGUFWeights) -> None:
     """Norms and biases stay in float32, as every converter leaves them."""
     if tensor.ndim == 1 or weights == "f32":
         writer.add_tensor(name, tensor.float().numpy())

@@ -1,0 +1,208 @@
+"""Slots as places in sequences that share what they begin with, for an engine that knows sequences alone.
+
+A *run* is such a sequence: one path from the first token on. A slot is a place in a run, and stands for the path up to
+there. The row after a slot goes on with its run, if the slot is the run's end, or with a new run that begins alike:
+
+    run 0    the ─── cat ─── sat             run 1 begins as run 0 does, for two tokens: it is an heir of run 0
+    run 1    the ─── cat ─── ran
+
+Where numbers or room run out, a run is given up: of those whose tokens other runs have as well, but for a few, the one
+used longest ago. Its slots that an heir has, too, are places of the heir from then on; the others are lost, and are
+computed again when a row needs them. Nobody tells when a slot is free: one that is written again leaves its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+NOWHERE = -1
+#: Tokens that are soon computed again.
+CHEAP = 16
+
+
+class PathRow(Struct, frozen=True):
+    """A token that is to be computed."""
+
+    token: int
+    position: int
+    prefix: Sequence[int]  # slots of its sequence's first tokens, as far as `below` does not begin, or further
+    below: Sequence[int] = ()  # slots from there to its own
+    kept: int = NOWHERE  # which of the logits that are wanted
+
+    @property
+    def slot(self) -> int:
+        return self.slot_at(self.position)
+
+    @property
+    def parent(self) -> int:
+        """The slot before; there is one unless the position is 0."""
+        return self.slot_at(self.position - 1)
+
+    def slot_at(self, position: int) -> int:
+        """On its path."""
+        first = self.position + 1 - len(self.below)
+        return self.prefix[position] if position < first else self.below[position - first]
+
+    def ancestor(self, position: int, token: int) -> PathRow:
+        """The row of another token on its path."""
+        below = self.below[: max(len(self.below) - (self.position - position), 0)]
+        return PathRow(token, position, self.prefix, below)
+
+
+@dataclass(eq=False)
+class Run:
+    """`end` tokens long, of which `decoded` have KV."""
+
+    number: int
+    end: int
+    decoded: int
+    used: int
+    slots: dict[int, int] = field(default_factory=dict)  # positions of those that are places here
+    heirs: list[Heir] = field(default_factory=list)
+    origin: Run | None = None  # of which it is an heir
+    shared: int = 0  # first tokens that are those of `origin`
+
+
+@dataclass(frozen=True)
+class Heir:
+    run: Run
+    shared: int  # tokens for which it is as the other
+
+
+class Runs:
+    """Which slot is where."""
+
+    def __init__(self, most: int, copy: Callable[[int, int, int], None], remove: Callable[[int], None]) -> None:
+        """Of at most so many runs. `copy` has the engine begin a run (its second number) as another one (the first),
+        for so many tokens; `remove` has it forget one."""
+        self._copy, self._remove = copy, remove
+        self._free = list(range(most - 1, -1, -1))
+        self._run_of: dict[int, Run] = {}  # of a slot
+        self._tokens: dict[int, int] = {}  # of a slot
+        self._runs: dict[int, Run] = {}  # by number
+        self._queued: set[Run] = set()  # they end in rows that are not decoded yet
+        self._now = 0
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def lacking(self, row: PathRow) -> list[PathRow]:
+        """Rows of its ancestors that were lost, in order: they are to be computed first."""
+        first = row.position
+        while first > 0 and row.slot_at(first - 1) not in self._run_of:
+            first -= 1
+        return [row.ancestor(n, self._tokens[row.slot_at(n)]) for n in range(first, row.position)]
+
+    def must_wait(self, row: PathRow) -> bool:
+        """Whether what is queued must be decoded before the row can be placed: it begins a run as another one is that
+        is not decoded so far, or there is no number for it."""
+        if row.position == 0:
+            return not self._free and len(self._queued) == len(self._runs)
+        parent = self._run_of[row.parent]
+        place = parent.slots[row.parent] + 1
+        if place == parent.end:
+            return False
+        return parent.decoded < place or (not self._free and len(self._queued | {parent}) == len(self._runs))
+
+    def place(self, row: PathRow) -> Run:
+        """Where the row goes, whose parent has a place."""
+        run = self._new(0) if row.position == 0 else self._after(row)
+        self._leave(row.slot)
+        run.slots[row.slot] = row.position
+        run.end, run.used = row.position + 1, self._now
+        self._run_of[row.slot], self._tokens[row.slot] = run, row.token
+        self._queued.add(run)
+        return run
+
+    def _after(self, row: PathRow) -> Run:
+        parent = self._run_of[row.parent]
+        place = parent.slots[row.parent] + 1
+        parent.used = self._now
+        if place == parent.end:
+            return parent
+        self._queued.add(parent)  # it is not given up for its heir
+        run = self._new(place)
+        self._queued.discard(parent)
+        if parent.end > parent.decoded:
+            self._queued.add(parent)
+        run.origin, run.shared = parent, place
+        parent.heirs.append(Heir(run, place))
+        self._copy(parent.number, run.number, place)
+        return run
+
+    def _new(self, length: int) -> Run:
+        if not self._free:
+            self.give_up_one()
+        run = Run(self._free.pop(), length, length, self._now)
+        self._runs[run.number] = run
+        return run
+
+    def _leave(self, slot: int) -> None:
+        """What was in the slot is not needed any more."""
+        run = self._run_of.pop(slot, None)
+        if run is not None:
+            del run.slots[slot]
+
+    def decoded(self) -> None:
+        """All that was queued has KV."""
+        for run in self._queued:
+            run.decoded = run.end
+        self._queued.clear()
+
+    def end_forward(self) -> None:
+        """Runs that no slot is in are forgotten."""
+        self._now += 1
+        for run in [run for run in self._runs.values() if not run.slots]:
+            self._forget(run)
+
+    def give_up_one(self) -> bool:
+        """Of those that nobody waits for; whether there was one."""
+        idle = [run for run in self._runs.values() if run not in self._queued]
+        if not idle:
+            return False
+        run = min(idle, key=lambda run: (self._alone(run) > CHEAP, run.used))
+        heirs = self._living_heirs(run)
+        if heirs:
+            self._bequeath(run, max(heirs, key=lambda heir: heir.shared), heirs)
+        for slot in run.slots:
+            del self._run_of[slot]
+        run.slots.clear()
+        self._forget(run)
+        return True
+
+    def _living_heirs(self, run: Run) -> list[Heir]:
+        return [heir for heir in run.heirs if self._runs.get(heir.run.number) is heir.run]
+
+    def _alone(self, run: Run) -> int:
+        """Tokens that no other run has."""
+        return run.end - max([run.shared, *(heir.shared for heir in self._living_heirs(run))])
+
+    def _bequeath(self, run: Run, best: Heir, heirs: Sequence[Heir]) -> None:
+        """What the heir has as well is found there from now on."""
+        for slot, position in [item for item in run.slots.items() if item[1] < best.shared]:
+            del run.slots[slot]
+            best.run.slots[slot] = position
+            self._run_of[slot] = best.run
+        for heir in heirs:
+            if heir.run is not best.run:
+                best.run.heirs.append(heir)
+                heir.run.origin, heir.run.shared = best.run, heir.shared
+        best.run.origin, best.run.shared = run.origin, min(run.shared, best.shared)
+        if run.origin is not None:
+            run.origin.heirs.append(Heir(best.run, best.run.shared))
+        run.heirs = []
+
+    def _forget(self, run: Run) -> None:
+        origin = run.origin
+        for heir in self._living_heirs(run):
+            heir.run.origin, heir.run.shared = origin, min(heir.shared, run.shared)
+            if origin is not None:
+                origin.heirs.append(Heir(heir.run, heir.run.shared))
+        if origin is not None:
+            origin.heirs = [heir for heir in origin.heirs if heir.run is not run]
+        del self._runs[run.number]
+        self._free.append(run.number)
+        self._remove(run.number)

@@ -1,0 +1,247 @@
+"""Sessions whose target has another vocabulary: KV is that of what the draft reads, which is the target's text."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sizes import sized
+from slot_contents import SlotContents, path_inputs
+from vocabularies import read, said, sayings, table, tables
+
+from pilotfish.core import mapped_text
+from pilotfish.core.connected_targets import DraftIdentity
+from pilotfish.core.draft_machine import DraftMachine
+from pilotfish.core.draft_sessions import (
+    IDLE,
+    DraftSession,
+    SessionKey,
+    SessionTable,
+    Unshared,
+    add_children,
+)
+from pilotfish.core.level_choice import LevelChoice, LevelShape
+from pilotfish.core.messages import (
+    CONNECTION,
+    MAPPED,
+    PROTOCOL_VERSION,
+    Commit,
+    Hello,
+    Load,
+    Open,
+    Refuse,
+    RequestSampling,
+    Tree,
+)
+from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.slots import SlotPool
+from pilotfish.core.vocabulary_map import MappedVocabulary, TokenTable, VocabularyMap
+
+CAPACITY, CHILDREN = 80, 2
+SHAPE = LevelShape(4, CHILDREN)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_window():  # type: ignore[no-untyped-def]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapped_text, "WINDOW", 6)
+        yield
+
+
+class MappedMachine(RuleBasedStateMachine):
+    """A draft's sessions, some of whose targets have another vocabulary: opened, grown, committed to, evicted."""
+
+    @initialize(theirs=tables(), ours=tables())
+    def begin(self, theirs: TokenTable, ours: TokenTable) -> None:
+        self.target, self.draft = theirs, ours
+        self.vocabulary = MappedVocabulary(VocabularyMap(theirs, ours), {})
+        pool = SlotPool(CAPACITY)
+        self.sessions = SessionTable(pool, PrefixCache(pool))
+        self.contents, self.choice, self.now = SlotContents(self.sessions), LevelChoice(self.sessions, SHAPE), 0.0
+        self.told = dict[int, list[int]]()
+
+    def some(self, data: st.DataObject) -> DraftSession:
+        return data.draw(st.sampled_from(list(self.sessions)))
+
+    @rule(number=st.integers(1, 3), data=st.data())
+    def open(self, number: int, data: st.DataObject) -> None:
+        mapped = number < 3
+        tokens = data.draw(sayings(self.target if mapped else self.draft))
+        opened = Open(number, 1, tokens, len(tokens), 60, 0, RequestSampling(), 30)
+        vocabulary = self.vocabulary if mapped else None
+        session = DraftSession.of(
+            SessionKey(b"", number), opened, "", 1.0, CAPACITY, Unshared(), self.now, vocabulary=vocabulary
+        )
+        if len(session.inputs) < CAPACITY:
+            assert self.sessions.open(session) < len(session.inputs)
+            self.told[number] = list(tokens)
+
+    @rule()
+    def level(self) -> None:
+        level = self.choice.next_level(self.now)
+        if level:
+            self.sessions.allocate(level)
+            self.contents.run(level)
+            self.sessions.computed(level)
+            leaves = [(part.session, leaf) for part in level for leaf in part.leaves]
+            tokens = np.array([self.guesses(*leaf) for leaf in leaves], np.int64).reshape(len(leaves), CHILDREN)
+            add_children(level, tokens, np.full((len(leaves), CHILDREN), -0.7), self.sessions.calibrations)
+
+    def guesses(self, session: DraftSession, leaf: int) -> list[int]:
+        """Tokens that may be guessed, by what was read down to the leaf."""
+        known = self.vocabulary.map.shared.ids.tolist() if session.text is not None else [*self.draft.plain]
+        drawn = zlib.crc32(str([*session.inputs, *path_inputs(session, leaf)]).encode())
+        return [known[(drawn + place) % len(known)] for place in range(CHILDREN)]
+
+    @precondition(lambda self: len(self.sessions))
+    @rule(data=st.data(), hits=st.integers(0, 4), bonus=st.booleans())
+    def commit(self, data: st.DataObject, hits: int, bonus: bool) -> None:
+        session = self.some(data)
+        tree = session.tree
+        node = next((node for node in tree.likeliest(30) if tree.depth(node) == hits), tree.root)
+        more = data.draw(sayings(self.target if session.text is not None else self.draft))[:2] if bonus else []
+        tokens = [*tree.path_tokens(node), *more]
+        if tokens and len(session.tokens) + len(tokens) < session.max_length:
+            self.sessions.commit(session, tokens)
+            self.told[session.key.number] += tokens
+            session.touched = self.now
+            if len(session.inputs) > session.longest:
+                self.sessions.close(session)
+            elif session.evicted:
+                self.sessions.wake(session)
+
+    @precondition(lambda self: len(self.sessions))
+    @rule(data=st.data(), end=st.sampled_from(["close", "evict", "drop_tree"]))
+    def lose(self, data: st.DataObject, end: str) -> None:
+        getattr(self.sessions, end)(self.some(data))
+
+    @rule()
+    def wait(self) -> None:
+        self.now += IDLE
+
+    @invariant()
+    def kv_is_of_what_is_read(self) -> None:
+        self.contents.check()
+        for session in self.sessions:
+            assert session.tokens == self.told[session.key.number]
+            if session.text is not None:
+                mapped, target = self.vocabulary.map, self.target
+                assert read(mapped, self.draft, session.inputs) == said(target, session.tokens)
+            assert session.evicted or session.num_missing or len(session.tree)  # none stands still
+
+
+TestMappedSessions = MappedMachine.TestCase
+TestMappedSessions.settings = settings(max_examples=sized(40, 200), stateful_step_count=40, deadline=None)
+
+
+# -- the protocol
+
+TARGET = table([b"a", b"b", b"ab", b" "], ["<s>"])
+DRAFT = table([b" ", b"b", b"a", b"bb", b"ba"], ["<s>", "</s>"], lead=1)
+HELLO = Hello(PROTOCOL_VERSION, "theirs", 5, "target", {4: "<s>"})
+
+
+def machine(added: dict[int, str] | None = None) -> DraftMachine:
+    """That serves the tokenizer `theirs`, with these added tokens."""
+    mapped = MappedVocabulary(VocabularyMap(TARGET, DRAFT), {4: "<s>"} if added is None else added)
+    pool = SlotPool(40)
+    identity = DraftIdentity("draft", "ours", {5: "<s>", 6: "</s>"}, mapped={"theirs": mapped})
+    return DraftMachine(identity, SessionTable(pool, PrefixCache(pool)), SHAPE, 30)
+
+
+def heard(draft: DraftMachine, kind: type) -> list:  # type: ignore[type-arg]
+    return [out.message for out in draft.outbox if isinstance(out.message, kind)]
+
+
+def opened(tokens: list[int], longest: int = 60) -> Open:
+    return Open(1, 1, tokens, len(tokens), longest, 7, RequestSampling(temperature=0.0), 20)
+
+
+def grow(draft: DraftMachine, tokens: list[int]) -> None:
+    """A level whose leaves all get these children."""
+    level = draft.next_level(0.0)
+    draft.table.allocate(level)
+    draft.table.computed(level)
+    leaves = sum(len(part.leaves) for part in level)
+    children = np.tile(np.array(tokens), (leaves, 1))
+    chances = np.full(children.shape, -0.7)
+    draft.level_done(level, add_children(level, children, chances, draft.table.calibrations), 0.0, 0.0)
+
+
+def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
+    """On the wire are its own tokens alone, and its own lengths."""
+    draft = machine()
+    draft.receive(b"t", HELLO, 0.0)
+    assert MAPPED in heard(draft, Load)[0].capabilities
+    draft.receive(b"t", opened([2, 3, 2]), 0.0)  # "ab ab"
+    (session,) = draft.table
+    assert session.inputs == [5, 2, 1, 0, 2, 1] and session.tokens == [2, 3, 2]
+    grow(draft, [0, 1])
+    grow(draft, [3, 0])
+    first, second = heard(draft, Tree)
+    assert (first.base_len, first.tokens, first.parents) == (3, [0, 1], [0, 0])
+    assert second.base_len == 3 and set(second.tokens) == {0, 3}
+    draft.receive(b"t", Commit(1, 1, 3, [0, 3], 20), 0.0)
+    assert session.inputs == [5, 2, 1, 0, 2, 1, 2, 0] and draft.counts.hits == 1
+    assert session.length_at(session.tree.root) == 5
+
+
+def test_what_nobody_guessed_is_read_as_the_draft_writes_it() -> None:
+    draft = machine()
+    draft.receive(b"t", HELLO, 0.0)
+    draft.receive(b"t", opened([0, 1]), 0.0)
+    (session,) = draft.table
+    grow(draft, [3, 4])
+    draft.receive(b"t", Commit(1, 1, 2, [1], 20), 0.0)  # "ab" and "b": the draft has "bb"
+    assert session.inputs == [5, 2, 3] and len(session.slots) == 2 and draft.table.rewritten == 1
+    draft.table.check()
+    assert not heard(draft, Refuse)
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (Hello(PROTOCOL_VERSION, "another", 5, "target"), "--target-tokenizer"),
+        (Hello(PROTOCOL_VERSION, "theirs", 5, "target", {4: "<other>"}), "token '<other>' has id 4"),
+        (Hello(9, "theirs", 5, "target", oldest=8), "version"),
+    ],
+)
+def test_others_are_refused(hello: Hello, reason: str) -> None:
+    draft = machine()
+    draft.receive(b"t", hello, 0.0)
+    (refusal,) = heard(draft, Refuse)
+    assert refusal.session == CONNECTION and reason in refusal.reason
+
+
+def test_a_target_with_the_drafts_own_tokenizer_needs_no_map() -> None:
+    draft = machine()
+    draft.receive(b"t", Hello(PROTOCOL_VERSION, "ours", 7, "target", {5: "<s>", 6: "</s>"}), 0.0)
+    draft.receive(b"t", opened([0, 3]), 0.0)
+    (session,) = draft.table
+    assert MAPPED not in heard(draft, Load)[0].capabilities and session.inputs is session.tokens
+
+
+def test_what_the_draft_cannot_hold_is_refused() -> None:
+    """By what it reads, however few tokens the target has."""
+    draft = machine()
+    draft.receive(b"t", HELLO, 0.0)
+    draft.receive(b"t", opened([2, 3] * 10), 0.0)  # a lead and 30
+    assert "31 do not fit into the 30" in heard(draft, Refuse)[0].reason and not len(draft.table)
+    draft.receive(b"t", opened([0] * 120), 0.0)  # not read at all
+    assert "120 do not fit into the 120" in heard(draft, Refuse)[1].reason
+    draft.receive(b"t", Open(2, 1, [2, 3] * 5, 10, 60, 7, RequestSampling(), 20), 0.0)
+    draft.receive(b"t", Commit(2, 1, 10, [2, 3] * 5, 20), 0.0)
+    assert "31 are more than the 30" in heard(draft, Refuse)[2].reason and not len(draft.table)
+
+
+def test_tokens_that_the_target_itself_lacks_are_not_guessed() -> None:
+    """Its tokenizer's directory has an added token more than it tells of."""
+    draft = machine({4: "<s>", 5: "<more>"})
+    draft.receive(b"t", HELLO, 0.0)
+    draft.receive(b"t", opened([0]), 0.0)
+    grow(draft, [4, 5])
+    assert heard(draft, Tree)[0].tokens == [4]

@@ -1,0 +1,143 @@
+"""Engines whose drafts have other vocabularies: outputs are those without a draft, and what the drafts know helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import inline_drafts
+import pytest
+from inline_drafts import draft_worker, patient_propose
+from loopback import Loopback
+from permuted_models import permuted
+from support import SETTINGS, SNIPPETS, assert_idle, make_engine, tiny_model, write_tokenizer
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import DraftConfig
+from pilotfish.core.constraint import Constraint
+from pilotfish.core.draft_machine import DraftMachine
+from pilotfish.core.messages import MAPPED
+from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.draft_pool import make_worker
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.remote_drafts import RemoteDrafter
+from pilotfish.engine.sample import Sample
+from pilotfish.errors import ModelError, ParameterError
+from pilotfish.pairs import resolve_pair
+
+#: The sampling settings, then grammars.
+ASKED: tuple[dict[str, Any], ...] = (
+    *SETTINGS,
+    {"temperature": 0.9, "structured_outputs": Constraint.regex("[a-f ]{30,60}")},
+    {"temperature": 0.0, "structured_outputs": Constraint.choice(["return", "return self", "Größe ☃"])},
+)
+
+
+@pytest.fixture(scope="module")
+def other_ids(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return permuted(llama, tmp_path_factory.mktemp("permuted"))
+
+
+@pytest.fixture(scope="module", params=[320, 900])
+def another(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with fewer tokens than the target, or with more."""
+    directory = tmp_path_factory.mktemp("another")
+    tiny_model("llama", 3, vocab_size=request.param).save_pretrained(directory)  # type: ignore[operator]
+    write_tokenizer(directory, request.param)
+    return directory
+
+
+@contextmanager
+def pool(monkeypatch: pytest.MonkeyPatch, target: Path, draft: Path, at: Path) -> Iterator[tuple[Engine, DraftMachine]]:
+    """An engine whose draft is in a pool that knows the target's tokenizer, and waits for trees."""
+    machines = list[DraftMachine]()
+
+    def make(*arguments: Any) -> Any:
+        worker = make_worker(*arguments)
+        machines.append(worker.machine)
+        return worker
+
+    monkeypatch.setattr(inline_drafts, "make_worker", make)
+    monkeypatch.setattr(RemoteDrafter, "propose", patient_propose(RemoteDrafter.propose))
+    endpoint, of_draft = f"ipc://{at}/pool", EngineConfig(target=target, draft=draft, dtype="float32", kv_slots=8000)
+    with (
+        draft_worker(of_draft, endpoint, target_tokenizer=(target,)),
+        make_engine(target, mode="async", drafter="lm", draft_pool=(endpoint,), nodes=16) as engine,
+    ):
+        yield engine, machines[0]
+
+
+def generated(engine: Engine, asked: Sequence[dict[str, Any]], tokens: int = 40) -> list[Sample]:
+    """Every setting over one of the prompts."""
+    every = [SamplingParams(**{"max_tokens": tokens, "seed": i, **one}) for i, one in enumerate(asked)]
+    samples = [engine.submit(SNIPPETS[i % len(SNIPPETS)], params)[0] for i, params in enumerate(every)]
+    while engine.busy:
+        engine.step()
+    return samples
+
+
+def test_outputs_are_those_without_a_draft(
+    llama: Path, another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_engine(llama) as engine:
+        expected = [sample.token_ids for sample in generated(engine, ASKED)]
+    with pool(monkeypatch, llama, another, tmp_path) as (engine, machine):
+        samples = generated(engine, ASKED)
+        assert [sample.token_ids for sample in samples] == expected
+        assert sum(sample.request.stats.draft_tokens for sample in samples) > 50
+        assert machine.counts.nodes > 100 and not machine.counts.resyncs and not machine.counts.malformed
+        (remote,) = engine.drafter.machine.pools
+        assert MAPPED in remote.load.capabilities and not remote.drops.counts["dropped_nodes"]
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_a_target_under_other_ids_guesses_all_that_it_says(
+    setting: dict[str, Any], llama: Path, other_ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step but the first and the last accepts a token at least, as the noise and the rules are mirrored."""
+    with make_engine(llama) as engine:
+        (expected,) = generated(engine, [setting])
+    with pool(monkeypatch, llama, other_ids, tmp_path) as (engine, machine):
+        (sample,) = generated(engine, [setting])
+        stats = sample.request.stats
+        assert sample.token_ids == expected.token_ids
+        assert stats.accepted_tokens >= stats.verify_steps - 2 > 2
+        assert machine.counts.used >= stats.accepted_tokens and not machine.table.rewritten
+
+
+def test_a_chat_goes_on_with_kv_that_is_known(
+    llama: Path, other_ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second turn is opened by a key of the target's tokens."""
+    with pool(monkeypatch, llama, other_ids, tmp_path) as (engine, machine):
+        (first,) = generated(engine, [{"temperature": 0.8, "max_tokens": 150}])
+        tokens = [*first.request.tokens, 7, 8, 9]
+        engine.submit(tokens, SamplingParams(max_tokens=8, seed=3))
+        while engine.busy:
+            engine.step()
+        assert machine.counts.cached > 128 and not machine.counts.resyncs
+
+
+# -- what is refused
+
+
+def refused(target: Path, draft: Path, named: Path) -> str:
+    model = EngineConfig(target=draft, dtype="float32", threads=1)
+    config = DraftConfig(model=model, listen="ipc://nowhere", target_tokenizer=(named,), target=target)
+    with pytest.raises(ParameterError) as refusal:
+        make_worker(config, Loopback(b"pool"))
+    return str(refusal.value)
+
+
+def test_a_trained_head_takes_no_other_vocabulary(llama: Path) -> None:
+    head = resolve_pair("pycode", "eagle3").draft
+    assert f"expected nothing: {head} is a trained head" in refused(llama, head, llama)
+
+
+def test_a_directory_without_a_tokenizer(llama: Path, tmp_path: Path) -> None:
+    model = DraftConfig(model=EngineConfig(target=llama), listen="ipc://nowhere", target_tokenizer=(tmp_path,))
+    with pytest.raises(ModelError, match=r"tokenizer: .* has no tokenizer\.json"):
+        make_worker(model, Loopback(b"pool"))
