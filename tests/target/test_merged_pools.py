@@ -173,11 +173,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_outputs_stay_and_both_pools_help(llama: Path, draft: Path) -> None:
     """One draft is the target itself; the other knows less."""
-    with drafted(llama, [draft, llama], 3000, None, pace="target=4ms") as d:
+    with drafted(llama, [draft, llama], 3000, None, pace="target=12ms") as d:
         assert generate(d.engine, MIXED, together=True) == [alone(llama)[case] for case in MIXED]
     d.settle()
     scores = [pool.score for pool in d.drafter.machine.pools]
-    assert all(score.verified > 20 for score in scores) and scores[1].accepted > 20
+    assert all(score.verified > 5 for score in scores) and scores[1].accepted > 5, scores
 
 
 @pytest.mark.parametrize("seed", [None, 7])

@@ -43,6 +43,7 @@ from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 
 indices = st.integers(0, (1 << 31) - 1)
 ids = st.integers(1, (1 << 53) - 1)
+any_ids = st.just(0) | ids
 lengths = st.integers(1, (1 << 31) - 1)
 texts = st.text(max_size=20)
 tokens = st.lists(indices, max_size=20)
@@ -66,7 +67,7 @@ kinds, digests = st.sampled_from(FEATURE_TYPES), st.binary(min_size=8, max_size=
 capabilities = st.lists(st.text(min_size=1, max_size=20), max_size=5)
 micros = st.integers(0, (1 << 53) - 1)
 echoes = st.none() | st.builds(Echo, micros, st.none() | micros, micros)
-errors = st.builds(Error, texts, texts, texts, st.integers(1, 1 << 40), indices, indices)
+errors = st.builds(Error, texts, texts, texts, st.integers(1, 1 << 40), any_ids, any_ids)
 to_draft: st.SearchStrategy[ToDraft] = st.one_of(
     st.builds(
         Hello,
@@ -106,7 +107,7 @@ to_target: st.SearchStrategy[ToTarget] = st.one_of(
     trees(),
     st.builds(Resync, ids, ids, texts),
     st.builds(Skip, ids, ids, indices),
-    st.builds(Refuse, indices, indices, texts),
+    st.builds(Refuse, any_ids, any_ids, texts),
     st.builds(
         Load,
         *(texts, indices, indices, counts, indices, milliseconds, milliseconds, counts, texts),

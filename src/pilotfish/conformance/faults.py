@@ -115,10 +115,12 @@ def mutations(draw: Random, bench: Bench) -> Callable[[], bytes]:
             Close(1, 1),
         )
     ]
-    return lambda: _mutated(draw, bytearray(draw.choice(seeds)))
+    return lambda: mutated(draw, draw.choice(seeds))
 
 
-def _mutated(draw: Random, frame: bytearray) -> bytes:
+def mutated(draw: Random, whole: bytes) -> bytes:
+    """With one to three damages."""
+    frame = bytearray(whole)
     for _ in range(1 + draw.randrange(3)):
         place, kind = draw.randrange(len(frame)) if frame else 0, draw.randrange(5)
         if kind == 0 and frame:

@@ -73,6 +73,7 @@ CONNECTION = 0
 
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
+AnyId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]  # 0: of none
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -299,8 +300,8 @@ class Error(Readable, tag="error", frozen=True):
     about: Text  # the type of the frame; "": it has none
     reason: Text
     count: Annotated[int, Meta(ge=1)] = 1  # since the last Error of this code
-    session: Index = 0  # 0: none
-    generation: Index = 0
+    session: AnyId = 0
+    generation: AnyId = 0
 
 
 class Close(Struct, tag="close", frozen=True):
@@ -354,8 +355,8 @@ class Progress(Struct, tag="progress", frozen=True):
 class Refuse(Readable, tag="refuse", frozen=True):
     """The draft will not serve this session, or (`CONNECTION`) this target."""
 
-    session: Index
-    generation: Index
+    session: AnyId
+    generation: AnyId
     reason: Text
 
 

@@ -68,6 +68,8 @@ MAX_DOUBLINGS = 6
 MAX_ARRIVALS = 256
 #: Nodes wanted of a resting session: enough to see, at any time, whether its trees would pay.
 RESTING_NODES = 64
+#: Frames of which one Error tells, as counted: a pool may name any number.
+MAX_ERRORS = 1 << 16
 #: Seconds between two Commits of a resting session.
 RESTING_PERIOD = 0.02
 #: Seconds that a session stays with a pool that has no room for it: where another takes it, and where none does.
@@ -418,7 +420,7 @@ class TargetMachine:
         if isinstance(message, Load):
             self._hear_load(pool, message, now)
         elif isinstance(message, Error):
-            pool.drops.add("errors", message.count, now, f"{message.code}: {message.reason}")
+            pool.drops.add("errors", min(message.count, MAX_ERRORS), now, f"{message.code}: {message.reason}")
         elif isinstance(message, Refuse) and message.session == CONNECTION:
             pool.refused(message.reason, now)
         else:
