@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 
 import pytest
-import zmq
+from played_pools import Attack, Honest, Pool, length, tree, wide
 from support import VOCAB, assert_idle, make_engine, run
 from workers import LOAD, PARAMS, PROMPTS, endpoint_in, eventually
 
-from pilotfish.core.messages import MAX_FRAME, MAX_NODES, Commit, Open, Refuse, Resync, Tree
+from pilotfish.core.messages import MAX_FRAME, MAX_NODES, Refuse, Resync, Tree
+from pilotfish.core.remote_sessions import MOST_OPENED
 from pilotfish.engine.engine import Engine
-from pilotfish.wire.channel import decode_to_draft, encode
-
-#: What to send on each Open and Commit of a session.
-Attack = Callable[[Open | Commit], list[bytes]]
-
-
-def tree(about: Open | Commit, **fields: object) -> bytes:
-    """A lawful first push of one node, but for `fields`."""
-    plain = {"sequence": 0, "base_len": length(about), "ids": [1], "parents": [0], "tokens": [5], "scores": [-1.0]}
-    return encode(Tree(about.session, about.generation, **{**plain, **fields}))
-
-
-def length(about: Open | Commit) -> int:
-    return len(about.tokens) + (about.base_len if isinstance(about, Commit) else 0)
-
-
-def wide(size: int, **fields: object) -> dict[str, object]:
-    ids = list(range(1, size + 1))
-    return {"ids": ids, "parents": [0] * size, "tokens": [i % VOCAB for i in ids], "scores": [-1.0] * size, **fields}
+from pilotfish.wire.channel import encode
 
 
 def chain(size: int) -> dict[str, object]:
@@ -75,52 +57,6 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-class Honest:
-    """Pushes every token as a child of the root: one of them is right."""
-
-    def __init__(self) -> None:
-        self._pushes: dict[tuple[int, int], int] = {}
-
-    def __call__(self, message: Open | Commit) -> list[bytes]:
-        number = self._pushes.setdefault((message.session, message.generation), 0)
-        self._pushes[message.session, message.generation] += 1
-        ids = [1 + number * VOCAB + token for token in range(VOCAB)]
-        return [tree(message, **wide(VOCAB, sequence=number, ids=ids, tokens=list(range(VOCAB))))]
-
-
-class Pool:
-    """A ROUTER that answers Hello with Load, and everything about a session with an attack."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.attack: Attack = lambda m: []  # noqa: ARG005
-        self.attacks = 0
-        self._endpoint = endpoint
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-            router.linger = 0
-            router.bind(self._endpoint)
-            while not self._stopped.is_set():
-                if router.poll(20):
-                    route, _incarnation, *frames = router.recv_multipart()
-                    for message in map(decode_to_draft, frames):
-                        for answer in self._answers(message):
-                            router.send_multipart([route, answer])
-
-    def _answers(self, message: object) -> list[bytes]:
-        if not isinstance(message, Open | Commit):
-            return [LOAD]
-        self.attacks += 1
-        return self.attack(message)
-
-
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     directory = tmp_path_factory.mktemp("evil")
@@ -132,7 +68,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 @pytest.fixture
 def engine(quick: None, evil: Pool, llama: Path) -> Iterator[Engine]:  # noqa: ARG001
     evil.attacks = 0
-    with make_engine(llama, mode="async", drafter="lm", draft_pool=(evil._endpoint,)) as engine:
+    with make_engine(llama, mode="async", drafter="lm", draft_pool=(evil.endpoint,)) as engine:
         yield engine
 
 
@@ -140,8 +76,11 @@ def engine(quick: None, evil: Pool, llama: Path) -> Iterator[Engine]:  # noqa: A
 def test_nothing_that_a_pool_sends_harms(name: str, evil: Pool, engine: Engine, expected: list[list[int]]) -> None:
     evil.attack = ATTACKS[name]
     drafter = engine.remote.drafter
+    runs = 0
     while evil.attacks < 8:
         assert run(engine, PROMPTS[:8], PARAMS[:8]) == expected[:8]
+        runs += 1
+    assert drafter.machine.counts.opened <= MOST_OPENED * 8 * runs
     assert engine.worker.drafter.drafter is drafter  # it has never raised
     assert_idle(engine)
     evil.attack = Honest()
