@@ -18,8 +18,8 @@ from pilotfish.core.pools import DraftPool
 from pilotfish.engine.engine import Engine
 
 STREAMS = sized(40, 100)
-#: Tokens that a pool's KV has room for, and the target's: less than the streams have.
-ROOM = 400
+#: Tokens that KV has room for: less than the streams have, in a pool less than the target runs at a time.
+ROOM, POOLS_ROOM = 300, 150
 
 
 def mapped_of(engine: Engine) -> DraftPool:
@@ -30,7 +30,7 @@ def mapped_of(engine: Engine) -> DraftPool:
 def test_outputs_stay(pool: Start, llama: Path, draft: Path, expected: list[list[int]], tmp_path: Path) -> None:
     other_ids = permuted(llama, tmp_path / "other")
     here, there = endpoint_in(tmp_path), f"ipc://{tmp_path}/mapped"
-    room = ("--kv-slots", str(ROOM))
+    room = ("--kv-slots", str(POOLS_ROOM))
 
     def start_mapped() -> Any:
         return pool(other_ids, "--target-tokenizer", str(llama), "--listen", there, *room)
@@ -45,8 +45,8 @@ def test_outputs_stay(pool: Start, llama: Path, draft: Path, expected: list[list
             engine.step()
             sleep(0.005)
         assert [sample.token_ids for sample in samples] == expected[:STREAMS]
-        assert sum(sample.request.stats.preemptions for sample in samples) > 1
-        assert sum(pool.drops.occurred.get("pauses", 0) for pool in engine.remote.pools) > 1
+        assert sum(sample.request.stats.preemptions for sample in samples)
+        assert sum(pool.drops.occurred.get("pauses", 0) for pool in engine.remote.pools)
         assert all(pool.score.accepted > 0 for pool in engine.remote.pools)
         assert mapped_of(engine).score.accepted > before
         assert_idle(engine)
