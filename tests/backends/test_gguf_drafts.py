@@ -18,7 +18,7 @@ from pilotfish.backends import llama_cpp_executor
 from pilotfish.backends.gguf_file import gguf_of
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
-from pilotfish.core.draft_sessions import SessionTable
+from pilotfish.core.session_table import SessionTable
 from pilotfish.engine.draft_pool import make_worker
 
 pytestmark = in_soak

@@ -37,5 +37,6 @@ def test_figures() -> None:
     other = [Costs(180, 0.09, 0.018, 0.06, 9_000, 6_000), Costs(180, 0.09, 0.018, 0.06, 9_000, 6_000)]
     row = costs_of(own, other)
     assert (row["bytes_a_level"], row["bytes_a_step"]) == (100, 100)
-    assert row["draft_us_a_level"].median == pytest.approx(750) and row["target_us_a_step"].maximum == pytest.approx(2000)
+    assert row["draft_us_a_level"].median == pytest.approx(750)
+    assert row["target_us_a_step"].maximum == pytest.approx(2000)
     assert (row["over_first"].minimum, row["over_first"].maximum) == pytest.approx((1.0, 2.0))

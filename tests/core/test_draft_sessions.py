@@ -12,19 +12,12 @@ from slot_contents import SlotContents
 
 from pilotfish.core.child_calibration import TENANTS as MOST_TENANTS
 from pilotfish.core.child_calibration import TenantCalibrations
-from pilotfish.core.draft_sessions import (
-    IDLE,
-    DraftSession,
-    LevelPart,
-    SessionKey,
-    SessionTable,
-    Unshared,
-    add_children,
-)
+from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, Unshared, add_children
 from pilotfish.core.features import Features
 from pilotfish.core.level_choice import LevelChoice, LevelShape
 from pilotfish.core.messages import Open, RequestSampling, salt_digest
 from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.session_table import IDLE, SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.errors import EngineError
 
@@ -322,7 +315,7 @@ def test_a_sessions_grammar_follows_its_output() -> None:
     from pilotfish.core.messages import Open, RequestSampling
     from pilotfish.core.slots import SlotPool
 
-    told, table = _Told(), sessions.SessionTable(SlotPool(32))
+    told, table = _Told(), SessionTable(SlotPool(32))
     opened = Open(1, 1, [1, 2, 3, 4], 3, 20, 0, RequestSampling(), 8, constraint=Constraint.regex("a"))
     key, grammars = sessions.SessionKey(b"", 1), lambda _: lambda: told
     session = sessions.DraftSession.of(key, opened, "", 1.0, 20, sessions.Unshared(), 0.0, grammars)  # type: ignore[arg-type, return-value]

@@ -16,14 +16,7 @@ from vocabularies import read, said, sayings, table, tables
 from pilotfish.core import mapped_text
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import (
-    IDLE,
-    DraftSession,
-    SessionKey,
-    SessionTable,
-    Unshared,
-    add_children,
-)
+from pilotfish.core.draft_sessions import DraftSession, SessionKey, Unshared, add_children
 from pilotfish.core.level_choice import LevelChoice, LevelShape
 from pilotfish.core.messages import (
     CONNECTION,
@@ -38,6 +31,7 @@ from pilotfish.core.messages import (
     Tree,
 )
 from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.session_table import IDLE, SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary_map import MappedVocabulary, TokenTable, VocabularyMap
 

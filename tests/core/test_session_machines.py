@@ -23,10 +23,10 @@ from slot_contents import SlotContents
 from support import tree_of
 from trees import check_tree
 
-from pilotfish.core import draft_sessions, feature_sending, prefix_keys, remote_sessions, told_prefixes
+from pilotfish.core import feature_sending, prefix_keys, remote_sessions, session_table, told_prefixes
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import REPORT, SILENCE, DraftMachine
-from pilotfish.core.draft_sessions import FORGOTTEN, DraftSession, LevelPart, SessionKey, SessionTable, add_children
+from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, add_children
 from pilotfish.core.feature_intake import FeatureNeed
 from pilotfish.core.feature_rows import coded
 from pilotfish.core.feature_sending import frames_of, row_bytes
@@ -50,6 +50,7 @@ from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.remote_sessions import RemoteSession, SessionState
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.session_table import FORGOTTEN, SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.told_prefixes import KnownPrefixes
@@ -528,7 +529,7 @@ def test_frames_that_come_twice_change_nothing(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(sized(4, 8)))
 def test_long_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough that sessions are served, lost and served again; little room, so that some are turned away."""
-    monkeypatch.setattr(draft_sessions, "MAX_SESSIONS", 4)
+    monkeypatch.setattr(session_table, "MAX_SESSIONS", 4)
     world, rng = World(1 + seed % 2), Random(seed)
     for _ in range(5):
         live(world, random_events(rng, WEIGHTS, 1000))

@@ -8,9 +8,9 @@ from rig import IDENTITY, SMALL, Box, Rig, loaded
 
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.worker import DraftWorker, Grower
 from pilotfish.engine.mapped_vocabularies import MappedVocabularies

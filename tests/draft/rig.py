@@ -15,7 +15,7 @@ from support import CONTEXT, VOCAB, RowSampling, native_model, sampling_of
 
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import DraftSession, SessionTable
+from pilotfish.core.draft_sessions import DraftSession
 from pilotfish.core.executor import NO_NODES, SequenceRows
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.logit_rules import LogitRules
@@ -34,6 +34,7 @@ from pilotfish.core.messages import (
 )
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.draft.worker import DraftWorker, Grower
 from pilotfish.model.executor import TorchExecutor

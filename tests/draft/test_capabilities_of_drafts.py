@@ -10,7 +10,6 @@ import pytest
 from rig import HELLO, Rig, Told, make_open, prompt
 
 from pilotfish.core.draft_machine import BUSY, LONG, PAUSED, REPORT
-from pilotfish.core.draft_sessions import IDLE
 from pilotfish.core.level_choice import WHOLE_CHUNK
 from pilotfish.core.messages import (
     ERRORS,
@@ -29,6 +28,7 @@ from pilotfish.core.messages import (
     Tree,
     TreeFeedback,
 )
+from pilotfish.core.session_table import IDLE
 from pilotfish.wire.channel import Received
 
 TARGET, OTHER = b"target", b"other"

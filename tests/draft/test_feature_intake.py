@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from rig import HELLO, IDENTITY, SMALL, make_open, prompt
 
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import DraftSession, SessionKey, SessionTable
+from pilotfish.core.draft_sessions import DraftSession, SessionKey
 from pilotfish.core.feature_intake import COUNTING, FeatureNeed
 from pilotfish.core.feature_rows import FEATURE_TYPES, coded
 from pilotfish.core.feature_sending import FEATURE_DROPS, FeaturePiece, frames_of
@@ -30,6 +30,7 @@ from pilotfish.core.messages import (
     ToTarget,
 )
 from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import SlotPool
 
 WIDTH, SLOTS = 4, 40

@@ -14,9 +14,8 @@ from loopback import Loopback
 from rig import HELLO, IDENTITY, SMALL, Rig, Told, make_open, prompt
 from support import CONTEXT, VOCAB, edit_tensors, tree_of, write_model
 
-from pilotfish.core import draft_machine, draft_sessions
+from pilotfish.core import draft_machine, session_table
 from pilotfish.core.constraint import MAX_LENGTH, Constraint
-from pilotfish.core.draft_sessions import FORGOTTEN, IDLE, LevelPart, SessionKey
 from pilotfish.core.level_choice import WHOLE_CHUNK, LevelShape
 from pilotfish.core.lookahead import NewNodes
 from pilotfish.core.messages import (
@@ -34,6 +33,7 @@ from pilotfish.core.messages import (
     Tree,
 )
 from pilotfish.core.prefix_keys import OBJECT_TOKENS, prefix_keys
+from pilotfish.core.session_table import FORGOTTEN, IDLE, LevelPart, SessionKey
 from pilotfish.core.told_prefixes import text_root
 from pilotfish.draft import worker
 from pilotfish.errors import ParameterError
@@ -650,7 +650,7 @@ def test_prompts_of_one_tenant_do_not_starve_anothers(llama: Path) -> None:
 
 
 def test_too_many_sessions_cost_the_tenant_that_has_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (draft_sessions, draft_machine):
+    for module in (session_table, draft_machine):
         monkeypatch.setattr(module, "MAX_SESSIONS", 4)
     rig = Rig(llama)
     for peer in (b"flood", b"modest"):
@@ -695,7 +695,7 @@ def test_tenants_share_a_saturated_level_by_weight(llama: Path) -> None:
 
 
 def test_sessions_of_a_silent_target_are_dropped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_sessions, "FORGOTTEN", 60.0)
+    monkeypatch.setattr(session_table, "FORGOTTEN", 60.0)
     Told(rig, make_open(prompt(10)))
     rig.say(b"other", HELLO)
     Told(rig, make_open(prompt(10)), b"other")

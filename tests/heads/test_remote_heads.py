@@ -17,7 +17,6 @@ from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.feature_intake import FeatureNeed
 from pilotfish.core.features import Features
@@ -27,6 +26,7 @@ from pilotfish.core.pools import DraftPool
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.core.tree import Guesses

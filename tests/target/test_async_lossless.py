@@ -19,11 +19,11 @@ from test_lossless import LENGTH, MIXED, alone, generate, params
 from pilotfish.core import pools
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import FORGOTTEN, SessionTable
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, Hello, Peer
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.session_table import FORGOTTEN, SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.draft.worker import DraftWorker, Grower

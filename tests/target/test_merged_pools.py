@@ -20,7 +20,6 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.core import pools as pool_module
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.messages import (
     FEEDBACK,
@@ -34,6 +33,7 @@ from pilotfish.core.messages import (
 )
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.core.tree import Forest

@@ -26,7 +26,7 @@ from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
 from pilotfish.core.budget import FixedBudget
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import LevelPart, SessionTable
+from pilotfish.core.draft_sessions import LevelPart
 from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.feature_intake import FeatureNeed
 from pilotfish.core.feature_rows import FEATURE_TYPES, ITEM_BYTES, LARGEST, FeatureType
@@ -36,6 +36,7 @@ from pilotfish.core.messages import PROTOCOL_VERSION, FeatureOffer, FeatureRows,
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.core.tree import Guesses

@@ -18,7 +18,6 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.drafter import DraftLimits
 from pilotfish.core.executor import ANY_DEPTH, Outcome, Sampling, SequenceRows
 from pilotfish.core.level_choice import LevelShape
@@ -36,6 +35,7 @@ from pilotfish.core.messages import (
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions
 from pilotfish.core.tree import ROOT, Forest, Guesses

@@ -22,15 +22,7 @@ import msgspec
 from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.connected_targets import ConnectedTarget, DraftIdentity
 from pilotfish.core.constraint import GrammarSource, no_grammars
-from pilotfish.core.draft_sessions import (
-    IDLE,
-    MAX_SESSIONS,
-    MOST_TO_ONE,
-    DraftSession,
-    LevelPart,
-    SessionKey,
-    SessionTable,
-)
+from pilotfish.core.draft_sessions import MOST_TO_ONE, DraftSession, LevelPart, SessionKey
 from pilotfish.core.feature_intake import FeatureIntake, FeatureNeed
 from pilotfish.core.level_choice import LevelChoice, LevelShape
 from pilotfish.core.lookahead import NewNodes
@@ -66,6 +58,7 @@ from pilotfish.core.messages import (
     Tree,
     TreeFeedback,
 )
+from pilotfish.core.session_table import IDLE, MAX_SESSIONS, SessionTable
 from pilotfish.core.told_prefixes import KnownPrefixes
 from pilotfish.errors import InputError
 

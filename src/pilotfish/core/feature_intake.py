@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from pilotfish.core.draft_sessions import DraftSession, SessionTable
+from pilotfish.core.draft_sessions import DraftSession
 from pilotfish.core.feature_rows import FEATURE_TYPES, decoded_rows
 from pilotfish.core.features import Features
 from pilotfish.core.messages import FeatureOffer, FeatureRows
+from pilotfish.core.session_table import SessionTable
 from pilotfish.errors import WireError
 
 #: Seconds between two counts of what a tenant has that is at its limit.

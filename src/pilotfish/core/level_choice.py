@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionTable
+from pilotfish.core.draft_sessions import DraftSession, LevelPart
 from pilotfish.core.level_width import LevelWidth
 from pilotfish.core.messages import MAX_NODES
+from pilotfish.core.session_table import SessionTable
 from pilotfish.errors import ParameterError
 
 #: Rows of prompts that a level takes beside leaves, and without any.

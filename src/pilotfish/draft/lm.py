@@ -13,13 +13,14 @@ import numpy as np
 
 from pilotfish.core.calibration import SecondsBySize
 from pilotfish.core.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
-from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, SessionTable, Unshared
+from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, Unshared
 from pilotfish.core.drafter import Drafter, DraftLimits
 from pilotfish.core.executor import Executor
 from pilotfish.core.features import FeatureSource
 from pilotfish.core.messages import Open
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import GONE, SlotPool
 from pilotfish.core.tree import LM, Guesses
 from pilotfish.draft.worker import Grower

@@ -14,9 +14,10 @@ import numpy as np
 
 from pilotfish.core.constraint import MAX_LENGTH, Bits, MaskedPaths, MaskMaker, masks_when_asked
 from pilotfish.core.draft_machine import REPORT, DraftMachine
-from pilotfish.core.draft_sessions import LevelPart, SessionTable, add_children
+from pilotfish.core.draft_sessions import LevelPart, add_children
 from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Sampling, SequenceRows, TokenMasks
 from pilotfish.core.lookahead import NewNodes, path_table
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.vocabulary_map import MappedVocabulary
 from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.observe.records import LevelRecord, ObserveLevel

@@ -15,11 +15,11 @@ from pilotfish.config.fields import model_name
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import SessionTable
 from pilotfish.core.executor import Executor
 from pilotfish.core.feature_intake import FeatureNeed
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.prefix_cache import PrefixCache
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.draft.worker import DraftWorker, Grower

@@ -10,7 +10,7 @@ from typing import cast
 
 from pilotfish.core.connected_targets import DraftIdentity
 from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import LevelPart, SessionTable
+from pilotfish.core.draft_sessions import LevelPart
 from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits, NoDrafter
 from pilotfish.core.level_choice import LevelShape
 from pilotfish.core.lookahead import NewNodes
@@ -18,6 +18,7 @@ from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Peer, ToDraft, ToTa
 from pilotfish.core.pools import DraftPool
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import Request
+from pilotfish.core.session_table import SessionTable
 from pilotfish.core.slots import SlotPool
 from pilotfish.core.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.tree import Forest, Guesses
