@@ -199,9 +199,7 @@ class TargetMachine:
         return hit
 
     def _commit(self, session: RemoteSession, tokens: Sequence[int], now: float) -> bool:
-        feedback = session.feedback(tokens)
-        if feedback is not None and session.can_follow and session.pool is not None and session.pool.can(FEEDBACK):
-            self._send(session.pool, feedback)
+        self._feed_back(session, tokens)
         hit = session.copy.commit(tokens)
         session.unsent += len(tokens)
         if session.pool is not None and session.pool.draining and self._others_take(session.pool):
@@ -212,6 +210,15 @@ class TargetMachine:
         ):
             self._send_commit(session, now)
         return hit
+
+    def _feed_back(self, session: RemoteSession, tokens: Sequence[int]) -> None:
+        """Tell the session's pool what became of its nodes, if it asks for that."""
+        pool = session.pool
+        if pool is None or not (session.verified or pool.can(FEEDBACK)):
+            return
+        feedback = session.feedback(tokens)
+        if feedback is not None and session.can_follow and pool.can(FEEDBACK):
+            self._send(pool, feedback)
 
     def pause(self, request: Request) -> None:
         """It waits, without KV. Pools that understand that keep its sessions."""
