@@ -13,13 +13,16 @@ from pilotfish.core.messages import RequestSampling
 PROMPTS = (16, 64, 256, 1024, 4096, 16_384, 65_536)
 COUNTS = (1, 4, 16, 64, 256)
 ROUNDS = 10
+#: Seconds within which a draft forgets targets of earlier checks, which went without a word: they would take its time.
+FORGOTTEN = 12.0
 #: So many that a draft is never done.
 WANTED = 2048
 
 
 @check("load", "many-sessions", "A draft serves many sessions, or refuses those that it has no room for.")
 def many_sessions(bench: Bench) -> str:
-    served = 0
+    served, waiting = 0, bench.target()
+    waiting.listen(FORGOTTEN, lambda: not waiting.heard.loads[-1].sessions)
     for count in [count for count in COUNTS if count <= bench.options.sessions]:
         player = bench.target()
         sessions = [player.open(bench.loop(60, number), wanted=WANTED) for number in range(count)]
