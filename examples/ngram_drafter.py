@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 LOAD_EVERY, SILENCE = 0.25, 10.0  # seconds: between Loads (targets wait for 1); until a silent target is forgotten
-MAX_SESSIONS, MAX_CONTEXTS = 1024, 1 << 18  # more sessions are refused; a fuller table starts anew
+MAX_SESSIONS, MAX_CONTEXTS = 1024, 1 << 18  # one session more costs another; a fuller table starts anew
 CONTEXT, RECENT = 4, 4096  # tokens that are looked up; last tokens of an Open that are learned from
 NODES, CHILDREN, CANDIDATES = 24, 4, 8  # of a tree; of a node; the commonest tokens after a context
 PRIOR = 6.0  # weight of the shorter contexts, in sightings of a context of one token
@@ -92,9 +92,9 @@ class Drafter:
         known = target.sessions.get(session)
         if known and known.generation >= generation:
             return  # repeated, or late
-        if not known and self.num_sessions() >= MAX_SESSIONS:
-            self.send(target.route, "refuse", session=session, generation=generation, reason="too many sessions")
-            return
+        if not known and self.num_sessions() >= MAX_SESSIONS:  # the next Commit brings it back
+            most = max(self.targets.values(), key=lambda target: len(target.sessions))
+            del most.sessions[next(iter(most.sessions))]  # idle longest
         state = SimpleNamespace(session=session, generation=generation, max_length=max_length, seed=seed)
         state.sampled = sampling.get("temperature", 1.0) > 0
         state.length, state.context, state.pushes = 0, (), 0
@@ -108,6 +108,7 @@ class Drafter:
             target.sessions.pop(session, None)
             self.send(target.route, "resync", session=session, generation=generation, reason="tokens are missing")
         elif (generation, base_len) == known:  # else it is repeated, or late
+            target.sessions[session] = target.sessions.pop(session)  # the last one now
             self.extend(target, state, tokens, wanted)
 
     def close(self, target, session, generation, **_) -> None:
