@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import zmq
 from ends import LONG, connect, exactly, introduce, silent, until
+from sizes import sized
 
 from pilotfish.core.messages import MAX_FRAME
 from pilotfish.errors import ParameterError
@@ -87,11 +90,23 @@ def test_what_has_come_when_nothing_could_be_sent_is_received(listen: Listen, di
     assert [one.frame for one in listening.receive(LONG)] == [b"first"]
 
 
-def test_only_connections_between_hosts_have_a_heartbeat(both: Both) -> None:
-    """Within a host it would take the connection of a process that is stopped for a while, and what is on the way."""
+def test_only_connections_between_hosts_are_kept_alive(both: Both) -> None:
+    """By the system: a heartbeat of ZeroMQ would take the connection of a process that is stopped for a while, and what
+    is on the way."""
     sockets = [socket for channel in both for socket in channel._handlers if socket.type in (zmq.ROUTER, zmq.DEALER)]
     within = both[0].endpoint.startswith("ipc:")
-    assert [socket.heartbeat_ivl for socket in sockets] == [0 if within else 2_000] * 2
+    assert [socket.heartbeat_ivl for socket in sockets] == [0, 0]
+    assert [socket.tcp_keepalive for socket in sockets] == [-1 if within else 1] * 2
+    assert [socket.tcp_maxrt for socket in sockets] == [0 if within else 10_000] * 2
+
+
+@pytest.mark.parametrize("side", sized(["draft"], ["target", "draft"]))
+def test_a_peer_floods_and_hangs_up(side: str) -> None:
+    """The process is busy meanwhile, and goes on. One with heartbeats is aborted by libzmq (`!_io_error`)."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / "flooded.py", side], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout.split()[:1]) == (0, [b"survived"]), done.stderr
 
 
 def test_several_targets_and_several_pools(listen: Listen, dial: Dial) -> None:

@@ -36,13 +36,16 @@ _OPTIONS = {
     zmq.LINGER: LINGER_MS,
     zmq.MAXMSGSIZE: MAX_FRAME + 64,  # encryption adds 33
     zmq.HANDSHAKE_IVL: 10_000,
-    zmq.TCP_KEEPALIVE: 1,
 }
-#: Within a host the system tells of a process that has ended. One that is stopped goes on where it was: a heartbeat
-#: would take its connection, and what is on the way.
+#: Within a host the system tells of a process that has ended. Of a host that has gone it tells by itself after about ten
+#: seconds without an answer. ZeroMQ's heartbeats would do so, too, but are not to be used: libzmq 4.3.5 aborts the
+#: process whose peer hangs up while its messages wait to be read (`!_io_error`, once a heartbeat is due).
 _BETWEEN_HOSTS = {
-    zmq.HEARTBEAT_IVL: 2_000,  # ms; answered by ZeroMQ's own thread, also while a forward runs
-    zmq.HEARTBEAT_TIMEOUT: 10_000,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 2,  # s
+    zmq.TCP_KEEPALIVE_INTVL: 2,
+    zmq.TCP_KEEPALIVE_CNT: 4,
+    zmq.TCP_MAXRT: 10_000,  # ms, of what was sent and not acknowledged
     zmq.RECONNECT_IVL_MAX: 2_000,  # where a dial fails the next one waits twice as long; within a host it costs nothing
 }
 
