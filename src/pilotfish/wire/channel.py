@@ -37,7 +37,7 @@ _OPTIONS = {
     zmq.MAXMSGSIZE: MAX_FRAME + 64,  # encryption adds 33
     zmq.HANDSHAKE_IVL: 10_000,
 }
-#: Within a host the system tells of a process that has ended. Of a host that has gone it tells by itself after about ten
+#: Within a host the system tells of a process that has ended. Of a host that has gone it tells by itself after some ten
 #: seconds without an answer. ZeroMQ's heartbeats would do so, too, but are not to be used: libzmq 4.3.5 aborts the
 #: process whose peer hangs up while its messages wait to be read (`!_io_error`, once a heartbeat is due).
 _BETWEEN_HOSTS = {
