@@ -25,6 +25,7 @@ from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import OTHER, ROOT, Guesses, TokenTree
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.sample import Sample
 from pilotfish.model.loader import LoadedModel, load_model
 
 VOCAB = 512
@@ -180,6 +181,13 @@ def run(engine: Engine, prompts: Sequence[str | Sequence[int]], params: Sequence
     while engine.busy:
         engine.step()
     return [sample.token_ids for sample in samples]
+
+
+def step_until(engine: Engine, samples: Sequence[Sample], origin: str) -> None:
+    """Until a guess of this origin was accepted."""
+    while not any(sample.request.stats.accepted_by_origin.get(origin) for sample in samples):
+        assert engine.busy
+        engine.step()
 
 
 def assert_idle(engine: Engine) -> None:

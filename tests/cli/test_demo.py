@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from inline_drafts import inline_drafts
+from support import CONTEXT, step_until
 
 from pilotfish import pairs
 from pilotfish.bench.contestants import Run
@@ -45,6 +46,14 @@ def config(llama: Path, draft: Path) -> EngineConfig:
 def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with inline_drafts(monkeypatch):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _time_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, no round is left out and no output shortened."""
+    monkeypatch.setattr(demo_runs, "SECONDS", 1e6)
+    monkeypatch.setattr(demo_scenes, "SECONDS", 1e6)
+    monkeypatch.setattr(demo_scenes, "ASYNC_SECONDS", 1e6)
 
 
 @pytest.fixture
@@ -222,6 +231,7 @@ def test_a_slow_target_has_less_to_do_in_every_mode(config: EngineConfig, monkey
     work = Work(replace(PARAMS, max_tokens=64))
     own = time_modes(replace(config, pace="target=20ms"), work, 1, seconds=1.0, quiet=True)
     assert own.work.prompts == 1 and 1 <= own.work.params.max_tokens <= 8
+    assert own.pacing[0].role == "async target" and own.pacing[0].forwards > 0
     others = time_modes(replace(config, mode="sync"), own.work, 1, seconds=1.0, quiet=True)
     assert others.work == own.work and others.runs["off"][0].outputs == own.runs["async"][0].outputs
 
@@ -262,12 +272,15 @@ def test_a_pace_that_was_not_held_is_stretched_by_what_it_lacked(
     assert slower_scene(paced_scene("tiny", config, 2.0), [pacer(*[taken] * 500)]).stretch == stretch
 
 
-def test_a_workers_levels_are_read_off_a_real_timeline(config: EngineConfig) -> None:
-    paced = replace(config, pace="target=20ms,draft=1us")
-    target, draft = time_modes(paced, WORK, 1, seconds=1.0, quiet=True).pacing
-    assert (target.role, draft.role) == ("async target", "async draft 0")
-    assert target.forwards >= len(PROMPTS) and draft.forwards == draft.overruns == len(draft.taken) > 0
+def test_a_workers_levels_are_read_off_a_real_timeline(config: EngineConfig, tmp_path: Path) -> None:
+    paced = replace(config, pace="target=20ms,draft=1us", trace=tmp_path / "timeline.json")
+    with Engine(paced) as engine:
+        step_until(engine, engine.submit(PROMPTS[0].text, replace(PARAMS, max_tokens=CONTEXT // 2)), "draft 0")
+    (draft,) = demo_runs._worker_pacing(tmp_path / "timeline.json", paced, began=0.0)
+    assert draft.role == "async draft 0" and draft.forwards == draft.overruns == len(draft.taken) > 0
     assert min(draft.taken) > 1 and not draft.valid
+    (late,) = demo_runs._worker_pacing(tmp_path / "timeline.json", paced, began=time.perf_counter() + 1e6)
+    assert late.role == "async draft 0" and not late.forwards
 
 
 @pytest.mark.usefixtures("drafts")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from inline_drafts import draft_worker, patient_propose
 from inline_prefills import assert_nothing_left, prefill_worker
-from support import VOCAB, assert_idle, make_engine, run, write_model
+from support import VOCAB, assert_idle, make_engine, run, step_until, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.handover import WHOLE
@@ -67,13 +67,6 @@ def eventually(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.002)
-
-
-def step_until(engine: Engine, samples: list[Sample], pool: str) -> None:
-    """Until a guess of the pool was accepted."""
-    while not any(sample.request.stats.accepted_by_origin.get(pool) for sample in samples):
-        assert engine.busy
-        engine.step()
 
 
 def test_drafts_are_changed_under_load(
