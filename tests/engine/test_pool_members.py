@@ -23,7 +23,6 @@ from pilotfish.core.pools import DraftPool
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine import members as members_module
 from pilotfish.engine import target_process
-from pilotfish.engine.engine import Engine
 from pilotfish.engine.members import Member, Members, write_members
 from pilotfish.engine.pool_members import PoolMembers
 from pilotfish.engine.remote_drafts import RemoteDrafter
